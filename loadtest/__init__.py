@@ -1,0 +1,1 @@
+"""Load a served plan and judge the latencies achieved."""

@@ -1,0 +1,1 @@
+"""A plan turned into a running Ray Serve application."""

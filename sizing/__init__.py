@@ -1,0 +1,1 @@
+"""How many GPUs, and which layout, meet a latency SLO."""

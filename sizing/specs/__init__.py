@@ -1,0 +1,1 @@
+"""What is given: facts as frozen values, with their invariants."""

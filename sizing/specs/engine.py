@@ -1,0 +1,68 @@
+"""What an engine version can deploy, and what it costs per layer, step and request."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sizing.specs.checks import STRICT, fraction, not_negative, positive
+from sizing.specs.gpu import Source
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineProfile:
+    """
+    One engine version with one KV connector: the rules that a deployable plan keeps.
+
+    Attributes:
+        pp: pipeline degrees that can be deployed.
+        block_size: KV block, tokens, on GPUs; `cpu_block_size` on CPUs.
+        memory_fraction: share of GPU memory the engine takes.
+        activation_bytes: working memory per GPU at `max_batched_tokens`.
+        runtime_bytes: CUDA context, collectives and graphs per GPU.
+        max_batch_size: largest number of sequences in a step.
+        max_batched_tokens: token budget of a step.
+        per_layer_s: launch and host time per layer and step, not hidden.
+        per_step_s: scheduler and sampler per step.
+        per_sequence_s: host time per sequence and step.
+        per_request_s: API server, tokenisation and routing, once per request.
+        transfer_base_s: fixed part of one KV pull.
+    """
+
+    __pydantic_config__ = STRICT
+
+    name: str
+    version: str
+    connector: str
+    pp: tuple[int, ...]
+    block_size: int
+    cpu_block_size: int
+    memory_fraction: float
+    activation_bytes: float
+    runtime_bytes: float
+    max_batch_size: int
+    max_batched_tokens: int
+    per_layer_s: float
+    per_step_s: float
+    per_sequence_s: float
+    per_request_s: float
+    transfer_base_s: float
+    sources: tuple[Source, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Check the numbers."""
+        fraction(memory_fraction=self.memory_fraction)
+        positive(
+            block_size=self.block_size,
+            cpu_block_size=self.cpu_block_size,
+            max_batch_size=self.max_batch_size,
+            max_batched_tokens=self.max_batched_tokens,
+        )
+        not_negative(
+            activation_bytes=self.activation_bytes,
+            runtime_bytes=self.runtime_bytes,
+            per_layer_s=self.per_layer_s,
+            per_step_s=self.per_step_s,
+            per_sequence_s=self.per_sequence_s,
+            per_request_s=self.per_request_s,
+            transfer_base_s=self.transfer_base_s,
+        )

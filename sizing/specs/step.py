@@ -1,0 +1,107 @@
+"""Numbers from which the time of one engine step is evaluated; see `sizing.steptime`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sizing.specs.checks import STRICT, not_negative, positive
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepCoefficients:
+    """
+    One pool's step time, eq. S1 of docs/model.md.
+
+        t = base + max(stream, a n + b B) + c pairs + d context
+
+    n: prompt tokens computed in the step, B: sequences decoded in it, pairs: sum over prompt
+    tokens of the tokens they attend to, context: cached tokens read by the decoded sequences.
+
+    Attributes:
+        base_s: per step, whatever is in it.
+        stream_s: reading the weights once; what compute hides behind.
+        per_prefill_token_s: a.
+        per_sequence_s: b.
+        per_pair_s: c.
+        per_context_token_s: d.
+        max_tokens: largest n the fit saw.
+        max_batch: largest B the fit saw.
+        max_context_tokens: longest sequence the fit saw.
+        error_fraction: mean absolute relative error of the fit.
+    """
+
+    __pydantic_config__ = STRICT
+
+    base_s: float
+    stream_s: float
+    per_prefill_token_s: float
+    per_sequence_s: float
+    per_pair_s: float
+    per_context_token_s: float
+    max_tokens: int
+    max_batch: int
+    max_context_tokens: int
+    error_fraction: float
+
+    def __post_init__(self) -> None:
+        """Check signs: a step with more in it never takes less time."""
+        not_negative(
+            base_s=self.base_s,
+            stream_s=self.stream_s,
+            per_prefill_token_s=self.per_prefill_token_s,
+            per_sequence_s=self.per_sequence_s,
+            per_pair_s=self.per_pair_s,
+            per_context_token_s=self.per_context_token_s,
+            error_fraction=self.error_fraction,
+        )
+        positive(max_tokens=self.max_tokens, max_batch=self.max_batch)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PathCoefficients:
+    """
+    What a request spends between the two pools, outside their steps.
+
+    Attributes:
+        request_s: ingress, routing and RPC, once per request.
+        transfer_base_s: fixed part of the KV pull.
+        transfer_per_token_s: KV pull per prompt token.
+        error_fraction: mean absolute relative error of the fit.
+    """
+
+    __pydantic_config__ = STRICT
+
+    request_s: float
+    transfer_base_s: float
+    transfer_per_token_s: float
+    error_fraction: float
+
+    def __post_init__(self) -> None:
+        """Check signs."""
+        not_negative(
+            request_s=self.request_s,
+            transfer_base_s=self.transfer_base_s,
+            transfer_per_token_s=self.transfer_per_token_s,
+            error_fraction=self.error_fraction,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interference:
+    """
+    How much slower a pool's step is while the other pool is busy all the time.
+
+    A pool whose partner is busy for a share u of the time takes (1 + u * fraction) as long.
+    Zero where pools share nothing.
+    """
+
+    __pydantic_config__ = STRICT
+
+    prefill_fraction: float = 0.0
+    decode_fraction: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Check signs."""
+        not_negative(
+            prefill_fraction=self.prefill_fraction, decode_fraction=self.decode_fraction
+        )
