@@ -1,0 +1,53 @@
+# Every target works on a fresh clone; those that need the CPU stack install it first (.venv).
+SHELL := /bin/bash
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+PYTHON ?= $(firstword $(foreach p,python3.11 python3.12 python3,$(if $(shell $(p) -c 'import sys; print(sys.version_info[:2] in ((3, 11), (3, 12)) or "")' 2>/dev/null),$(p))))
+TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
+
+.PHONY: setup demo test test-fast check fix bench docs clean platform
+
+setup: $(READY) ## .venv with the three commands and the CPU stack
+
+platform:
+	@[ "$$(uname -s) $$(uname -m)" = "Linux x86_64" ] || { echo "make: serving runs on Linux x86-64, this is $$(uname -s) $$(uname -m); \`pip install -e .\` gives the sizing command everywhere" >&2; exit 2; }
+	@[ -n "$(PYTHON)" ] || { echo "make: no Python 3.11 or 3.12 found; install one, or name it: make PYTHON=/path/to/python3.11" >&2; exit 2; }
+
+$(READY): requirements/torch-cpu.txt requirements/cpu.txt requirements/dev.txt pyproject.toml | platform
+	@echo "setup: $(PYTHON) -> $(VENV), about 2 minutes and 4 GB the first time" >&2
+	@[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV)
+	@$(PIP) --no-deps -r requirements/torch-cpu.txt 2>/dev/null || $(PIP) --no-deps --index-url $(TORCH_CPU_INDEX) -r requirements/torch-cpu.txt
+	@$(PIP) --no-deps -r requirements/cpu.txt -r requirements/dev.txt
+	@$(PIP) --no-deps --no-build-isolation -e .
+	@touch $@
+
+demo: $(READY) ## measure this machine, plan, serve, load, judge: out/demo
+	@$(BIN)/python scripts/demo.py
+
+test: $(READY) ## everything, real Ray and vLLM included
+	@$(BIN)/python -m pytest
+
+test-fast: $(READY) ## what needs no engine: about a minute
+	@$(BIN)/python -m pytest -m "not engine"
+
+check: $(READY) ## style, types, imports
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+fix: $(READY) ## what ruff can mend by itself
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+bench: $(READY) ## speed and fidelity, as ratios
+	@for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+
+docs: $(READY) ## the generated pages
+	@$(BIN)/python scripts/docs.py
+
+clean: ## what make made, a running deployment included
+	@[ ! -x $(BIN)/serving ] || $(BIN)/serving down 2>/dev/null || true
+	@rm -rf $(VENV) out .minicluster .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,0 +1,40 @@
+"""Nothing but a GPU test may skip."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from _pytest.terminal import TerminalReporter
+
+SKIPPED_WRONGLY = pytest.StashKey[list[str]]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Start the list of tests that skipped and had no right to."""
+    config.stash[SKIPPED_WRONGLY] = []
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> pytest.TestReport:
+    """Note skips of tests without the `gpu` marker."""
+    report: pytest.TestReport = yield
+    if report.skipped and not hasattr(report, "wasxfail") and not item.get_closest_marker("gpu"):
+        item.config.stash[SKIPPED_WRONGLY].append(item.nodeid)
+    return report
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail the run if something skipped that had no right to."""
+    if session.config.stash[SKIPPED_WRONGLY] and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: TerminalReporter, config: pytest.Config) -> None:
+    """Name them."""
+    for nodeid in config.stash[SKIPPED_WRONGLY]:
+        terminalreporter.write_line(f"skipped, but only GPU tests may: {nodeid}", red=True)
