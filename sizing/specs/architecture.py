@@ -1,0 +1,60 @@
+"""Which keys of a Hugging Face `config.json` make the architecture, and its fingerprint."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+ARCHITECTURE_KEYS = frozenset({
+    "model_type",
+    # width and depth
+    "hidden_size", "num_hidden_layers", "intermediate_size", "vocab_size", "tie_word_embeddings",
+    "max_position_embeddings", "mlp_bias",
+    # attention
+    "num_attention_heads", "num_key_value_heads", "head_dim", "attention_bias", "qkv_bias",
+    "sliding_window", "use_sliding_window", "max_window_layers", "layer_types",
+    "sliding_window_pattern",
+    # multi-head latent attention
+    "q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim",
+    "index_topk",
+    # mixture of experts
+    "num_local_experts", "num_experts", "n_routed_experts", "num_experts_per_tok",
+    "experts_per_token", "moe_intermediate_size", "n_shared_experts",
+    "shared_expert_intermediate_size", "first_k_dense_replace", "moe_layer_freq",
+    "decoder_sparse_step", "mlp_only_layers",
+})  # fmt: skip
+"""Keys that change shapes or work; the reader of `sizing.huggingface` sees no others."""
+
+
+def architecture(config: Mapping[str, object]) -> dict[str, object]:
+    """
+    Return the architecture's part of a Hugging Face config.
+
+    A `text_config` (models with further modalities) stands for the whole: its keys go over those
+    outside it. Keys that are null count as absent.
+    """
+    text = config.get("text_config")
+    flat = {**config, **text} if isinstance(text, dict) else config
+    return {key: flat[key] for key in ARCHITECTURE_KEYS & flat.keys() if flat[key] is not None}
+
+
+def architecture_hash(config: Mapping[str, object]) -> str:
+    """
+    Fingerprint the architecture of a Hugging Face config.
+
+    Two configs that differ only in names, token ids, dtypes, quantisation, RoPE settings or the
+    version of the library that wrote them have the same fingerprint.
+
+    Args:
+        config: parsed `config.json`.
+
+    Returns:
+        The first 16 hex digits of the SHA-256 of the canonical JSON of `architecture(config)`.
+
+    """
+    canonical = json.dumps(architecture(config), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()[:16]
