@@ -20,56 +20,103 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GemmEfficiency:
+    """
+    What GEMM kernels of one dtype achieve of the peaks; docs/model.md, eq. for GEMM.
+
+        t = (t_c^p + t_m^p)^(1/p) + t_0,  t_c = flops (1 + h (W - 1)) / (peak e_c),
+        t_m = bytes / (hbm e_m)
+
+    W >= 1 is the wave quantisation: waves of 128 x 128 tiles over the SMs, rounded up, over the
+    waves that the tiles would fill exactly.
+
+    Attributes:
+        compute_fraction: e_c.
+        memory_fraction: e_m.
+        latency_s: t_0.
+        wave_fraction: h, the share of an incomplete last wave that costs time.
+        smoothness: p; `None`: infinitely sharp, the larger of the two.
+    """
+
+    __pydantic_config__ = STRICT
+
+    compute_fraction: float
+    memory_fraction: float
+    latency_s: float
+    wave_fraction: float = 0.0
+    smoothness: float | None = None
+
+    def __post_init__(self) -> None:
+        """Check that fractions are fractions."""
+        fraction(compute_fraction=self.compute_fraction, memory_fraction=self.memory_fraction)
+        not_negative(latency_s=self.latency_s, wave_fraction=self.wave_fraction)
+        if self.smoothness is not None and not self.smoothness >= 1:
+            raise InputError("smoothness", self.smoothness, "1 or more")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GpuEfficiency:
     """
     What kernels achieve of the peaks, fitted from measurements or a documented default.
 
     Attributes:
-        gemm_compute_fraction: of `peak_flops_per_s`, large GEMM, per weight dtype.
-        gemm_memory_fraction: of `hbm_bytes_per_s`, GEMM that streams weights.
-        gemm_latency_s: fixed time of one GEMM kernel.
-        attention_compute_fraction: of peak, causal prefill attention.
-        attention_memory_fraction: of `hbm_bytes_per_s`, decode attention over the KV cache.
-        attention_latency_s: fixed time of one attention kernel.
+        gemm: per dtype of the multiplication; at least `bf16`.
+        prefill_attention_compute_fraction: of `peak_flops_per_s` bf16, causal, long prompts.
+        prefill_attention_half_tokens: prompt length at which that share is down to a half.
+        prefill_attention_latency_s: fixed time of one kernel.
+        decode_attention_memory_fraction: of `hbm_bytes_per_s`, over the KV cache.
+        decode_attention_latency_s: fixed time of one kernel.
         elementwise_memory_fraction: of `hbm_bytes_per_s`, norms and activations.
-        elementwise_latency_s: fixed time of one elementwise kernel.
-        scale_up_fraction: of `scale_up_bytes_per_s`, large all-reduce.
+        elementwise_latency_s: fixed time of one kernel.
+        scale_up_fraction: of `scale_up_bytes_per_s`, large collectives.
         scale_out_fraction: of `scale_out_bytes_per_s`, large transfers.
-        allreduce_latency_s: fixed time of a small all-reduce inside the HB domain, by group size.
+        allreduce_latency_s: fixed time of a small all-reduce inside the HB domain, by group
+            size ("2", "4", "8").
+        allreduce_bus_bytes_per_s: measured bus bandwidth, 2 (n - 1) / n bytes / seconds, of a
+            large all-reduce, by group size; above the link's own speed where the switch reduces
+            (NVLS). Group sizes not listed: `scale_up_fraction` of the link.
         fitted: True if fitted on measurements of this GPU, False for a default.
     """
 
     __pydantic_config__ = STRICT
 
-    gemm_compute_fraction: dict[str, float]
-    gemm_memory_fraction: float
-    gemm_latency_s: float
-    attention_compute_fraction: float
-    attention_memory_fraction: float
-    attention_latency_s: float
+    gemm: dict[str, GemmEfficiency]
+    prefill_attention_compute_fraction: float
+    prefill_attention_half_tokens: float
+    prefill_attention_latency_s: float
+    decode_attention_memory_fraction: float
+    decode_attention_latency_s: float
     elementwise_memory_fraction: float
     elementwise_latency_s: float
     scale_up_fraction: float
     scale_out_fraction: float
     allreduce_latency_s: dict[str, float]
+    allreduce_bus_bytes_per_s: dict[str, float] = field(default_factory=dict)
     fitted: bool
 
     def __post_init__(self) -> None:
-        """Check that fractions are fractions."""
+        """Check that fractions are fractions, and that bf16 is there."""
+        if "bf16" not in self.gemm:
+            raise InputError("efficiency.gemm.bf16", None, "the efficiency of bf16 GEMM")
         fraction(
-            gemm_memory_fraction=self.gemm_memory_fraction,
-            attention_compute_fraction=self.attention_compute_fraction,
-            attention_memory_fraction=self.attention_memory_fraction,
+            prefill_attention_compute_fraction=self.prefill_attention_compute_fraction,
+            decode_attention_memory_fraction=self.decode_attention_memory_fraction,
             elementwise_memory_fraction=self.elementwise_memory_fraction,
             scale_up_fraction=self.scale_up_fraction,
             scale_out_fraction=self.scale_out_fraction,
-            **{f"gemm_compute_fraction.{k}": v for k, v in self.gemm_compute_fraction.items()},
         )
         not_negative(
-            gemm_latency_s=self.gemm_latency_s,
-            attention_latency_s=self.attention_latency_s,
+            prefill_attention_half_tokens=self.prefill_attention_half_tokens,
+            prefill_attention_latency_s=self.prefill_attention_latency_s,
+            decode_attention_latency_s=self.decode_attention_latency_s,
             elementwise_latency_s=self.elementwise_latency_s,
             **{f"allreduce_latency_s.{k}": v for k, v in self.allreduce_latency_s.items()},
+        )
+        positive(
+            **{
+                f"allreduce_bus_bytes_per_s.{k}": v
+                for k, v in self.allreduce_bus_bytes_per_s.items()
+            }
         )
 
 
@@ -82,6 +129,7 @@ class GpuSpec:
     and whoever asks for a number that is `None` is refused.
 
     Attributes:
+        num_sms: streaming multiprocessors (AMD: compute units), for wave quantisation.
         peak_flops_per_s: dense (no sparsity), per dtype.
         scale_up_bytes_per_s: NVLink-class, one direction, per GPU.
         scale_out_bytes_per_s: network, one direction, per GPU.
@@ -92,6 +140,7 @@ class GpuSpec:
     name: str
     vendor: str
     kind: str = "gpu"
+    num_sms: int | None = None
     peak_flops_per_s: dict[str, float] = field(default_factory=dict)
     hbm_bytes: float | None = None
     hbm_bytes_per_s: float | None = None
@@ -105,6 +154,7 @@ class GpuSpec:
         """Check kind and numbers."""
         one_of(("gpu", "cpu"), kind=self.kind)
         positive(
+            num_sms=self.num_sms,
             hbm_bytes=self.hbm_bytes,
             hbm_bytes_per_s=self.hbm_bytes_per_s,
             scale_up_bytes_per_s=self.scale_up_bytes_per_s,
