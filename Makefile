@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PYTHON ?= $(firstword $(foreach p,python3.11 python3.12 python3,$(if $(shell $(p) -c 'import sys; print(sys.version_info[:2] in ((3, 11), (3, 12)) or "")' 2>/dev/null),$(p))))
 TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
-PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
+PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq
 
 .PHONY: setup demo test test-fast check fix bench docs clean platform
 

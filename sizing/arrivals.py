@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sizing.errors import InputError
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from sizing.specs.workload import Lengths, WorkloadSpec
 
 
@@ -35,9 +34,7 @@ class Arrivals:
         return len(self.due_s)
 
 
-def sample_lengths(
-    lengths: Lengths, count: int, rng: np.random.Generator
-) -> NDArray[np.int64]:
+def sample_lengths(lengths: Lengths, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
     """Draw *count* lengths, each at least 1, shape (count,)."""
     if lengths.distribution == "fixed":
         return np.full(count, lengths.mean, dtype=np.int64)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, fields
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sizing.config import parse
 from sizing.errors import InputError
@@ -19,13 +19,16 @@ from sizing.specs.slo import SloSpec
 from sizing.specs.step import Interference, PathCoefficients, StepCoefficients
 from sizing.specs.workload import WorkloadSpec
 
+if TYPE_CHECKING:
+    from pathlib import Path
+
 SCHEMA_VERSION = 1
 ROLES = ("prefill", "decode", "mixed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanModel:
-    """The model: its id at the endpoint, where a server loads it from, and its architecture's hash."""
+    """The model: its id at the endpoint, where a server loads it from, its architecture's hash."""
 
     __pydantic_config__ = STRICT
 
@@ -128,14 +131,22 @@ class Pool:
             **{
                 f"pools[{self.role}].{name}": getattr(self, name)
                 for name in (
-                    "replicas", "tp", "pp", "ep", "max_batch_size", "max_batched_tokens", "kv_bytes"
+                    "replicas",
+                    "tp",
+                    "pp",
+                    "ep",
+                    "max_batch_size",
+                    "max_batched_tokens",
+                    "kv_bytes",
                 )
             }
         )
         placed = sum(len(p.gpus) for p in self.placement)
         if placed != self.gpus:
             raise InputError(
-                f"pools[{self.role}].placement", f"{placed} GPUs", f"{self.gpus}: replicas x tp x pp"
+                f"pools[{self.role}].placement",
+                f"{placed} GPUs",
+                f"{self.gpus}: replicas x tp x pp",
             )
         seen = [(p.node, g) for p in self.placement for g in p.gpus]
         if len(set(seen)) != len(seen):
@@ -149,7 +160,7 @@ class Pool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Routing:
-    """How requests find replicas; `local_threshold_tokens`: prompts up to it skip prefill's pool."""
+    """Replica choice; prompts up to `local_threshold_tokens` skip the prefill pool."""
 
     __pydantic_config__ = STRICT
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import typer
 
 talk = Console(stderr=True)
-"""Where commands talk; data goes to stdout. Rich drops colour by itself under NO_COLOR or a pipe."""
+"""Where commands talk; data goes to stdout. Rich drops colour under NO_COLOR or a pipe."""
 
 
 def run(app: typer.Typer, name: str) -> NoReturn:

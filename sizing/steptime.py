@@ -46,9 +46,7 @@ def prefill_s(
     )
 
 
-def decode_s(
-    step: StepCoefficients, batch: ArrayLike, context: ArrayLike
-) -> NDArray[np.float64]:
+def decode_s(step: StepCoefficients, batch: ArrayLike, context: ArrayLike) -> NDArray[np.float64]:
     """
     Seconds of one decode step.
 

@@ -19,7 +19,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
-    item: pytest.Item, call: pytest.CallInfo[None]
+    item: pytest.Item,
+    call: pytest.CallInfo[None],  # noqa: ARG001  (pytest names it)
 ) -> pytest.TestReport:
     """Note skips of tests without the `gpu` marker."""
     report: pytest.TestReport = yield

@@ -7,7 +7,15 @@ from dataclasses import dataclass
 from sizing.errors import InputError
 from sizing.specs.checks import STRICT, not_negative, one_of, positive
 
-DTYPE_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8": 1.0, "int4": 0.5, "fp4": 0.5}
+DTYPE_BYTES = {
+    "fp32": 4.0,
+    "bf16": 2.0,
+    "fp16": 2.0,
+    "fp8": 1.0,
+    "int8": 1.0,
+    "int4": 0.5,
+    "fp4": 0.5,
+}
 """Bytes of one value; block scales of fp8, int4 and fp4 are left out (at most 6 %)."""
 
 
@@ -54,7 +62,7 @@ class MoeSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MlaSpec:
-    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434): one latent per token, no heads."""
+    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434): one latent a token."""
 
     __pydantic_config__ = STRICT
 

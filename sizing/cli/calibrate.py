@@ -1,0 +1,106 @@
+"""`sizing calibrate`: fit the constants of this machine's engine."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+
+from sizing import catalog
+from sizing.errors import InputError, MiniclusterError, TargetFailed
+from sizing.latency.calibration import fit_calibration
+from sizing.shell import talk
+from sizing.specs.measurement import read_measurements
+
+if TYPE_CHECKING:
+    from sizing.specs.calibration import CalibrationSpec
+
+
+def calibrate(
+    scenario: Annotated[Path, typer.Argument(help="whose model and engine to calibrate for")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="calibration file to write")],
+    engine: Annotated[
+        bool, typer.Option("--engine", help="time this machine's engine first (minutes)")
+    ] = False,
+    steps: Annotated[
+        Path | None, typer.Option(help="steps.csv: written with --engine, read without")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print the calibration")] = False,
+) -> None:
+    """Fit step times, path and interference; print the residual of the fit."""
+    steps = steps or out.with_suffix(".steps.csv")
+    model = catalog.resolve(catalog.read_scenario(scenario, []), place=str(scenario))[0]
+    if engine:
+        _measure(model.source, steps)
+    rows = read_measurements(steps)
+    if rows[0].key.model_config_hash != model.config_hash:
+        raise InputError(
+            f"{steps}: model_config_hash",
+            rows[0].key.model_config_hash,
+            f"{model.config_hash}, the model of {scenario}",
+            "measure again with --engine",
+        )
+    fitted = fit_calibration(rows, name=out.stem)
+    partial = out.with_suffix(".partial")
+    partial.write_text(json.dumps(asdict(fitted), indent=2, sort_keys=True) + "\n")
+    partial.replace(out)
+    if as_json:
+        sys.stdout.write(out.read_text())
+    else:
+        _print(fitted, out)
+
+
+def _measure(source: str, steps: Path) -> None:
+    """Run `serving measure`; rooms meet in files and subprocesses only."""
+    command = shutil.which("serving", path=str(Path(sys.executable).parent)) or shutil.which(
+        "serving"
+    )
+    if command is None:
+        raise InputError("serving", None, "the serving command beside this one", "run `make setup`")
+    done = subprocess.run([command, "measure", source, "-o", str(steps)], check=False)  # noqa: S603
+    if done.returncode < 0 or done.returncode == 130:  # noqa: PLR2004
+        raise KeyboardInterrupt
+    if done.returncode:
+        raise TargetFailed(f"`serving measure {source}` ended with exit code {done.returncode}")
+    if not steps.exists():
+        raise MiniclusterError(f"`serving measure` wrote no {steps}")
+
+
+def _print(fitted: CalibrationSpec, out: Path) -> None:
+    """Show the constants and how far the fit is from the rows."""
+    table = Table(title=f"{fitted.name}: {fitted.key.processor}, {fitted.num_rows} rows")
+    for heading in ("term", "value", "error of the fit"):
+        table.add_column(heading)
+    prefill, decode, path = fitted.prefill, fitted.decode, fitted.path
+    table.add_row(
+        "prefill",
+        f"{prefill.base_s * 1e3:.1f} ms + {prefill.per_prefill_token_s * 1e6:.0f} µs/token",
+        f"{prefill.error_fraction:.1%}",
+    )
+    table.add_row(
+        "decode step",
+        f"{(decode.base_s + decode.stream_s) * 1e3:.1f} ms"
+        f" + {decode.per_sequence_s * 1e3:.2f} ms/sequence",
+        f"{decode.error_fraction:.1%}",
+    )
+    table.add_row(
+        "path",
+        f"{path.request_s * 1e3:.1f} ms + KV pull {path.transfer_base_s * 1e3:.1f} ms"
+        f" + {path.transfer_per_token_s * 1e6:.0f} µs/token",
+        f"{path.error_fraction:.1%}",
+    )
+    table.add_row(
+        "interference",
+        f"prefill +{fitted.interference.prefill_fraction:.0%},"
+        f" decode +{fitted.interference.decode_fraction:.0%} while the other is busy",
+        "",
+    )
+    talk.print(table)
+    talk.print(f"written: {out}")

@@ -1,0 +1,194 @@
+"""From timed engine steps to the constants of the step model, with their error."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sizing import steptime
+from sizing.errors import InputError
+from sizing.latency.nnls import nonnegative_least_squares
+from sizing.specs.calibration import CalibrationSpec
+from sizing.specs.step import Interference, PathCoefficients, StepCoefficients
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+    from sizing.specs.measurement import Measurement
+
+LEAST_ROWS = 3
+"""A line with a bend needs this many points before its residual means anything."""
+
+BEND_EARNS = 0.9
+"""A bend is kept if it leaves less than this share of the squared residual without it."""
+
+
+def fit_calibration(rows: Sequence[Measurement], *, name: str) -> CalibrationSpec:
+    """
+    Fit all constants of one machine.
+
+    Steps are fitted on the rows whose other pool was idle; how much slower the same grid points
+    are while it is busy is the interference (docs/model.md, eq. C1 to C3).
+
+    Args:
+        rows: of one machine, engine and model.
+        name: the calibration's name in plans.
+
+    Raises:
+        InputError: too few rows of a phase.
+
+    """
+    alone = [row for row in rows if row.other_busy_fraction == 0]
+    prefill = fit_prefill([row for row in alone if row.phase == "prefill"])
+    decode = fit_decode([row for row in alone if row.phase == "decode"])
+    busy = [row for row in rows if row.other_busy_fraction > 0]
+    return CalibrationSpec(
+        name=name,
+        date=max(row.date for row in rows),
+        key=rows[0].key,
+        num_rows=len(rows),
+        prefill=prefill,
+        decode=decode,
+        path=fit_path([row for row in alone if row.phase in ("request", "path")], prefill, decode),
+        interference=Interference(
+            prefill_fraction=_slowdown(
+                [row for row in busy if row.phase == "prefill"],
+                lambda row: float(steptime.prefill_s(prefill, row.tokens)),
+            ),
+            decode_fraction=_slowdown(
+                [row for row in busy if row.phase == "decode"],
+                lambda row: float(steptime.decode_s(decode, row.batch, row.context)),
+            ),
+        ),
+    )
+
+
+def fit_prefill(rows: Sequence[Measurement]) -> StepCoefficients:
+    """Fit eq. S2 to prompts of different lengths; needs `LEAST_ROWS` lengths."""
+    tokens = _column(rows, "tokens", "prefill")
+    seconds = np.array([row.seconds for row in rows])
+    bend, (base, slope, pair), error = _fit_bent_line(tokens, tokens * (tokens + 1) / 2, seconds)
+    return StepCoefficients(
+        base_s=base,
+        stream_s=slope * bend,
+        per_prefill_token_s=slope,
+        per_sequence_s=0.0,
+        per_pair_s=pair,
+        per_context_token_s=0.0,
+        max_tokens=int(tokens.max()),
+        max_batch=1,
+        max_context_tokens=int(tokens.max()),
+        error_fraction=error,
+    )
+
+
+def fit_decode(rows: Sequence[Measurement]) -> StepCoefficients:
+    """Fit eq. S3 to batches of different sizes and contexts; needs `LEAST_ROWS` sizes."""
+    batch = _column(rows, "batch", "decode")
+    context = np.array([row.context for row in rows])
+    seconds = np.array([row.seconds for row in rows])
+    bend, (base, slope, cached), error = _fit_bent_line(batch, batch * context, seconds)
+    return StepCoefficients(
+        base_s=base,
+        stream_s=slope * bend,
+        per_prefill_token_s=0.0,
+        per_sequence_s=slope,
+        per_pair_s=0.0,
+        per_context_token_s=cached,
+        max_tokens=int(batch.max()),
+        max_batch=int(batch.max()),
+        max_context_tokens=int(context.max()),
+        error_fraction=error,
+    )
+
+
+def fit_path(
+    rows: Sequence[Measurement], prefill: StepCoefficients, decode: StepCoefficients
+) -> PathCoefficients:
+    """
+    Fit what a request spends outside the two steps (docs/model.md, eq. C3).
+
+    The idle TTFT of the prefill pool alone, less the prefill, is `request_s`. What the whole
+    path takes beyond that, less one decode step, is the KV pull.
+    """
+    request = [row for row in rows if row.phase == "request"]
+    path = [row for row in rows if row.phase == "path"]
+    if not request or not path:
+        raise InputError(
+            "steps.csv", f"{len(request)} request and {len(path)} path rows", "at least one of each"
+        )
+    request_s = max(
+        0.0,
+        float(
+            np.median(
+                [row.seconds - float(steptime.prefill_s(prefill, row.tokens)) for row in request]
+            )
+        ),
+    )
+    tokens = np.array([row.tokens for row in path], dtype=np.float64)
+    measured = np.array([row.seconds for row in path])
+    steps = steptime.prefill_s(prefill, tokens) + steptime.decode_s(decode, 1, tokens)
+    pull = np.maximum(measured - steps - request_s, 0.0)
+    base, per_token = nonnegative_least_squares(
+        np.column_stack([np.ones_like(tokens), tokens]) / measured[:, None], pull / measured
+    )
+    predicted = steps + request_s + base + per_token * tokens
+    return PathCoefficients(
+        request_s=request_s,
+        transfer_base_s=float(base),
+        transfer_per_token_s=float(per_token),
+        error_fraction=float(np.mean(np.abs(predicted / measured - 1))),
+    )
+
+
+def _fit_bent_line(
+    load: NDArray[np.float64], other: NDArray[np.float64], seconds: NDArray[np.float64]
+) -> tuple[float, tuple[float, float, float], float]:
+    """
+    Fit t = base + slope max(bend, load) + rate other, least relative squares.
+
+    The bend is where reading the weights stops hiding the compute; it is tried at every
+    measured load, zero included.
+
+    Returns:
+        The bend, the three coefficients, and the mean absolute relative error.
+
+    """
+    least = np.inf
+    chosen = (0.0, (0.0, 0.0, 0.0), 0.0)
+    for bend in (0.0, *np.unique(load)[:-1]):
+        design = np.column_stack([np.ones_like(load), np.maximum(bend, load), other])
+        weighted = design / seconds[:, None]
+        base, slope, rate = nonnegative_least_squares(weighted, np.ones_like(seconds))
+        residual = weighted @ [base, slope, rate] - 1
+        score = float(residual @ residual)
+        # A bend has to earn its place: noise alone always makes some bend fit a little better.
+        if score < BEND_EARNS * least:
+            least = score
+            coefficients = (float(base), float(slope), float(rate))
+            chosen = (float(bend), coefficients, float(np.mean(np.abs(residual))))
+    return chosen
+
+
+def _column(rows: Sequence[Measurement], name: str, phase: str) -> NDArray[np.float64]:
+    """Return one column, or say that the grid is too small."""
+    values = np.array([getattr(row, name) for row in rows], dtype=np.float64)
+    if len(np.unique(values)) < LEAST_ROWS:
+        raise InputError(
+            f"steps.csv: {phase} rows",
+            len(rows),
+            f"at least {LEAST_ROWS} different values of {name}, the other pool idle",
+            "run `serving measure` again",
+        )
+    return values
+
+
+def _slowdown(rows: Sequence[Measurement], alone_s: Callable[[Measurement], float]) -> float:
+    """Return how much longer steps take per share of the time the other pool is busy."""
+    if not rows:
+        return 0.0
+    ratios = [(row.seconds / alone_s(row) - 1) / row.other_busy_fraction for row in rows]
+    return max(0.0, float(np.median(ratios)))
