@@ -15,12 +15,14 @@ from rich.table import Table
 
 from sizing import catalog
 from sizing.errors import InputError, MiniclusterError, TargetFailed
-from sizing.latency.calibration import fit_calibration
+from sizing.latency.calibration import fit_calibration, read_calibration
+from sizing.machine import this_machine
 from sizing.shell import talk
 from sizing.specs.measurement import read_measurements
 
 if TYPE_CHECKING:
     from sizing.specs.calibration import CalibrationSpec
+    from sizing.specs.model import ModelSpec
 
 
 def calibrate(
@@ -32,11 +34,20 @@ def calibrate(
     steps: Annotated[
         Path | None, typer.Option(help="steps.csv: written with --engine, read without")
     ] = None,
+    again: Annotated[
+        bool, typer.Option("--again", help="measure even if -o holds this machine's constants")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print the calibration")] = False,
 ) -> None:
     """Fit step times, path and interference; print the residual of the fit."""
     steps = steps or out.with_suffix(".steps.csv")
-    model = catalog.resolve(catalog.read_scenario(scenario, []), place=str(scenario))[0]
+    chosen = catalog.read_scenario(scenario, [])
+    model = catalog.resolve(chosen, str(scenario)).model
+    if engine and not again and _holds(out, model, chosen.engine.name):
+        talk.print(f"{out} holds this machine's constants; measure again with --again")
+        if as_json:
+            sys.stdout.write(out.read_text(encoding="utf-8"))
+        return
     if engine:
         _measure(model.source, steps)
     rows = read_measurements(steps)
@@ -55,6 +66,17 @@ def calibrate(
         sys.stdout.write(out.read_text())
     else:
         _print(fitted, out)
+
+
+def _holds(out: Path, model: ModelSpec, engine: str) -> bool:
+    """Whether *out* was fitted on this machine, engine version and model."""
+    if not out.exists():
+        return False
+    key = this_machine(engine, model_config_hash=model.config_hash, dtype=model.weight_dtype)
+    try:
+        return read_calibration(out).key == key
+    except InputError:
+        return False
 
 
 def _measure(source: str, steps: Path) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from sizing import steptime
+from sizing.config import parse
 from sizing.errors import InputError
 from sizing.latency.nnls import nonnegative_least_squares
 from sizing.specs.calibration import CalibrationSpec
@@ -14,6 +16,7 @@ from sizing.specs.step import Interference, PathCoefficients, StepCoefficients
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
     from numpy.typing import NDArray
 
@@ -64,6 +67,17 @@ def fit_calibration(rows: Sequence[Measurement], *, name: str) -> CalibrationSpe
             ),
         ),
     )
+
+
+def read_calibration(path: Path) -> CalibrationSpec:
+    """Read a file of `sizing calibrate`, checking every field."""
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(str(path), error.strerror, "a file of `sizing calibrate`") from None
+    except ValueError as error:
+        raise InputError(str(path), str(error), "JSON, as `sizing calibrate` writes it") from None
+    return parse(CalibrationSpec, raw, place=str(path))
 
 
 def fit_prefill(rows: Sequence[Measurement]) -> StepCoefficients:

@@ -1,0 +1,125 @@
+"""
+`make demo`: measure this machine, plan for it, serve the plan, load it, judge.
+
+Each step is a command that anyone can type; this script only types them, in order, and sees to
+it that nothing is left running. It leaves calibration.json, plan.json, schedule.jsonl,
+samples.jsonl, verdict.json and report.html in out/demo. Its exit code is that of the first step
+that fails, else the verdict's (0 SLO met, 3 missed, 4 inconclusive).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+BIN = Path(sys.executable).parent
+OUT = Path("out/demo")
+MODEL = Path(".minicluster/models/demo")
+CALIBRATION = Path(".minicluster/calibrations/demo.json")
+SCENARIO = "configs/scenarios/laptop.toml"
+LAYOUT = ("--prefill", "1xTP1", "--decode", "1xTP1")
+KEEP = os.environ.get("KEEP") == "1"
+
+LOAD_FRACTION = 0.6
+"""Of the predicted capacity: loaded enough to queue, not so much that the tail is all noise."""
+
+REQUESTS = 420
+"""In the measured window: enough for a p99 that four requests lie above."""
+
+
+def main() -> int:
+    """Run the steps, stop what they started, return the exit code."""
+    started = time.monotonic()
+    shutil.rmtree(OUT, ignore_errors=True)
+    OUT.mkdir(parents=True)
+    keep = False
+    try:
+        code = steps(started)
+        keep = KEEP
+    except subprocess.CalledProcessError as error:
+        say(f"`{Path(error.cmd[0]).name} {error.cmd[1]}` ended with exit code {error.returncode}")
+        code = error.returncode
+    except KeyboardInterrupt:
+        say("interrupted")
+        code = 130
+    finally:
+        # However often Ctrl-C is pressed from here on, `serving down` runs to its end.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        if not keep:
+            subprocess.run([BIN / "serving", "down"], check=False, stderr=subprocess.DEVNULL)
+    return code
+
+
+def steps(started: float) -> int:
+    """Measure, plan, serve, load; return the load test's exit code."""
+    say("1/5 the demo model: a random Llama, made here")
+    command("serving", "demo-model", MODEL)
+    say("2/5 time this machine's engine (kept for the next run)")
+    CALIBRATION.parent.mkdir(parents=True, exist_ok=True)
+    command("sizing", "calibrate", SCENARIO, "--engine", "-o", CALIBRATION)
+    calibration = OUT / "calibration.json"
+    shutil.copy(CALIBRATION, calibration)
+    say("3/5 plan for it")
+    rate = demo_rate(calibration)
+    plan = OUT / "plan.json"
+    given = ("--calibration", calibration, "--set", f"workload.requests_per_s={rate}")
+    command("sizing", "plan", SCENARIO, *given, "-o", plan)
+    say("4/5 serve the plan")
+    port = free_port()
+    command("serving", "up", plan, "--port", port)
+    say(f"5/5 load it: {REQUESTS} requests at {rate}/s, about {REQUESTS / rate:.0f} s")
+    host = f"http://127.0.0.1:{port}"
+    load = ("--host", host, "--requests", REQUESTS, "-o", OUT)
+    code = command("loadtest", "run", plan, *load, may_end_with=(0, 3, 4))
+    say(f"{time.monotonic() - started:.0f} s in all; look at {OUT / 'report.html'}")
+    if KEEP:
+        say(f"still up: {host}/v1/completions; stop it with {BIN}/serving down")
+    return code
+
+
+def demo_rate(calibration: Path) -> float:
+    """Return the rate that loads the busier pool to LOAD_FRACTION of its predicted capacity."""
+    predict = ["predict", SCENARIO, *LAYOUT, "--calibration", str(calibration), "--json"]
+    done = subprocess.run([BIN / "sizing", *predict], check=True, stdout=subprocess.PIPE)
+    capacity = json.loads(done.stdout)["prediction"]["capacity_requests_per_s"]
+    return round(LOAD_FRACTION * float(capacity), 2)
+
+
+def command(*parts: object, may_end_with: tuple[int, ...] = (0,)) -> int:
+    """Run one of our commands; stop here if it ends otherwise than it may."""
+    line = [str(BIN / str(parts[0])), *map(str, parts[1:])]
+    done = subprocess.run(line, check=False)
+    if done.returncode == 130:  # noqa: PLR2004  (interrupted: Exit.INTERRUPTED)
+        raise KeyboardInterrupt
+    if done.returncode not in may_end_with:
+        raise subprocess.CalledProcessError(done.returncode, line)
+    return done.returncode
+
+
+def free_port(preferred: int = 8000) -> int:
+    """Return *preferred*, or any free port if something listens there."""
+    for port in (preferred, 0):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return int(probe.getsockname()[1])
+    raise SystemExit("demo: no free port on 127.0.0.1")
+
+
+def say(what: str) -> None:
+    """Talk on stderr."""
+    sys.stderr.write(f"demo: {what}\n")
+    sys.stderr.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
