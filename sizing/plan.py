@@ -179,6 +179,28 @@ class Routing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Deployment:
+    """
+    What is to run: the part of a plan that needs no prediction.
+
+    `serving measure` deploys one to take the measurements that a plan is computed from.
+    """
+
+    model: PlanModel
+    architecture: ModelSpec
+    engine: EngineSettings
+    pools: tuple[Pool, ...]
+    routing: Routing
+
+    def pool(self, role: str) -> Pool:
+        """Return the pool of *role*."""
+        for pool in self.pools:
+            if pool.role == role:
+                return pool
+        raise InputError("pools", [p.role for p in self.pools], f"a pool with role {role}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Latency:
     """
     One latency at every statistic.
@@ -330,12 +352,20 @@ class Plan:
         if len(set(seen)) != len(seen):
             raise InputError("pools[].placement", seen, "no GPU in two replicas")
 
+    @property
+    def deployment(self) -> Deployment:
+        """What is to run."""
+        return Deployment(
+            model=self.model,
+            architecture=self.inputs.model,
+            engine=self.engine,
+            pools=self.pools,
+            routing=self.routing,
+        )
+
     def pool(self, role: str) -> Pool:
         """Return the pool of *role*."""
-        for pool in self.pools:
-            if pool.role == role:
-                return pool
-        raise InputError("pools", [p.role for p in self.pools], f"a pool with role {role}")
+        return self.deployment.pool(role)
 
 
 def to_json(plan: Plan) -> str:
