@@ -1,0 +1,46 @@
+"""The plan: the only thing that serving and loadtest know of sizing."""
+
+from sizing.plan.deployment import Deployment, EngineSettings, Placement, PlanModel, Pool, Routing
+from sizing.plan.document import (
+    SCHEMA_VERSION,
+    Inputs,
+    Plan,
+    Provenance,
+    plan_from,
+    read_plan,
+    to_json,
+)
+from sizing.plan.prediction import (
+    CalibrationNote,
+    Cost,
+    Deployable,
+    Headroom,
+    Latency,
+    Prediction,
+    StepModel,
+    Validation,
+)
+
+__all__ = [
+    "SCHEMA_VERSION",
+    "CalibrationNote",
+    "Cost",
+    "Deployable",
+    "Deployment",
+    "EngineSettings",
+    "Headroom",
+    "Inputs",
+    "Latency",
+    "Placement",
+    "Plan",
+    "PlanModel",
+    "Pool",
+    "Prediction",
+    "Provenance",
+    "Routing",
+    "StepModel",
+    "Validation",
+    "plan_from",
+    "read_plan",
+    "to_json",
+]

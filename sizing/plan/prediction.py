@@ -1,0 +1,131 @@
+"""What a plan promises, what it costs, and how much stands behind the promise."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sizing.errors import InputError
+from sizing.specs.checks import STRICT, not_negative
+from sizing.specs.step import Interference, PathCoefficients, StepCoefficients
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepModel:
+    """Step times per pool and what lies between them; `sizing.steptime` evaluates it."""
+
+    __pydantic_config__ = STRICT
+
+    prefill: StepCoefficients
+    decode: StepCoefficients
+    path: PathCoefficients
+    interference: Interference
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Latency:
+    """
+    One latency at every statistic.
+
+    Attributes:
+        error_fraction: half-width of the interval around each, relative; `None`: no measurement
+            says how far off it may be.
+    """
+
+    __pydantic_config__ = STRICT
+
+    mean_s: float
+    p50_s: float
+    p90_s: float
+    p95_s: float
+    p99_s: float
+    error_fraction: float | None
+
+    def __post_init__(self) -> None:
+        """Check signs and order."""
+        not_negative(mean_s=self.mean_s, p50_s=self.p50_s, p99_s=self.p99_s)
+        if not self.p50_s <= self.p90_s <= self.p95_s <= self.p99_s:
+            raise InputError("prediction", "percentiles", "p50 <= p90 <= p95 <= p99")
+
+    def at(self, statistic: str) -> float:
+        """Return one statistic, named as in `PERCENTILES`."""
+        value: float = getattr(self, f"{statistic}_s")
+        return value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """
+    What the plan promises.
+
+    Attributes:
+        capacity_requests_per_s: rate at which the first pool saturates.
+        utilisation_fraction: per role, busy share of the pool at the planned rate.
+        bottleneck: per role, `compute`, `memory bandwidth`, `capacity`, `network` or `queue`.
+        ttft_parts_s: mean TTFT by phase; the phases add up to `ttft.mean_s`.
+    """
+
+    __pydantic_config__ = STRICT
+
+    ttft: Latency
+    tpot: Latency
+    itl: Latency
+    e2e: Latency
+    output_tokens_per_s: float
+    capacity_requests_per_s: float
+    utilisation_fraction: dict[str, float]
+    bottleneck: dict[str, str]
+    ttft_parts_s: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Headroom:
+    """Largest load factor at which the SLO still holds, and what breaks first beyond it."""
+
+    __pydantic_config__ = STRICT
+
+    load_factor: float
+    binds: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalibrationNote:
+    """Which fit the step times stand on; `error_fraction` is its residual."""
+
+    __pydantic_config__ = STRICT
+
+    name: str
+    date: str
+    error_fraction: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Validation:
+    """How many measured rows are like this plan, and how far off predictions of them were."""
+
+    __pydantic_config__ = STRICT
+
+    num_rows: int
+    note: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deployable:
+    """Whether `serving up` can realise the plan, by which engine profile; else the rule broken."""
+
+    __pydantic_config__ = STRICT
+
+    profile: str
+    ok: bool
+    rule_broken: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """GPUs used, whole nodes taken, and dollars where the scenario gives a price."""
+
+    __pydantic_config__ = STRICT
+
+    gpus: int
+    nodes: int
+    gpu_power_w: float | None
+    price_usd_per_hour: float | None
