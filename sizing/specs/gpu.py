@@ -112,12 +112,8 @@ class GpuEfficiency:
             elementwise_latency_s=self.elementwise_latency_s,
             **{f"allreduce_latency_s.{k}": v for k, v in self.allreduce_latency_s.items()},
         )
-        positive(
-            **{
-                f"allreduce_bus_bytes_per_s.{k}": v
-                for k, v in self.allreduce_bus_bytes_per_s.items()
-            }
-        )
+        for group, bus in self.allreduce_bus_bytes_per_s.items():
+            positive(**{f"allreduce_bus_bytes_per_s.{group}": bus})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -98,7 +98,9 @@ class ModelSpec:
         attention_bias: q, k and v projections carry a bias.
         window_tokens: sliding window; 0: every layer attends to everything.
         num_window_layers: layers that use the window.
-        weight_dtype: dtype of the weights as published, unless the scenario overrides it.
+        dtype: of activations, and of embeddings, lm_head, norms and routers: never quantised.
+        weight_dtype: of the other weights as published, unless the scenario overrides it.
+        attention_quantised: attention projections are in `weight_dtype`; else in `dtype`.
         kv_dtype: dtype of the cached keys and values.
     """
 
@@ -120,7 +122,9 @@ class ModelSpec:
     attention_bias: bool = False
     window_tokens: int = 0
     num_window_layers: int = 0
+    dtype: str = "bf16"
     weight_dtype: str = "bf16"
+    attention_quantised: bool = True
     kv_dtype: str = "bf16"
     moe: MoeSpec | None = None
     mla: MlaSpec | None = None
@@ -137,6 +141,7 @@ class ModelSpec:
             max_context_tokens=self.max_context_tokens,
         )
         not_negative(ffn_size=self.ffn_size, window_tokens=self.window_tokens)
+        one_of(("bf16", "fp16", "fp32"), dtype=self.dtype)
         one_of(tuple(DTYPE_BYTES), weight_dtype=self.weight_dtype, kv_dtype=self.kv_dtype)
         if self.num_heads % self.num_kv_heads:
             raise InputError(
