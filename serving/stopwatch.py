@@ -1,0 +1,116 @@
+"""Streams completions and stamps every token: how `serving` times a running engine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import numpy as np
+
+from sizing.errors import TargetFailed
+
+FIRST_ID = 300
+"""Prompts are made of token ids from here on, clear of special tokens and single bytes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stream:
+    """
+    One streamed completion.
+
+    Attributes:
+        sent_s: monotonic time at which it was sent.
+        stamps: (monotonic time, tokens so far), one entry per chunk that brought tokens.
+    """
+
+    sent_s: float
+    stamps: tuple[tuple[float, int], ...]
+
+    @property
+    def ttft_s(self) -> float:
+        """Seconds from sending to the first token."""
+        return self.stamps[0][0] - self.sent_s
+
+    def tokens_between(self, start_s: float, end_s: float) -> int:
+        """Tokens that arrived after *start_s* and not after *end_s*."""
+        upto = [0, 0]
+        for at, tokens in self.stamps:
+            for index, bound in enumerate((start_s, end_s)):
+                if at <= bound:
+                    upto[index] = tokens
+        return upto[1] - upto[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Stopwatch:
+    """
+    Sends completions to one endpoint.
+
+    Attributes:
+        session: open HTTP session.
+        url: of the completions route.
+        model: id that the endpoint serves.
+        vocab_size: prompts hold ids below it.
+        rng: makes every prompt a new one, so that no prefix cache is hit.
+    """
+
+    session: aiohttp.ClientSession
+    url: str
+    model: str
+    vocab_size: int
+    rng: np.random.Generator
+
+    async def stream(self, input_tokens: int, output_tokens: int) -> Stream:
+        """
+        Stream one completion of exact lengths.
+
+        Raises:
+            TargetFailed: the endpoint answered an error, or ended the stream early.
+        """
+        sent = time.monotonic()
+        async with self.session.post(self.url, json=self._body(input_tokens, output_tokens)) as got:
+            if got.status != 200:  # noqa: PLR2004
+                text = (await got.text())[:300]
+                raise TargetFailed(f"{self.url} answered {got.status}: {text}")
+            stamps = []
+            async for line in got.content:
+                if line.startswith(b"data: {"):
+                    now = time.monotonic()
+                    tokens = _tokens(json.loads(line[6:]), self.url)
+                    if tokens > (stamps[-1][1] if stamps else 0):
+                        stamps.append((now, tokens))
+        if not stamps or stamps[-1][1] != output_tokens:
+            ended = stamps[-1][1] if stamps else 0
+            raise TargetFailed(f"{self.url} sent {ended} of {output_tokens} tokens")
+        return Stream(sent_s=sent, stamps=tuple(stamps))
+
+    async def together(
+        self, count: int, input_tokens: int, output_tokens: int
+    ) -> tuple[Stream, ...]:
+        """Stream *count* completions at the same time."""
+        streams = (self.stream(input_tokens, output_tokens) for _ in range(count))
+        return tuple(await asyncio.gather(*streams))
+
+    def _body(self, input_tokens: int, output_tokens: int) -> dict[str, Any]:
+        """Build a request whose lengths are exact."""
+        ids = self.rng.integers(FIRST_ID, self.vocab_size, size=input_tokens)
+        return {
+            "model": self.model,
+            "prompt": ids.tolist(),
+            "max_tokens": output_tokens,
+            "ignore_eos": True,
+            "temperature": 0,
+            "stream": True,
+            "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+        }
+
+
+def _tokens(chunk: dict[str, Any], url: str) -> int:
+    """Return the tokens generated so far, as the chunk counts them."""
+    if "error" in chunk:
+        raise TargetFailed(f"{url}: {chunk['error'].get('message', chunk['error'])}")
+    return int((chunk.get("usage") or {}).get("completion_tokens") or 0)
