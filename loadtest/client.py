@@ -1,0 +1,106 @@
+"""The client's own health: what it did to the measurement."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+from loadtest.spread import quantile
+from sizing.errors import InputError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from loadtest.samples import Sample
+    from sizing.specs.slo import SloSpec
+
+MAX_CPU_FRACTION = 0.8
+MAX_SHARE_OF_LIMIT = 0.05
+"""Share of any promised latency that the client's own lag may make up, at its p99."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Client:
+    """
+    What the client process says of itself, kept in `client.json`.
+
+    Attributes:
+        stop: `complete`, `interrupted`, `died` (the target did), or `orphaned`.
+        origin_monotonic_s: start of the run on this machine's monotonic clock.
+        cpu_fraction: of one core, over the whole run.
+        heartbeat_lag_s: how late it woke from each 5 ms sleep, ascending.
+    """
+
+    stop: str
+    started_unix_s: float
+    origin_monotonic_s: float
+    wall_s: float
+    cpu_fraction: float
+    heartbeat_lag_s: tuple[float, ...]
+    locust_version: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Health:
+    """
+    Whether the client kept up; `problems` says why not.
+
+    Attributes:
+        dispatch_lag_p99_s: due time to send.
+        heartbeat_lag_p99_s: lateness of a 5 ms timer, so of every stamp.
+    """
+
+    dispatch_lag_p99_s: float
+    heartbeat_lag_p99_s: float
+    cpu_fraction: float
+    problems: tuple[str, ...]
+
+
+def health(client: Client, samples: tuple[Sample, ...], slo: SloSpec) -> Health:
+    """
+    Judge the client by its share in what it measured.
+
+    A TTFT holds the dispatch lag and one late stamp, a TPOT two late stamps spread over the
+    tokens, a gap one. None of these may reach 5 % of the limit it is compared with.
+    """
+    dispatch_s = quantile([s.send_s - s.due_s for s in samples], 0.99)
+    beat_s = quantile(list(client.heartbeat_lag_s), 0.99)
+    tokens = min((s.asked_output_tokens for s in samples), default=2)
+    shares = [("TTFT", dispatch_s + beat_s, slo.ttft_s)]
+    if slo.tpot_s and tokens > 1:
+        shares.append(("TPOT", 2 * beat_s / (tokens - 1), slo.tpot_s))
+    if slo.itl_s:
+        shares.append(("ITL", beat_s, slo.itl_s))
+    problems = [
+        f"its own lag may make up {1000 * own_s:.1f} ms of a {name}, "
+        f"more than {MAX_SHARE_OF_LIMIT:.0%} of the {1000 * limit_s:g} ms promised"
+        for name, own_s, limit_s in shares
+        if own_s > MAX_SHARE_OF_LIMIT * limit_s
+    ]
+    if client.cpu_fraction > MAX_CPU_FRACTION:
+        problems.append(
+            f"it used {client.cpu_fraction:.0%} of its core, more than {MAX_CPU_FRACTION:.0%}"
+        )
+    return Health(
+        dispatch_lag_p99_s=dispatch_s,
+        heartbeat_lag_p99_s=beat_s,
+        cpu_fraction=client.cpu_fraction,
+        problems=tuple(problems),
+    )
+
+
+def write_client(client: Client, path: Path) -> None:
+    """Write *client* as JSON, its heartbeats thinned to 1,000 quantiles."""
+    lags = client.heartbeat_lag_s
+    thinned = [round(lags[i * len(lags) // 1000], 6) for i in range(1000)] if lags else []
+    path.write_text(json.dumps(asdict(client) | {"heartbeat_lag_s": thinned}), encoding="utf-8")
+
+
+def read_client(path: Path) -> Client:
+    """Read what `write_client` wrote."""
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+        return Client(**raw | {"heartbeat_lag_s": tuple(raw["heartbeat_lag_s"])})
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise InputError(str(path), str(error), "what the client of `loadtest run` wrote") from None

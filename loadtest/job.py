@@ -1,0 +1,136 @@
+"""A load test as ordered: target, load, window and promise, kept in `run.json`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from loadtest.schedule import Window
+from sizing.errors import InputError
+from sizing.specs.slo import SloSpec
+from sizing.specs.workload import Lengths, WorkloadSpec
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from loadtest.schedule import Request
+
+SCHEMA_VERSION = 1
+MIN_WARMUP_S = 5.0
+MIN_TIMEOUT_S = 30.0
+FIRST_PLAIN_TOKEN = 3
+"""Ids below it are special (unknown, begin, end) in most vocabularies."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """
+    Everything one run needs to know.
+
+    Attributes:
+        host: base address of the endpoint, without `/v1`.
+        prompt_salt: drawn anew for each run, so that no run finds an earlier one's prompts in
+            the server's prefix cache.
+        timeout_s: of one request, from its send.
+        plan: name of the plan's copy beside `run.json`; `None`: a run without a plan.
+    """
+
+    schema_version: int = SCHEMA_VERSION
+    host: str
+    model: str
+    vocab_size: int
+    seed: int
+    prompt_salt: int
+    workload: WorkloadSpec
+    slo: SloSpec
+    window: Window
+    timeout_s: float
+    plan: str | None
+
+    def body(self, request: Request) -> bytes:
+        """
+        Return the HTTP body that asks for exactly the lengths of *request*.
+
+        The prompt is token ids, so its length is exact without a tokenizer here; `ignore_eos`
+        makes the output length exact.
+        """
+        prompt = np.concatenate(
+            [
+                self._ids(self.workload.prefix_tokens, stream=0),
+                self._ids(request.input_tokens - self.workload.prefix_tokens, request.index + 1),
+            ]
+        )
+        return json.dumps(
+            {
+                "model": self.model,
+                "prompt": prompt[: request.input_tokens].tolist(),
+                "max_tokens": request.output_tokens,
+                "ignore_eos": True,
+                "temperature": 0,
+                "stream": True,
+                "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+            }
+        ).encode()
+
+    def _ids(self, count: int, stream: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        rng = np.random.default_rng([self.prompt_salt, self.seed, stream])
+        return rng.integers(FIRST_PLAIN_TOKEN, self.vocab_size, size=max(count, 0))
+
+
+def default_warmup_s(e2e_s: float) -> float:
+    """
+    Return the warm-up: three times what one request takes, at least 5 s.
+
+    After one request's time the number in the system no longer grows for lack of history;
+    the other two are for queues to settle.
+    """
+    return max(MIN_WARMUP_S, 3 * e2e_s)
+
+
+def slowest_s(slo: SloSpec, workload: WorkloadSpec) -> float:
+    """Return the time that the SLO allows the longest request."""
+    per_token_s = slo.tpot_s or slo.itl_s or 0.0
+    return slo.ttft_s + per_token_s * workload.output_tokens.max_tokens
+
+
+def timeout_s(slo: SloSpec, workload: WorkloadSpec) -> float:
+    """Return when a request is given up: ten times what the SLO allows, at least 30 s."""
+    return max(MIN_TIMEOUT_S, 10 * slowest_s(slo, workload))
+
+
+def write_job(job: Job, path: Path) -> None:
+    """Write *job* as JSON."""
+    path.write_text(json.dumps(asdict(job), indent=2) + "\n", encoding="utf-8")
+
+
+def read_job(path: Path) -> Job:
+    """
+    Read a job.
+
+    Raises:
+        InputError: no such file, or not one that this version wrote.
+
+    """
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(str(path), error.strerror, "a run that `loadtest run` wrote") from None
+    except ValueError as error:
+        raise InputError(str(path), str(error), "JSON, as `loadtest run` writes it") from None
+    if not isinstance(raw, dict) or raw.get("schema_version") != SCHEMA_VERSION:
+        version = raw.get("schema_version") if isinstance(raw, dict) else None
+        raise InputError(f"{path}: schema_version", version, str(SCHEMA_VERSION))
+    try:
+        load = raw.pop("workload")
+        lengths = {key: Lengths(**load.pop(key)) for key in ("input_tokens", "output_tokens")}
+        return Job(
+            workload=WorkloadSpec(**load, **lengths),
+            slo=SloSpec(**raw.pop("slo")),
+            window=Window(**raw.pop("window")),
+            **raw,
+        )
+    except (KeyError, TypeError) as error:
+        raise InputError(str(path), str(error), "a run as `loadtest run` writes it") from None
