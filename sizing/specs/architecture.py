@@ -30,16 +30,16 @@ ARCHITECTURE_KEYS = frozenset({
 """Keys that change shapes or work; the reader of `sizing.huggingface` sees no others."""
 
 
-def architecture(config: Mapping[str, object]) -> dict[str, object]:
-    """
-    Return the architecture's part of a Hugging Face config.
-
-    A `text_config` (models with further modalities) stands for the whole: its keys go over those
-    outside it. Keys that are null count as absent.
-    """
+def language_model(config: Mapping[str, object]) -> Mapping[str, object]:
+    """Return the language model's config: keys of a `text_config` go over those outside it."""
     text = config.get("text_config")
-    flat = {**config, **text} if isinstance(text, dict) else config
-    return {key: flat[key] for key in ARCHITECTURE_KEYS & flat.keys() if flat[key] is not None}
+    return {**config, **text} if isinstance(text, dict) else config
+
+
+def architecture(config: Mapping[str, object]) -> dict[str, object]:
+    """Return what shapes the language model; keys that are null count as absent."""
+    keys = language_model(config)
+    return {key: keys[key] for key in ARCHITECTURE_KEYS & keys.keys() if keys[key] is not None}
 
 
 def architecture_hash(config: Mapping[str, object]) -> str:

@@ -1,0 +1,275 @@
+"""The catalogs in `configs/`: names to facts, and a scenario to everything it names."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+from sizing.config import parse, read_toml
+from sizing.errors import InputError
+from sizing.huggingface.reader import model_from, read_config
+from sizing.specs.checks import STRICT
+from sizing.specs.cluster import ClusterSpec
+from sizing.specs.engine import EngineProfile
+from sizing.specs.gpu import GpuSpec, Source
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from sizing.specs.model import ModelSpec
+    from sizing.specs.scenario import ClusterChoice, EngineChoice, ModelChoice, ScenarioSpec
+
+T = TypeVar("T")
+
+UNQUANTISED = ("bf16", "fp16", "fp32")
+
+
+class Resolved(NamedTuple):
+    """What the names of a scenario stand for, its overrides applied."""
+
+    model: ModelSpec
+    gpu: GpuSpec
+    cluster: ClusterSpec
+    engine: EngineProfile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelEntry:
+    """
+    One file of `configs/models`.
+
+    Attributes:
+        hub_id: what a server loads.
+        aliases: further hub ids of the same architecture.
+        config: keys of the model's `config.json`.
+    """
+
+    __pydantic_config__ = STRICT
+
+    hub_id: str
+    aliases: tuple[str, ...]
+    config: dict[str, object]
+    sources: tuple[Source, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuEntry:
+    """One file of `configs/gpus`: a GPU and the other names it goes by."""
+
+    spec: GpuSpec
+    aliases: tuple[str, ...] = field(default=())
+
+
+def configs() -> Path:
+    """Return the folder of the catalogs: inside an installed wheel, or beside the package."""
+    inside = Path(__file__).parent / "_configs"
+    return inside if inside.is_dir() else Path(__file__).parents[1] / "configs"
+
+
+def files(kind: str) -> dict[str, Path]:
+    """Return the files of one catalog (`models`, `gpus`, `scenarios`, …) by name, in order."""
+    return {path.stem: path for path in sorted((configs() / kind).glob("*.toml"))}
+
+
+@cache
+def models() -> Mapping[str, ModelEntry]:
+    """Read the model catalog."""
+    return {
+        name: parse(ModelEntry, read_toml(path), place=path.name)
+        for name, path in files("models").items()
+    }
+
+
+@cache
+def gpus() -> Mapping[str, GpuEntry]:
+    """Read the GPU catalog."""
+    found = {}
+    for path in files("gpus").values():
+        raw = read_toml(path)
+        aliases = tuple(raw.pop("aliases", ()))
+        spec = parse(GpuSpec, raw, place=path.name)
+        found[spec.name] = GpuEntry(spec=spec, aliases=aliases)
+    return found
+
+
+@cache
+def clusters() -> Mapping[str, ClusterSpec]:
+    """Read the cluster presets."""
+    return {
+        name: parse(ClusterSpec, read_toml(path), place=path.name)
+        for name, path in files("clusters").items()
+    }
+
+
+@cache
+def engines() -> tuple[EngineProfile, ...]:
+    """Read the engine profiles."""
+    return tuple(
+        parse(EngineProfile, read_toml(path), place=path.name) for path in files("engines").values()
+    )
+
+
+def find_model(name: str, *, place: str = "model.id") -> ModelSpec:
+    """
+    Return the model that *name* stands for.
+
+    Args:
+        name: a catalog name, a hub id of the catalog, or a path to a `config.json` or to the
+            directory it is in (relative to where the command runs).
+        place: named in errors.
+
+    Raises:
+        InputError: neither in the catalog nor on disk, or a config that cannot be used.
+
+    """
+    for key, entry in models().items():
+        known = (key, entry.hub_id, *entry.aliases)
+        hit = next((alias for alias in known if alias.lower() == name.lower()), None)
+        if hit is not None:
+            source = hit if "/" in hit else entry.hub_id
+            return model_from(entry.config, name=name, source=source, place=f"{key}.toml")
+    path = Path(name)
+    if path.exists():
+        directory = path if path.is_dir() else path.parent
+        return model_from(read_config(path), name=name, source=str(directory), place=name)
+    hub_ids = [alias for entry in models().values() for alias in (entry.hub_id, *entry.aliases)]
+    raise _unknown(
+        place,
+        name,
+        "a catalog name, a hub id of the catalog, or an existing path to a config.json",
+        [*models(), *hub_ids],
+    )
+
+
+def find_gpu(name: str, *, place: str = "cluster.gpu") -> GpuSpec:
+    """Return the GPU that *name*, a catalog name or an alias, stands for."""
+    for key, entry in gpus().items():
+        if name.lower() in {alias.lower() for alias in (key, *entry.aliases)}:
+            return entry.spec
+    raise _unknown(place, name, "a GPU of the catalog", gpus())
+
+
+def find_engine(choice: EngineChoice, *, place: str = "engine") -> EngineProfile:
+    """Return the profile of an engine version; `0.29` stands for the only 0.29.x there is."""
+    for profile in engines():
+        versions = (profile.version, profile.version.rpartition(".")[0])
+        if choice.name == profile.name and choice.version in versions:
+            return profile
+    known = [f"{profile.name} {profile.version}" for profile in engines()]
+    raise _unknown(place, f"{choice.name} {choice.version}", "an engine with a profile", known)
+
+
+def find_cluster(choice: ClusterChoice, *, place: str = "cluster") -> ClusterSpec:
+    """
+    Return the preset with the scenario's own keys over it, or a cluster made of them alone.
+
+    A GPU without a preset makes nodes in which scale-up links join all GPUs.
+    """
+    if choice.preset is None:
+        return _own_cluster(choice, place)
+    if choice.preset not in clusters():
+        raise _unknown(f"{place}.preset", choice.preset, "a cluster preset", clusters())
+    preset = clusters()[choice.preset]
+    gpu = find_gpu(choice.gpu, place=f"{place}.gpu").name if choice.gpu else preset.gpu
+    per_node = choice.gpus_per_node or preset.gpus_per_node
+    kept = preset.gpus_per_hb_domain if per_node == preset.gpus_per_node else per_node
+    return replace(
+        preset,
+        gpu=gpu,
+        gpus_per_node=per_node,
+        gpus_per_hb_domain=kept,
+        max_gpus=choice.max_gpus or preset.max_gpus,
+        price_usd_per_gpu_hour=choice.price_usd_per_gpu_hour,
+    )
+
+
+def _own_cluster(choice: ClusterChoice, place: str) -> ClusterSpec:
+    """Make a cluster from the scenario's keys alone."""
+    gpu = find_gpu(choice.gpu or "", place=f"{place}.gpu")
+    if choice.gpus_per_node is None or choice.max_gpus is None:
+        key = "gpus_per_node" if choice.gpus_per_node is None else "max_gpus"
+        raise InputError(
+            f"{place}.{key}", None, "a number: there is no preset to take it from", _presets(gpu)
+        )
+    return ClusterSpec(
+        name=f"{gpu.name}-{choice.gpus_per_node}",
+        gpu=gpu.name,
+        gpus_per_node=choice.gpus_per_node,
+        gpus_per_hb_domain=choice.gpus_per_node,
+        max_gpus=choice.max_gpus,
+        price_usd_per_gpu_hour=choice.price_usd_per_gpu_hour,
+    )
+
+
+def _presets(gpu: GpuSpec) -> str:
+    """Say which presets there are for a GPU."""
+    names = [name for name, cluster in clusters().items() if cluster.gpu == gpu.name]
+    return "presets of this GPU: " + (", ".join(names) or "none")
+
+
+def resolve(scenario: ScenarioSpec, place: str) -> Resolved:
+    """
+    Look up everything that a scenario names, and check that it fits together.
+
+    Args:
+        scenario: as read.
+        place: its file, named in errors.
+
+    Raises:
+        InputError: an unknown name, or values that contradict each other.
+
+    """
+    cluster = find_cluster(scenario.cluster, place=f"{place}: cluster")
+    resolved = Resolved(
+        model=_overridden(scenario.model, place),
+        gpu=find_gpu(cluster.gpu, place=f"{place}: cluster.gpu"),
+        cluster=cluster,
+        engine=find_engine(scenario.engine, place=f"{place}: engine"),
+    )
+    longest = scenario.workload.input_tokens.max_tokens + scenario.workload.output_tokens.max_tokens
+    if longest > resolved.model.max_context_tokens:
+        raise InputError(
+            f"{place}: workload.input_tokens + output_tokens",
+            longest,
+            f"at most {resolved.model.max_context_tokens}, the context of {resolved.model.id}",
+            "shorten one of them, or take a model with a longer context",
+        )
+    return resolved
+
+
+def _overridden(choice: ModelChoice, place: str) -> ModelSpec:
+    """Return the model with the scenario's dtypes and context."""
+    model = find_model(choice.id, place=f"{place}: model.id")
+    if choice.weight_dtype in UNQUANTISED:
+        dtype = choice.weight_dtype
+        model = replace(
+            model, dtype=dtype, weight_dtype=dtype, kv_dtype=dtype, attention_quantised=True
+        )
+    elif choice.weight_dtype is not None:
+        model = replace(model, weight_dtype=choice.weight_dtype)
+    if choice.kv_dtype is not None:
+        model = replace(model, kv_dtype=choice.kv_dtype)
+    wanted = choice.max_context_tokens
+    if wanted is None:
+        return model
+    if wanted > model.max_context_tokens:
+        raise InputError(
+            f"{place}: model.max_context_tokens",
+            wanted,
+            f"at most {model.max_context_tokens}, what {model.id} was made for",
+            "for a RoPE-scaled variant give the path of its own config.json as model.id",
+        )
+    return replace(model, max_context_tokens=wanted)
+
+
+def _unknown(place: str, name: str, expectation: str, known: Iterable[str]) -> InputError:
+    """Say that a name is unknown, and which one was probably meant."""
+    by_lower = {key.lower(): key for key in known}
+    near = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.5)
+    if near:
+        return InputError(place, name, expectation, f"did you mean {by_lower[near[0]]}?")
+    short = [key for key in by_lower.values() if "/" not in key and " " not in key]
+    return InputError(place, name, expectation, "known: " + ", ".join(short or by_lower.values()))
