@@ -7,6 +7,7 @@ from sizing.plan.document import (
     Plan,
     Provenance,
     plan_from,
+    read_deployment,
     read_plan,
     to_json,
 )
@@ -41,6 +42,7 @@ __all__ = [
     "StepModel",
     "Validation",
     "plan_from",
+    "read_deployment",
     "read_plan",
     "to_json",
 ]

@@ -145,6 +145,8 @@ class Deployment:
     `serving measure` deploys one to take the measurements that a plan is computed from.
     """
 
+    __pydantic_config__ = STRICT
+
     model: PlanModel
     architecture: ModelSpec
     engine: EngineSettings

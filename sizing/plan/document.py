@@ -106,8 +106,8 @@ class Plan:
         return self.deployment.pool(role)
 
 
-def to_json(plan: Plan) -> str:
-    """Write *plan* so that equal plans give equal bytes."""
+def to_json(plan: Plan | Deployment) -> str:
+    """Write a plan, or what is to run, so that equal values give equal bytes."""
     return json.dumps(asdict(plan), indent=2, sort_keys=True, allow_nan=False) + "\n"
 
 
@@ -119,15 +119,20 @@ def read_plan(path: Path) -> Plan:
         InputError: no such file, not JSON, another schema version, a field missing, unknown or
             out of range; the message names the place.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise InputError(str(path), error.strerror, "a plan written by `sizing plan`") from None
-    try:
-        raw = json.loads(text)
-    except ValueError as error:
-        raise InputError(str(path), str(error), "JSON, as `sizing plan -o` writes it") from None
-    return plan_from(raw, place=str(path))
+    return plan_from(_read_json(path), place=str(path))
+
+
+def read_deployment(path: Path) -> Deployment:
+    """
+    Read what is to run: a plan's deployment, or one that `sizing calibrate` wrote by itself.
+
+    Raises:
+        InputError: as `read_plan`.
+    """
+    raw = _read_json(path)
+    if isinstance(raw, dict) and "schema_version" not in raw:
+        return parse(Deployment, raw, place=str(path))
+    return plan_from(raw, place=str(path)).deployment
 
 
 def plan_from(raw: object, *, place: str) -> Plan:
@@ -146,3 +151,13 @@ def plan_from(raw: object, *, place: str) -> Plan:
     if unknown:
         raise InputError(f"{place}: {min(unknown)}", raw[min(unknown)], "no such field in a plan")
     return parse(Plan, raw, place=place)
+
+
+def _read_json(path: Path) -> object:
+    """Read JSON, or say what is wrong with the file."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(str(path), error.strerror, "a plan written by `sizing plan`") from None
+    except ValueError as error:
+        raise InputError(str(path), str(error), "JSON, as `sizing plan -o` writes it") from None
