@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from serving.stopwatch import Stopwatch
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+    from serving.stopwatch import Stopwatch
 
 PREFILL_TOKENS = (16, 48, 224, 352, 512)
 """Prompt lengths; none lies within those of the demo's load, so its prediction interpolates."""
@@ -31,7 +34,7 @@ LEAD_S = 0.3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Timing:
+class GridPoint:
     """One grid point; the columns of steps.csv that are measured here."""
 
     phase: str
@@ -43,71 +46,63 @@ class Timing:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pair:
+async def time_grid(watch: Stopwatch, tell: Callable[[str], None]) -> tuple[GridPoint, ...]:
     """
-    The two ways into a running pair.
-
-    Attributes:
-        system: the front door: prefill, KV pull, decode.
-        prefill: the prefill pool alone.
-        tell: called with what is being timed.
-    """
-
-    system: Stopwatch
-    prefill: Stopwatch
-    tell: Callable[[str], None]
-
-
-async def time_grid(pair: Pair) -> tuple[Timing, ...]:
-    """
-    Time every point of the grid.
+    Time every point of the grid; *tell* is called with what is being timed.
 
     Each pool is timed twice: alone, and while the other one works without a pause. The path is
     timed idle, one request at a time.
     """
-    timings: list[Timing] = []
-    await _warm_up(pair)
+    timings: list[GridPoint] = []
+    tell("warm-up")
+    await _warm_up(watch)
     for busy in (False, True):
         beside = "the other pool busy" if busy else "alone"
         for tokens in PREFILL_TOKENS:
-            pair.tell(f"prefill of {tokens} tokens, {beside}")
-            async with _decoding(pair) if busy else _nothing():
-                timings.append(await _prefill(pair, tokens))
+            tell(f"prefill of {tokens} tokens, {beside}")
+            async with _decoding(watch) if busy else _nothing():
+                timings.append(await _prefill(watch, tokens))
             timings[-1] = replace(timings[-1], other_busy_fraction=float(busy))
         for batch in DECODE_BATCHES:
             for context in DECODE_CONTEXTS:
-                pair.tell(f"decode batch {batch} at {context} tokens, {beside}")
-                timings.append(await _decode(pair, batch, context, busy=busy))
+                tell(f"decode batch {batch} at {context} tokens, {beside}")
+                timings.append(await _decode(watch, batch, context, busy=busy))
     for tokens in PATH_TOKENS:
-        pair.tell(f"path with {tokens} tokens")
-        timings.append(await _idle_ttft(pair.prefill, "request", tokens))
-        timings.append(await _idle_ttft(pair.system, "path", tokens))
+        tell(f"path with {tokens} tokens")
+        alone = [await watch.prefill(tokens) for _ in range(PATH_REPEATS)]
+        timings.append(_idle("request", tokens, alone))
+        whole = [(await watch.stream(tokens, 2)).ttft_s for _ in range(PATH_REPEATS)]
+        timings.append(_idle("path", tokens, whole))
     return tuple(timings)
 
 
-async def _warm_up(pair: Pair) -> None:
+def num_points() -> int:
+    """Count what `time_grid` tells of."""
+    grid = len(PREFILL_TOKENS) + len(DECODE_BATCHES) * len(DECODE_CONTEXTS)
+    return 1 + 2 * grid + len(PATH_TOKENS)
+
+
+async def _warm_up(watch: Stopwatch) -> None:
     """Run every shape once: first calls allocate, connect and compile."""
-    pair.tell("warm-up")
-    await pair.system.together(max(DECODE_BATCHES), 32, 16)
+    await watch.together(max(DECODE_BATCHES), 32, 16)
     for tokens in PATH_TOKENS:
-        await pair.system.stream(tokens, 4)
+        await watch.stream(tokens, 4)
 
 
-async def _prefill(pair: Pair, tokens: int) -> Timing:
+async def _prefill(watch: Stopwatch, tokens: int) -> GridPoint:
     """Seconds a prompt takes in a prefill pool that always has the next one waiting."""
     done: list[float] = []
 
     async def client() -> None:
         for _ in range(PREFILL_PROMPTS // PREFILL_AT_ONCE):
-            await pair.prefill.stream(tokens, 1)
+            await watch.prefill(tokens)
             done.append(time.monotonic())
 
     await asyncio.gather(*(client() for _ in range(PREFILL_AT_ONCE)))
     # From the first completion to the last the pool was never without a prompt.
     ends = np.sort(done)
     repeats = len(ends) - 1
-    return Timing(
+    return GridPoint(
         phase="prefill",
         tokens=tokens,
         repeats=repeats,
@@ -115,17 +110,17 @@ async def _prefill(pair: Pair, tokens: int) -> Timing:
     )
 
 
-async def _decode(pair: Pair, batch: int, context: int, *, busy: bool) -> Timing:
+async def _decode(watch: Stopwatch, batch: int, context: int, *, busy: bool) -> GridPoint:
     """Seconds a step takes while exactly *batch* sequences are decoded."""
     running = asyncio.gather(
-        *(pair.system.stream(context, DECODE_TOKENS + 8 * batch) for _ in range(batch))
+        *(watch.stream(context, DECODE_TOKENS + 8 * batch) for _ in range(batch))
     )
-    async with _prefilling(pair) if busy else _nothing():
+    async with _prefilling(watch) if busy else _nothing():
         streams = await running
     start = max(stream.stamps[0][0] for stream in streams)
     end = min(stream.stamps[-1][0] for stream in streams)
     tokens = sum(stream.tokens_between(start, end) for stream in streams)
-    return Timing(
+    return GridPoint(
         phase="decode",
         batch=batch,
         context=context + DECODE_TOKENS / 2,
@@ -135,32 +130,32 @@ async def _decode(pair: Pair, batch: int, context: int, *, busy: bool) -> Timing
     )
 
 
-async def _idle_ttft(stopwatch: Stopwatch, phase: str, tokens: int) -> Timing:
-    """Median TTFT of requests that meet nobody."""
-    output = 1 if phase == "request" else 2
-    ttfts = [(await stopwatch.stream(tokens, output)).ttft_s for _ in range(PATH_REPEATS)]
-    return Timing(phase=phase, tokens=tokens, repeats=PATH_REPEATS, seconds=float(np.median(ttfts)))
+def _idle(phase: str, tokens: int, seconds: list[float]) -> GridPoint:
+    """Take the median of requests that met nobody."""
+    return GridPoint(
+        phase=phase, tokens=tokens, repeats=len(seconds), seconds=float(np.median(seconds))
+    )
 
 
 @contextlib.asynccontextmanager
-async def _prefilling(pair: Pair) -> AsyncIterator[None]:
+async def _prefilling(watch: Stopwatch) -> AsyncIterator[None]:
     """Keep the prefill pool busy."""
 
     async def client() -> None:
         while True:
-            await pair.prefill.stream(BUSY_PROMPT, 1)
+            await watch.prefill(BUSY_PROMPT)
 
     async with _background(client, 2):
         yield
 
 
 @contextlib.asynccontextmanager
-async def _decoding(pair: Pair) -> AsyncIterator[None]:
+async def _decoding(watch: Stopwatch) -> AsyncIterator[None]:
     """Keep the decode pool busy."""
 
     async def client() -> None:
         while True:
-            await pair.system.stream(BUSY_PROMPT // 14, BUSY_OUTPUT)
+            await watch.stream(BUSY_PROMPT // 14, BUSY_OUTPUT)
 
     async with _background(client, BUSY_BATCH):
         yield

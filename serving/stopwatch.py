@@ -6,6 +6,7 @@ import asyncio
 import json
 import time
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any
 
 import aiohttp
@@ -15,6 +16,11 @@ from sizing.errors import TargetFailed
 
 FIRST_ID = 300
 """Prompts are made of token ids from here on, clear of special tokens and single bytes."""
+
+STREAMED = {
+    "stream": True,
+    "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,14 +58,14 @@ class Stopwatch:
 
     Attributes:
         session: open HTTP session.
-        url: of the completions route.
+        base_url: of the endpoint.
         model: id that the endpoint serves.
         vocab_size: prompts hold ids below it.
         rng: makes every prompt a new one, so that no prefix cache is hit.
     """
 
     session: aiohttp.ClientSession
-    url: str
+    base_url: str
     model: str
     vocab_size: int
     rng: np.random.Generator
@@ -71,22 +77,31 @@ class Stopwatch:
         Raises:
             TargetFailed: the endpoint answered an error, or ended the stream early.
         """
+        url = f"{self.base_url}/v1/completions"
+        body = self._body(input_tokens, output_tokens) | STREAMED
         sent = time.monotonic()
-        async with self.session.post(self.url, json=self._body(input_tokens, output_tokens)) as got:
-            if got.status != 200:  # noqa: PLR2004
-                text = (await got.text())[:300]
-                raise TargetFailed(f"{self.url} answered {got.status}: {text}")
-            stamps = []
-            async for line in got.content:
+        stamps: list[tuple[float, int]] = []
+        async with self.session.post(url, json=body) as answer:
+            await _check(answer)
+            async for line in answer.content:
                 if line.startswith(b"data: {"):
                     now = time.monotonic()
-                    tokens = _tokens(json.loads(line[6:]), self.url)
+                    tokens = _tokens(json.loads(line[6:]), url)
                     if tokens > (stamps[-1][1] if stamps else 0):
                         stamps.append((now, tokens))
         if not stamps or stamps[-1][1] != output_tokens:
             ended = stamps[-1][1] if stamps else 0
-            raise TargetFailed(f"{self.url} sent {ended} of {output_tokens} tokens")
+            raise TargetFailed(f"{url} sent {ended} of {output_tokens} tokens")
         return Stream(sent_s=sent, stamps=tuple(stamps))
+
+    async def prefill(self, input_tokens: int) -> float:
+        """Return the seconds of one prompt through the prefill pool alone, there and back."""
+        url = f"{self.base_url}/internal/prefill"
+        sent = time.monotonic()
+        async with self.session.post(url, json=self._body(input_tokens, 1)) as answer:
+            await _check(answer)
+            await answer.read()
+        return time.monotonic() - sent
 
     async def together(
         self, count: int, input_tokens: int, output_tokens: int
@@ -104,9 +119,14 @@ class Stopwatch:
             "max_tokens": output_tokens,
             "ignore_eos": True,
             "temperature": 0,
-            "stream": True,
-            "stream_options": {"include_usage": True, "continuous_usage_stats": True},
         }
+
+
+async def _check(answer: aiohttp.ClientResponse) -> None:
+    """Refuse an answer that is an error."""
+    if answer.status != HTTPStatus.OK:
+        text = (await answer.text())[:300]
+        raise TargetFailed(f"{answer.url} answered {answer.status}: {text}")
 
 
 def _tokens(chunk: dict[str, Any], url: str) -> int:

@@ -1,0 +1,92 @@
+"""`serving measure`: time this machine's engines, deployed as they will be deployed."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path  # noqa: TC003  (Typer reads the annotations)
+from typing import TYPE_CHECKING, Annotated
+
+import aiohttp
+import numpy as np
+import typer
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from serving.grid import GridPoint, num_points, time_grid
+from serving.stopwatch import Stopwatch
+from sizing.errors import TargetFailed
+from sizing.machine import this_machine
+from sizing.plan import read_deployment
+from sizing.shell import talk
+from sizing.specs.measurement import Measurement, write_measurements
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from sizing.plan import Deployment
+
+REQUEST_LIMIT_S = 60.0
+SEED = 1
+
+
+def measure(
+    what: Annotated[Path, typer.Argument(help="plan or deployment (JSON) to deploy and time")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="steps.csv to write")],
+    port: Annotated[int, typer.Option(help="of the endpoint while measuring; 0: any")] = 0,
+) -> None:
+    """Deploy both pools, time a grid of steps alone and beside a busy other pool, take down."""
+    deployment = read_deployment(what)
+    with deployed(deployment, port=port) as base_url, _progress() as progress:
+        task = progress.add_task("", total=num_points())
+        points = asyncio.run(
+            time_deployment(
+                deployment,
+                base_url,
+                lambda what: progress.update(task, description=what, advance=1),
+            )
+        )
+    write_measurements(out, _rows(deployment, points))
+    talk.print(f"{len(points)} grid points: {out}")
+
+
+async def time_deployment(
+    deployment: Deployment, base_url: str, tell: Callable[[str], None]
+) -> tuple[GridPoint, ...]:
+    """Time every grid point of a deployment that is up at *base_url*."""
+    limit = aiohttp.ClientTimeout(total=REQUEST_LIMIT_S)
+    pool = aiohttp.TCPConnector(limit=0)
+    try:
+        async with aiohttp.ClientSession(timeout=limit, connector=pool) as session:
+            watch = Stopwatch(
+                session=session,
+                base_url=base_url,
+                model=deployment.model.id,
+                vocab_size=deployment.architecture.vocab_size,
+                rng=np.random.default_rng(SEED),
+            )
+            return await time_grid(watch, tell)
+    except (aiohttp.ClientError, TimeoutError) as error:
+        raise TargetFailed(f"{base_url}: {type(error).__name__} while timing: {error}") from None
+
+
+def _rows(deployment: Deployment, points: Sequence[GridPoint]) -> tuple[Measurement, ...]:
+    """Say of each grid point what machine, engine and model it was taken on, and when."""
+    key = this_machine(
+        deployment.engine.name,
+        model_config_hash=deployment.model.config_hash,
+        dtype=deployment.pool("decode").dtype,
+    )
+    today = datetime.now(UTC).date().isoformat()
+    return tuple(Measurement(date=today, key=key, **asdict(point)) for point in points)
+
+
+def _progress() -> Progress:
+    """Show what is being timed, on a terminal."""
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.completed:.0f}/{task.total:.0f}"),
+        TextColumn("{task.description}"),
+        TimeElapsedColumn(),
+    )
+    return Progress(*columns, console=talk, transient=True)
