@@ -39,7 +39,7 @@ def drive(folder: Path, report: Callable[[Progress], None]) -> None:
         MiniclusterError: the client crashed.
 
     """
-    client = subprocess.Popen(  # noqa: S603  (our own module)
+    client = subprocess.Popen(
         [sys.executable, "-m", "loadtest.locustfile"],
         env=os.environ | {"LOADTEST_DIR": str(folder)},
         stdout=subprocess.PIPE,

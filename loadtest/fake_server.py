@@ -141,8 +141,10 @@ class FakeServer:
         while os.getppid() == parent:
             await asyncio.sleep(0.1)
             lived_s = time.monotonic() - self.first_request_s
-            if self.behaviour.die_after_s and self.first_request_s and (
-                lived_s > self.behaviour.die_after_s
+            if (
+                self.behaviour.die_after_s
+                and self.first_request_s
+                and (lived_s > self.behaviour.die_after_s)
             ):
                 break
         os._exit(1)

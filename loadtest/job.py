@@ -125,9 +125,10 @@ def read_job(path: Path) -> Job:
         raise InputError(f"{path}: schema_version", version, str(SCHEMA_VERSION))
     try:
         load = raw.pop("workload")
-        lengths = {key: Lengths(**load.pop(key)) for key in ("input_tokens", "output_tokens")}
+        load["input_tokens"] = Lengths(**load["input_tokens"])
+        load["output_tokens"] = Lengths(**load["output_tokens"])
         return Job(
-            workload=WorkloadSpec(**load, **lengths),
+            workload=WorkloadSpec(**load),
             slo=SloSpec(**raw.pop("slo")),
             window=Window(**raw.pop("window")),
             **raw,

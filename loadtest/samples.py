@@ -84,7 +84,7 @@ class Sample:
 
     @property
     def tpot_s(self) -> float | None:
-        """(last - first chunk) / (tokens - tokens in the first chunk); `None` if all came at once."""
+        """(last - first chunk) / (tokens after the first chunk); `None` if there are none."""
         after_first = (self.output_tokens or 0) - self.first_chunk_tokens
         if after_first <= 0:
             return None
@@ -138,8 +138,7 @@ def _from_line(line: str, place: str) -> Sample:
     try:
         row = json.loads(line)
         return Sample(
-            **row
-            | {"chunk_s": tuple(row["chunk_s"]), "chunk_tokens": tuple(row["chunk_tokens"])}
+            **row | {"chunk_s": tuple(row["chunk_s"]), "chunk_tokens": tuple(row["chunk_tokens"])}
         )
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(place, str(error), "a sample as `loadtest run` writes it") from None

@@ -92,9 +92,7 @@ def poisson_schedule(workload: WorkloadSpec, window: Window, seed: int) -> tuple
     return requests
 
 
-def window_of(
-    workload: WorkloadSpec, base: Window, *, num_requests: int, seed: int
-) -> Window:
+def window_of(workload: WorkloadSpec, base: Window, *, num_requests: int, seed: int) -> Window:
     """Return *base* ended so that exactly *num_requests* of the arrivals of *seed* fall into it."""
     # Ten standard deviations more than needed: the arrivals that close the window are there.
     expected = num_requests + 10 * math.sqrt(num_requests) + 10

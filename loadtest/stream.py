@@ -113,6 +113,4 @@ def _text(choices: list[dict[str, Any]]) -> str:
     if not choices:
         return ""
     delta = choices[0].get("delta") or {}
-    return (
-        choices[0].get("text") or delta.get("content") or delta.get("reasoning_content") or ""
-    )
+    return choices[0].get("text") or delta.get("content") or delta.get("reasoning_content") or ""

@@ -1,0 +1,174 @@
+"""The `loadtest` command."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from loadtest.comparison import TOLERANCE, parse_tolerance
+from loadtest.drive import drive
+from loadtest.order import Extent, Load, free_load, make_job, parse_lengths, planned_load
+from loadtest.promise import parse_slo
+from loadtest.run import prepare, read_run, write_whole
+from loadtest.schedule import poisson_schedule
+from loadtest.table import print_verdict
+from loadtest.target import base_address, check_model
+from loadtest.verdict import Verdict, conclude, to_json
+from sizing import shell
+from sizing.errors import InputError
+from sizing.plan import read_plan
+from sizing.specs.workload import WorkloadSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from loadtest.drive import Progress as Seen
+    from loadtest.job import Job
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)
+
+DEFAULT_TOLERANCE = ",".join(f"{metric}={most}" for metric, most in TOLERANCE.items())
+TRIES_EXAMPLE = "--rate 2 --input-tokens 512 --output-tokens 64 --slo ttft=1,tpot=0.05"
+
+Output = Annotated[Path, typer.Option("--output", "-o", help="Folder for samples and verdict.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print verdict.json instead of the table.")]
+Tolerance = Annotated[str, typer.Option(help="Error of the predicted means that is allowed.")]
+RequirePrediction = Annotated[
+    bool, typer.Option("--require-prediction", help="Exit 3 if the prediction did not hold.")
+]
+
+
+@app.command()
+def run(  # noqa: PLR0913  (a command line is its options)
+    *,
+    plan: Annotated[Path | None, typer.Argument(help="From `sizing plan`.")] = None,
+    host: Annotated[str, typer.Option(help="Endpoint.")] = "http://127.0.0.1:8000",
+    model: Annotated[str | None, typer.Option(help="Served name; without a plan.")] = None,
+    rate: Annotated[float | None, typer.Option(help="Requests/s; without a plan.")] = None,
+    input_tokens: Annotated[
+        str | None, typer.Option(help="512, 256-768 or lognormal:MEDIAN:SIGMA:LONGEST.")
+    ] = None,
+    output_tokens: Annotated[str | None, typer.Option(help="Likewise.")] = None,
+    slo: Annotated[str | None, typer.Option(help="ttft=1,tpot=0.05,percentile=p99.")] = None,
+    vocab_size: Annotated[
+        int, typer.Option(help="Prompts are random token ids below it; without a plan.")
+    ] = 1000,
+    duration: Annotated[float | None, typer.Option(help="Seconds to measure.")] = None,
+    requests: Annotated[int | None, typer.Option(help="Requests to measure; 400.")] = None,
+    warmup: Annotated[
+        float | None, typer.Option(help="Seconds before; max(5, 3 x expected E2E).")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of arrivals and lengths.")] = 0,
+    output: Output = Path("out/loadtest"),
+    tolerance: Tolerance = DEFAULT_TOLERANCE,
+    require_prediction: RequirePrediction = False,
+    json: AsJson = False,
+) -> None:
+    """Load an endpoint as its plan says, or as the options say, and judge the latencies."""
+    free = {
+        "--model": model,
+        "--rate": rate,
+        "--input-tokens": input_tokens,
+        "--output-tokens": output_tokens,
+        "--slo": slo,
+    }
+    load = _planned(plan, free) if plan else _free(free, vocab_size)
+    if require_prediction and not plan:
+        raise InputError("--require-prediction", None, "a plan, which holds the prediction")
+    allowed = parse_tolerance(tolerance)
+    extent = Extent(duration_s=duration, num_requests=requests, warmup_s=warmup, seed=seed)
+    address = base_address(host)
+    job = make_job(load, extent, host=address, model=check_model(address, load.model))
+    prepare(output, job, poisson_schedule(job.workload, job.window, job.seed), plan)
+    _drive(output, job)
+    verdict = conclude(read_run(output), allowed, require_prediction=require_prediction)
+    _publish(output, verdict, json=json)
+
+
+@app.command()
+def report(
+    folder: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    *,
+    tolerance: Tolerance = DEFAULT_TOLERANCE,
+    require_prediction: RequirePrediction = False,
+    json: AsJson = False,
+) -> None:
+    """Judge a run again from its raw samples, and draw its report."""
+    allowed = parse_tolerance(tolerance)
+    verdict = conclude(read_run(folder), allowed, require_prediction=require_prediction)
+    _publish(folder, verdict, json=json)
+
+
+def _planned(plan: Path, free: Mapping[str, object]) -> Load:
+    given = [option for option, value in free.items() if value is not None]
+    if given:
+        raise InputError(given[0], free[given[0]], "left out: the plan says it")
+    return planned_load(read_plan(plan))
+
+
+def _free(given: Mapping[str, object], vocab_size: int) -> Load:
+    for option, value in given.items():
+        if value is None and option != "--model":
+            raise InputError(option, None, "a plan, or a load", f"for example {TRIES_EXAMPLE}")
+    workload = WorkloadSpec(
+        requests_per_s=float(str(given["--rate"])),
+        input_tokens=parse_lengths(str(given["--input-tokens"]), "--input-tokens"),
+        output_tokens=parse_lengths(str(given["--output-tokens"]), "--output-tokens"),
+    )
+    model = given["--model"]
+    return free_load(
+        workload,
+        parse_slo(str(given["--slo"])),
+        model=None if model is None else str(model),
+        vocab_size=vocab_size,
+    )
+
+
+def _drive(folder: Path, job: Job) -> None:
+    """Run the client with a progress bar; an interrupted one has left what it had."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # `kill` ends us as Ctrl-C does
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TimeRemainingColumn(),
+        console=shell.talk,
+        disable=not shell.talk.is_terminal,
+    )
+    with bar:
+        task = bar.add_task("load", total=job.window.end_s)
+
+        def show(seen: Seen) -> None:
+            phase = "warm-up" if seen.t_s < job.window.start_s else "measuring"
+            failed = f", {seen.failed} failed" if seen.failed else ""
+            bar.update(
+                task,
+                completed=seen.t_s,
+                description=f"{phase}: {seen.sent} sent, {seen.done} done{failed}",
+            )
+
+        try:
+            drive(folder, show)
+        except KeyboardInterrupt:
+            if not (folder / "client.json").exists():
+                raise
+
+
+def _publish(folder: Path, verdict: Verdict, *, json: bool) -> NoReturn:
+    """Write the verdict, print it, leave with its exit code."""
+    text = to_json(verdict)
+    write_whole(folder / "verdict.json", text)
+    if json:
+        typer.echo(text, nl=False)
+    else:
+        print_verdict(verdict, Console())
+    raise typer.Exit(verdict.exit_code)
+
+
+def main() -> NoReturn:
+    """Run `loadtest`."""
+    shell.run(app, "loadtest")

@@ -1,0 +1,59 @@
+"""Where and when a run was made."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from loadtest.client import Client
+    from loadtest.job import Job
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """Where and when: target, client machine and versions."""
+
+    host: str
+    model: str
+    seed: int
+    warmup_s: float
+    window_s: float
+    started_unix_s: float
+    wall_s: float
+    machine: str
+    versions: dict[str, str]
+
+
+def setting_of(job: Job, client: Client) -> Setting:
+    """Describe the run of *job* on this machine."""
+    return Setting(
+        host=job.host,
+        model=job.model,
+        seed=job.seed,
+        warmup_s=job.window.start_s,
+        window_s=job.window.length_s,
+        started_unix_s=client.started_unix_s,
+        wall_s=client.wall_s,
+        machine=_machine(),
+        versions={
+            "minicluster": metadata.version("minicluster"),
+            "locust": client.locust_version,
+            "python": platform.python_version(),
+        },
+    )
+
+
+def _machine() -> str:
+    """Name this machine's processor and system."""
+    name = platform.processor() or platform.machine()
+    if sys.platform == "linux":
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                name = line.partition(":")[2].strip()
+                break
+    return f"{name}, {platform.system()} {platform.release()}"

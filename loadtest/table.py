@@ -1,0 +1,156 @@
+"""The verdict on the terminal: a table *predicted / measured / SLO*, and one line."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+from rich.text import Text
+
+from loadtest.samples import OUTCOMES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rich.console import Console
+
+    from loadtest.verdict import Verdict
+
+ROWS = {
+    "ttft": ("TTFT", ("mean", "p50", "p95", "p99")),
+    "tpot": ("TPOT", ("mean", "p50", "p95", "p99")),
+    "itl": ("ITL", ("mean", "p99")),
+    "longest_stall": ("longest stall", ("p99", "max")),
+    "e2e": ("E2E", ("mean", "p99")),
+}
+HEADLINES = {
+    "met": ("SLO MET", "bold green"),
+    "missed": ("SLO MISSED", "bold red"),
+    "inconclusive": ("INCONCLUSIVE", "bold yellow"),
+    "failed": ("TARGET FAILED", "bold red"),
+    "interrupted": ("INTERRUPTED", "bold yellow"),
+}
+
+
+def milliseconds(seconds: float) -> str:
+    """Write *seconds* as people read them, with three digits that matter."""
+    if seconds >= 10:  # noqa: PLR2004
+        return f"{seconds:.1f} s"
+    if seconds >= 1:
+        return f"{seconds:.2f} s"
+    return f"{1000 * seconds:.{1 if seconds >= 0.01 else 2}f} ms"  # noqa: PLR2004
+
+
+def latency_rows(verdict: Verdict) -> Iterator[tuple[str, str, str, str, str]]:
+    """Yield name, predicted, measured, error and SLO of every latency shown."""
+    limits = {(p.metric, p.percentile): p.limit_s for p in verdict.promises}
+    for metric, (name, statistics) in ROWS.items():
+        spread = verdict.latency[metric]
+        for statistic in statistics:
+            limit_s = limits.get((metric, statistic))
+            row = verdict.comparison.row(metric, statistic) if verdict.comparison else None
+            yield (
+                f"{name} {statistic}",
+                milliseconds(row.predicted_s) if row else "",
+                milliseconds(spread.at(statistic)) if spread else "-",
+                f"{row.error_fraction:+.0%}" if row else "",
+                f"< {milliseconds(limit_s)}" if limit_s else "",
+            )
+
+
+def load_rows(verdict: Verdict) -> Iterator[tuple[str, str, str, str, str]]:
+    """Yield the same columns for utilisation and throughput."""
+    for pool in verdict.pools:
+        planned, seen = pool.predicted_utilisation_fraction, pool.measured_utilisation_fraction
+        yield (
+            f"{pool.role} utilisation",
+            "" if planned is None else f"{planned:.0%}",
+            "-" if seen is None else f"{seen:.0%}",
+            "",
+            "",
+        )
+        yield (
+            f"{pool.role} in flight",
+            f"{pool.predicted_concurrent:.2f}",
+            f"{pool.measured_concurrent:.2f}",
+            "",
+            "",
+        )
+    done = verdict.throughput
+    yield "requests/s", "", f"{done.answered_requests_per_s:.2f}", "", ""
+    yield "goodput requests/s", "", f"{done.good_requests_per_s:.2f}", "", ""
+    yield "output tokens/s", "", f"{done.output_tokens_per_s:.1f}", "", ""
+
+
+def outcome_text(verdict: Verdict) -> str:
+    """Say how the requests of the window ended."""
+    total = sum(verdict.outcomes.values())
+    names = OUTCOMES | {"not_sent": "not sent"}
+    parts = [f"{count} {names[outcome]}" for outcome, count in verdict.outcomes.items()]
+    return f"{total} requests in the window: " + ", ".join(parts)
+
+
+def headline(verdict: Verdict) -> tuple[str, str]:
+    """Return the verdict in words, and what it rests on."""
+    promised = ", ".join(
+        f"{p.metric.upper()} {p.percentile} < {milliseconds(p.limit_s)}" for p in verdict.promises
+    )
+    return HEADLINES[verdict.verdict][0], "; ".join(verdict.reasons) or promised
+
+
+def stall_text(verdict: Verdict) -> str:
+    """Say how many KV transfers seem to have stalled."""
+    threshold = milliseconds(verdict.stalls.threshold_s)
+    return (
+        f"suspected KV-transfer stalls: {verdict.stalls.count} "
+        f"(TTFT above {threshold} that no queue explains)"
+    )
+
+
+def client_text(verdict: Verdict) -> str:
+    """Say what the client itself did to the measurement."""
+    own = verdict.client
+    return (
+        f"client: dispatch lag p99 {milliseconds(own.dispatch_lag_p99_s)}, "
+        f"heartbeat lag p99 {milliseconds(own.heartbeat_lag_p99_s)}, "
+        f"{own.cpu_fraction:.0%} of a core"
+    )
+
+
+def prediction_text(verdict: Verdict) -> str | None:
+    """Say whether the prediction held; `None` without a plan."""
+    if verdict.comparison is None:
+        return None
+    parts = []
+    for metric, most in verdict.comparison.tolerance.items():
+        row = verdict.comparison.row(metric, "mean")
+        error = f"{row.error_fraction:+.0%}" if row else "not measured"
+        parts.append(f"{metric.upper()} mean {error} (allowed {most:.0%})")
+    held = "held" if verdict.comparison.held else "did not hold"
+    return f"prediction {held}: " + ", ".join(parts)
+
+
+def print_verdict(verdict: Verdict, console: Console) -> None:
+    """Print table and verdict."""
+    table = Table(title=f"{verdict.setting.model} at {verdict.setting.host}", title_style="bold")
+    table.add_column("")
+    for name in ("predicted", "measured", "error", "SLO"):
+        table.add_column(name, justify="right")
+    for rows in (latency_rows(verdict), load_rows(verdict)):
+        for row in rows:
+            table.add_row(*row)
+        table.add_section()
+    console.print(table)
+    word, why = headline(verdict)
+    lines = [
+        outcome_text(verdict),
+        stall_text(verdict),
+        client_text(verdict),
+        *verdict.notes,
+    ]
+    if said := prediction_text(verdict):
+        lines.append(said)
+    for line in lines:
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
+    style = HEADLINES[verdict.verdict][1]
+    console.print(Text(word, style=style) + Text(f"  {why}"), soft_wrap=True)

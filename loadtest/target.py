@@ -1,0 +1,81 @@
+"""The endpoint before the load: is it there, and does it serve the model?"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import urllib.error
+import urllib.request
+from typing import Any
+
+from sizing.errors import InputError, TargetFailed
+
+ANSWER_S = 10.0
+
+
+def base_address(host: str) -> str:
+    """
+    Return *host* without a trailing `/` or `/v1`.
+
+    Raises:
+        InputError: it is no http address.
+
+    """
+    if not host.startswith(("http://", "https://")):
+        raise InputError("--host", host, "an address like http://127.0.0.1:8000")
+    return host.rstrip("/").removesuffix("/v1")
+
+
+def served_models(host: str) -> tuple[str, ...]:
+    """
+    Ask the endpoint for its models.
+
+    Raises:
+        TargetFailed: nothing answers there, or not as an OpenAI endpoint does.
+
+    """
+    # No proxy from the environment: the load does not go through one either.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(f"{host}/v1/models", timeout=ANSWER_S) as answer:
+            listed: Any = json.load(answer)
+        return tuple(str(model["id"]) for model in listed["data"])
+    except urllib.error.HTTPError as error:
+        raise TargetFailed(
+            f"{host}/v1/models answers {error.code}; expected an OpenAI-compatible endpoint"
+        ) from None
+    except (OSError, http.client.HTTPException) as error:
+        reason = getattr(error, "reason", error)
+        raise TargetFailed(
+            f"nothing answers at {host} ({reason}); start an endpoint with "
+            "`serving up plan.json`, or name another one with --host"
+        ) from None
+    except (KeyError, TypeError, ValueError):
+        raise TargetFailed(
+            f"{host}/v1/models does not answer with a list of models; "
+            "expected an OpenAI-compatible endpoint"
+        ) from None
+
+
+def check_model(host: str, model: str | None) -> str:
+    """
+    Return the model to ask for: *model*, or the only one served.
+
+    Raises:
+        InputError: it is not served there, or several are and none is named.
+        TargetFailed: as `served_models`.
+
+    """
+    served = served_models(host)
+    if model is None and len(served) == 1:
+        return served[0]
+    if model is None:
+        raise InputError("--model", None, f"one of those served at {host}: {', '.join(served)}")
+    if model not in served:
+        raise InputError(
+            "model",
+            model,
+            f"one served at {host}: {', '.join(served)}",
+            "is another plan deployed there? `serving status` tells",
+        )
+    return model
