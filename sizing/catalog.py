@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+DEMO_MODEL = ".minicluster/models/demo"
 UNQUANTISED = ("bf16", "fp16", "fp32")
 
 
@@ -135,6 +136,13 @@ def find_model(name: str, *, place: str = "model.id") -> ModelSpec:
     if path.exists():
         directory = path if path.is_dir() else path.parent
         return model_from(read_config(path), name=name, source=str(directory), place=name)
+    if name.startswith((".", "/", "~")) or name.endswith(".json"):
+        raise InputError(
+            place,
+            name,
+            "an existing config.json or the directory it is in",
+            f"paths are relative to where the command runs; `make demo` makes {DEMO_MODEL}",
+        )
     hub_ids = [alias for entry in models().values() for alias in (entry.hub_id, *entry.aliases)]
     raise _unknown(
         place,

@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from sizing.errors import InputError
+from sizing.specs.scenario import ScenarioSpec
+from sizing.specs.workload import Lengths
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
 T = TypeVar("T")
@@ -31,7 +34,7 @@ def parse(cls: type[T], raw: object, *, place: str) -> T:
     """
     try:
         # Strict mode takes a dataclass only from JSON, and JSON has no NaN to let through.
-        return TypeAdapter(cls).validate_json(json.dumps(raw, allow_nan=False))
+        return TypeAdapter(cls).validate_json(json.dumps(raw, allow_nan=False, default=str))
     except ValidationError as error:
         raise _first(error, place) from None
     except InputError as error:
@@ -65,5 +68,67 @@ def read_toml(path: Path) -> dict[str, Any]:
             return tomllib.load(file)
     except OSError as error:
         raise InputError(str(path), error.strerror, "a readable TOML file") from None
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(str(path), str(error), "valid TOML") from None
+
+
+def read_scenario(path: Path, overrides: Sequence[str] = ()) -> ScenarioSpec:
+    """
+    Read a scenario.
+
+    Args:
+        path: TOML file.
+        overrides: `key=value` each, the key dotted as in `workload.requests_per_s`, the value as
+            TOML writes it; quotes around text may be left out.
+
+    Raises:
+        InputError: the first thing wrong, with its place, value and expectation.
+
+    """
+    raw = read_toml(path)
+    place = str(path)
+    for override in overrides:
+        _override(raw, override)
+        place = f"{path} with --set {override}" if len(overrides) == 1 else f"{path} with --set"
+    workload = raw.get("workload")
+    if isinstance(workload, dict):
+        for key in ("input_tokens", "output_tokens"):
+            if key in workload:
+                workload[key] = _lengths(workload[key], place=f"{place}: workload.{key}")
+    return parse(ScenarioSpec, raw, place=place)
+
+
+def _lengths(raw: object, *, place: str) -> object:
+    """Let a plain number stand for the length that every request has; name the key in errors."""
+    if isinstance(raw, int) and not isinstance(raw, bool):
+        raw = {"mean": raw}
+    if not isinstance(raw, dict):
+        raise InputError(
+            place, raw, "a whole number, or a table with a distribution",
+            '{ distribution = "uniform", low = 64, high = 192 }',
+        )  # fmt: skip
+    parse(Lengths, raw, place=place)
+    return raw
+
+
+def _override(raw: dict[str, Any], override: str) -> None:
+    """Put one `key=value` into a parsed scenario."""
+    key, equals, text = override.partition("=")
+    parts = key.strip().split(".")
+    if not equals or not all(parts):
+        raise InputError("--set", override, "key=value, for example workload.requests_per_s=20")
+    table = raw
+    for part in parts[:-1]:
+        table = table.setdefault(part, {})
+        if not isinstance(table, dict):
+            raise InputError(f"--set {key}", text, f"a key inside a table; {part} is none")
+    table[parts[-1]] = _toml_value(text.strip())
+
+
+def _toml_value(text: str) -> object:
+    """Read *text* as a TOML value; as the text it is where it is none."""
+    try:
+        found = tomllib.loads(f"value = {text}")
+    except tomllib.TOMLDecodeError:
+        return text
+    return found["value"] if found.keys() == {"value"} else text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass, field
 
 from sizing.errors import InputError
@@ -13,7 +14,15 @@ from sizing.specs.workload import WorkloadSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelChoice:
-    """`[model]`: a catalog name, a hub id of the catalog, or a path to a `config.json`."""
+    """
+    `[model]`: which model, and in which precision.
+
+    Attributes:
+        id: catalog name, hub id of the catalog, or path to a `config.json` or its directory.
+        weight_dtype: of the weights that are quantised; absent: as published.
+        kv_dtype: of cached keys and values; absent: as the model computes.
+        max_context_tokens: longest sequence to serve; absent: the model's own limit.
+    """
 
     __pydantic_config__ = STRICT
 
@@ -24,13 +33,24 @@ class ModelChoice:
 
     def __post_init__(self) -> None:
         """Check dtypes and the context."""
-        one_of(tuple(DTYPE_BYTES), weight_dtype=self.weight_dtype, kv_dtype=self.kv_dtype)
-        positive(max_context_tokens=self.max_context_tokens)
+        one_of(
+            tuple(DTYPE_BYTES),
+            **{"model.weight_dtype": self.weight_dtype, "model.kv_dtype": self.kv_dtype},
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterChoice:
-    """`[cluster]`: a preset, or a GPU and how many of it share a node."""
+    """
+    `[cluster]`: a preset, or a GPU and how many of it share a node.
+
+    Attributes:
+        preset: name of a cluster preset; the other keys go over what it says.
+        gpu: name of a GPU in the catalog, needed without a preset.
+        gpus_per_node: GPUs that share a host, needed without a preset.
+        max_gpus: the budget, needed without a preset.
+        price_usd_per_gpu_hour: price of one GPU; absent: no cost is given.
+    """
 
     __pydantic_config__ = STRICT
 
@@ -42,18 +62,19 @@ class ClusterChoice:
 
     def __post_init__(self) -> None:
         """Check that a preset or a GPU is named."""
-        positive(
-            gpus_per_node=self.gpus_per_node,
-            max_gpus=self.max_gpus,
-            price_usd_per_gpu_hour=self.price_usd_per_gpu_hour,
-        )
         if self.preset is None and self.gpu is None:
             raise InputError("cluster", None, "a `preset`, or a `gpu` with `gpus_per_node`")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineChoice:
-    """`[engine]`: name and version of an engine profile."""
+    """
+    `[engine]`: name and version of an engine profile.
+
+    Attributes:
+        name: engine with a profile.
+        version: version with a profile, in full or its first two numbers.
+    """
 
     __pydantic_config__ = STRICT
 
@@ -82,6 +103,22 @@ class SearchChoice:
         fraction(max_utilisation_fraction=self.max_utilisation_fraction)
 
 
+LIMITS = {
+    "model.max_context_tokens": (1, 1e8),
+    "cluster.gpus_per_node": (1, 1_024),
+    "cluster.max_gpus": (1, 1e6),
+    "cluster.price_usd_per_gpu_hour": (1e-6, 1e4),
+    "workload.requests_per_s": (1e-6, 1e6),
+    "workload.input_tokens.max_tokens": (1, 1e8),
+    "workload.output_tokens.max_tokens": (1, 1e8),
+    "workload.prefix_tokens": (0, 1e8),
+    "slo.ttft_s": (1e-6, 3_600),
+    "slo.tpot_s": (1e-6, 3_600),
+    "slo.itl_s": (1e-6, 3_600),
+}
+"""Smallest and largest value that is taken for meant; beyond lie slips of unit, not clusters."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScenarioSpec:
     """The one input of `sizing plan`."""
@@ -94,3 +131,18 @@ class ScenarioSpec:
     slo: SloSpec = field(default_factory=SloSpec)
     engine: EngineChoice = field(default_factory=EngineChoice)
     search: SearchChoice = field(default_factory=SearchChoice)
+
+    def __post_init__(self) -> None:
+        """Check the limits, and refuse what is planned for later."""
+        for key, (low, high) in LIMITS.items():
+            value = operator.attrgetter(key)(self)
+            if value is not None and not low <= value <= high:
+                place = key.removesuffix(".max_tokens")
+                raise InputError(place, value, f"a number from {low:g} to {high:g}")
+        if self.workload.trace is not None:
+            raise InputError(
+                "workload.trace",
+                self.workload.trace,
+                "no trace: this version plans for Poisson arrivals only",
+                "give requests_per_s, input_tokens and output_tokens instead",
+            )

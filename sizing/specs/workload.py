@@ -64,6 +64,8 @@ class WorkloadSpec:
 
     Attributes:
         requests_per_s: mean arrival rate.
+        input_tokens: prompt length, a number or a distribution.
+        output_tokens: answer length, a number or a distribution.
         prefix_tokens: of the input, already in the prefix cache.
         trace: file of arrivals that replaces rate and lengths.
     """
@@ -78,8 +80,8 @@ class WorkloadSpec:
 
     def __post_init__(self) -> None:
         """Check the rate and the prefix."""
-        positive(requests_per_s=self.requests_per_s)
-        not_negative(prefix_tokens=self.prefix_tokens)
+        positive(**{"workload.requests_per_s": self.requests_per_s})
+        not_negative(**{"workload.prefix_tokens": self.prefix_tokens})
         if self.prefix_tokens >= self.input_tokens.max_tokens:
             raise InputError(
                 "workload.prefix_tokens",
