@@ -1,0 +1,130 @@
+"""From the term-by-term model to the few coefficients that a plan carries."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sizing.latency.collectives import kv_pull_s_per_byte
+from sizing.latency.load import decode_load, pairs, prefill_load
+from sizing.latency.memory import kv_bytes_per_sequence
+from sizing.latency.nnls import nonnegative_least_squares
+from sizing.latency.step import Machine, step_s
+from sizing.specs.step import PathCoefficients, StepCoefficients
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+GRID = 24
+"""Points along each axis of a fit."""
+
+
+def prefill_coefficients(
+    machine: Machine, *, tp: int, shortest: int, longest: int, cached: int
+) -> StepCoefficients:
+    """
+    Fit eq. S2 of docs/model.md to the modelled time of prompts.
+
+    Args:
+        machine: model, GPU, cluster, engine.
+        tp: tensor-parallel degree.
+        shortest: fewest prompt tokens computed.
+        longest: most prompt tokens computed.
+        cached: tokens before them, in the prefix cache.
+
+    Returns:
+        Coefficients; their `error_fraction` is how far they are from the modelled times.
+
+    """
+    n = np.unique(np.rint(np.geomspace(max(1, shortest / 2), longest, GRID)))
+    seconds = step_s(machine, prefill_load(n, cached), tp=tp)
+    bend, (base, slope, pair), error = _bent_line(n, pairs(n, np.full_like(n, cached)), seconds)
+    return StepCoefficients(
+        base_s=base,
+        stream_s=slope * bend,
+        per_prefill_token_s=slope,
+        per_sequence_s=0.0,
+        per_pair_s=pair,
+        per_context_token_s=0.0,
+        max_tokens=int(longest),
+        max_batch=1,
+        max_context_tokens=int(longest + cached),
+        error_fraction=error,
+    )
+
+
+def decode_coefficients(
+    machine: Machine, *, tp: int, max_batch: int, contexts: tuple[float, float]
+) -> StepCoefficients:
+    """
+    Fit eq. S3 of docs/model.md to the modelled time of decode steps.
+
+    Args:
+        machine: model, GPU, cluster, engine.
+        tp: tensor-parallel degree.
+        max_batch: largest batch.
+        contexts: shortest and longest mean context of a batch, tokens.
+
+    Returns:
+        Coefficients; their `error_fraction` is how far they are from the modelled times.
+
+    """
+    sizes = np.unique(np.rint(np.geomspace(1, max_batch, GRID)))
+    batch, context = (
+        axis.ravel() for axis in np.meshgrid(sizes, np.linspace(*contexts, 4), indexing="ij")
+    )
+    seconds = step_s(machine, decode_load(batch, context), tp=tp)
+    bend, (base, slope, cached), error = _bent_line(batch, batch * context, seconds)
+    return StepCoefficients(
+        base_s=base,
+        stream_s=slope * bend,
+        per_prefill_token_s=0.0,
+        per_sequence_s=slope,
+        per_pair_s=0.0,
+        per_context_token_s=cached,
+        max_tokens=int(max_batch),
+        max_batch=int(max_batch),
+        max_context_tokens=int(np.ceil(contexts[1])),
+        error_fraction=error,
+    )
+
+
+def path_coefficients(
+    machine: Machine, *, prefill_tp: int, decode_tp: int, tokens: float
+) -> PathCoefficients:
+    """Seconds outside the steps: engine constants, and the KV pull of prompts of *tokens* (eq. N4)."""
+    block = machine.engine.block_size
+    held = kv_bytes_per_sequence(machine.model, tokens, tp=decode_tp, block_size=block)
+    per_byte = kv_pull_s_per_byte(prefill_tp, decode_tp, machine.gpu, machine.cluster)
+    return PathCoefficients(
+        request_s=machine.engine.per_request_s,
+        transfer_base_s=machine.engine.transfer_base_s,
+        transfer_per_token_s=held / tokens * per_byte,
+        error_fraction=0.0,
+    )
+
+
+def _bent_line(
+    load: NDArray[np.float64], other: NDArray[np.float64], seconds: NDArray[np.float64]
+) -> tuple[float, tuple[float, float, float], float]:
+    """
+    Fit t = base + slope max(bend, load) + rate other, least relative squares.
+
+    Returns:
+        The bend, the three coefficients, and the mean absolute relative error.
+
+    """
+    best: tuple[float, tuple[float, float, float], float] = (0.0, (0.0, 0.0, 0.0), np.inf)
+    least = np.inf
+    for bend in (0.0, *np.unique(load)[:-1]):
+        design = np.column_stack([np.ones_like(load), np.maximum(bend, load), other])
+        weighted = design / seconds[:, None]
+        base, slope, rate = nonnegative_least_squares(weighted, np.ones_like(seconds))
+        residual = weighted @ np.array([base, slope, rate]) - 1
+        score = float(residual @ residual)
+        if score < least:
+            least = score
+            fit = (float(base), float(slope), float(rate))
+            best = (float(bend), fit, float(np.mean(np.abs(residual))))
+    return best

@@ -1,0 +1,88 @@
+"""What one step holds: prompts to prefill and sequences to decode."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike, NDArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepLoad:
+    """
+    Arrays of one shape; each element is one step.
+
+    Attributes:
+        prompts: prompts prefilled in the step.
+        prompt_tokens: n, tokens computed of each of them.
+        cached_tokens: p, tokens before these that are cached already.
+        sequences: B, sequences decoded.
+        context_tokens: s, mean tokens cached per decoded sequence.
+    """
+
+    prompts: NDArray[np.float64]
+    prompt_tokens: NDArray[np.float64]
+    cached_tokens: NDArray[np.float64]
+    sequences: NDArray[np.float64]
+    context_tokens: NDArray[np.float64]
+
+    @property
+    def tokens(self) -> NDArray[np.float64]:
+        """Rows of every GEMM but lm_head."""
+        return self.prompts * self.prompt_tokens + self.sequences
+
+
+def prefill_load(tokens: ArrayLike, cached: ArrayLike = 0, *, prompts: int = 1) -> StepLoad:
+    """Prompts of *tokens* tokens after *cached* ones, nothing decoded."""
+    n, p = np.broadcast_arrays(np.asarray(tokens, np.float64), np.asarray(cached, np.float64))
+    none = np.zeros_like(n)
+    return StepLoad(
+        prompts=none + prompts,
+        prompt_tokens=n,
+        cached_tokens=p,
+        sequences=none,
+        context_tokens=none,
+    )
+
+
+def decode_load(batch: ArrayLike, context: ArrayLike) -> StepLoad:
+    """*batch* sequences with *context* cached tokens each, nothing prefilled."""
+    b, s = np.broadcast_arrays(np.asarray(batch, np.float64), np.asarray(context, np.float64))
+    none = np.zeros_like(b)
+    return StepLoad(
+        prompts=none, prompt_tokens=none, cached_tokens=none, sequences=b, context_tokens=s
+    )
+
+
+def pairs(tokens: NDArray[np.float64], cached: NDArray[np.float64], window: int = 0) -> (
+    NDArray[np.float64]
+):
+    """
+    Query-key pairs of one prompt.
+
+        A = n (p + (n + 1) / 2);  window w: q p + q (q + 1) / 2 + (n - q) w,
+        q = min(n, max(0, w - p))      (docs/model.md, eq. W2)
+
+    Args:
+        tokens: n, computed now.
+        cached: p, before them.
+        window: w, keys that a query sees at most, itself included; 0: all.
+
+    Returns:
+        Pairs, shape of the arguments.
+
+    Source:
+        The i-th new token attends to p + i keys, or to w of them.
+
+    Ignores:
+        Kernels that compute masked pairs of a diagonal block: in the efficiency.
+
+    """
+    if not window:
+        return np.asarray(tokens * (cached + (tokens + 1) / 2))
+    q = np.clip(window - cached, 0, tokens)
+    return np.asarray(q * cached + q * (q + 1) / 2 + (tokens - q) * window)

@@ -1,0 +1,106 @@
+"""Work, and the op that does it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sizing.specs.model import DTYPE_BYTES
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+ACTIVATION_BYTES = DTYPE_BYTES["bf16"]
+"""Activations are kept in 16 bits whatever the dtype of the weights."""
+
+KINDS = ("gemm", "prefill attention", "decode attention", "elementwise")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """FLOPs and bytes of HBM traffic on one GPU; adds like a number."""
+
+    flops: NDArray[np.float64]
+    hbm_bytes: NDArray[np.float64]
+
+    def __add__(self, other: Work) -> Work:
+        """Do both."""
+        return Work(flops=self.flops + other.flops, hbm_bytes=self.hbm_bytes + other.hbm_bytes)
+
+    def __mul__(self, times: float) -> Work:
+        """Do it *times* times."""
+        return Work(flops=self.flops * times, hbm_bytes=self.hbm_bytes * times)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Op:
+    """
+    One kernel, run `repeats` times a step.
+
+    Attributes:
+        equation: of its work, in docs/model.md.
+        kind: one of `KINDS`; decides which efficiency applies.
+        dtype: of the weights it streams (GEMM), else of what it computes in.
+        work: of one run.
+        rows: rows of a GEMM's result, for wave quantisation; prompt length of prefill attention.
+        columns: columns of a GEMM's result.
+    """
+
+    name: str
+    equation: str
+    kind: str
+    dtype: str
+    repeats: int
+    work: Work
+    rows: NDArray[np.float64] | None = None
+    columns: NDArray[np.float64] | float | None = None
+
+    @property
+    def total(self) -> Work:
+        """Work of all its runs in the step."""
+        return self.work * self.repeats
+
+
+def gemm(  # noqa: PLR0913  (a GEMM has three sizes, a dtype and a name)
+    name: str,
+    equation: str,
+    *,
+    rows: NDArray[np.float64],
+    inner: float,
+    columns: float,
+    dtype: str,
+    repeats: int,
+) -> Op:
+    """
+    Multiply *rows* x *inner* activations with *inner* x *columns* weights.
+
+        F = 2 m n k,  Q = n k w + m (n + k) a      (docs/model.md, eq. W1)
+
+    Args:
+        name: of the op.
+        equation: of the op that this GEMM is part of.
+        rows: m, tokens, any shape.
+        inner: k.
+        columns: n.
+        dtype: of the weights; w bytes each.
+        repeats: runs a step.
+
+    Returns:
+        The op; a GEMM without rows is not launched and reads nothing.
+
+    Source:
+        Every weight and activation moves once between HBM and the chip.
+
+    Ignores:
+        Activations that stay in cache between two kernels.
+
+    """
+    weights = inner * columns * DTYPE_BYTES[dtype] * (rows > 0)
+    work = Work(
+        flops=2 * rows * inner * columns,
+        hbm_bytes=weights + rows * (inner + columns) * ACTIVATION_BYTES,
+    )
+    return Op(name=name, equation=equation, kind="gemm", dtype=dtype, repeats=repeats, work=work,
+              rows=rows, columns=columns)

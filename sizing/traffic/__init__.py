@@ -1,0 +1,1 @@
+"""From step times to percentiles: queues, the prefill → KV → decode tandem, distributions."""
