@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, NoReturn
+from typing import Any, NoReturn
 
-import click
+import typer
 from rich.console import Console
 
 from sizing.errors import Exit, MiniclusterError
 
-if TYPE_CHECKING:
-    import typer
+USAGE_ERRORS: Any = typer.BadParameter.__mro__[2]
+"""Click's root of everything wrong with a command line: newer Typers bring a Click of their own."""
 
 talk = Console(stderr=True)
 """Where commands talk; data goes to stdout. Rich drops colour under NO_COLOR or a pipe."""
@@ -27,12 +27,14 @@ def run(app: typer.Typer, name: str) -> NoReturn:
     try:
         code = app(standalone_mode=False, prog_name=name)
     except MiniclusterError as error:
-        talk.print(f"{name}: {error}", style="red", highlight=False, markup=False, soft_wrap=True)
+        _say(f"{name}: {error}")
         sys.exit(error.exit_code)
-    except click.ClickException as error:
-        error.show(sys.stderr)
+    except USAGE_ERRORS as error:
+        message = error.format_message()  # empty where Click has just shown the help itself
+        if message:
+            _say(f"{name}: {message} (`{name} -h` shows how)")
         sys.exit(Exit.BAD_INPUT)
-    except (KeyboardInterrupt, click.Abort):
+    except (KeyboardInterrupt, typer.Abort):
         talk.print(f"{name}: interrupted", style="red")
         sys.exit(Exit.INTERRUPTED)
     except BrokenPipeError:
@@ -40,3 +42,8 @@ def run(app: typer.Typer, name: str) -> NoReturn:
         sys.stderr.close()
         sys.exit(Exit.DONE)
     sys.exit(code if isinstance(code, int) else Exit.DONE)
+
+
+def _say(line: str) -> None:
+    """Say what is wrong on stderr, as it is and on one line."""
+    talk.print(line, style="red", highlight=False, markup=False, soft_wrap=True)
