@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from sizing.config import parse, read_toml
+from sizing.config import parse, parse_scenario, read_toml
 from sizing.errors import InputError
 from sizing.huggingface.reader import model_from, read_config
 from sizing.specs.checks import STRICT
@@ -17,7 +17,7 @@ from sizing.specs.engine import EngineProfile
 from sizing.specs.gpu import GpuSpec, Source
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from sizing.specs.model import ModelSpec
     from sizing.specs.scenario import ClusterChoice, EngineChoice, ModelChoice, ScenarioSpec
@@ -216,6 +216,25 @@ def _presets(gpu: GpuSpec) -> str:
     """Say which presets there are for a GPU."""
     names = [name for name, cluster in clusters().items() if cluster.gpu == gpu.name]
     return "presets of this GPU: " + (", ".join(names) or "none")
+
+
+def read_scenario(path: Path, overrides: Sequence[str] = ()) -> ScenarioSpec:
+    """
+    Read a scenario.
+
+    Args:
+        path: TOML file, or the name of a shipped scenario (`llama-3.1-70b-h100`).
+        overrides: `key=value` each; see `parse_scenario`.
+
+    Raises:
+        InputError: no such scenario, or the first thing wrong with it.
+
+    """
+    shipped = files("scenarios")
+    if path.exists() or path.suffix or str(path) in shipped:
+        file = path if path.exists() else shipped.get(str(path), path)
+        return parse_scenario(read_toml(file), overrides, place=str(path))
+    raise _unknown("scenario", str(path), "a TOML file or a shipped scenario", shipped)
 
 
 def resolve(scenario: ScenarioSpec, place: str) -> Resolved:

@@ -72,24 +72,26 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise InputError(str(path), str(error), "valid TOML") from None
 
 
-def read_scenario(path: Path, overrides: Sequence[str] = ()) -> ScenarioSpec:
+def parse_scenario(
+    raw: dict[str, Any], overrides: Sequence[str] = (), *, place: str
+) -> ScenarioSpec:
     """
-    Read a scenario.
+    Turn a parsed scenario into a spec.
 
     Args:
-        path: TOML file.
+        raw: what `read_toml` gave; changed by the overrides.
         overrides: `key=value` each, the key dotted as in `workload.requests_per_s`, the value as
             TOML writes it; quotes around text may be left out.
+        place: file, named in errors.
 
     Raises:
         InputError: the first thing wrong, with its place, value and expectation.
 
     """
-    raw = read_toml(path)
-    place = str(path)
     for override in overrides:
         _override(raw, override)
-        place = f"{path} with --set {override}" if len(overrides) == 1 else f"{path} with --set"
+    if overrides:
+        place += " with " + " ".join(f"--set {override}" for override in overrides)
     workload = raw.get("workload")
     if isinstance(workload, dict):
         for key in ("input_tokens", "output_tokens"):

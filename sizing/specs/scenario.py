@@ -104,14 +104,14 @@ class SearchChoice:
 
 
 LIMITS = {
-    "model.max_context_tokens": (1, 1e8),
+    "model.max_context_tokens": (1, 100_000_000),
     "cluster.gpus_per_node": (1, 1_024),
-    "cluster.max_gpus": (1, 1e6),
-    "cluster.price_usd_per_gpu_hour": (1e-6, 1e4),
-    "workload.requests_per_s": (1e-6, 1e6),
-    "workload.input_tokens.max_tokens": (1, 1e8),
-    "workload.output_tokens.max_tokens": (1, 1e8),
-    "workload.prefix_tokens": (0, 1e8),
+    "cluster.max_gpus": (1, 1_000_000),
+    "cluster.price_usd_per_gpu_hour": (1e-6, 10_000),
+    "workload.requests_per_s": (1e-6, 1_000_000),
+    "workload.input_tokens.max_tokens": (1, 100_000_000),
+    "workload.output_tokens.max_tokens": (1, 100_000_000),
+    "workload.prefix_tokens": (0, 100_000_000),
     "slo.ttft_s": (1e-6, 3_600),
     "slo.tpot_s": (1e-6, 3_600),
     "slo.itl_s": (1e-6, 3_600),
@@ -138,7 +138,7 @@ class ScenarioSpec:
             value = operator.attrgetter(key)(self)
             if value is not None and not low <= value <= high:
                 place = key.removesuffix(".max_tokens")
-                raise InputError(place, value, f"a number from {low:g} to {high:g}")
+                raise InputError(place, value, f"a number from {low:,} to {high:,}")
         if self.workload.trace is not None:
             raise InputError(
                 "workload.trace",

@@ -18,7 +18,7 @@ class SloSpec:
     Attributes:
         ttft_s: scheduled arrival to first content token.
         tpot_s: per request, (last - first) / (tokens - tokens in the first chunk).
-        itl_s: every gap between content tokens; `None`: not part of the promise.
+        itl_s: every gap between content tokens; absent: not part of the promise.
         percentile: share of requests that must stay below the limits: p50, p90, p95 or p99.
     """
 

@@ -15,6 +15,14 @@ class Lengths:
 
     `fixed`: always `mean`. `uniform`: integers from `low` to `high`, both included.
     `lognormal`: median `median`, standard deviation of the logarithm `sigma`, cut at `high`.
+
+    Attributes:
+        distribution: fixed, uniform or lognormal.
+        mean: fixed: the length.
+        low: uniform: the shortest.
+        high: uniform and lognormal: the longest.
+        median: lognormal: half of the lengths are below.
+        sigma: lognormal: standard deviation of the logarithm.
     """
 
     __pydantic_config__ = STRICT

@@ -1,0 +1,181 @@
+"""`sizing init`, `schema`, `models` and `gpus`: what there is to choose from."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path  # noqa: TC003  (Typer reads the annotations)
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from sizing import catalog
+from sizing.errors import InputError
+from sizing.latency.memory import kv_bytes_per_token
+from sizing.schema import scenario_keys
+from sizing.shell import talk
+from sizing.specs.parameters import num_active_parameters, num_parameters
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from sizing.specs.gpu import GpuSpec, Source
+
+AsJson = Annotated[bool, typer.Option("--json", help="print exactly the data")]
+
+DEFAULT_SCENARIO = "llama-3.1-8b-h100"
+WIDTH = 160
+"""Columns of a table that goes into a pipe or a file."""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this file to `sizing`."""
+    for command in (init, schema, models, gpus):
+        app.command()(command)
+
+
+def init(
+    name: Annotated[str, typer.Argument(help="a shipped scenario")] = DEFAULT_SCENARIO,
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="file to write")] = None,
+) -> None:
+    """Write a commented scenario to start from."""
+    shipped = catalog.files("scenarios")
+    if name not in shipped:
+        raise InputError("NAME", name, "one of " + ", ".join(shipped))
+    text = shipped[name].read_text(encoding="utf-8")
+    if out is None:
+        sys.stdout.write(text)
+        return
+    try:
+        with out.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise InputError("-o", str(out), "a file that is not there yet") from None
+    except OSError as error:
+        raise InputError("-o", str(out), f"a file that can be written: {error.strerror}") from None
+    talk.print(f"wrote {out}; next: sizing plan {out}", highlight=False, markup=False)
+
+
+def schema(*, as_json: AsJson = False) -> None:
+    """Print every key of a scenario with type, unit, default and limits."""
+    keys = scenario_keys()
+    if as_json:
+        _print_json([asdict(key) for key in keys])
+        return
+    table = Table("key", "type", "unit", "default", "from", "to", "meaning", title="scenario keys")
+    for key in keys:
+        default = "required" if key.required else _shown(key.default)
+        limits = (_shown(key.minimum), _shown(key.maximum))
+        table.add_row(key.key, key.type, key.unit, default, *limits, key.meaning)
+    _print_table(table)
+
+
+def models(*, as_json: AsJson = False) -> None:
+    """Print the model catalog."""
+    rows = []
+    for name, entry in catalog.models().items():
+        spec = catalog.find_model(name)
+        rows.append(
+            {
+                **asdict(spec),
+                "name": name,
+                "aliases": [entry.hub_id, *entry.aliases],
+                "num_parameters": num_parameters(spec),
+                "num_active_parameters": num_active_parameters(spec),
+                "kv_bytes_per_token": kv_bytes_per_token(spec, tp=1),
+                "sources": [asdict(source) for source in entry.sources],
+            }
+        )
+    if as_json:
+        _print_json(rows)
+        return
+    table = Table(title="models (names and hub ids are accepted)")
+    for head in ("name", "hub id"):
+        table.add_column(head, no_wrap=True)
+    for head in (
+        "billion\nparameters",
+        "active",
+        "layers",
+        "KV kB\nper token",
+        "context",
+        "weights",
+    ):
+        table.add_column(head, justify="right")
+    for row in rows:
+        table.add_row(
+            str(row["name"]),
+            str(row["source"]),
+            f"{row['num_parameters'] / 1e9:,.1f}",
+            f"{row['num_active_parameters'] / 1e9:,.1f}",
+            str(row["num_layers"]),
+            f"{row['kv_bytes_per_token'] / 1e3:,.1f}",
+            f"{row['max_context_tokens']:,}",
+            str(row["weight_dtype"]),
+        )
+    _print_table(table)
+
+
+def gpus(*, as_json: AsJson = False) -> None:
+    """Print the GPU catalog."""
+    entries = catalog.gpus()
+    if as_json:
+        _print_json([{**asdict(e.spec), "aliases": list(e.aliases)} for e in entries.values()])
+        return
+    table = Table(title="GPUs (peaks dense, bandwidths one way)")
+    table.add_column("name", no_wrap=True)
+    for head in ("bf16\nTFLOP/s", "fp8", "GB", "GB/s", "scale-up\nGB/s", "scale-out\nGB/s", "W"):
+        table.add_column(head, justify="right")
+    table.add_column("efficiency")
+    table.add_column("source of the peaks")
+    for entry in entries.values():
+        spec = entry.spec
+        table.add_row(
+            spec.name,
+            *(_scaled(spec.peak_flops_per_s.get(dtype), 1e12) for dtype in ("bf16", "fp8")),
+            _scaled(spec.hbm_bytes, 1e9),
+            _scaled(spec.hbm_bytes_per_s, 1e9),
+            _scaled(spec.scale_up_bytes_per_s, 1e9),
+            _scaled(spec.scale_out_bytes_per_s, 1e9),
+            _scaled(spec.power_w, 1),
+            _efficiency(spec),
+            _document(spec.sources, "peak_flops_per_s"),
+        )
+    _print_table(table)
+
+
+def _efficiency(spec: GpuSpec) -> str:
+    """Say where step times on a GPU come from."""
+    if spec.efficiency is None:
+        return "calibration"
+    return "fitted" if spec.efficiency.fitted else "default"
+
+
+def _document(sources: Iterable[Source], covered: str) -> str:
+    """Return the document behind one number."""
+    return next((source.document for source in sources if covered in source.covers), "")
+
+
+def _scaled(value: float | None, unit: float) -> str:
+    """Write a number in the unit that people read."""
+    return "" if value is None else f"{value / unit:,.0f}"
+
+
+def _shown(value: object) -> str:
+    """Write a value of the schema; nothing where there is none."""
+    if value is None or value == ():
+        return ""
+    return f"{value:,}" if isinstance(value, int | float) else str(value)
+
+
+def _print_json(data: object) -> None:
+    """Write data, and nothing else, to stdout."""
+    sys.stdout.write(json.dumps(data, indent=2, allow_nan=False) + "\n")
+
+
+def _print_table(table: Table) -> None:
+    """Write a table to stdout, wide enough where nobody's terminal limits it."""
+    console = Console()
+    Console(width=None if console.is_terminal else WIDTH).print(table)
