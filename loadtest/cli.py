@@ -14,11 +14,12 @@ from loadtest.comparison import TOLERANCE, parse_tolerance
 from loadtest.drive import drive
 from loadtest.order import Extent, Load, free_load, make_job, parse_lengths, planned_load
 from loadtest.promise import parse_slo
+from loadtest.report import page
 from loadtest.run import prepare, read_run, write_whole
 from loadtest.schedule import poisson_schedule
 from loadtest.table import print_verdict
 from loadtest.target import base_address, check_model
-from loadtest.verdict import Verdict, conclude, to_json
+from loadtest.verdict import conclude, to_json
 from sizing import shell
 from sizing.errors import InputError
 from sizing.plan import read_plan
@@ -86,8 +87,7 @@ def run(  # noqa: PLR0913  (a command line is its options)
     job = make_job(load, extent, host=address, model=check_model(address, load.model))
     prepare(output, job, poisson_schedule(job.workload, job.window, job.seed), plan)
     _drive(output, job)
-    verdict = conclude(read_run(output), allowed, require_prediction=require_prediction)
-    _publish(output, verdict, json=json)
+    _publish(output, allowed, require_prediction=require_prediction, json=json)
 
 
 @app.command()
@@ -99,9 +99,7 @@ def report(
     json: AsJson = False,
 ) -> None:
     """Judge a run again from its raw samples, and draw its report."""
-    allowed = parse_tolerance(tolerance)
-    verdict = conclude(read_run(folder), allowed, require_prediction=require_prediction)
-    _publish(folder, verdict, json=json)
+    _publish(folder, parse_tolerance(tolerance), require_prediction=require_prediction, json=json)
 
 
 def _planned(plan: Path, free: Mapping[str, object]) -> Load:
@@ -158,14 +156,20 @@ def _drive(folder: Path, job: Job) -> None:
                 raise
 
 
-def _publish(folder: Path, verdict: Verdict, *, json: bool) -> NoReturn:
-    """Write the verdict, print it, leave with its exit code."""
+def _publish(
+    folder: Path, tolerance: dict[str, float], *, require_prediction: bool, json: bool
+) -> NoReturn:
+    """Judge the run, write verdict and report, print it, leave with its exit code."""
+    done = read_run(folder)
+    verdict = conclude(done, tolerance, require_prediction=require_prediction)
     text = to_json(verdict)
     write_whole(folder / "verdict.json", text)
+    write_whole(folder / "report.html", page(done, verdict))
     if json:
         typer.echo(text, nl=False)
     else:
         print_verdict(verdict, Console())
+        shell.talk.print(f"report: {folder / 'report.html'}", highlight=False, soft_wrap=True)
     raise typer.Exit(verdict.exit_code)
 
 

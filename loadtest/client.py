@@ -38,7 +38,8 @@ class Client:
     wall_s: float
     cpu_fraction: float
     heartbeat_lag_s: tuple[float, ...]
-    locust_version: str
+    machine: str
+    versions: dict[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

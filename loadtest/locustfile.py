@@ -32,6 +32,7 @@ from locust.env import Environment
 
 from loadtest.client import Client, write_client
 from loadtest.job import read_job
+from loadtest.machine import machine, versions
 from loadtest.samples import Sample, to_line
 from loadtest.schedule import read_schedule
 from loadtest.sse import EventParser
@@ -129,7 +130,8 @@ class Dispatcher:
             wall_s=wall_s,
             cpu_fraction=(time.process_time() - cpu_s) / wall_s,
             heartbeat_lag_s=tuple(sorted(self.heartbeat_lag_s)),
-            locust_version=locust.__version__,
+            machine=machine(),
+            versions=versions(locust=locust.__version__),
         )
         write_client(client, FOLDER / "client.json")
 

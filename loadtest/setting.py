@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import platform
-import sys
 from dataclasses import dataclass
-from importlib import metadata
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -30,7 +26,7 @@ class Setting:
 
 
 def setting_of(job: Job, client: Client) -> Setting:
-    """Describe the run of *job* on this machine."""
+    """Describe the run of *job* by *client*."""
     return Setting(
         host=job.host,
         model=job.model,
@@ -39,21 +35,6 @@ def setting_of(job: Job, client: Client) -> Setting:
         window_s=job.window.length_s,
         started_unix_s=client.started_unix_s,
         wall_s=client.wall_s,
-        machine=_machine(),
-        versions={
-            "minicluster": metadata.version("minicluster"),
-            "locust": client.locust_version,
-            "python": platform.python_version(),
-        },
+        machine=client.machine,
+        versions=client.versions,
     )
-
-
-def _machine() -> str:
-    """Name this machine's processor and system."""
-    name = platform.processor() or platform.machine()
-    if sys.platform == "linux":
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                name = line.partition(":")[2].strip()
-                break
-    return f"{name}, {platform.system()} {platform.release()}"

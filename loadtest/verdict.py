@@ -105,7 +105,7 @@ def conclude(run: Run, tolerance: dict[str, float], *, require_prediction: bool)
         outcomes=_outcomes(measured, scheduled),
         throughput=_throughput(run, answered, scheduled),
         client=own,
-        notes=_notes(answered),
+        notes=_notes(answered, scheduled - len(answered)),
         setting=setting_of(run.job, run.client),
     )
 
@@ -138,8 +138,13 @@ def _throughput(run: Run, answered: Sequence[Sample], scheduled: int) -> Through
     )
 
 
-def _notes(answered: Sequence[Sample]) -> tuple[str, ...]:
+def _notes(answered: Sequence[Sample], num_unanswered: int) -> tuple[str, ...]:
     notes = []
+    if num_unanswered and answered:
+        notes.append(
+            f"the table shows the {len(answered)} requests answered; the SLO is judged on all, "
+            f"and the {num_unanswered} without a complete answer count as endless"
+        )
     untold = sum(not s.chunk_tokens for s in answered)
     if untold:
         notes.append(

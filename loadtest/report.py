@@ -1,0 +1,234 @@
+"""The verdict as one self-contained HTML page: nothing is loaded from anywhere."""
+
+from __future__ import annotations
+
+import html
+from datetime import UTC, datetime
+from importlib import resources
+from typing import TYPE_CHECKING
+
+from loadtest.chart import distribution, over_time
+from loadtest.spread import LEVELS
+from loadtest.table import (
+    client_text,
+    headline,
+    latency_rows,
+    load_rows,
+    milliseconds,
+    outcome_text,
+    prediction_text,
+    stall_text,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from loadtest.promise import Promise
+    from loadtest.run import Run
+    from loadtest.samples import Sample
+    from loadtest.verdict import Verdict
+    from sizing.plan import Plan
+
+NAMES = {"ttft": "TTFT", "tpot": "TPOT"}
+LEGEND = (
+    '<div class="legend"><span><i class="measured"></i>measured</span>{predicted}'
+    '<span><i class="limit"></i>SLO</span></div>'
+)
+PREDICTED = '<span><i class="predicted"></i>predicted</span>'
+
+
+def page(run: Run, verdict: Verdict) -> str:
+    """Draw the whole page."""
+    style = resources.files("loadtest").joinpath("report.css").read_text(encoding="utf-8")
+    word, _ = headline(verdict)
+    body = [
+        _header(verdict),
+        _section("Predicted, measured, promised", _latency_table(verdict)),
+        _charts(run, verdict),
+    ]
+    if run.plan:
+        body.append(_section("The plan", _facts(_plan_facts(run.plan))))
+    body.append(_section("The run", _facts(_run_facts(run, verdict))))
+    return (
+        '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{_e(word)}: {_e(verdict.setting.model)}</title><style>{style}</style></head>"
+        f"<body><main>{''.join(body)}<footer>minicluster "
+        f"{_e(verdict.setting.versions['minicluster'])}, loadtest report</footer>"
+        "</main></body></html>\n"
+    )
+
+
+def _e(text: object) -> str:
+    return html.escape(str(text))
+
+
+def _section(title: str, inner: str) -> str:
+    return f"<section><h2>{_e(title)}</h2>{inner}</section>"
+
+
+def _header(verdict: Verdict) -> str:
+    word, why = headline(verdict)
+    lines = [f"<p>{_e(why)}</p>"]
+    if said := prediction_text(verdict):
+        lines.append(f"<p>{_e(said[0].upper() + said[1:])}</p>")
+    lines.append(f'<p class="soft">{_e(outcome_text(verdict))}</p>')
+    lines += [f'<p class="soft">{_e(note)}</p>' for note in verdict.notes]
+    return (
+        f'<header class="{_e(verdict.verdict)}"><h1>{_e(word)}</h1>{"".join(lines)}'
+        f'<div class="tiles">{"".join(_tiles(verdict))}</div></header>'
+    )
+
+
+def _tiles(verdict: Verdict) -> Iterator[str]:
+    for promise in verdict.promises:
+        measured = promise.measured_s
+        yield _tile(
+            f"{promise.metric.upper()} {promise.percentile}",
+            "endless" if measured is None else milliseconds(measured),
+            f"SLO {milliseconds(promise.limit_s)}",
+            bad=not promise.kept,
+        )
+    done = verdict.throughput
+    yield _tile(
+        "goodput",
+        f"{done.good_requests_per_s:.2f}/s",
+        f"of {done.offered_requests_per_s:.2f} requests/s offered",
+        bad=False,
+    )
+    stall = verdict.latency["longest_stall"]
+    yield _tile(
+        "longest stall",
+        milliseconds(stall.max_s) if stall else "-",
+        f"{verdict.stalls.count} suspected KV-transfer stalls",
+        bad=verdict.stalls.count > 0,
+    )
+
+
+def _tile(name: str, value: str, below: str, *, bad: bool) -> str:
+    mark = ' class="bad"' if bad else ""
+    return (
+        f'<div class="tile"><span class="soft">{_e(name)}</span><b{mark}>{_e(value)}</b>'
+        f'<span class="soft">{_e(below)}</span></div>'
+    )
+
+
+def _latency_table(verdict: Verdict) -> str:
+    head = "".join(f"<th>{_e(n)}</th>" for n in ("", "predicted", "measured", "error", "SLO"))
+    rows, group = [], ""
+    for row in (*latency_rows(verdict), *load_rows(verdict)):
+        first = row[0].split()[0]
+        mark = ' class="group"' if group and first != group else ""
+        group = first
+        rows.append(f"<tr{mark}>{''.join(f'<td>{_e(cell)}</td>' for cell in row)}</tr>")
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+
+
+def _charts(run: Run, verdict: Verdict) -> str:
+    """Draw distribution and course of TTFT and TPOT, where anything was measured."""
+    answered = [s for s in run.measured if s.ok]
+    promises = {p.metric: p for p in verdict.promises}
+    drawn = []
+    for metric, name in NAMES.items():
+        values = [v for s in answered if (v := getattr(s, f"{metric}_s")) is not None]
+        if values:
+            chart = _distribution(metric, values, promises.get(metric), run.plan)
+            legend = LEGEND.format(predicted=PREDICTED if run.plan else "")
+            drawn.append(_section(f"{name}: distribution", legend + chart))
+    for metric, name in NAMES.items():
+        if course := _course(metric, run, promises.get(metric)):
+            drawn.append(_section(f"{name} over time", course))
+    return f'<div class="charts">{"".join(drawn)}</div>' if drawn else ""
+
+
+def _distribution(
+    metric: str, values: Sequence[float], promise: Promise | None, plan: Plan | None
+) -> str:
+    predicted = getattr(plan.prediction, metric) if plan else None
+    return distribution(
+        values,
+        predicted_s={p: predicted.at(n) for n, p in LEVELS.items()} if predicted else {},
+        limit=(LEVELS[promise.percentile], promise.limit_s) if promise else None,
+    )
+
+
+def _course(metric: str, run: Run, promise: Promise | None) -> str | None:
+    points = [
+        (s.due_s, v) for s in run.samples if s.ok and (v := getattr(s, f"{metric}_s")) is not None
+    ]
+    if not points:
+        return None
+    window = run.job.window
+    return over_time(
+        points,
+        failed_s=[s.due_s for s in run.samples if _failed(s)],
+        window=(window.start_s, window.end_s),
+        limit_s=promise.limit_s if promise else None,
+        end_s=max(window.end_s, *(s.due_s for s in run.samples)),
+    )
+
+
+def _failed(sample: Sample) -> bool:
+    """Tell whether it failed; what the end of the run cut off behind the window did not."""
+    return not sample.ok and (sample.in_window or sample.outcome != "unfinished")
+
+
+def _facts(facts: Iterable[tuple[str, str]]) -> str:
+    rows = "".join(f"<tr><td>{_e(name)}</td><td>{_e(text)}</td></tr>" for name, text in facts)
+    return f'<table class="facts">{rows}</table>'
+
+
+def _plan_facts(plan: Plan) -> Iterator[tuple[str, str]]:
+    yield "model", plan.model.id
+    for pool in plan.pools:
+        yield (
+            f"{pool.role} pool",
+            (
+                f"{pool.replicas} x TP {pool.tp}, PP {pool.pp} on {pool.gpu}, {pool.dtype}; up to "
+                f"{pool.max_batch_size} sequences and {pool.max_batched_tokens} tokens a step"
+            ),
+        )
+    load, promised = plan.workload, plan.prediction
+    yield "planned load", f"{load.requests_per_s:g} requests/s"
+    yield "predicted capacity", f"{promised.capacity_requests_per_s:.3g} requests/s"
+    yield (
+        "headroom",
+        (
+            f"SLO predicted to hold up to {plan.headroom.load_factor:.2f} times the load, "
+            f"then {plan.headroom.binds} binds"
+        ),
+    )
+    yield "bottleneck", ", ".join(f"{role}: {what}" for role, what in promised.bottleneck.items())
+    note, error = plan.calibration, plan.calibration.error_fraction
+    fitted = "" if error is None else f", residual {error:.1%}"
+    yield "calibration", f"{note.name}, {note.date}{fitted}"
+    yield "validated on", f"{plan.validated_on.num_rows} rows: {plan.validated_on.note}"
+    yield "engine", f"{plan.engine.name} {plan.engine.version}"
+
+
+def _run_facts(run: Run, verdict: Verdict) -> Iterator[tuple[str, str]]:
+    where = verdict.setting
+    started = datetime.fromtimestamp(where.started_unix_s, tz=UTC)
+    yield "endpoint", f"{where.host}, model {where.model}"
+    yield "started", f"{started:%Y-%m-%d %H:%M:%S} UTC, {where.wall_s:.1f} s in all"
+    yield (
+        "window",
+        (
+            f"{where.window_s:.1f} s of scheduled arrivals after {where.warmup_s:.1f} s of "
+            "warm-up; arrivals went on until its last request had ended"
+        ),
+    )
+    yield "arrivals", f"open-loop Poisson, {run.job.workload.requests_per_s:g}/s, seed {where.seed}"
+    for problem in (client_text(verdict), stall_text(verdict)):
+        name, _, text = problem.partition(": ")
+        yield name, text
+    yield "client machine", where.machine
+    yield "versions", ", ".join(f"{name} {version}" for name, version in where.versions.items())
+    yield (
+        "definitions",
+        (
+            "TTFT: scheduled arrival to first content chunk. TPOT: (last - first chunk) / (tokens "
+            "after the first chunk). ITL: gaps between content chunks. E2E: scheduled arrival to "
+            "last token. Requests without a complete answer miss the SLO and are in no average."
+        ),
+    )

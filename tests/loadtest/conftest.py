@@ -1,0 +1,211 @@
+"""A plan for the fake server, and the fake server itself."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from sizing.plan import (
+    SCHEMA_VERSION,
+    CalibrationNote,
+    Cost,
+    Deployable,
+    EngineSettings,
+    Headroom,
+    Inputs,
+    Latency,
+    Placement,
+    Plan,
+    PlanModel,
+    Pool,
+    Prediction,
+    Provenance,
+    Routing,
+    StepModel,
+    Validation,
+)
+from sizing.specs.cluster import ClusterSpec
+from sizing.specs.engine import EngineProfile
+from sizing.specs.gpu import GpuSpec
+from sizing.specs.model import ModelSpec
+from sizing.specs.scenario import ClusterChoice, ModelChoice, ScenarioSpec
+from sizing.specs.slo import SloSpec
+from sizing.specs.step import Interference, PathCoefficients, StepCoefficients
+from sizing.specs.workload import Lengths, WorkloadSpec
+
+PlanMaker = Callable[..., Plan]
+ServerStarter = Callable[..., str]
+
+STEP = StepCoefficients(
+    base_s=0.01,
+    stream_s=0.0,
+    per_prefill_token_s=1e-4,
+    per_sequence_s=0.0,
+    per_pair_s=0.0,
+    per_context_token_s=0.0,
+    max_tokens=1000,
+    max_batch=8,
+    max_context_tokens=1000,
+    error_fraction=0.1,
+)
+MODEL = ModelSpec(
+    id="fake",
+    source="fake",
+    config_hash="0" * 16,
+    num_layers=1,
+    hidden_size=8,
+    num_heads=1,
+    num_kv_heads=1,
+    head_dim=8,
+    ffn_size=8,
+    vocab_size=500,
+    max_context_tokens=1000,
+)
+ENGINE = EngineProfile(
+    name="vllm",
+    version="0",
+    connector="none",
+    pp=(1,),
+    block_size=16,
+    cpu_block_size=32,
+    memory_fraction=0.9,
+    activation_bytes=1.0,
+    runtime_bytes=1.0,
+    max_batch_size=8,
+    max_batched_tokens=1000,
+    per_layer_s=0.0,
+    per_step_s=0.0,
+    per_sequence_s=0.0,
+    per_request_s=0.0,
+    transfer_base_s=0.0,
+)
+
+
+def constant(seconds: float) -> Latency:
+    """Return a latency that never varies."""
+    return Latency(
+        mean_s=seconds,
+        p50_s=seconds,
+        p90_s=seconds,
+        p95_s=seconds,
+        p99_s=seconds,
+        error_fraction=None,
+    )
+
+
+def pool(role: str, core: int) -> Pool:
+    """Return one replica on one core."""
+    return Pool(
+        role=role,
+        replicas=1,
+        tp=1,
+        pp=1,
+        ep=1,
+        gpu="cpu",
+        dtype="bf16",
+        max_batch_size=8,
+        max_batched_tokens=1000,
+        kv_bytes=1e6,
+        placement=(Placement(node="here", gpus=(core,)),),
+    )
+
+
+@pytest.fixture
+def make_plan() -> PlanMaker:
+    """Make plans for the fake server's default timings: TTFT 50 ms, TPOT 20 ms."""
+
+    def make(
+        rate: float = 40.0, *, ttft_s: float = 0.05, tpot_s: float = 0.02, num_output: int = 10
+    ) -> Plan:
+        load = WorkloadSpec(
+            requests_per_s=rate,
+            input_tokens=Lengths(distribution="uniform", low=16, high=64),
+            output_tokens=Lengths.fixed(num_output),
+        )
+        return Plan(
+            schema_version=SCHEMA_VERSION,
+            model=PlanModel(id="fake", source="fake", config_hash="0" * 16),
+            engine=EngineSettings(
+                name="vllm",
+                version="0",
+                max_model_len=1000,
+                block_size=32,
+                kv_dtype="bf16",
+                memory_fraction=0.9,
+            ),
+            step_model=StepModel(
+                prefill=STEP,
+                decode=STEP,
+                path=PathCoefficients(
+                    request_s=0.0,
+                    transfer_base_s=0.0,
+                    transfer_per_token_s=0.0,
+                    error_fraction=0.1,
+                ),
+                interference=Interference(),
+            ),
+            inputs=Inputs(
+                scenario=ScenarioSpec(
+                    model=ModelChoice(id="fake"), cluster=ClusterChoice(gpu="cpu"), workload=load
+                ),
+                model=MODEL,
+                gpu=GpuSpec(name="cpu", vendor="none", kind="cpu"),
+                cluster=ClusterSpec(
+                    name="here", gpu="cpu", gpus_per_node=2, gpus_per_hb_domain=2, max_gpus=2
+                ),
+                engine=ENGINE,
+                calibration=None,
+            ),
+            slo=SloSpec(ttft_s=1.0, tpot_s=0.05),
+            workload=load,
+            pools=(pool("prefill", 0), pool("decode", 1)),
+            routing=Routing(),
+            prediction=Prediction(
+                ttft=constant(ttft_s),
+                tpot=constant(tpot_s),
+                itl=constant(tpot_s),
+                e2e=constant(ttft_s + (num_output - 1) * tpot_s),
+                output_tokens_per_s=rate * num_output,
+                capacity_requests_per_s=2 * rate,
+                utilisation_fraction={"prefill": 0.5, "decode": 0.6},
+                bottleneck={"prefill": "compute", "decode": "memory bandwidth"},
+                ttft_parts_s={"prefill": ttft_s},
+            ),
+            cost=Cost(gpus=2, nodes=1, gpu_power_w=None, price_usd_per_hour=None),
+            headroom=Headroom(load_factor=1.5, binds="prefill queue"),
+            calibration=CalibrationNote(name="none", date="2026-01-01", error_fraction=None),
+            validated_on=Validation(num_rows=0, note="no measurement like this"),
+            deployable=Deployable(profile="fake", ok=True),
+            provenance=Provenance(version="0", inputs_hash="0" * 16),
+        )
+
+    return make
+
+
+@pytest.fixture
+def start_server() -> Iterator[ServerStarter]:
+    """Start fake servers with given behaviour; all end with the test."""
+    started = []
+
+    def start(**behaviour: float | str) -> str:
+        options = [
+            part
+            for name, value in behaviour.items()
+            for part in (f"--{name.replace('_', '-')}", str(value))
+        ]
+        server = subprocess.Popen(
+            [sys.executable, "-m", "loadtest.fake_server", *options],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        started.append(server)
+        assert server.stdout
+        return server.stdout.readline().strip()
+
+    yield start
+    for server in started:
+        server.kill()
+        server.communicate()
