@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,8 +16,10 @@ BITS_METHODS = ("gptq", "awq")
 NAMED_FORMATS = {"FP8": "fp8", "FP8_PER_CHANNEL_PER_TOKEN": "fp8", "NVFP4": "fp4", "MXFP4": "fp4"}
 NUMBERS = {("float", 8): "fp8", ("float", 4): "fp4", ("int", 8): "int8", ("int", 4): "int4"}
 
-NEVER_QUANTISED = ("lm_head", "embed", "norm", "router", "gate", "vision", "visual", "projector")
-"""Parts whose absence from the quantised ones is what the sizer assumes anyway."""
+NEVER_QUANTISED = re.compile(
+    r"lm_head|embed|norm|router|vision|visual|projector|(^|\.)(shared_expert_)?gate(\.|\*|$)"
+)
+"""Modules whose absence from the quantised ones is what the sizer assumes anyway."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +46,9 @@ def quantization(raw: Mapping[str, object], *, place: str) -> Quantization:
 
 def _weight_dtype(raw: Mapping[str, object], place: str) -> str:
     """Find the dtype of the quantised weights."""
-    method = raw.get("quant_method")
+    producer = raw.get("producer")
+    made_by = producer.get("name") if isinstance(producer, dict) else None
+    method = raw.get("quant_method", made_by)
     if method in FLOAT_METHODS:
         return FLOAT_METHODS[str(method)]
     if method in BITS_METHODS:
@@ -80,18 +85,16 @@ def _compressed(raw: Mapping[str, object], place: str) -> str:
 
 def _attention_quantised(raw: Mapping[str, object], place: str) -> bool:
     """Say whether attention is quantised, refusing exceptions that cannot be expressed."""
-    skipped = raw.get("modules_to_not_convert") or raw.get("ignore") or []
-    if not isinstance(skipped, list):
-        raise InputError(f"{place}: list of modules left out", skipped, "a list of names")
-    names = [str(name) for name in skipped]
+    skipped = raw.get("modules_to_not_convert") or raw.get("ignore") or raw.get("exclude_modules")
+    if not isinstance(skipped, list | None):
+        raise InputError(f"{place}: modules left out", skipped, "a list of names")
+    names = [str(name) for name in skipped or []]
     attention = [name for name in names if "attn" in name]
-    others = [
-        name
-        for name in names
-        if "attn" not in name and not any(part in name for part in NEVER_QUANTISED)
-    ]
+    others = [name for name in names if "attn" not in name and not NEVER_QUANTISED.search(name)]
     if others:
         raise InputError(
-            place, others[0], "only attention, embeddings, head, router, norms left unquantised"
+            f"{place}: modules left out",
+            others[0],
+            "attention, embeddings, head, routers, norms and towers only",
         )
     return not attention

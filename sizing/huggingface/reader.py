@@ -23,16 +23,30 @@ def read_config(path: Path) -> dict[str, object]:
     """
     Read a `config.json`, given itself or the directory it is in.
 
+    A `hf_quant_config.json` beside it (NVIDIA's checkpoints) becomes its `quantization_config`.
+
     Raises:
         InputError: no such file, not JSON, not an object.
 
     """
     file = path / "config.json" if path.is_dir() else path
+    config = _read_object(file, "a Hugging Face config.json")
+    beside = file.with_name("hf_quant_config.json")
+    if beside.exists() and "quantization_config" not in language_model(config):
+        raw = _read_object(beside, "the quantisation of the model beside it")
+        inner = raw.get("quantization")
+        quantised = inner if isinstance(inner, dict) else {}
+        config["quantization_config"] = {**quantised, "producer": raw.get("producer")}
+    return config
+
+
+def _read_object(file: Path, expectation: str) -> dict[str, object]:
+    """Read a JSON object."""
     try:
         raw = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise InputError(str(file), error.strerror, "a Hugging Face config.json") from None
-    except ValueError as error:
+        raise InputError(str(file), error.strerror, expectation) from None
+    except (ValueError, RecursionError) as error:
         raise InputError(str(file), str(error), "valid JSON") from None
     if not isinstance(raw, dict):
         raise InputError(str(file), type(raw).__name__, "a JSON object")
@@ -139,23 +153,29 @@ def _context(config: Mapping[str, object], keys: Keys) -> int:
 
 def _windows(keys: Keys, family: Family, context: int) -> tuple[int, int]:
     """Find the sliding window and how many layers use it."""
+    kinds = _layer_kinds(keys)
     window = keys.count("sliding_window", 0)
     if "use_sliding_window" in family.defaults and not keys.flag("use_sliding_window"):
         window = 0
-    covered = _covered(keys, family) if 0 < window < context else 0
+    if not 0 < window < context:
+        return 0, 0
+    covered = kinds.count("sliding_attention") if kinds else _covered(keys, family)
     return (window, covered) if covered else (0, 0)
 
 
+def _layer_kinds(keys: Keys) -> list[object]:
+    """Return the kind of each layer; empty where the config leaves it to its family."""
+    layers, kinds = keys.count("num_hidden_layers"), keys.sequence("layer_types")
+    if kinds and (len(kinds) != layers or set(kinds) - {"sliding_attention", "full_attention"}):
+        raise keys.wrong(
+            "layer_types", f"{layers} entries, each sliding_attention or full_attention"
+        )
+    return kinds
+
+
 def _covered(keys: Keys, family: Family) -> int:
-    """Count the layers that use the sliding window."""
+    """Count the layers that use the sliding window by the rule of the family."""
     layers = keys.count("num_hidden_layers")
-    kinds = keys.sequence("layer_types")
-    if kinds:
-        if len(kinds) != layers or not set(kinds) <= {"sliding_attention", "full_attention"}:
-            raise keys.wrong(
-                "layer_types", f"{layers} entries, each sliding_attention or full_attention"
-            )
-        return kinds.count("sliding_attention")
     if family.windows == "above":
         return max(0, layers - keys.count("max_window_layers"))
     if family.windows == "pattern":

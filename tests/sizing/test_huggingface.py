@@ -1,0 +1,266 @@
+"""Any config.json becomes a model spec, or is refused by the name of what cannot be expressed."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sizing import catalog
+from sizing.errors import Exit, InputError
+from sizing.huggingface.families import FAMILIES
+from sizing.huggingface.reader import model_from, read_config
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+LLAMA: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 4,
+    "vocab_size": 100,
+    "max_position_embeddings": 2048,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+}
+EXPERTS = {
+    "num_local_experts": 8,
+    "num_experts": 8,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+}
+LATENT = {"kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8}
+
+
+def read(config: dict[str, Any]) -> Any:  # noqa: ANN401  (fields of a spec, looked at freely)
+    """Read a config as if it came from a file named config.json."""
+    return model_from(config, name="m", source="dir", place="config.json")
+
+
+def of_family(model_type: str) -> dict[str, Any]:
+    """Return the smallest config of a family."""
+    family = FAMILIES[model_type]
+    extra = (EXPERTS if family.experts else {}) | (LATENT if family.latent_attention else {})
+    return {**LLAMA, "model_type": model_type, **extra}
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_every_family_is_read(model_type: str) -> None:
+    """Each supported model_type gives a spec with its own kind of attention and feed-forward."""
+    model, family = read(of_family(model_type)), FAMILIES[model_type]
+    assert (model.num_layers, model.hidden_size, model.vocab_size) == (4, 64, 100)
+    assert (model.moe is not None) == bool(family.experts)
+    assert (model.mla is not None) == family.latent_attention
+    assert model.num_window_layers == 0
+
+
+@given(
+    layers=st.integers(1, 200),
+    heads=st.integers(1, 16),
+    ratio=st.integers(1, 8),
+    head_dim=st.integers(1, 256),
+)
+def test_shapes_pass_through(layers: int, heads: int, ratio: int, head_dim: int) -> None:
+    """What the config says of its shapes is what the spec says."""
+    config = {
+        **LLAMA,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads * ratio,
+        "num_key_value_heads": heads,
+        "head_dim": head_dim,
+    }
+    model = read(config)
+    assert (model.num_layers, model.num_heads) == (layers, heads * ratio)
+    assert (model.num_kv_heads, model.head_dim) == (heads, head_dim)
+
+
+def test_absent_keys_have_the_librarys_meaning() -> None:
+    """No head_dim: hidden over heads; no KV heads: as many as heads; no dtype: bf16."""
+    config = {k: v for k, v in LLAMA.items() if k not in {"num_key_value_heads", "torch_dtype"}}
+    model = read(config)
+    assert (model.head_dim, model.num_kv_heads, model.dtype) == (8, 8, "bf16")
+    assert read({**LLAMA, "model_type": "gemma"}).tied_embeddings is False
+    absent = {k: v for k, v in LLAMA.items() if k != "tie_word_embeddings"}
+    assert read({**absent, "model_type": "gemma"}).tied_embeddings is True
+    assert read({**LLAMA, "model_type": "qwen2"}).attention_bias is True
+
+
+@pytest.mark.parametrize(
+    ("model_type", "extra", "expected"),
+    [
+        ("mistral", {"sliding_window": 512}, (512, 4)),
+        ("mistral", {"sliding_window": None}, (0, 0)),
+        ("phi3", {"sliding_window": 262144}, (0, 0)),  # longer than the context: no window at all
+        ("qwen2", {"sliding_window": 512, "max_window_layers": 3}, (0, 0)),
+        (
+            "qwen2",
+            {"sliding_window": 512, "max_window_layers": 3, "use_sliding_window": True},
+            (512, 1),
+        ),
+        ("gemma2", {"sliding_window": 512}, (512, 2)),
+        ("gemma3_text", {"sliding_window": 512, "num_hidden_layers": 12}, (512, 10)),
+        (
+            "gpt_oss",
+            {"sliding_window": 128, "layer_types": ["sliding_attention"] * 3 + ["full_attention"]},
+            (128, 3),
+        ),
+    ],
+)
+def test_windows(model_type: str, extra: dict[str, Any], expected: tuple[int, int]) -> None:
+    """Each family's rule for sliding windows gives the window and the layers it covers."""
+    model = read({**of_family(model_type), **extra})
+    assert (model.window_tokens, model.num_window_layers) == expected
+
+
+@pytest.mark.parametrize(
+    ("rope", "expected"),
+    [
+        ({"rope_type": "llama3", "factor": 8.0}, 2048),
+        ({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}, 4096),
+        ({"rope_type": "linear", "factor": 2.0}, 4096),
+        ({"rope_type": "default"}, 2048),
+    ],
+)
+def test_rope_scaling_lengthens_the_context(rope: dict[str, Any], expected: int) -> None:
+    """The context is the one the engine will accept, RoPE scaling included."""
+    assert read({**LLAMA, "rope_scaling": rope}).max_context_tokens == expected
+
+
+def test_nested_language_model() -> None:
+    """A model with further modalities is read from its text_config."""
+    outer = {"model_type": "gemma3", "vision_config": {}, "torch_dtype": "float16"}
+    model = read({**outer, "text_config": {**LLAMA, "torch_dtype": None}})
+    assert model.num_layers == 4
+
+
+def test_dense_layers_before_the_experts() -> None:
+    """DeepSeek's first layers, shared experts and Qwen's leading dense layers are kept apart."""
+    deep = read({**of_family("deepseek_v3"), "first_k_dense_replace": 1, "n_shared_experts": 2})
+    assert (deep.moe.num_dense_layers, deep.moe.shared_ffn_size, deep.ffn_size) == (1, 64, 128)
+    assert deep.head_dim == 12
+    qwen = read({**of_family("qwen2_moe"), "mlp_only_layers": [0, 1]})
+    assert (qwen.moe.num_dense_layers, qwen.ffn_size) == (2, 128)
+    assert read(of_family("qwen3_moe")).ffn_size == 0
+
+
+@pytest.mark.parametrize(
+    ("quantised", "expected"),
+    [
+        ({"quant_method": "fp8"}, ("fp8", True)),
+        ({"quant_method": "fp8", "modules_to_not_convert": ["lm_head"]}, ("fp8", True)),
+        (
+            {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]},
+            ("fp4", False),
+        ),
+        ({"quant_method": "awq", "bits": 4}, ("int4", True)),
+        ({"quant_method": "gptq", "bits": 8}, ("int8", True)),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, ("fp4", True)),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "config_groups": {"g": {"weights": {"num_bits": 8, "type": "float"}}},
+                "ignore": ["lm_head", "model.layers.0.mlp.gate"],
+            },
+            ("fp8", True),
+        ),
+    ],
+)
+def test_quantisation(quantised: dict[str, Any], expected: tuple[str, bool]) -> None:
+    """The quantisation of published checkpoints gives the dtype of their weights."""
+    model = read({**LLAMA, "quantization_config": quantised})
+    assert (model.weight_dtype, model.attention_quantised) == expected
+    assert (model.dtype, model.kv_dtype) == ("bf16", "bf16")
+
+
+def test_quantisation_in_a_file_beside(tmp_path: Path) -> None:
+    """NVIDIA's checkpoints say it in hf_quant_config.json; it is not overlooked."""
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA), encoding="utf-8")
+    beside = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8"}}
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps(beside), encoding="utf-8")
+    assert read(read_config(tmp_path)).weight_dtype == "fp8"
+
+
+BAD = [
+    ({"model_type": "mamba"}, "model_type", "one of deepseek_v2"),
+    ({"model_type": None}, "model_type", "is missing"),
+    ({"hidden_size": "64"}, "hidden_size", "whole number"),
+    ({"hidden_size": -64}, "hidden_size", "whole number"),
+    ({"num_hidden_layers": True}, "num_hidden_layers", "whole number"),
+    ({"num_hidden_layers": 0}, "num_layers", "positive"),
+    ({"vocab_size": None}, "vocab_size", "is missing"),
+    ({"num_key_value_heads": 3}, "num_kv_heads", "divisor"),
+    ({"num_attention_heads": 0}, "num_heads", "positive"),
+    ({"tie_word_embeddings": "no"}, "tie_word_embeddings", "true or false"),
+    ({"mlp_bias": True}, "mlp_bias", "cannot express"),
+    ({"index_topk": 2048}, "index_topk", "cannot express"),
+    ({"num_local_experts": 8}, "num_local_experts", "no experts"),
+    ({"kv_lora_rank": 512}, "kv_lora_rank", "no latent attention"),
+    ({"sliding_window": 512}, "sliding_window", "which layers"),
+    ({"layer_types": ["linear_attention"] * 4}, "layer_types", "sliding_attention"),
+    ({"sliding_window": 512, "layer_types": ["full_attention"]}, "layer_types", "4 entries"),
+    ({"layer_types": "full"}, "layer_types", "a list"),
+    ({"torch_dtype": "float64"}, "torch_dtype", "bfloat16"),
+    ({"quantization_config": "fp8"}, "quantization_config", "an object"),
+    ({"quantization_config": {"quant_method": "hqq"}}, "quant_method", "awq"),
+    ({"quantization_config": {"quant_method": "awq", "bits": 3}}, "bits", "4 or 8"),
+    ({"quantization_config": {"quant_method": "modelopt"}}, "quant_algo", "FP8"),
+    ({"quantization_config": {"quant_method": "compressed-tensors"}}, "config_groups", "one 4 or"),
+    (
+        {"quantization_config": {"quant_method": "fp8", "ignore": ["model.layers.0.mlp"]}},
+        "model.layers.0.mlp",
+        "only",
+    ),
+    (
+        {"model_type": "qwen3_moe", **EXPERTS, "decoder_sparse_step": 2},
+        "decoder_sparse_step",
+        "1: experts in every layer",
+    ),
+    ({"model_type": "qwen3_moe", **EXPERTS, "mlp_only_layers": [3]}, "mlp_only_layers", "first"),
+]
+
+
+@pytest.mark.parametrize(("change", "named", "expectation"), BAD)
+def test_refusals_name_the_key(change: dict[str, Any], named: str, expectation: str) -> None:
+    """What is wrong or cannot be expressed is refused by its key, on one line, exit code 2."""
+    with pytest.raises(InputError) as refused:
+        read({**LLAMA, **change})
+    assert refused.value.exit_code == Exit.BAD_INPUT
+    line = str(refused.value)
+    assert line.startswith("config.json")
+    assert named in line
+    assert expectation in line
+    assert "\n" not in line
+
+
+@pytest.mark.parametrize(
+    ("content", "expectation"), [("{", "valid JSON"), ("[]", "a JSON object"), ("\x80", "JSON")]
+)
+def test_files_that_are_no_config(tmp_path: Path, content: str, expectation: str) -> None:
+    """A file that holds no JSON object is refused with its path."""
+    file = tmp_path / "config.json"
+    file.write_bytes(content.encode("latin-1"))
+    with pytest.raises(InputError, match=expectation) as refused:
+        read_config(tmp_path)
+    assert str(file) in str(refused.value)
+
+
+def test_directory_without_config(tmp_path: Path) -> None:
+    """A directory without a config.json is refused with the path that is missing."""
+    with pytest.raises(InputError, match=r"config\.json is 'No such file"):
+        catalog.find_model(str(tmp_path))
+
+
+def test_path_and_directory_give_the_same_model(tmp_path: Path) -> None:
+    """A config may be named itself or by its directory, from which a server then loads."""
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA), encoding="utf-8")
+    by_directory = catalog.find_model(str(tmp_path))
+    by_file = catalog.find_model(str(tmp_path / "config.json"))
+    assert by_directory.source == by_file.source == str(tmp_path)
+    assert by_directory.config_hash == by_file.config_hash
