@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 FLOAT_METHODS = {"fp8": "fp8", "fbgemm_fp8": "fp8", "mxfp4": "fp4"}
 BITS_METHODS = ("gptq", "awq")
 NAMED_FORMATS = {"FP8": "fp8", "FP8_PER_CHANNEL_PER_TOKEN": "fp8", "NVFP4": "fp4", "MXFP4": "fp4"}
-NUMBERS = {("float", 8): "fp8", ("float", 4): "fp4", ("int", 8): "int8", ("int", 4): "int4"}
+BITS = {"4": "int4", "8": "int8"}
+COMPRESSED = {"float 8": "fp8", "float 4": "fp4", "int 8": "int8", "int 4": "int4"}
 
 NEVER_QUANTISED = re.compile(
     r"lm_head|embed|norm|router|vision|visual|projector|(^|\.)(shared_expert_)?gate(\.|\*|$)"
@@ -48,39 +49,41 @@ def _weight_dtype(raw: Mapping[str, object], place: str) -> str:
     """Find the dtype of the quantised weights."""
     producer = raw.get("producer")
     made_by = producer.get("name") if isinstance(producer, dict) else None
-    method = raw.get("quant_method", made_by)
+    method = str(raw.get("quant_method", made_by))
     if method in FLOAT_METHODS:
-        return FLOAT_METHODS[str(method)]
+        return FLOAT_METHODS[method]
     if method in BITS_METHODS:
         bits = raw.get("bits", raw.get("w_bit"))
-        if ("int", bits) in NUMBERS:
-            return NUMBERS["int", int(str(bits))]
-        raise InputError(f"{place}.bits", bits, "4 or 8")
+        return _known(BITS, bits, f"{place}.bits")
     if method == "modelopt":
-        algorithm = raw.get("quant_algo")
-        if algorithm in NAMED_FORMATS:
-            return NAMED_FORMATS[str(algorithm)]
-        raise InputError(f"{place}.quant_algo", algorithm, "one of " + ", ".join(NAMED_FORMATS))
+        return _known(NAMED_FORMATS, raw.get("quant_algo"), f"{place}.quant_algo")
     if method == "compressed-tensors":
         return _compressed(raw, place)
     known = sorted([*FLOAT_METHODS, *BITS_METHODS, "modelopt", "compressed-tensors"])
-    raise InputError(f"{place}.quant_method", method, "one of " + ", ".join(known))
+    raise InputError(f"{place}.quant_method", raw.get("quant_method"), "one of " + ", ".join(known))
+
+
+def _known(table: Mapping[str, str], value: object, place: str) -> str:
+    """Look a value up, refusing what is not there."""
+    found = table.get(str(value))
+    if found is None:
+        raise InputError(place, value, "one of " + ", ".join(table))
+    return found
 
 
 def _compressed(raw: Mapping[str, object], place: str) -> str:
-    """Find the one dtype of all groups of a compressed-tensors config."""
+    """Find the one format of all groups of a compressed-tensors config."""
     groups = raw.get("config_groups")
     found = set()
     for group in groups.values() if isinstance(groups, dict) else ():
         weights = group.get("weights") if isinstance(group, dict) else None
         if isinstance(weights, dict):
-            found.add((str(weights.get("type", "int")), weights.get("num_bits")))
-    known = [NUMBERS[key] for key in NUMBERS if {key} == found]
-    if not known:
+            found.add(f"{weights.get('type', 'int')} {weights.get('num_bits')}")
+    if len(found) != 1:
         raise InputError(
-            f"{place}.config_groups", sorted(map(str, found)), "weights of one 4 or 8 bit format"
+            f"{place}.config_groups", sorted(found) or groups, "one format for all weights"
         )
-    return known[0]
+    return _known(COMPRESSED, found.pop(), f"{place}.config_groups")
 
 
 def _attention_quantised(raw: Mapping[str, object], place: str) -> bool:

@@ -74,10 +74,10 @@ def model_from(config: Mapping[str, object], *, name: str, source: str, place: s
     """
     values = architecture(config)
     model_type = values.get("model_type")
-    if model_type not in FAMILIES:
+    family = FAMILIES.get(str(model_type))
+    if family is None:
         known = ", ".join(sorted(FAMILIES))
         raise InputError(f"{place}: model_type", model_type, f"one of {known}")
-    family = FAMILIES[str(model_type)]
     try:
         return _spec(
             language_model(config), Keys(values, family.defaults, place), family, (name, source)
@@ -142,13 +142,16 @@ def _context(config: Mapping[str, object], keys: Keys) -> int:
     """
     tokens = keys.count("max_position_embeddings")
     rope = config.get("rope_scaling") or config.get("rope_parameters")
-    if not isinstance(rope, dict) or not isinstance(rope.get("factor"), int | float):
+    if not isinstance(rope, dict) or rope.get("factor") is None:
         return tokens
     kind = rope.get("rope_type", rope.get("type"))
-    if kind in {"default", "llama3", "longrope", "su"}:
+    if kind in ("default", "llama3", "longrope", "su"):
         return tokens
-    trained = rope.get("original_max_position_embeddings") if kind == "yarn" else None
-    return int((trained or tokens) * rope["factor"])
+    trained = rope.get("original_max_position_embeddings", tokens) if kind == "yarn" else tokens
+    factor = rope["factor"]
+    if not isinstance(trained, int) or not isinstance(factor, int | float) or not 0 < factor < 1e6:
+        raise InputError(f"{keys.place}: rope_scaling", rope, "a factor and whole lengths")
+    return int(trained * factor)
 
 
 def _windows(keys: Keys, family: Family, context: int) -> tuple[int, int]:
@@ -166,7 +169,8 @@ def _windows(keys: Keys, family: Family, context: int) -> tuple[int, int]:
 def _layer_kinds(keys: Keys) -> list[object]:
     """Return the kind of each layer; empty where the config leaves it to its family."""
     layers, kinds = keys.count("num_hidden_layers"), keys.sequence("layer_types")
-    if kinds and (len(kinds) != layers or set(kinds) - {"sliding_attention", "full_attention"}):
+    known = ("sliding_attention", "full_attention")
+    if kinds and (len(kinds) != layers or any(kind not in known for kind in kinds)):
         raise keys.wrong(
             "layer_types", f"{layers} entries, each sliding_attention or full_attention"
         )
@@ -235,9 +239,10 @@ def _mla(keys: Keys, family: Family) -> MlaSpec | None:
 def _dtype(config: Mapping[str, object], place: str) -> str:
     """Find the dtype of what is not quantised; bf16 where the config is silent."""
     named = config.get("torch_dtype") or config.get("dtype") or "bfloat16"
-    if named not in DTYPES:
+    dtype = DTYPES.get(str(named))
+    if dtype is None:
         raise InputError(f"{place}: torch_dtype", named, "one of " + ", ".join(DTYPES))
-    return DTYPES[str(named)]
+    return dtype
 
 
 def _quantization(config: Mapping[str, object], dtype: str, place: str) -> Quantization:

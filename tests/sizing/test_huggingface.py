@@ -13,6 +13,7 @@ from sizing import catalog
 from sizing.errors import Exit, InputError
 from sizing.huggingface.families import FAMILIES
 from sizing.huggingface.reader import model_from, read_config
+from sizing.specs.architecture import ARCHITECTURE_KEYS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -206,12 +207,18 @@ BAD = [
     ({"layer_types": ["linear_attention"] * 4}, "layer_types", "sliding_attention"),
     ({"sliding_window": 512, "layer_types": ["full_attention"]}, "layer_types", "4 entries"),
     ({"layer_types": "full"}, "layer_types", "a list"),
+    ({"rope_scaling": {"type": "linear", "factor": float("inf")}}, "rope_scaling", "a factor"),
+    ({"rope_scaling": {"type": "linear", "factor": "8"}}, "rope_scaling", "a factor"),
     ({"torch_dtype": "float64"}, "torch_dtype", "bfloat16"),
     ({"quantization_config": "fp8"}, "quantization_config", "an object"),
     ({"quantization_config": {"quant_method": "hqq"}}, "quant_method", "awq"),
-    ({"quantization_config": {"quant_method": "awq", "bits": 3}}, "bits", "4 or 8"),
+    ({"quantization_config": {"quant_method": "awq", "bits": 3}}, "bits", "one of 4, 8"),
     ({"quantization_config": {"quant_method": "modelopt"}}, "quant_algo", "FP8"),
-    ({"quantization_config": {"quant_method": "compressed-tensors"}}, "config_groups", "one 4 or"),
+    (
+        {"quantization_config": {"quant_method": "compressed-tensors"}},
+        "config_groups",
+        "one format",
+    ),
     (
         {"quantization_config": {"quant_method": "fp8", "ignore": ["model.layers.0.mlp"]}},
         "model.layers.0.mlp",
@@ -264,3 +271,51 @@ def test_path_and_directory_give_the_same_model(tmp_path: Path) -> None:
     by_file = catalog.find_model(str(tmp_path / "config.json"))
     assert by_directory.source == by_file.source == str(tmp_path)
     assert by_directory.config_hash == by_file.config_hash
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-5, 300) | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner),
+    max_leaves=8,
+)
+ANY_KEY = st.sampled_from(
+    [
+        *sorted(ARCHITECTURE_KEYS),
+        "torch_dtype",
+        "rope_scaling",
+        "text_config",
+        "quantization_config",
+    ]
+)
+
+
+def refusal(config: dict[str, Any]) -> str:
+    """Return how a config is refused; only the place where it is read after all."""
+    try:
+        read(config)
+    except InputError as error:
+        return str(error)
+    return "config.json"
+
+
+@given(
+    model_type=st.sampled_from(sorted(FAMILIES)),
+    changes=st.dictionaries(ANY_KEY, JSON_VALUES, max_size=4),
+)
+def test_nonsense_is_refused_not_crashed_on(model_type: str, changes: dict[str, Any]) -> None:
+    """Whatever JSON stands under a key, the answer is a model or one refusal that says where."""
+    assert refusal({**of_family(model_type), **changes}).startswith("config.json")
+
+
+@given(
+    changes=st.dictionaries(
+        st.sampled_from(
+            ["quant_method", "bits", "w_bit", "quant_algo", "config_groups", "ignore", "producer"]
+        ),
+        JSON_VALUES | st.sampled_from(["fp8", "awq", "modelopt", "compressed-tensors"]),
+    )
+)
+def test_nonsense_in_the_quantisation(changes: dict[str, Any]) -> None:
+    """The same holds inside a quantization_config."""
+    quantised = {"quant_method": "compressed-tensors", **changes}
+    assert refusal({**LLAMA, "quantization_config": quantised}).startswith("config.json")
