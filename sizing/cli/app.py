@@ -1,10 +1,14 @@
-"""The commands of `sizing`, put together."""
+"""The commands of `sizing`."""
 
 from __future__ import annotations
 
 import typer
 
 from sizing.cli import catalog
+from sizing.cli.calibrate import calibrate
+from sizing.cli.explain import explain
+from sizing.cli.plan import plan
+from sizing.cli.predict import predict
 
 app = typer.Typer(
     help="Size an LLM inference cluster for its latency SLO.",
@@ -13,4 +17,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+for command in (plan, explain, predict, calibrate):
+    app.command()(command)
 catalog.register(app)

@@ -1,0 +1,31 @@
+"""What `plan` and `predict` are computed from: a scenario, the catalogs, a calibration."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sizing import catalog
+from sizing.latency.calibration import read_calibration
+from sizing.plan import Inputs
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def read_inputs(scenario: Path, overrides: list[str], calibration: Path | None) -> Inputs:
+    """
+    Read and resolve everything.
+
+    Raises:
+        InputError: anything missing, unknown or contradictory.
+    """
+    chosen = catalog.read_scenario(scenario, overrides)
+    model, gpu, cluster, engine = catalog.resolve(chosen, str(scenario))
+    return Inputs(
+        scenario=chosen,
+        model=model,
+        gpu=gpu,
+        cluster=cluster,
+        engine=engine,
+        calibration=None if calibration is None else read_calibration(calibration),
+    )

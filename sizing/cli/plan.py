@@ -1,0 +1,71 @@
+"""`sizing plan`: the fewest GPUs that hold the SLO."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import asdict
+from pathlib import Path  # noqa: TC003  (Typer reads the annotations)
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from sizing.cli.inputs import read_inputs
+from sizing.errors import InputError, NegativeAnswer
+from sizing.plan import to_json
+from sizing.report.tables import latency_table, layout_table, summary
+from sizing.search.proposal import propose
+from sizing.search.search import Infeasible, search
+from sizing.shell import talk
+
+OVERRIDES = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="override a scenario key")
+]
+CALIBRATION = Annotated[
+    Path | None, typer.Option(help="step times of this machine, from `sizing calibrate`")
+]
+
+
+def plan(
+    scenario: Annotated[Path, typer.Argument(help="TOML; `sizing init` writes one")],
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="plan file to write")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print the plan")] = False,
+    overrides: OVERRIDES = None,
+    calibration: CALIBRATION = None,
+) -> None:
+    """Find the fewest GPUs and their layout for the SLO; say what binds, or why there are none."""
+    inputs = read_inputs(scenario, overrides or [], calibration)
+    with talk.status("searching layouts"):
+        found = search(inputs)
+        if not isinstance(found, Infeasible):
+            proposed = propose(inputs, found.candidate, found.forecast)
+    if isinstance(found, Infeasible):
+        if as_json:
+            sys.stdout.write(json.dumps({"infeasible": asdict(found)}, indent=2) + "\n")
+        nearest = f"nearest: {found.nearest} ({found.nearest_gpus} GPUs); " if found.nearest else ""
+        raise NegativeAnswer(
+            f"{scenario}: {found.reason}; {nearest}missed by: {found.missed_by};"
+            f" way out: {found.way_out}"
+        )
+    if out is not None:
+        write_whole(out, to_json(proposed))
+    if as_json:
+        sys.stdout.write(to_json(proposed))
+        return
+    console = Console()
+    console.print(summary(proposed))
+    console.print(layout_table(proposed.pools, proposed.prediction))
+    console.print(latency_table(proposed.prediction, proposed.slo))
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file whole or not at all."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise InputError(str(path), error.strerror, "a file that can be written") from None

@@ -1,0 +1,57 @@
+"""`sizing predict`: latencies of one given configuration, no search."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from dataclasses import asdict
+from pathlib import Path  # noqa: TC003  (Typer reads the annotations)
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from sizing.cli.inputs import read_inputs
+from sizing.cli.plan import CALIBRATION, OVERRIDES  # noqa: TC001  (Typer reads the annotations)
+from sizing.errors import InputError
+from sizing.report.tables import latency_table, layout_table, parts_table, seconds
+from sizing.search.given import given
+
+SIZE = re.compile(r"([1-9]\d*)xTP([1-9]\d*)", re.IGNORECASE)
+
+
+def predict(
+    scenario: Annotated[Path, typer.Argument(help="TOML; `sizing init` writes one")],
+    prefill: Annotated[str, typer.Option(metavar="RxTPn", help="replicas and TP: 2xTP4")],
+    decode: Annotated[str, typer.Option(metavar="RxTPn", help="replicas and TP: 3xTP2")],
+    as_json: Annotated[bool, typer.Option("--json", help="print the prediction")] = False,
+    overrides: OVERRIDES = None,
+    calibration: CALIBRATION = None,
+) -> None:
+    """Predict TTFT, TPOT, utilisation and capacity of pools that you name."""
+    inputs = read_inputs(scenario, overrides or [], calibration)
+    sizes = (parse_size(prefill, "--prefill"), parse_size(decode, "--decode"))
+    answer = given(inputs, prefill=sizes[0], decode=sizes[1])
+    if as_json:
+        sys.stdout.write(json.dumps(asdict(answer), indent=2, sort_keys=True) + "\n")
+        return
+    console = Console()
+    console.print(layout_table(answer.pools, answer.prediction))
+    console.print(latency_table(answer.prediction, inputs.scenario.slo))
+    console.print(parts_table(answer.prediction))
+    console.print(f"Saturates at {answer.prediction.capacity_requests_per_s:.3g} requests/s")
+    for role, extra_s in answer.beyond_hb_domain_s.items():
+        console.print(
+            f"TP beyond the HB domain costs {seconds(extra_s)} a step in {role}", highlight=False
+        )
+    for miss in answer.misses:
+        console.print(f"SLO missed: {miss}", style="red", highlight=False)
+
+
+def parse_size(text: str, place: str) -> tuple[int, int]:
+    """Read replicas and TP."""
+    match = SIZE.fullmatch(text)
+    if match is None:
+        raise InputError(place, text, "replicas x TP, for example 2xTP4")
+    return int(match[1]), int(match[2])

@@ -1,0 +1,1 @@
+"""Plans and predictions as tables that people read."""

@@ -1,0 +1,59 @@
+"""The terms of a prediction as tables."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+
+from sizing.report.tables import seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sizing.search.explanation import Explanation
+
+
+def explanation_tables(found: Explanation) -> Iterator[Table]:
+    """Yield one table a group of terms."""
+    at = {
+        "TTFT": "Mean TTFT",
+        "prefill step": f"Prefill of {found.mean_prompt_tokens:.0f} tokens, alone",
+        "decode step": f"Decode step of {found.mean_batch:.1f} sequences with"
+        f" {found.mean_context_tokens:.0f} tokens each, alone",
+    }
+    for of, title in at.items():
+        terms = [term for term in found.terms if term.of == of]
+        detailed = any(term.bound for term in terms)
+        table = Table(title=title, title_justify="left")
+        for heading in ("term", "equation", "seconds", "share"):
+            table.add_column(heading, justify="right" if heading in ("seconds", "share") else "left")
+        if detailed:
+            for heading in ("FLOPs", "bytes", "of peak", "bound by"):
+                table.add_column(heading, justify="left" if heading == "bound by" else "right")
+        table.add_column("source")
+        for term in terms:
+            row = [term.name, term.equation, seconds(term.seconds), f"{term.share_fraction:.1%}"]
+            if detailed:
+                row += [
+                    f"{term.flops:.2e}" if term.flops else "",
+                    f"{term.hbm_bytes:.2e}" if term.hbm_bytes else "",
+                    "" if term.achieved_fraction is None else f"{term.achieved_fraction:.0%}",
+                    term.bound or "",
+                ]
+            table.add_row(*row, term.source)
+        total = sum(term.seconds for term in terms)
+        table.add_row("sum", "", seconds(total), "100.0%", style="bold")
+        yield table
+    if any(found.interference.values()):
+        yield _interference(found)
+
+
+def _interference(found: Explanation) -> Table:
+    """Show how much slower each pool's steps are because of the other one."""
+    table = Table(title="Interference between the pools (eq. T12)", title_justify="left")
+    table.add_column("pool")
+    table.add_column("steps take longer by", justify="right")
+    for role, slower in found.interference.items():
+        table.add_row(role, f"{slower:.1%}")
+    return table

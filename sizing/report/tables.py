@@ -1,0 +1,101 @@
+"""A plan on one screen."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+from rich.text import Text
+
+from sizing.specs.slo import PERCENTILES
+
+if TYPE_CHECKING:
+    from sizing.plan import Latency, Plan, Pool, Prediction
+    from sizing.specs.slo import SloSpec
+
+GB = 1e9
+
+
+def seconds(value: float) -> str:
+    """Write seconds as people read them: three figures, ms below a second."""
+    if value >= 1:
+        return f"{value:.2f} s"
+    if value >= 1e-3:
+        return f"{value * 1e3:.1f} ms"
+    return f"{value * 1e6:.0f} µs"
+
+
+def layout_table(pools: tuple[Pool, ...], prediction: Prediction) -> Table:
+    """One row a pool: size, limits, utilisation, what binds."""
+    table = Table(title="Layout", title_justify="left")
+    for heading, justify in (
+        ("pool", "left"), ("replicas", "right"), ("TP", "right"), ("GPUs", "right"),
+        ("batch", "right"), ("KV/GPU", "right"), ("utilisation", "right"), ("bound by", "left"),
+    ):  # fmt: skip
+        table.add_column(heading, justify=justify)  # type: ignore[arg-type]
+    for pool in pools:
+        table.add_row(
+            pool.role,
+            str(pool.replicas),
+            str(pool.tp),
+            str(pool.gpus),
+            f"≤ {pool.max_batch_size}",
+            f"{pool.kv_bytes / GB:.1f} GB",
+            f"{prediction.utilisation_fraction[pool.role]:.0%}",
+            prediction.bottleneck[pool.role],
+        )
+    return table
+
+
+def latency_table(prediction: Prediction, slo: SloSpec) -> Table:
+    """One row a latency: statistics, limit, verdict."""
+    table = Table(title="Predicted latency", title_justify="left")
+    table.add_column("")
+    for statistic in PERCENTILES:
+        table.add_column(statistic, justify="right")
+    table.add_column("SLO", justify="right")
+    table.add_column("")
+    limits = {"TTFT": slo.ttft_s, "TPOT": slo.tpot_s, "ITL": slo.itl_s, "E2E": None}
+    for name, limit in limits.items():
+        latency: Latency = getattr(prediction, name.lower())
+        held = limit is None or latency.at(slo.percentile) <= limit
+        table.add_row(
+            name,
+            *(seconds(latency.at(statistic)) for statistic in PERCENTILES),
+            "" if limit is None else f"{slo.percentile} < {seconds(limit)}",
+            "" if limit is None else Text("holds" if held else "missed",
+                                          style="green" if held else "red"),
+        )
+    return table
+
+
+def parts_table(prediction: Prediction) -> Table:
+    """Mean TTFT by phase, with shares."""
+    table = Table(title="Mean TTFT, in the order of the deployed system", title_justify="left")
+    for heading in ("phase", "seconds", "share"):
+        table.add_column(heading, justify="left" if heading == "phase" else "right")
+    total = prediction.ttft.mean_s
+    for name, value in prediction.ttft_parts_s.items():
+        table.add_row(name, seconds(value), f"{value / total:.1%}")
+    table.add_row("TTFT", seconds(total), "100.0%", style="bold")
+    return table
+
+
+def summary(plan: Plan) -> Text:
+    """Say in a few lines what was asked, what it takes, and what stands behind it."""
+    cost, load, error = plan.cost, plan.workload, plan.calibration.error_fraction
+    stranded = cost.nodes * plan.inputs.cluster.gpus_per_node - cost.gpus
+    lines = [
+        f"{plan.model.id} on {plan.inputs.gpu.name}, {load.requests_per_s:g} requests/s:"
+        f" {cost.gpus} GPUs on {cost.nodes} nodes"
+        + (f" ({stranded} of them left over)" if stranded else ""),
+        f"Headroom: holds to {plan.headroom.load_factor:.2f} times the load,"
+        f" then {plan.headroom.binds}; saturates at"
+        f" {plan.prediction.capacity_requests_per_s:.3g} requests/s",
+        f"Step times: {plan.calibration.name}, {plan.calibration.date}, error of the fit "
+        + ("not stated for whole steps" if error is None else f"{error:.1%}")
+        + f"; validated on {plan.validated_on.num_rows} rows ({plan.validated_on.note})",
+    ]
+    if cost.price_usd_per_hour is not None:
+        lines.insert(1, f"Price: {cost.price_usd_per_hour:,.2f} US dollars an hour")
+    return Text("\n".join(lines))

@@ -1,0 +1,1 @@
+"""From a scenario to the fewest GPUs that hold its SLO."""

@@ -1,0 +1,214 @@
+"""A plan's prediction taken apart: every term with its equation, seconds, share and source."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sizing.errors import InputError
+from sizing.latency.roofline import multiply_dtype
+from sizing.search.bottleneck import representative_terms
+from sizing.search.candidate import Candidate
+from sizing.search.layout import Layout, decode_slots
+from sizing.traffic.forecast import forecast
+from sizing.traffic.stage import Stage, Tandem
+
+if TYPE_CHECKING:
+    from sizing.latency.step import Term
+    from sizing.plan import Plan, Pool
+    from sizing.specs.step import StepCoefficients
+    from sizing.traffic.forecast import Forecast
+
+EQUATIONS = {
+    "request overhead": "T13",
+    "prefill queue": "T3",
+    "prefill": "S2",
+    "interference of decode": "T12",
+    "kv transfer": "S4",
+    "decode queue": "T10",
+    "decode step in progress": "T11",
+    "first decode step": "S3",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExplainedTerm:
+    """
+    One term.
+
+    Attributes:
+        of: `TTFT`, `prefill step` or `decode step`.
+        share_fraction: of the sum of its group.
+        source: where its numbers come from.
+        bound: `compute`, `memory bandwidth`, `network` or `launch`; `None` where it has no parts.
+        flops: per GPU and step; `None` where the term is no op.
+        hbm_bytes: likewise.
+        achieved_fraction: of the peak that binds it.
+    """
+
+    of: str
+    name: str
+    equation: str
+    seconds: float
+    share_fraction: float
+    source: str
+    bound: str | None = None
+    flops: float | None = None
+    hbm_bytes: float | None = None
+    achieved_fraction: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """
+    All terms, and what they are at.
+
+    Attributes:
+        mean_batch: sequences in a decode step, as a token meets it.
+        mean_context_tokens: tokens cached per sequence.
+        interference: per role, how much slower its steps are because of the other pool.
+    """
+
+    terms: tuple[ExplainedTerm, ...]
+    mean_prompt_tokens: float
+    mean_batch: float
+    mean_context_tokens: float
+    interference: dict[str, float]
+
+
+def explain_plan(plan: Plan) -> Explanation:
+    """
+    Recompute a plan's prediction from its inputs and take it apart.
+
+    Raises:
+        InputError: an edited plan, whose pools do not carry its load.
+    """
+    chosen = planned(plan)
+    found = forecast(chosen.tandem)
+    if found is None:
+        raise InputError("plan: pools", str(chosen), "pools that carry the plan's load", "plan again")
+    terms = [*_path_terms(plan, found)]
+    for role in ("prefill", "decode"):
+        terms += _step_terms(plan, chosen, role, found.mean_batch)
+    return Explanation(
+        terms=tuple(terms),
+        mean_prompt_tokens=float(chosen.tandem.computed_tokens.mean()),
+        mean_batch=found.mean_batch,
+        mean_context_tokens=chosen.tandem.context[0],
+        interference={
+            "prefill": found.coupling.prefill_slowdown - 1,
+            "decode": found.coupling.decode_slowdown - 1,
+        },
+    )
+
+
+def planned(plan: Plan) -> Candidate:
+    """Return the configuration that a plan holds."""
+    prefill, decode = plan.pool("prefill"), plan.pool("decode")
+    tandem = Tandem(
+        workload=plan.workload,
+        step_model=plan.step_model,
+        prefill=_stage(prefill),
+        decode=_stage(decode),
+    )
+    slots = decode_slots(
+        plan.inputs, decode.tp, context=tandem.context[0], deviation=tandem.context[1]
+    )
+    return Candidate(
+        layout=Layout(prefill_tp=prefill.tp, decode_tp=decode.tp), slots=slots, tandem=tandem
+    )
+
+
+def _stage(pool: Pool) -> Stage:
+    """Return the queue of a pool."""
+    return Stage(
+        replicas=pool.replicas,
+        max_batch_size=pool.max_batch_size,
+        max_batched_tokens=pool.max_batched_tokens,
+    )
+
+
+def _path_terms(plan: Plan, found: Forecast) -> list[ExplainedTerm]:
+    """Mean TTFT by phase."""
+    total = sum(found.parts_s.values())
+    source = _source(plan)
+    return [
+        ExplainedTerm(
+            of="TTFT",
+            name=name,
+            equation=EQUATIONS[name],
+            seconds=value,
+            share_fraction=value / total,
+            source=source,
+        )
+        for name, value in found.parts_s.items()
+    ]
+
+
+def _step_terms(plan: Plan, chosen: Candidate, role: str, batch: float) -> list[ExplainedTerm]:
+    """One step at mean lengths: the calibration's terms, or the ops."""
+    inputs = plan.inputs
+    of, source = f"{role} step", _source(plan)
+    if inputs.calibration is not None or inputs.gpu.kind == "cpu":
+        return _fitted_terms(chosen, role, batch, source)
+    found = representative_terms(inputs, chosen, role, batch)
+    total = sum(float(np.sum(term.seconds)) for term in found)
+    return [
+        ExplainedTerm(
+            of=of,
+            name=term.name,
+            equation=term.equation,
+            seconds=float(term.seconds),
+            share_fraction=float(term.seconds) / total,
+            source=f"engine {inputs.engine.name} {inputs.engine.version}"
+            if term.name.startswith("engine")
+            else source,
+            bound=term.bound,
+            flops=float(term.flops),
+            hbm_bytes=float(term.hbm_bytes),
+            achieved_fraction=_achieved(term, plan),
+        )
+        for term in found
+        if float(term.seconds) > 0
+    ]
+
+
+def _achieved(term: Term, plan: Plan) -> float | None:
+    """Return the share of the datasheet peak that a term reaches, of the resource that binds it."""
+    gpu, seconds = plan.inputs.gpu, float(term.seconds)
+    if term.bound == "compute":
+        dtype = multiply_dtype(plan.inputs.model.weight_dtype, gpu)
+        peak = gpu.peak_flops_per_s["bf16" if "attention" in term.name else dtype]
+        return float(term.flops) / seconds / peak
+    if float(term.hbm_bytes) > 0:
+        return float(term.hbm_bytes) / seconds / gpu.require("hbm_bytes_per_s")
+    return None
+
+
+def _fitted_terms(chosen: Candidate, role: str, batch: float, source: str) -> list[ExplainedTerm]:
+    """Terms of eq. S2 or S3 at the load's mean lengths."""
+    step: StepCoefficients = getattr(chosen.tandem.step_model, role)
+    if role == "prefill":
+        n = float(chosen.tandem.computed_tokens.mean())
+        cached = chosen.tandem.workload.prefix_tokens
+        work, equation = step.per_prefill_token_s * n, "S2"
+        parts = {"attention": step.per_pair_s * n * (cached + (n + 1) / 2)}
+    else:
+        work, equation = step.per_sequence_s * batch, "S3"
+        read = step.per_context_token_s * batch * chosen.tandem.context[0]
+        parts = {"KV cache": read}
+    parts = {"base": step.base_s, "weights or compute": max(step.stream_s, work), **parts}
+    total = sum(parts.values())
+    return [
+        ExplainedTerm(of=f"{role} step", name=name, equation=equation, seconds=value,
+                      share_fraction=value / total, source=source)
+        for name, value in parts.items()
+    ]
+
+
+def _source(plan: Plan) -> str:
+    """Say where the step times come from."""
+    note = plan.calibration
+    return f"{note.name}, {note.date}"

@@ -1,0 +1,102 @@
+"""One given configuration, predicted as it stands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sizing.errors import InputError, NegativeAnswer
+from sizing.latency.load import decode_load, prefill_load
+from sizing.latency.step import beyond_hb_domain_s
+from sizing.search.candidate import smallest
+from sizing.search.layout import Layout, check_degree, memory_rule, pairing_rule
+from sizing.search.proposal import pools, prediction
+from sizing.search.search import largest_batch
+from sizing.search.slo import checks
+from sizing.search.step_models import StepModels, machine
+from sizing.traffic.forecast import capacity_requests_per_s, forecast
+
+if TYPE_CHECKING:
+    from sizing.plan import Inputs, Pool, Prediction
+    from sizing.search.candidate import Candidate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """
+    The prediction for pools that were named.
+
+    Attributes:
+        misses: limits of the SLO that do not hold, one sentence each.
+        beyond_hb_domain_s: per role, seconds a step that crossing the HB domain costs; empty
+            where nothing crosses.
+    """
+
+    pools: tuple[Pool, ...]
+    prediction: Prediction
+    meets_slo: bool
+    misses: tuple[str, ...]
+    beyond_hb_domain_s: dict[str, float]
+
+
+def given(inputs: Inputs, *, prefill: tuple[int, int], decode: tuple[int, int]) -> Given:
+    """
+    Predict pools of given replicas and TP.
+
+    Raises:
+        InputError: a TP that the model, the connector, the memory or the calibration rules out.
+        NegativeAnswer: the load saturates a pool, so that no latency exists.
+    """
+    layout = Layout(prefill_tp=prefill[1], decode_tp=decode[1])
+    _check(inputs, layout)
+    start = smallest(inputs, layout, StepModels(inputs))
+    chosen = start.limited(max(1, largest_batch(start, inputs.scenario.slo)))
+    chosen = chosen.sized(prefill[0], decode[0])
+    found = forecast(chosen.tandem)
+    if found is None:
+        capacity = capacity_requests_per_s(chosen.tandem)
+        raise NegativeAnswer(
+            f"{inputs.scenario.workload.requests_per_s:g} requests/s saturate {chosen}: queues grow"
+            f" without end above {capacity:.3g} requests/s; add replicas or lower"
+            " workload.requests_per_s"
+        )
+    missed = tuple(
+        f"{check.name} {check.seconds * 1e3:.1f} ms, limit {check.limit_s * 1e3:.1f} ms"
+        for check in checks(found, inputs.scenario.slo)
+        if check.ratio > 1
+    )
+    return Given(
+        pools=pools(inputs, chosen),
+        prediction=prediction(inputs, chosen, found),
+        meets_slo=not missed,
+        misses=missed,
+        beyond_hb_domain_s=_beyond(inputs, chosen, found.mean_batch),
+    )
+
+
+def _check(inputs: Inputs, layout: Layout) -> None:
+    """Refuse what cannot be deployed or was never measured."""
+    for option, tp in (("--prefill", layout.prefill_tp), ("--decode", layout.decode_tp)):
+        if tp != 1 and (inputs.calibration is not None or inputs.gpu.kind == "cpu"):
+            raise InputError(option, f"TP{tp}", "TP1: step times come from a calibration at TP 1")
+        check_degree(inputs, tp, place=option)
+        rule = memory_rule(inputs, tp)
+        if rule is not None:
+            raise InputError(option, f"TP{tp}", f"a layout that the model fits on: {rule}")
+    rule = pairing_rule(inputs.model, layout)
+    if rule is not None:
+        raise InputError("--prefill, --decode", str(layout), rule)
+
+
+def _beyond(inputs: Inputs, chosen: Candidate, batch: float) -> dict[str, float]:
+    """What crossing the HB domain costs a step of each pool, where one crosses it."""
+    tokens = float(chosen.tandem.computed_tokens.mean())
+    steps = {
+        "prefill": (prefill_load(tokens), chosen.layout.prefill_tp),
+        "decode": (decode_load(batch, chosen.tandem.context[0]), chosen.layout.decode_tp),
+    }
+    return {
+        role: float(beyond_hb_domain_s(machine(inputs), load, tp=tp))
+        for role, (load, tp) in steps.items()
+        if tp > inputs.cluster.gpus_per_hb_domain
+    }

@@ -1,0 +1,49 @@
+"""Does a forecast keep the promise?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sizing.specs.slo import SloSpec
+    from sizing.traffic.forecast import Forecast
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One limit of the SLO: what it is on, the value forecast, the limit."""
+
+    name: str
+    seconds: float
+    limit_s: float
+
+    @property
+    def ratio(self) -> float:
+        """Above 1: missed."""
+        return self.seconds / self.limit_s
+
+
+def checks(found: Forecast, slo: SloSpec) -> tuple[Check, ...]:
+    """Compare a forecast with every limit of *slo*, at its percentile."""
+    level = float(slo.percentile.removeprefix("p")) / 100
+    limits = {
+        "TTFT": (found.ttft, slo.ttft_s),
+        "TPOT": (found.tpot, slo.tpot_s),
+        "ITL": (found.itl, slo.itl_s),
+    }
+    return tuple(
+        Check(name=f"{name} {slo.percentile}", seconds=spread.quantile(level), limit_s=limit)
+        for name, (spread, limit) in limits.items()
+        if limit is not None
+    )
+
+
+def tightest(found: Forecast, slo: SloSpec) -> Check:
+    """Return the limit that is used up most."""
+    return max(checks(found, slo), key=lambda check: check.ratio)
+
+
+def meets(found: Forecast | None, slo: SloSpec) -> bool:
+    """Say whether every limit holds; an overloaded pool keeps none."""
+    return found is not None and tightest(found, slo).ratio <= 1

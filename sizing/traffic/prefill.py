@@ -1,0 +1,94 @@
+"""The prefill pool: service, wait, utilisation."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sizing import steptime
+from sizing.traffic.spread import Spread, constant, spread
+from sizing.traffic.two_choices import two_choices_wait
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from sizing.traffic.stage import Tandem
+
+
+def service_s(tandem: Tandem) -> NDArray[np.float64]:
+    """
+    Seconds to prefill each of the tandem's prompts alone, the other pool idle.
+
+        S = t(n) + (ceil(n / budget) - 1) base      (docs/model.md, eq. T5)
+    """
+    n = tandem.computed_tokens
+    step = tandem.step_model.prefill
+    chunks = np.ceil(n / tandem.prefill.max_batched_tokens)
+    alone = steptime.prefill_s(step, n, tandem.workload.prefix_tokens)
+    return np.asarray(alone + (chunks - 1) * step.base_s)
+
+
+def batch_s(tandem: Tandem, prompts: float) -> float:
+    """
+    Mean seconds of a step that prefills several prompts together.
+
+        t(b) = base + max(stream, a b n) + c b pairs, mean over the lengths  (docs/model.md, eq. T6)
+    """
+    step = tandem.step_model.prefill
+    n = tandem.computed_tokens
+    alone = float(service_s(tandem).mean())
+    once = step.base_s + float(np.maximum(step.stream_s, step.per_prefill_token_s * n).mean())
+    work = step.per_prefill_token_s * float(n.mean()) * prompts
+    together = step.base_s + max(once - step.base_s, work)
+    return together + prompts * (alone - once)
+
+
+def utilisation(tandem: Tandem, slowdown: float = 1.0) -> float:
+    """Return the share of the pool's capacity in use, every batch filled if need be (eq. T6)."""
+    b = tandem.prefill.max_batch_size
+    per_replica = tandem.workload.requests_per_s / tandem.prefill.replicas
+    return per_replica * slowdown * batch_s(tandem, b) / b
+
+
+def busy_fraction(tandem: Tandem, slowdown: float = 1.0) -> float:
+    """Return the share of the time in which a replica computes."""
+    per_replica = tandem.workload.requests_per_s / tandem.prefill.replicas
+    return min(1.0, per_replica * slowdown * batch_s(tandem, 1))
+
+
+def wait(tandem: Tandem, slowdown: float = 1.0) -> Spread:
+    """
+    Wait for prefill to start.
+
+    One prompt at a time: M/G/1, or two choices (eq. T1, T3). In batches (docs/model.md, eq. T6): what
+    is left of the batch in progress, and the queue of a server whose service is a full batch's
+    share.
+    """
+    b = tandem.prefill.max_batch_size
+    alone = service_s(tandem) * slowdown
+    if b == 1:
+        return two_choices_wait(
+            spread(alone), utilisation(tandem, slowdown), tandem.prefill.replicas
+        )
+    share = spread(alone).scaled(batch_s(tandem, b) / (b * batch_s(tandem, 1)))
+    queued = two_choices_wait(share, utilisation(tandem, slowdown), tandem.prefill.replicas)
+    running = slowdown * batch_s(tandem, filled(tandem, slowdown))
+    busy = busy_fraction(tandem, slowdown)
+    points = (np.arange(64) + 0.5) / 64 * running
+    left = spread(np.append(points, 0.0), np.append(np.full(64, busy / 64), 1 - busy))
+    return queued.plus(left) if busy > 0 else constant(0.0)
+
+
+def filled(tandem: Tandem, slowdown: float = 1.0) -> float:
+    """
+    Return the mean batch: those who arrive during a batch make the next one.
+
+        b = lambda t(b), between 1 and the limit      (docs/model.md, eq. T6)
+    """
+    per_replica = tandem.workload.requests_per_s / tandem.prefill.replicas
+    size = 1.0
+    for _ in range(200):
+        arrived = per_replica * slowdown * batch_s(tandem, size)
+        size = min(max(1.0, arrived), float(tandem.prefill.max_batch_size))
+    return size
