@@ -231,8 +231,8 @@ def read_scenario(path: Path, overrides: Sequence[str] = ()) -> ScenarioSpec:
 
     """
     shipped = files("scenarios")
-    if path.exists() or path.suffix or str(path) in shipped:
-        file = path if path.exists() else shipped.get(str(path), path)
+    file = path if path.exists() or path.suffix == ".toml" else shipped.get(str(path))
+    if file is not None:
         return parse_scenario(read_toml(file), overrides, place=str(path))
     raise _unknown("scenario", str(path), "a TOML file or a shipped scenario", shipped)
 

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+LONGEST = 1e6
+"""Factor of RoPE scaling that nobody means."""
+
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
 
@@ -149,7 +152,11 @@ def _context(config: Mapping[str, object], keys: Keys) -> int:
         return tokens
     trained = rope.get("original_max_position_embeddings", tokens) if kind == "yarn" else tokens
     factor = rope["factor"]
-    if not isinstance(trained, int) or not isinstance(factor, int | float) or not 0 < factor < 1e6:
+    if (
+        not isinstance(trained, int)
+        or not isinstance(factor, int | float)
+        or not 0 < factor < LONGEST
+    ):
         raise InputError(f"{keys.place}: rope_scaling", rope, "a factor and whole lengths")
     return int(trained * factor)
 

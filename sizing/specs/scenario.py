@@ -100,7 +100,7 @@ class SearchChoice:
     def __post_init__(self) -> None:
         """Check the degrees and the ceiling."""
         positive(**{f"search.tp[{i}]": tp for i, tp in enumerate(self.tp)})
-        fraction(max_utilisation_fraction=self.max_utilisation_fraction)
+        fraction(**{"search.max_utilisation_fraction": self.max_utilisation_fraction})
 
 
 LIMITS = {

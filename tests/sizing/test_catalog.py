@@ -1,0 +1,203 @@
+"""Every number of the catalogs has a dated source, and every name leads to one entry."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sizing import catalog
+from sizing.catalog import find_cluster, find_engine, find_gpu, find_model
+from sizing.config import parse, read_toml
+from sizing.errors import InputError
+from sizing.specs.architecture import architecture_hash
+from sizing.specs.cluster import ClusterSpec
+from sizing.specs.engine import EngineProfile
+from sizing.specs.gpu import GpuSpec, Source
+from sizing.specs.scenario import ClusterChoice, EngineChoice
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+SPECS = {"gpus": GpuSpec, "clusters": ClusterSpec, "engines": EngineProfile}
+FILES = [path for kind in SPECS for path in catalog.files(kind).values()]
+NO_QUANTITIES = {"name", "version", "connector", "vendor", "kind", "gpu", "fitted", "aliases"}
+
+
+def quantities(raw: dict[str, Any], prefix: str = "") -> Iterator[str]:
+    """Yield the dotted keys of a file under which numbers stand."""
+    for key, value in raw.items():
+        if key in NO_QUANTITIES or key == "sources":
+            continue
+        if isinstance(value, dict):
+            yield from quantities(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_every_number_has_a_dated_source(path: Path) -> None:
+    """Each number of a GPU, cluster or engine is covered by a source with a document and a date."""
+    raw = read_toml(path)
+    sources = [parse(Source, source, place=path.name) for source in raw.get("sources", [])]
+    covers = [key.strip() for source in sources for key in source.covers.split(",")]
+    bare = [key for key in quantities(raw) if not any(key.startswith(cover) for cover in covers)]
+    assert bare == []
+    for source in sources:
+        assert source.document
+        assert dt.date.fromisoformat(source.date).isoformat() == source.date
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_no_source_covers_nothing(path: Path) -> None:
+    """A source that names a key which is not in the file is a leftover."""
+    raw = read_toml(path)
+    keys = list(quantities(raw))
+    for source in raw.get("sources", []):
+        for cover in source["covers"].split(","):
+            assert any(key.startswith(cover.strip()) for key in keys), cover
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_entries_survive_json(path: Path) -> None:
+    """What a plan writes of an entry reads back as the same entry."""
+    raw = read_toml(path)
+    raw.pop("aliases", None)
+    cls = SPECS[path.parent.name]
+    spec = parse(cls, raw, place=path.name)
+    assert parse(cls, json.loads(json.dumps(asdict(spec))), place="json") == spec
+
+
+@pytest.mark.parametrize("name", catalog.models())
+def test_models_load_and_survive_json(name: str) -> None:
+    """Every model has a dated source, a fingerprint and a spec that survives JSON."""
+    entry, spec = catalog.models()[name], find_model(name)
+    assert entry.sources
+    assert spec.config_hash == architecture_hash(entry.config)
+    assert parse(type(spec), json.loads(json.dumps(asdict(spec))), place="json") == spec
+    assert spec.source == entry.hub_id
+
+
+def test_names_are_unambiguous() -> None:
+    """No name or alias leads to two entries of a catalog."""
+    models = [
+        alias.lower()
+        for name, entry in catalog.models().items()
+        for alias in (name, entry.hub_id, *entry.aliases)
+    ]
+    gpus = [
+        alias.lower() for name, entry in catalog.gpus().items() for alias in (name, *entry.aliases)
+    ]
+    assert len(set(models)) == len(models)
+    assert len(set(gpus)) == len(gpus)
+
+
+def test_hub_ids_and_aliases_resolve() -> None:
+    """A hub id gives its architecture and loads itself; GPU names are found in any case."""
+    base = find_model("meta-llama/Llama-3.1-70B")
+    assert base.config_hash == find_model("llama-3.1-70b").config_hash
+    assert base.source == "meta-llama/Llama-3.1-70B"
+    assert find_model("meta-llama/llama-3.1-70b").source == "meta-llama/Llama-3.1-70B"
+    assert find_gpu("H100") == find_gpu("h100-sxm") == find_gpu("h100")
+    assert find_gpu("NVIDIA H200").name == "h200-sxm"
+
+
+@pytest.mark.parametrize("name", [name for name in catalog.gpus() if name != "cpu"])
+def test_peaks_are_dense_and_links_one_way(name: str) -> None:
+    """Narrower types are twice as fast, not four times; links stay below 1 TB/s one way."""
+    spec = find_gpu(name)
+    peaks = spec.peak_flops_per_s
+    assert peaks["bf16"] == peaks["fp16"]
+    for narrow in {"fp8", "int8"} & peaks.keys():
+        assert peaks[narrow] / peaks["bf16"] == pytest.approx(2, rel=0.02)
+    assert spec.require("scale_out_bytes_per_s") < spec.require("scale_up_bytes_per_s") < 1e12
+    assert spec.require("hbm_bytes_per_s") > spec.require("scale_up_bytes_per_s")
+    assert spec.efficiency is not None
+    measured = spec.efficiency.allreduce_bus_bytes_per_s.values()
+    assert all(0.5 < bus / spec.require("scale_up_bytes_per_s") < 1.1 for bus in measured)
+
+
+def test_published_peaks() -> None:
+    """Dense peaks, memory and NVLink one way as the datasheets have them (2026-11-20)."""
+    h100, b200 = find_gpu("h100-sxm"), find_gpu("b200-sxm")
+    assert h100.peak_flops_per_s["bf16"] == 989e12
+    assert (h100.hbm_bytes_per_s, h100.scale_up_bytes_per_s) == (3.35e12, 450e9)
+    assert (b200.peak_flops_per_s["fp4"], b200.scale_up_bytes_per_s) == (9e15, 900e9)
+
+
+def test_what_was_not_fitted_says_so() -> None:
+    """L40S and MI300X stand on a documented default; a CPU has no numbers at all."""
+    for name in ("l40s", "mi300x"):
+        efficiency = find_gpu(name).efficiency
+        assert efficiency is not None
+        assert not efficiency.fitted
+    cpu = find_gpu("cpu")
+    assert cpu.efficiency is None
+    with pytest.raises(InputError, match="configs/gpus"):
+        cpu.require("hbm_bytes")
+
+
+@pytest.mark.parametrize("name", catalog.clusters())
+def test_presets_name_gpus_of_the_catalog(name: str) -> None:
+    """Every preset stands on a GPU that exists."""
+    preset = find_cluster(ClusterChoice(preset=name))
+    assert find_gpu(preset.gpu).name == preset.gpu
+
+
+def test_scenario_keys_go_over_the_preset() -> None:
+    """A preset gives way to the keys beside it, and the rest of it stays."""
+    preset = catalog.clusters()["h100-8"]
+    changed = find_cluster(ClusterChoice(preset="h100-8", gpu="H200", max_gpus=4, gpus_per_node=4))
+    assert (changed.gpu, changed.max_gpus, changed.gpus_per_node) == ("h200-sxm", 4, 4)
+    assert changed.gpus_per_hb_domain == 4
+    assert changed.scale_out_latency_s == preset.scale_out_latency_s
+    priced = find_cluster(ClusterChoice(preset="h100-8", price_usd_per_gpu_hour=2.5))
+    assert priced == replace(preset, price_usd_per_gpu_hour=2.5)
+
+
+def test_cluster_without_preset() -> None:
+    """A GPU, its node and a budget make a cluster; one of them missing is named."""
+    own = find_cluster(ClusterChoice(gpu="l40s", gpus_per_node=4, max_gpus=16))
+    assert (own.gpu, own.gpus_per_node, own.gpus_per_hb_domain, own.max_gpus) == ("l40s", 4, 4, 16)
+    with pytest.raises(InputError, match=r"cluster\.max_gpus is missing.*l40s-8"):
+        find_cluster(ClusterChoice(gpu="l40s", gpus_per_node=4))
+    with pytest.raises(InputError, match=r"cluster\.gpus_per_node is missing"):
+        find_cluster(ClusterChoice(gpu="l40s", max_gpus=4))
+
+
+def test_engine_versions() -> None:
+    """A profile is found by its version, in full or its first two numbers."""
+    assert find_engine(EngineChoice()) == find_engine(EngineChoice(version="0.29"))
+    with pytest.raises(InputError, match=r"vllm 0\.8\.5.*did you mean vllm 0\.29\.0"):
+        find_engine(EngineChoice(version="0.8.5"))
+
+
+@pytest.mark.parametrize(
+    ("find", "name", "hint"),
+    [
+        (find_model, "llama-3.1-70", "did you mean llama-3.1-70b?"),
+        (find_model, "meta-llama/Llama-3.1-70B-Instrct", "meta-llama/Llama-3.1-70B-Instruct?"),
+        (find_model, "zzz", "known: deepseek-v3"),
+        (find_model, "./nowhere", "make demo"),
+        (find_gpu, "h100-sxn", "did you mean h100-sxm?"),
+        (find_gpu, "TPU v7", "known: a100-sxm"),
+        (lambda name: find_cluster(ClusterChoice(preset=name)), "h100-9", "did you mean h100-8?"),
+    ],
+)
+def test_unknown_names_suggest_the_nearest(find: Any, name: str, hint: str) -> None:  # noqa: ANN401
+    """An unknown name is refused with the nearest one, or with all of them."""
+    with pytest.raises(InputError) as refused:
+        find(name)
+    assert hint in str(refused.value)
+
+
+def test_catalogs_of_an_installed_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Installed, the catalogs are inside the package; in a checkout, beside it."""
+    monkeypatch.setattr(catalog, "__file__", str(tmp_path / "sizing" / "catalog.py"))
+    assert catalog.configs() == tmp_path / "configs"
+    (tmp_path / "sizing" / "_configs").mkdir(parents=True)
+    assert catalog.configs() == tmp_path / "sizing" / "_configs"

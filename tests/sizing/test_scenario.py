@@ -1,0 +1,309 @@
+"""A scenario is read strictly: what is wrong with it is one line that names place and way out."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import typer
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sizing import catalog
+from sizing.config import parse, parse_scenario
+from sizing.errors import InputError
+from sizing.schema import scenario_keys
+from sizing.shell import run
+from sizing.specs.scenario import LIMITS, ScenarioSpec
+from sizing.specs.workload import Lengths
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+MINIMAL = """
+[model]
+id = "llama-3.1-8b"
+[cluster]
+preset = "h100-8"
+[workload]
+requests_per_s = 4
+input_tokens = 1000
+output_tokens = { distribution = "uniform", low = 10, high = 20 }
+"""
+
+READ_BACK = [path for name, path in catalog.files("scenarios").items() if name != "laptop"]
+
+
+@pytest.mark.parametrize("path", READ_BACK, ids=lambda path: path.stem)
+def test_shipped_scenarios_resolve(path: Path) -> None:
+    """Every shipped scenario for GPUs names things that exist and fit together."""
+    scenario = catalog.read_scenario(path)
+    resolved = catalog.resolve(scenario, path.name)
+    assert resolved.gpu.kind == "gpu"
+    assert catalog.read_scenario(Path(path.stem)) == scenario
+
+
+def test_laptop_scenario_reads_and_asks_for_the_demo_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The demo's scenario needs the demo's model, and says how to get it."""
+    scenario = catalog.read_scenario(Path("laptop"))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match=r"model\.id.*make demo"):
+        catalog.resolve(scenario, "laptop.toml")
+
+
+def lengths() -> st.SearchStrategy[Lengths]:
+    """Draw any distribution of lengths."""
+    tokens = st.integers(1, 10_000)
+    fixed = st.builds(Lengths.fixed, tokens)
+    uniform = st.builds(
+        lambda low, more: Lengths(distribution="uniform", low=low, high=low + more), tokens, tokens
+    )
+    lognormal = st.builds(
+        lambda median, sigma: Lengths(
+            distribution="lognormal", median=median, sigma=sigma, high=20_000
+        ),
+        st.floats(1, 10_000),
+        st.floats(0, 3),
+    )
+    return fixed | uniform | lognormal
+
+
+@given(
+    prompts=lengths(),
+    answers=lengths(),
+    rate=st.floats(1e-6, 1e6),
+    ttft_s=st.floats(1e-6, 3600),
+    percentile=st.sampled_from(["p50", "p90", "p95", "p99"]),
+)
+def test_scenarios_survive_json(
+    prompts: Lengths, answers: Lengths, rate: float, ttft_s: float, percentile: str
+) -> None:
+    """A scenario written into a plan reads back as the same scenario."""
+    raw = {
+        "model": {"id": "llama-3.1-8b"},
+        "cluster": {"preset": "h100-8"},
+        "workload": {
+            "requests_per_s": rate,
+            "input_tokens": asdict(prompts),
+            "output_tokens": asdict(answers),
+        },
+        "slo": {"ttft_s": ttft_s, "percentile": percentile},
+    }
+    scenario = parse(ScenarioSpec, raw, place="raw")
+    again = parse(ScenarioSpec, json.loads(json.dumps(asdict(scenario))), place="json")
+    assert again == scenario
+    assert again.workload.input_tokens == prompts
+
+
+@given(value=st.floats(1e-6, 1e6), tokens=st.integers(1, 10_000))
+def test_overrides_do_what_the_file_would(value: float, tokens: int) -> None:
+    """`--set key=value` gives the scenario that the same line in the file gives."""
+    raw = {
+        "model": {"id": "llama-3.1-8b"},
+        "cluster": {"preset": "h100-8"},
+        "workload": {"requests_per_s": value, "input_tokens": tokens, "output_tokens": 5},
+    }
+    other = {**raw, "workload": {"requests_per_s": 1.0, "input_tokens": 1, "output_tokens": 5}}
+    overrides = [f"workload.requests_per_s={value!r}", f"workload.input_tokens={tokens}"]
+    changed = parse_scenario(other, overrides, place="a")
+    assert changed == parse_scenario(raw, place="b")
+
+
+def test_overrides_make_tables_and_take_bare_text(tmp_path: Path) -> None:
+    """A table that the file lacks is made, and text needs no quotes."""
+    path = written(tmp_path, MINIMAL)
+    overrides = ["slo.ttft_s=0.5", "model.id=qwen3-32b", "search.tp=[4, 8]", "model.kv_dtype=fp8"]
+    scenario = catalog.read_scenario(path, overrides)
+    assert (scenario.slo.ttft_s, scenario.search.tp) == (0.5, (4, 8))
+    assert catalog.resolve(scenario, "x").model.kv_dtype == "fp8"
+
+
+def test_model_overrides(tmp_path: Path) -> None:
+    """Precision and context of the scenario replace the model's own."""
+    path = written(tmp_path, MINIMAL)
+
+    def model_with(*overrides: str) -> object:
+        model = catalog.resolve(catalog.read_scenario(path, overrides), "x").model
+        return (model.dtype, model.weight_dtype, model.kv_dtype, model.max_context_tokens)
+
+    assert model_with() == ("bf16", "bf16", "bf16", 131072)
+    assert model_with("model.weight_dtype=fp8") == ("bf16", "fp8", "bf16", 131072)
+    assert model_with("model.weight_dtype=fp16") == ("fp16", "fp16", "fp16", 131072)
+    assert model_with("model.max_context_tokens=4096") == ("bf16", "bf16", "bf16", 4096)
+
+
+BAD = [
+    # (line of the file replaced, by what, what the line must say)
+    ('id = "llama-3.1-8b"', 'id = "llama-3.1-8x"', ["model.id", "did you mean llama-3.1-8b?"]),
+    ('id = "llama-3.1-8b"', "", ["model.id", "is missing"]),
+    ('id = "llama-3.1-8b"', "id = 8", ["model.id", "8", "string"]),
+    ('preset = "h100-8"', 'preset = "h100-9"', ["cluster.preset", "did you mean h100-8?"]),
+    ('preset = "h100-8"', 'gpu = "H10O"', ["cluster.gpu", "did you mean"]),
+    ('preset = "h100-8"', "", ["cluster", "preset"]),
+    ('preset = "h100-8"', 'preset = "h100-8"\nmax_gpus = -8', ["cluster.max_gpus", "-8"]),
+    (
+        'preset = "h100-8"',
+        'preset = "h100-8"\nmax_gpus = 9_000_000',
+        ["cluster.max_gpus", "1,000,"],
+    ),
+    ('preset = "h100-8"', 'preset = "h100-8"\nmax_gpus = 1.5', ["cluster.max_gpus", "integer"]),
+    ("requests_per_s = 4", "requests_per_s = -4", ["workload.requests_per_s", "-4", "positive"]),
+    ("requests_per_s = 4", "requests_per_s = 1e12", ["workload.requests_per_s", "1,000,000"]),
+    ("requests_per_s = 4", "requests_per_s = nan", ["finite"]),
+    ("requests_per_s = 4", "requests_per_s = inf", ["finite"]),
+    ("requests_per_s = 4", 'requests_per_s = "4"', ["workload.requests_per_s", "number"]),
+    ("requests_per_s = 4", "requests_per_s = true", ["workload.requests_per_s", "number"]),
+    ("requests_per_s = 4", "requests_per_s = 2026-11-20", ["workload.requests_per_s", "number"]),
+    ("requests_per_s = 4", "rps = 4", ["workload.requests_per_s", "missing"]),
+    ("requests_per_s = 4", "requests_per_s = 4\nrps = 4", ["workload.rps", "sizing schema"]),
+    ("requests_per_s = 4", 'requests_per_s = 4\ntrace = "a.jsonl"', ["workload.trace", "Poisson"]),
+    ("requests_per_s = 4", "requests_per_s = 4\nprefix_tokens = 1000", ["workload.prefix_tokens"]),
+    ("input_tokens = 1000", "input_tokens = 0", ["workload.input_tokens", "mean", "positive"]),
+    ("input_tokens = 1000", "input_tokens = 1000.5", ["workload.input_tokens", "whole number"]),
+    ("input_tokens = 1000", "input_tokens = 131072", ["131092", "131072", "llama-3.1-8b"]),
+    ("input_tokens = 1000", "input_tokens = 10**9", ["TOML"]),
+    ("input_tokens = 1000", "input_tokens = { low = 3 }", ["workload.input_tokens", "mean"]),
+    ("low = 10, high = 20", "low = 30, high = 20", ["workload.output_tokens: high", "at least 30"]),
+    ('"uniform"', '"zipf"', ["workload.output_tokens", "zipf", "fixed, uniform, lognormal"]),
+    ("[workload]", "[workloads]", ["workload", "missing"]),
+    ("[model]", "[model", ["TOML"]),
+    ("[model]", "[slo]\nttft_s = 0.0\n[model]", ["slo.ttft_s", "positive"]),
+    ("[model]", "[slo]\nttft_s = 1e6\n[model]", ["slo.ttft_s", "3,600"]),
+    ("[model]", '[slo]\npercentile = "p42"\n[model]', ["slo.percentile", "p99"]),
+    ("[model]", '[engine]\nversion = "1.0"\n[model]', ["engine", "vllm 1.0", "vllm 0.29.0"]),
+    ("[model]", "[search]\ntp = [0]\n[model]", ["search.tp[0]", "positive"]),
+    ("[model]", "[search]\nmax_utilisation_fraction = 2.0\n[model]", ["search.max", "fraction"]),
+    ("[model]", "[extra]\n[model]", ["extra", "no such key"]),
+    ("[model]", "[model]\nkv_dtype = 'fp9'", ["model.kv_dtype", "fp9", "fp8"]),
+    ("[model]", "[model]\nmax_context_tokens = 200000", ["model.max_context_tokens", "131072"]),
+    ("[model]", "[model]\nmax_context_tokens = 500", ["1020", "500"]),
+    ("[model]", "[model]\nmax_context_tokens = 0", ["model.max_context_tokens", "from 1"]),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "says"), BAD, ids=lambda value: str(value)[:40])
+def test_bad_scenarios(
+    old: str,
+    new: str,
+    says: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Bad input leaves with code 2 and one line: file, key, value, what is expected."""
+    assert old in MINIMAL
+    path = written(tmp_path, MINIMAL.replace(old, new))
+    code, line = refused_by(lambda: catalog.resolve(catalog.read_scenario(path), str(path)), capsys)
+    assert code == 2
+    assert line.startswith(f"sizing: {path}")
+    for text in says:
+        assert text in line
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("workload.requests_per_s", ["--set", "key=value"]),
+        ("=3", ["--set", "key=value"]),
+        ("a..b=3", ["--set", "key=value"]),
+        ("model.id.x=3", ["--set model.id.x", "inside a table"]),
+        ("workload.requests_per_s=fast", ["workload.requests_per_s", "'fast'", "number"]),
+        ("workload.rps=3", ["workload.rps", "no such key"]),
+        ("slo.ttft_s=-1", ["--set slo.ttft_s=-1", "-1.0", "positive"]),
+    ],
+)
+def test_bad_overrides(
+    override: str, says: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A bad `--set` is refused like a bad file, and named."""
+    path = written(tmp_path, MINIMAL)
+    code, line = refused_by(lambda: catalog.read_scenario(path, [override]), capsys)
+    assert code == 2
+    for text in says:
+        assert text in line
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("nowhere.toml", ["nowhere.toml", "No such file", "TOML"]),
+        ("lama-3.1-8b-h100", ["did you mean llama-3.1-8b-h100?"]),
+        (".", ["Is a directory", "TOML"]),
+    ],
+)
+def test_missing_files(name: str, says: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """A file that is not there, or a scenario that is not shipped, is named."""
+    code, line = refused_by(lambda: catalog.read_scenario(Path(name)), capsys)
+    assert code == 2
+    for text in says:
+        assert text in line
+
+
+def test_binary_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A file that is no text is refused, not crashed on."""
+    path = tmp_path / "s.toml"
+    path.write_bytes(b"\xff\xfe\x00")
+    code, line = refused_by(lambda: catalog.read_scenario(path), capsys)
+    assert code == 2
+    assert "valid TOML" in line
+
+
+@given(st.sampled_from(sorted(LIMITS)), st.floats(1.0001, 1e30))
+def test_nothing_beyond_the_limits(key: str, factor: float) -> None:
+    """A value beyond its documented limit is refused under its own name."""
+    name = key.removesuffix(".max_tokens")
+    high = LIMITS[key][1] * factor
+    value = math.ceil(high) if "tokens" in key or "gpus" in key else high
+    raw = {
+        "model": {"id": "llama-3.1-8b"},
+        "cluster": {"preset": "h100-8"},
+        "workload": {"requests_per_s": 1.0, "input_tokens": 100, "output_tokens": 100},
+    }
+    with pytest.raises(InputError) as refused:
+        parse_scenario(raw, [f"{name}={value!r}"], place="s")
+    assert f" {name} is {value}" in str(refused.value) or "valid integer" in str(refused.value)
+
+
+def test_schema_knows_every_key_and_no_other() -> None:
+    """The schema lists the keys that a scenario accepts, each with its meaning."""
+    keys = {key.key: key for key in scenario_keys()}
+    assert {"model.id", "cluster.preset", "workload.requests_per_s", "slo.ttft_s"} <= keys.keys()
+    assert {key.removesuffix(".max_tokens") for key in LIMITS} <= keys.keys()
+    assert all(key.meaning for key in keys.values())
+    assert [key for key, of in keys.items() if of.required] == [
+        "model.id",
+        "workload.requests_per_s",
+        "workload.input_tokens",
+        "workload.output_tokens",
+    ]
+    assert keys["slo.ttft_s"].unit == "seconds"
+    assert keys["slo.ttft_s"].default == 1.0
+    assert keys["workload.requests_per_s"].maximum == 1e6
+
+
+def written(folder: Path, text: str) -> Path:
+    """Write a scenario."""
+    path = folder / "s.toml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def refused_by(
+    command: Callable[[], object], capsys: pytest.CaptureFixture[str]
+) -> tuple[int | str | None, str]:
+    """Run *command* as the shell would; return its exit code and its one line on stderr."""
+    app = typer.Typer()
+    app.command()(command)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.argv", ["sizing"])
+        with pytest.raises(SystemExit) as left:
+            run(app, "sizing")
+    streams = capsys.readouterr()
+    assert streams.out == ""
+    assert streams.err.count("\n") == 1
+    return left.value.code, streams.err.strip()
