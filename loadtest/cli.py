@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+from dataclasses import asdict
+from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
@@ -17,11 +19,12 @@ from loadtest.promise import parse_slo
 from loadtest.report import page
 from loadtest.run import prepare, read_run, write_whole
 from loadtest.schedule import poisson_schedule
-from loadtest.table import print_verdict
+from loadtest.selftest import measure_client, parse_streams
+from loadtest.table import print_client_errors, print_verdict
 from loadtest.target import base_address, check_model
 from loadtest.verdict import conclude, to_json
 from sizing import shell
-from sizing.errors import InputError
+from sizing.errors import Exit, InputError
 from sizing.plan import read_plan
 from sizing.specs.workload import WorkloadSpec
 
@@ -100,6 +103,24 @@ def report(
 ) -> None:
     """Judge a run again from its raw samples, and draw its report."""
     _publish(folder, parse_tolerance(tolerance), require_prediction=require_prediction, json=json)
+
+
+@app.command()
+def selftest(
+    *,
+    streams: Annotated[str, typer.Option(help="Concurrent streams to try.")] = "1,20,100",
+    seconds: Annotated[float, typer.Option(help="Measured at each.")] = 8.0,
+    json: AsJson = False,
+) -> None:
+    """Load a bundled server with known timings and print the client's own error."""
+    levels = parse_streams(streams)
+    with shell.talk.status("loading the bundled server"):
+        errors = [measure_client(level, seconds) for level in levels]
+    if json:
+        typer.echo(dumps([asdict(error) for error in errors], indent=2))
+    else:
+        print_client_errors(errors, Console())
+    raise typer.Exit(Exit.DONE if all(e.fit for e in errors) else Exit.INCONCLUSIVE)
 
 
 def _planned(plan: Path, free: Mapping[str, object]) -> Load:

@@ -13,6 +13,7 @@ import locust  # first: it patches the standard library
 import gevent
 
 # isort: on
+import contextlib
 import errno
 import json
 import os
@@ -49,6 +50,7 @@ PROGRESS_S = 0.5
 CLOSING_S = 1.0
 DEAD_AFTER_REFUSALS = 5
 DEAD_AFTER_S = 3.0
+PRIORITY = -10
 SHED = (429, 503)
 PATH = "/v1/completions"
 FOLDER = Path(os.environ["LOADTEST_DIR"])
@@ -265,6 +267,9 @@ def main() -> int:
     """Run the job without Locust's web interface; return the exit code."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each stream is an open file
+    with contextlib.suppress(OSError):
+        # On one machine with the engines, whoever stamps late stamps wrong; not all users may.
+        os.setpriority(os.PRIO_PROCESS, 0, PRIORITY)
     environment = Environment(user_classes=[OpenLoop])
     runner = environment.create_local_runner()
     runner.start(1, spawn_rate=1)

@@ -59,7 +59,7 @@ class CompletionStream:
             raise StreamError("server_error", str(chunk["error"])[:200])
         try:
             self._count(chunk, now_s)
-        except (AttributeError, IndexError, KeyError, TypeError):
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
             raise StreamError("malformed", f"no completion chunk: {data[:200]!r}") from None
 
     def _count(self, chunk: dict[str, Any], now_s: float) -> None:

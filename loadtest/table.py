@@ -10,10 +10,11 @@ from rich.text import Text
 from loadtest.samples import OUTCOMES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from rich.console import Console
 
+    from loadtest.selftest import ClientError
     from loadtest.verdict import Verdict
 
 ROWS = {
@@ -154,3 +155,24 @@ def print_verdict(verdict: Verdict, console: Console) -> None:
         console.print(line, highlight=False, soft_wrap=True, markup=False)
     style = HEADLINES[verdict.verdict][1]
     console.print(Text(word, style=style) + Text(f"  {why}"), soft_wrap=True)
+
+
+def print_client_errors(errors: Sequence[ClientError], console: Console) -> None:
+    """Print the client's own error, a row each load."""
+    table = Table(title="client error: measured less what the bundled server did")
+    for name in ("streams", "events/s", "TTFT p50", "TTFT p99", "ITL p99", "TPOT p99"):
+        table.add_column(name, justify="right")
+    table.add_column("CPU", justify="right")
+    table.add_column("fit")
+    for error in errors:
+        table.add_row(
+            str(error.streams),
+            f"{error.events_per_s:.0f}",
+            milliseconds(error.ttft_error_p50_s),
+            milliseconds(error.ttft_error_p99_s),
+            milliseconds(error.itl_error_p99_s),
+            milliseconds(error.tpot_error_p99_s),
+            f"{error.cpu_fraction:.0%}",
+            "yes" if error.fit else "NO",
+        )
+    console.print(table)

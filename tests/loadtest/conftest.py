@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import pytest
 
+from loadtest.client import Client
+from loadtest.job import Job
+from loadtest.run import PLAN, Run
+from loadtest.samples import Sample
+from loadtest.schedule import Request, Window
 from sizing.plan import (
     SCHEMA_VERSION,
     CalibrationNote,
@@ -37,6 +43,8 @@ from sizing.specs.step import Interference, PathCoefficients, StepCoefficients
 from sizing.specs.workload import Lengths, WorkloadSpec
 
 PlanMaker = Callable[..., Plan]
+SampleMaker = Callable[..., Sample]
+RunMaker = Callable[..., Run]
 ServerStarter = Callable[..., str]
 
 STEP = StepCoefficients(
@@ -209,3 +217,89 @@ def start_server() -> Iterator[ServerStarter]:
     for server in started:
         server.kill()
         server.communicate()
+
+
+@pytest.fixture
+def make_sample() -> SampleMaker:
+    """Make samples of requests due, sent and answered as told."""
+
+    def make(  # noqa: PLR0913  (each test names what it is about)
+        index: int = 0,
+        due_s: float = 0.0,
+        *,
+        lag_s: float = 0.0,
+        ttft_s: float | None = 0.05,
+        itl_s: float = 0.02,
+        num_output: int = 10,
+        outcome: str = "ok",
+        end_s: float | None = None,
+        **changes: object,
+    ) -> Sample:
+        send_s = due_s + lag_s
+        times = [] if ttft_s is None else [send_s + ttft_s + k * itl_s for k in range(num_output)]
+        last_s = times[-1] if times else send_s
+        sample = Sample(
+            index=index,
+            in_window=True,
+            due_s=due_s,
+            send_s=send_s,
+            end_s=last_s if end_s is None else end_s,
+            asked_input_tokens=32,
+            asked_output_tokens=num_output,
+            input_tokens=32,
+            output_tokens=num_output,
+            chunk_s=tuple(times),
+            chunk_tokens=(1,) * len(times),
+            outcome=outcome,
+        )
+        return replace(sample, **changes)
+
+    return make
+
+
+@pytest.fixture
+def make_run(make_plan: PlanMaker) -> RunMaker:
+    """Make runs of the plan for the fake server from given samples."""
+
+    def make(samples: Sequence[Sample], **client: object) -> Run:
+        plan = make_plan()
+        window = Window(start_s=0.0, end_s=10.0, drain_s=30.0)
+        healthy = Client(
+            stop="complete",
+            started_unix_s=0.0,
+            origin_monotonic_s=0.0,
+            wall_s=11.0,
+            cpu_fraction=0.1,
+            heartbeat_lag_s=(0.001,) * 100,
+            machine="this one",
+            versions={"minicluster": "0", "python": "3", "locust": "2"},
+        )
+        return Run(
+            job=Job(
+                host="http://127.0.0.1:1",
+                model="fake",
+                vocab_size=500,
+                seed=0,
+                prompt_salt=0,
+                workload=plan.workload,
+                slo=plan.slo,
+                window=window,
+                timeout_s=30.0,
+                plan=PLAN,
+            ),
+            plan=plan,
+            schedule=tuple(
+                Request(
+                    index=s.index,
+                    due_s=s.due_s,
+                    input_tokens=32,
+                    output_tokens=10,
+                    in_window=s.in_window,
+                )
+                for s in samples
+            ),
+            samples=tuple(samples),
+            client=replace(healthy, **client),
+        )
+
+    return make

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loadtest.samples import OUTCOMES, Sample, read_samples, to_line
+from sizing.errors import InputError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TIMES = st.integers(0, 10**9).map(lambda microseconds: microseconds / 10**6)
+SAMPLES = st.builds(
+    Sample,
+    index=st.integers(0, 10**6),
+    in_window=st.booleans(),
+    due_s=TIMES,
+    send_s=TIMES,
+    end_s=TIMES,
+    asked_input_tokens=st.integers(1, 10**5),
+    asked_output_tokens=st.integers(1, 10**5),
+    input_tokens=st.none() | st.integers(1, 10**5),
+    output_tokens=st.none() | st.integers(1, 10**5),
+    chunk_s=st.lists(TIMES, max_size=5).map(tuple),
+    chunk_tokens=st.lists(st.integers(1, 9), max_size=5).map(tuple),
+    outcome=st.sampled_from(sorted(OUTCOMES)),
+    detail=st.none() | st.text(max_size=20),
+)
+
+
+@given(samples=st.lists(SAMPLES, max_size=4, unique_by=lambda s: s.index))
+def test_file_gives_back_the_samples(
+    tmp_path_factory: pytest.TempPathFactory, samples: list[Sample]
+) -> None:
+    """What is written is read, in the order of the schedule."""
+    path = tmp_path_factory.mktemp("samples") / "samples.jsonl"
+    path.write_text("".join(to_line(s) + "\n" for s in samples), encoding="utf-8")
+
+    assert list(read_samples(path)) == sorted(samples, key=lambda s: s.index)
+
+
+def test_torn_last_line_is_skipped(tmp_path: Path) -> None:
+    """What a killed client had not finished writing does not spoil the rest."""
+    path = tmp_path / "samples.jsonl"
+    path.write_text('{"index": 1, "in_wi', encoding="utf-8")
+
+    assert read_samples(path) == ()
+
+
+@pytest.mark.parametrize("line", ["{}", "[]", "no", '{"index": 1}'])
+def test_bad_lines_are_refused(tmp_path: Path, line: str) -> None:
+    """A line that is no sample is named by its number."""
+    path = tmp_path / "samples.jsonl"
+    path.write_text(line + "\n", encoding="utf-8")
+
+    with pytest.raises(InputError, match=r"samples\.jsonl:1"):
+        read_samples(path)

@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loadtest.spread import LEVELS, quantile, samples_needed, spread
+
+SECONDS = st.lists(st.floats(0, 1e3), min_size=1, max_size=300)
+
+
+@given(SECONDS, st.sampled_from(sorted(LEVELS)), st.floats(0, 1e3))
+def test_percentile_and_share_say_the_same(values: list[float], name: str, limit: float) -> None:
+    """A percentile is within a limit exactly if that share of the values is."""
+    within = sum(value <= limit for value in values)
+    needed = round(LEVELS[name] * 100) * len(values)
+
+    assert (quantile(values, LEVELS[name]) <= limit) == (100 * within >= needed)
+
+
+@given(SECONDS)
+def test_percentiles_are_ordered_samples(values: list[float]) -> None:
+    """Percentiles ascend to the maximum, and each is one of the values."""
+    found = spread(values)
+
+    assert found is not None
+    ladder = [found.p50_s, found.p90_s, found.p95_s, found.p99_s, found.max_s]
+    assert ladder == sorted(ladder)
+    assert set(ladder) <= set(values)
+
+
+def test_closed_form() -> None:
+    """Of 1 to 100 the k-th percentile is k and the mean 50.5."""
+    found = spread(list(range(100, 0, -1)))
+
+    assert found is not None
+    assert (found.p50_s, found.p90_s, found.p95_s, found.p99_s) == (50, 90, 95, 99)
+    assert found.mean_s == 50.5
+
+
+def test_nothing_has_no_spread() -> None:
+    """No values, no numbers."""
+    assert spread([]) is None
+
+
+@pytest.mark.parametrize(("name", "needed"), [("p50", 6), ("p90", 36), ("p95", 72), ("p99", 368)])
+def test_samples_needed(name: str, needed: int) -> None:
+    """The fewest samples with p^n <= 2.5 %, as order statistics have it."""
+    assert samples_needed(name) == needed
+    assert LEVELS[name] ** needed <= 0.025 < LEVELS[name] ** (needed - 1)

@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loadtest.samples import Sample
+from loadtest.stream import CompletionStream, StreamError
+
+
+def chunk(text: str, total: int | None) -> bytes:
+    """Make one completion chunk; *total* is its running usage."""
+    body: dict[str, Any] = {"choices": [{"text": text}]}
+    if total is not None:
+        body["usage"] = {"prompt_tokens": 7, "completion_tokens": total}
+    return json.dumps(body).encode()
+
+
+def closing(total: int) -> bytes:
+    """Make the closing chunk, which has usage and no choice."""
+    usage = {"prompt_tokens": 7, "completion_tokens": total}
+    return json.dumps({"choices": [], "usage": usage}).encode()
+
+
+def sample_of(stream: CompletionStream) -> Sample:
+    """Wrap what *stream* saw."""
+    return Sample(
+        index=0,
+        in_window=True,
+        due_s=0.0,
+        send_s=0.0,
+        end_s=9.0,
+        asked_input_tokens=7,
+        asked_output_tokens=stream.output_tokens or 0,
+        input_tokens=stream.input_tokens,
+        output_tokens=stream.output_tokens,
+        chunk_s=tuple(stream.chunk_s),
+        chunk_tokens=tuple(stream.chunk_tokens),
+        outcome="ok",
+    )
+
+
+@given(st.lists(st.integers(1, 5), min_size=2), st.floats(0.001, 1), st.floats(0.001, 1))
+def test_merged_tokens_give_the_true_tpot(merged: list[int], ttft_s: float, itl_s: float) -> None:
+    """However the server merges tokens into chunks, TPOT is the time per token."""
+    stream = CompletionStream()
+    total = 0
+    for tokens in merged:
+        total += tokens
+        stream.take(chunk("a" * tokens, total), ttft_s + (total - 1) * itl_s)
+    stream.take(closing(total), 1e9)
+    stream.take(b"[DONE]", 1e9)
+    stream.finish()
+
+    assert sample_of(stream).tpot_s == pytest.approx(itl_s)
+    assert stream.chunk_tokens == merged
+
+
+def test_early_empty_chunk_is_no_first_token() -> None:
+    """A chunk that carries no token does not end the TTFT."""
+    stream = CompletionStream()
+    stream.take(chunk("", 0), 0.1)
+    stream.take(chunk("a", 1), 0.5)
+
+    assert stream.chunk_s == [0.5]
+
+
+def test_token_without_text_is_a_token() -> None:
+    """A chunk counts by its running total, not by its text."""
+    stream = CompletionStream()
+    stream.take(chunk("", 1), 0.1)
+    stream.take(chunk("b", 2), 0.2)
+
+    assert stream.chunk_s == [0.1, 0.2]
+
+
+def test_without_running_total_chunks_count_by_their_text() -> None:
+    """Without running totals the closing usage counts, and the first chunk as one token."""
+    stream = CompletionStream()
+    stream.take(chunk("", None), 0.1)
+    for i in range(4):
+        stream.take(chunk("a", None), 0.2 + 0.1 * i)
+    stream.take(closing(4), 0.6)
+    stream.take(b"[DONE]", 0.6)
+    stream.finish()
+
+    assert stream.chunk_tokens == []
+    assert sample_of(stream).tpot_s == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(
+    ("data", "outcome"),
+    [
+        ([chunk("a", 1)], "cut"),
+        ([chunk("a", None), b"[DONE]"], "no_usage"),
+        ([closing(0), b"[DONE]"], "malformed"),
+        ([b"{garbage"], "malformed"),
+        ([b"3"], "malformed"),
+        ([b'{"error": {"message": "out of memory"}}'], "server_error"),
+        ([chunk("a", 5), chunk("a", 3)], "malformed"),
+        ([b'{"choices": [{}], "usage": {"completion_tokens": Infinity}}'], "malformed"),
+    ],
+)
+def test_bad_streams_are_classified(data: list[bytes], outcome: str) -> None:
+    """Every way a stream can go wrong has its own name."""
+    stream = CompletionStream()
+
+    def read() -> None:
+        for piece in data:
+            stream.take(piece, 0.0)
+        stream.finish()
+
+    with pytest.raises(StreamError) as caught:
+        read()
+    assert caught.value.outcome == outcome
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.floats() | st.text(max_size=3) | st.integers(),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(
+                ["choices", "usage", "text", "delta", "completion_tokens", "prompt_tokens", "error"]
+            ),
+            inner,
+            max_size=4,
+        )
+    ),
+    max_leaves=8,
+)
+
+
+@given(st.binary(max_size=20) | JSON.map(lambda value: json.dumps(value).encode()))
+def test_no_answer_breaks_the_client(data: bytes) -> None:
+    """Whatever a server sends is a chunk or a classified error, never a crash."""
+    outcome = "ok"
+    try:
+        CompletionStream().take(data, 0.0)
+    except StreamError as error:
+        outcome = error.outcome
+
+    assert outcome in {"ok", "malformed", "server_error"}

@@ -1,0 +1,181 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from loadtest.comparison import TOLERANCE, parse_tolerance
+from loadtest.verdict import Verdict, conclude, to_json
+from sizing.errors import Exit, InputError
+
+if TYPE_CHECKING:
+    from conftest import RunMaker, SampleMaker
+
+    from loadtest.samples import Sample
+
+
+@pytest.fixture
+def good(make_sample: SampleMaker) -> list[Sample]:
+    """Answer 400 requests over the window as the plan predicts."""
+    return [make_sample(k, k / 40) for k in range(400)]
+
+
+def judged(make_run: RunMaker, samples: list[Sample], **client: object) -> Verdict:
+    """Judge a run of *samples*."""
+    return conclude(make_run(samples, **client), TOLERANCE, require_prediction=False)
+
+
+def test_slo_met(make_run: RunMaker, good: list[Sample]) -> None:
+    """Latencies within every limit, in sufficient number, from a healthy client: exit 0."""
+    verdict = judged(make_run, good)
+
+    assert (verdict.verdict, verdict.exit) == ("met", Exit.DONE)
+    assert verdict.comparison
+    assert verdict.comparison.held
+    assert verdict.latency["ttft"]
+    assert verdict.latency["ttft"].mean_s == pytest.approx(0.05)
+    assert verdict.throughput.good_requests_per_s == pytest.approx(40.0)
+
+
+def test_failures_are_misses_and_no_latencies(make_run: RunMaker, good: list[Sample]) -> None:
+    """2 % of failed requests miss a p99, whatever the others' latencies, which stay as they are."""
+    clean = judged(make_run, good)
+    failed = [replace(s, outcome="timeout", chunk_s=(), end_s=40.0) for s in good[:8]]
+    verdict = judged(make_run, failed + good[8:])
+
+    assert (verdict.verdict, verdict.exit) == ("missed", Exit.NEGATIVE)
+    assert "8 of 400" in verdict.reasons[0]
+    assert verdict.outcomes == {"timeout": 8, "ok": 392}
+    assert verdict.latency["ttft"]
+    assert clean.latency["ttft"]
+    assert verdict.latency["ttft"].max_s == pytest.approx(clean.latency["ttft"].max_s)
+
+
+def test_requests_never_sent_are_misses(make_run: RunMaker, good: list[Sample]) -> None:
+    """What was scheduled in the window and has no sample counts against the target."""
+    run = make_run(good)
+    verdict = conclude(replace(run, samples=run.samples[:390]), TOLERANCE, require_prediction=False)
+
+    assert verdict.outcomes["not_sent"] == 10
+    assert verdict.verdict == "missed"
+
+
+def test_slow_answers_miss(make_run: RunMaker, make_sample: SampleMaker) -> None:
+    """A percentile above its limit: exit 3, with value, limit and how many missed."""
+    slow = [make_sample(k, k / 40, ttft_s=1.2 if k < 5 else 0.1) for k in range(400)]
+    verdict = judged(make_run, slow)
+
+    assert verdict.exit == Exit.NEGATIVE
+    assert verdict.reasons == (
+        "TTFT p99 is 1200.0 ms, more than the 1000 ms promised (5 of 400 missed)",
+    )
+
+
+def test_lateness_of_the_client_counts(make_run: RunMaker, make_sample: SampleMaker) -> None:
+    """TTFT runs from the scheduled arrival, not from the send."""
+    late = [make_sample(k, k / 40, lag_s=0.04) for k in range(400)]
+    verdict = judged(make_run, late)
+
+    assert verdict.latency["ttft"]
+    assert verdict.latency["ttft_from_send"]
+    assert verdict.latency["ttft"].mean_s == pytest.approx(0.09)
+    assert verdict.latency["ttft_from_send"].mean_s == pytest.approx(0.05)
+
+
+@pytest.mark.parametrize(
+    ("client", "why"),
+    [
+        ({"cpu_fraction": 0.95}, "95% of its core"),
+        ({"heartbeat_lag_s": (0.2,) * 100}, "of a TTFT"),
+    ],
+)
+def test_saturated_client_proves_nothing(
+    make_run: RunMaker, good: list[Sample], client: dict[str, object], why: str
+) -> None:
+    """Numbers of a client that could not keep up are no verdict, good or bad: exit 4."""
+    verdict = judged(make_run, good, **client)
+
+    assert (verdict.verdict, verdict.exit) == ("inconclusive", Exit.INCONCLUSIVE)
+    assert any(why in reason for reason in verdict.reasons)
+
+
+def test_late_dispatch_proves_nothing(make_run: RunMaker, make_sample: SampleMaker) -> None:
+    """A client that sends 200 ms late has closed the open loop."""
+    late = [make_sample(k, k / 40, lag_s=0.2) for k in range(400)]
+
+    assert judged(make_run, late).exit == Exit.INCONCLUSIVE
+
+
+def test_too_few_samples_prove_nothing(make_run: RunMaker, good: list[Sample]) -> None:
+    """With 100 requests there is no p99; the verdict says how many more it takes."""
+    verdict = judged(make_run, good[:100])
+
+    assert verdict.exit == Exit.INCONCLUSIVE
+    assert "368 are needed, 268 more" in verdict.reasons[0]
+
+
+def test_wrong_lengths_prove_nothing(make_run: RunMaker, good: list[Sample]) -> None:
+    """A server that generates other lengths than asked did other work than planned."""
+    short = [replace(s, output_tokens=9) for s in good]
+    verdict = judged(make_run, short)
+
+    assert verdict.exit == Exit.INCONCLUSIVE
+    assert "ignore_eos" in verdict.reasons[0]
+
+
+def test_dead_target(make_run: RunMaker, good: list[Sample]) -> None:
+    """A target that died, or that answered nothing, failed: exit 5."""
+    nothing = [replace(s, outcome="cut", detail="reset", chunk_s=()) for s in good]
+
+    assert judged(make_run, good, stop="died").exit == Exit.TARGET_FAILED
+    assert judged(make_run, nothing).exit == Exit.TARGET_FAILED
+    assert "reset" in judged(make_run, nothing).reasons[0]
+
+
+def test_interrupted(make_run: RunMaker, good: list[Sample]) -> None:
+    """An interrupted run reports what it has, and is no verdict: exit 130."""
+    verdict = judged(make_run, good[:50], stop="interrupted")
+
+    assert verdict.exit == Exit.INTERRUPTED
+    assert verdict.latency["ttft"]
+
+
+def test_prediction_missed(make_run: RunMaker, make_sample: SampleMaker) -> None:
+    """A missed prediction is a field of the verdict, and exit 3 only where it is required."""
+    other = make_run([make_sample(k, k / 40, itl_s=0.04) for k in range(400)])
+    told = conclude(other, TOLERANCE, require_prediction=False)
+    required = conclude(other, TOLERANCE, require_prediction=True)
+    wide = conclude(other, {"tpot": 0.6}, require_prediction=True)
+
+    assert told.comparison
+    assert not told.comparison.held
+    row = told.comparison.row("tpot", "mean")
+    assert row
+    assert row.error_fraction == pytest.approx(-0.5)
+    assert (told.exit, required.exit, wide.exit) == (Exit.DONE, Exit.NEGATIVE, Exit.DONE)
+    assert required.verdict == "met"
+
+
+def test_json_holds_everything(make_run: RunMaker, good: list[Sample]) -> None:
+    """The verdict is JSON with a schema version, even where nothing was measured."""
+    nothing = [replace(s, outcome="timeout", chunk_s=()) for s in good]
+    for samples in (good, nothing):
+        written = json.loads(to_json(judged(make_run, samples)))
+
+        assert written["schema_version"] == 1
+        assert {"verdict", "promises", "latency", "comparison", "client"} <= set(written)
+
+
+def test_tolerance_is_read() -> None:
+    """One number stands for both means."""
+    assert parse_tolerance("0.2") == {"ttft": 0.2, "tpot": 0.2}
+    assert parse_tolerance("ttft=0.1,e2e=0.2") == {"ttft": 0.1, "e2e": 0.2}
+
+
+@pytest.mark.parametrize("text", ["", "x", "ttft=", "speed=0.1", "-0.1", "ttft=0.1,tpot"])
+def test_bad_tolerance_is_refused(text: str) -> None:
+    """Anything else gets one line."""
+    with pytest.raises(InputError):
+        parse_tolerance(text)
