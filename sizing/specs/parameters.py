@@ -50,6 +50,7 @@ def parameters(model: ModelSpec) -> Parameters:
     Count the parameters of *model*.
 
         P = V D (2, or 1 if tied) + L A + L_d F_d + L_m (E F_e + F_s + D E) + D (2 L + 1)
+                                                            (docs/model.md, eq. P1)
 
     Args:
         model: gives V = vocab_size, D = hidden_size, L = num_layers; A is attention per layer,
@@ -88,9 +89,10 @@ def attention_parameters(model: ModelSpec) -> int:
     """
     Count the attention parameters of one layer.
 
-        A = D H (N + 2 K) + N H D                                     grouped-query
-        A = D r_q + r_q N (d_n + d_r)                                 latent: queries
-            + D (r_kv + d_r) + r_kv N (d_n + d_v) + N d_v D           keys, values, output
+        A = D H (N + 2 K) + N H D + biases             grouped-query (docs/model.md, eq. P2)
+        A = D r_q + r_q N (d_n + d_r)                  latent: queries (eq. P3)
+            + D (r_kv + d_r) + r_kv N (d_n + d_v)      keys and values
+            + N d_v D                                  output
 
     Args:
         model: gives D = hidden_size, N = num_heads, K = num_kv_heads, H = head_dim; for latent
@@ -128,7 +130,7 @@ def num_active_parameters(model: ModelSpec) -> int:
     """
     Count the parameters that one token is multiplied with.
 
-        P_a = P - V D (input table) - (1 - k / E) experts, + V D if the tables are tied
+        P_a = P - V D - (1 - k / E) L_m E F_e (+ V D if tied)      (docs/model.md, eq. P4)
 
     Args:
         model: k = experts_per_token of E = num_experts routed experts are visited.
@@ -153,7 +155,8 @@ def weight_bytes(model: ModelSpec) -> float:
     """
     Bytes of one copy of the weights.
 
-        b = w (P_att + P_ffn + P_experts) + a (P_embedding + P_head + P_router + P_norms)
+        M = w (P_att + P_ffn + P_experts) + a (P_tables + P_router + P_norms)
+                                                            (docs/model.md, eq. P5)
 
     Args:
         model: w is the size of its `weight_dtype`, a of its `dtype`; attention takes a where it
