@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import subprocess
 import sys
 from dataclasses import asdict
@@ -13,14 +14,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from sizing import catalog
-from sizing.errors import InputError, MiniclusterError, TargetFailed
+from sizing.cli.inputs import read_inputs
+from sizing.cli.plan import write_whole
+from sizing.errors import Exit, InputError, TargetFailed
 from sizing.latency.calibration import fit_calibration, read_calibration
 from sizing.machine import this_machine
+from sizing.plan import to_json
+from sizing.search.draft import draft_deployment
 from sizing.shell import talk
 from sizing.specs.measurement import read_measurements
 
 if TYPE_CHECKING:
+    from sizing.plan import Deployment
     from sizing.specs.calibration import CalibrationSpec
     from sizing.specs.model import ModelSpec
 
@@ -41,15 +46,15 @@ def calibrate(
 ) -> None:
     """Fit step times, path and interference; print the residual of the fit."""
     steps = steps or out.with_suffix(".steps.csv")
-    chosen = catalog.read_scenario(scenario, [])
-    model = catalog.resolve(chosen, str(scenario)).model
-    if engine and not again and _holds(out, model, chosen.engine.name):
+    inputs = read_inputs(scenario, [], None)
+    model = inputs.model
+    if engine and not again and _holds(out, model, inputs.engine.name):
         talk.print(f"{out} holds this machine's constants; measure again with --again")
         if as_json:
             sys.stdout.write(out.read_text(encoding="utf-8"))
         return
     if engine:
-        _measure(model.source, steps)
+        _measure(draft_deployment(inputs), steps)
     rows = read_measurements(steps)
     if rows[0].key.model_config_hash != model.config_hash:
         raise InputError(
@@ -59,11 +64,9 @@ def calibrate(
             "measure again with --engine",
         )
     fitted = fit_calibration(rows, name=out.stem)
-    partial = out.with_suffix(".partial")
-    partial.write_text(json.dumps(asdict(fitted), indent=2, sort_keys=True) + "\n")
-    partial.replace(out)
+    write_whole(out, json.dumps(asdict(fitted), indent=2, sort_keys=True) + "\n")
     if as_json:
-        sys.stdout.write(out.read_text())
+        sys.stdout.write(out.read_text(encoding="utf-8"))
     else:
         _print(fitted, out)
 
@@ -79,20 +82,19 @@ def _holds(out: Path, model: ModelSpec, engine: str) -> bool:
         return False
 
 
-def _measure(source: str, steps: Path) -> None:
+def _measure(deployment: Deployment, steps: Path) -> None:
     """Run `serving measure`; rooms meet in files and subprocesses only."""
-    command = shutil.which("serving", path=str(Path(sys.executable).parent)) or shutil.which(
-        "serving"
-    )
+    beside = str(Path(sys.executable).parent)
+    command = shutil.which("serving", path=beside) or shutil.which("serving")
     if command is None:
         raise InputError("serving", None, "the serving command beside this one", "run `make setup`")
-    done = subprocess.run([command, "measure", source, "-o", str(steps)], check=False)  # noqa: S603
-    if done.returncode < 0 or done.returncode == 130:  # noqa: PLR2004
+    draft = steps.with_suffix(".deployment.json")
+    write_whole(draft, to_json(deployment))
+    done = subprocess.run([command, "measure", str(draft), "-o", str(steps)], check=False)  # noqa: S603
+    if done.returncode in (-signal.SIGINT, Exit.INTERRUPTED):
         raise KeyboardInterrupt
     if done.returncode:
-        raise TargetFailed(f"`serving measure {source}` ended with exit code {done.returncode}")
-    if not steps.exists():
-        raise MiniclusterError(f"`serving measure` wrote no {steps}")
+        raise TargetFailed(f"`serving measure {draft}` ended with exit code {done.returncode}")
 
 
 def _print(fitted: CalibrationSpec, out: Path) -> None:

@@ -1,0 +1,70 @@
+"""What `serving measure` deploys before there are step times to plan with."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sizing.latency.memory import kv_bytes_per_sequence
+from sizing.plan import Deployment, EngineSettings, PlanModel, Pool, Routing
+from sizing.search.layout import block_size, kv_pool_bytes
+from sizing.search.placement import place
+
+if TYPE_CHECKING:
+    from sizing.plan import Inputs
+
+CONTEXT_TOKENS = 1024
+"""Room for the longest prompt of the measurement, its answer included."""
+
+MOST_SEQUENCES = 16
+"""In a decode step; measured are batches up to half of it, so that none ever waits for a slot."""
+
+
+def draft_deployment(inputs: Inputs) -> Deployment:
+    """
+    Return one prefill and one decode replica at TP 1 of the scenario's model.
+
+    They stand where a plan of one replica each would place them, so that a plan on the same
+    cores finds the interference that was measured.
+    """
+    model, engine = inputs.model, inputs.engine
+    context = min(CONTEXT_TOKENS, model.max_context_tokens)
+    placement = place([("prefill", 1, 1), ("decode", 1, 1)], inputs.cluster)
+    batches = {"prefill": 1, "decode": MOST_SEQUENCES}
+    sequences = sum(batches.values())
+    return Deployment(
+        model=PlanModel(id=model.id, source=model.source, config_hash=model.config_hash),
+        architecture=model,
+        engine=EngineSettings(
+            name=engine.name,
+            version=engine.version,
+            max_model_len=context,
+            block_size=block_size(inputs),
+            kv_dtype=model.kv_dtype,
+            memory_fraction=engine.memory_fraction,
+        ),
+        pools=tuple(
+            Pool(
+                role=role,
+                replicas=1,
+                tp=1,
+                pp=1,
+                ep=1,
+                gpu=inputs.gpu.name,
+                dtype=model.weight_dtype,
+                max_batch_size=batch,
+                max_batched_tokens=engine.max_batched_tokens,
+                kv_bytes=_kv_bytes(inputs, context, sequences),
+                placement=placement[role],
+            )
+            for role, batch in batches.items()
+        ),
+        routing=Routing(),
+    )
+
+
+def _kv_bytes(inputs: Inputs, context: int, sequences: int) -> float:
+    """KV cache per pool: what memory leaves, on a CPU what *sequences* of *context* need."""
+    if inputs.gpu.kind != "cpu":
+        return kv_pool_bytes(inputs, 1, sequences=sequences)
+    each = kv_bytes_per_sequence(inputs.model, context, tp=1, block_size=block_size(inputs))
+    return float(sequences * each)
