@@ -7,38 +7,56 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
 from sizing import catalog
+from sizing.cli import main
 from sizing.schema import scenario_keys
 
-SIZING = Path(sys.executable).with_name("sizing")
+
+class Sizing:
+    """The command, run in this process with its output in a pipe."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        """Remember where its output goes."""
+        self.capsys = capsys
+
+    def __call__(self, *arguments: str) -> Done:
+        """Run it as a user would."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("sys.argv", ["sizing", *arguments])
+            with pytest.raises(SystemExit) as left:
+                main()
+        streams = self.capsys.readouterr()
+        return Done(left.value.code, streams.out, streams.err)
+
+    def data(self, command: str) -> list[dict[str, Any]]:
+        """Return what a command prints with --json."""
+        done = self(command, "--json")
+        assert (done.returncode, done.stderr) == (0, "")
+        parsed: list[dict[str, Any]] = json.loads(done.stdout)
+        return parsed
 
 
-def sizing(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run the command as a user would, its output in a pipe."""
-    return subprocess.run(
-        [str(SIZING), *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, **environment},
-    )
+class Done(NamedTuple):
+    """How the command left."""
+
+    returncode: int | str | None
+    stdout: str
+    stderr: str
 
 
-def data(command: str) -> list[dict[str, Any]]:
-    """Return what a command prints with --json."""
-    done = sizing(command, "--json")
-    assert (done.returncode, done.stderr) == (0, "")
-    parsed: list[dict[str, Any]] = json.loads(done.stdout)
-    return parsed
+@pytest.fixture
+def sizing(capsys: pytest.CaptureFixture[str]) -> Sizing:
+    """Return the command."""
+    return Sizing(capsys)
 
 
-def test_models() -> None:
+def test_models(sizing: Sizing) -> None:
     """Every model is listed with its parameters, its KV bytes per token and its sources."""
-    rows = {row["name"]: row for row in data("models")}
+    rows = {row["name"]: row for row in sizing.data("models")}
     assert rows.keys() == catalog.models().keys()
     llama = rows["llama-3.1-70b"]
     assert llama["num_parameters"] == 70_553_706_496
@@ -49,9 +67,9 @@ def test_models() -> None:
     assert all(name in table for name in rows)
 
 
-def test_gpus() -> None:
+def test_gpus(sizing: Sizing) -> None:
     """Every GPU is listed with its peaks, its efficiencies and its sources."""
-    rows = {row["name"]: row for row in data("gpus")}
+    rows = {row["name"]: row for row in sizing.data("gpus")}
     assert rows.keys() == catalog.gpus().keys()
     assert rows["h100-sxm"]["peak_flops_per_s"]["bf16"] == 989e12
     assert rows["mi300x"]["efficiency"]["fitted"] is False
@@ -61,15 +79,15 @@ def test_gpus() -> None:
     assert "calibration" in table
 
 
-def test_schema() -> None:
+def test_schema(sizing: Sizing) -> None:
     """Every key of a scenario is listed, as data and as a table."""
-    rows = data("schema")
+    rows = sizing.data("schema")
     assert [row["key"] for row in rows] == [key.key for key in scenario_keys()]
     table = sizing("schema").stdout
     assert all(row["key"] in table for row in rows)
 
 
-def test_init_writes_a_scenario_that_can_be_read(tmp_path: Path) -> None:
+def test_init_writes_a_scenario_that_can_be_read(sizing: Sizing, tmp_path: Path) -> None:
     """The scenario to start from is commented, and one that the other commands take."""
     printed = sizing("init", "llama-3.1-70b-h100")
     assert printed.returncode == 0
@@ -82,7 +100,7 @@ def test_init_writes_a_scenario_that_can_be_read(tmp_path: Path) -> None:
     assert catalog.read_scenario(out).workload.requests_per_s == 20
 
 
-def test_init_overwrites_nothing(tmp_path: Path) -> None:
+def test_init_overwrites_nothing(sizing: Sizing, tmp_path: Path) -> None:
     """A file that is there stays as it is, and nothing is half written elsewhere."""
     out = tmp_path / "mine.toml"
     out.write_text("precious", encoding="utf-8")
@@ -103,7 +121,7 @@ def test_init_overwrites_nothing(tmp_path: Path) -> None:
         (["modles"], "No such command"),
     ],
 )
-def test_bad_usage(arguments: list[str], says: str) -> None:
+def test_bad_usage(sizing: Sizing, arguments: list[str], says: str) -> None:
     """A slip in the command line is one line on stderr and exit code 2."""
     done = sizing(*arguments)
     assert (done.returncode, done.stdout) == (2, "")
@@ -112,7 +130,7 @@ def test_bad_usage(arguments: list[str], says: str) -> None:
 
 
 @pytest.mark.parametrize("command", ["init", "schema", "models", "gpus"])
-def test_help(command: str) -> None:
+def test_help(sizing: Sizing, command: str) -> None:
     """`-h` explains every command."""
     done = sizing(command, "-h")
     assert done.returncode == 0
@@ -121,5 +139,12 @@ def test_help(command: str) -> None:
 
 def test_no_colour_in_a_pipe() -> None:
     """Escape codes never reach a pipe, whatever the terminal behind it."""
-    done = sizing("gpus", TERM="xterm-256color", NO_COLOR="1")
+    done = subprocess.run(
+        [str(Path(sys.executable).with_name("sizing")), "gpus"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "TERM": "xterm-256color", "NO_COLOR": "1"},
+    )
     assert "\x1b" not in done.stdout
+    assert "h100-sxm" in done.stdout
