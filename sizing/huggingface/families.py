@@ -11,7 +11,7 @@ class Family:
     Models that one `model_type` names.
 
     Attributes:
-        experts: key that counts routed experts; "" for dense models.
+        experts: key that counts routed experts on the hub; "" for dense models.
         expert_ffn: key with the intermediate size of one expert.
         latent_attention: multi-head latent attention (DeepSeek).
         windows: which layers a sliding window covers where `layer_types` does not say:
@@ -26,6 +26,9 @@ class Family:
     defaults: dict[str, object] = field(default_factory=dict)
 
 
+EXPERT_KEYS = ("n_routed_experts", "num_experts", "num_local_experts")
+"""Keys that count routed experts: transformers 5 writes other ones than the hub has."""
+
 QWEN = {"use_sliding_window": False}
 GEMMA: dict[str, object] = {"tie_word_embeddings": True, "head_dim": 256}
 DEEPSEEK = Family(experts="n_routed_experts", latent_attention=True)
@@ -37,7 +40,7 @@ FAMILIES = {
     "qwen2": Family(windows="above", defaults={**QWEN, "attention_bias": True}),
     "qwen3": Family(windows="above", defaults={**QWEN, "head_dim": 128}),
     "qwen2_moe": Family(experts="num_experts", defaults={**QWEN, "attention_bias": True}),
-    "qwen3_moe": Family(experts="num_experts", defaults={**QWEN, "head_dim": 128}),
+    "qwen3_moe": Family(experts="num_experts", defaults={**QWEN}),
     "deepseek_v2": DEEPSEEK,
     "deepseek_v3": DEEPSEEK,
     "kimi_k2": DEEPSEEK,

@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING
 
 from sizing.errors import InputError
-from sizing.huggingface.families import FAMILIES, Family
+from sizing.huggingface.families import EXPERT_KEYS, FAMILIES, Family
 from sizing.huggingface.keys import Keys
 from sizing.huggingface.quantization import Quantization, quantization
 from sizing.specs.architecture import architecture, architecture_hash, language_model
@@ -199,10 +199,11 @@ def _covered(keys: Keys, family: Family) -> int:
 def _moe(keys: Keys, family: Family) -> MoeSpec | None:
     """Read the experts, if there are any."""
     if not family.experts:
-        for key in ("num_local_experts", "num_experts", "n_routed_experts"):
+        for key in EXPERT_KEYS:
             keys.refuse(key, "models of this model_type have no experts")
         return None
-    if not keys.has(family.experts):
+    counts = next((key for key in EXPERT_KEYS if keys.has(key)), family.experts)
+    if family.latent_attention and not keys.has(counts):
         return None
     for key in ("decoder_sparse_step", "moe_layer_freq"):
         if keys.count(key, 1) != 1:
@@ -214,7 +215,7 @@ def _moe(keys: Keys, family: Family) -> MoeSpec | None:
     num_shared = keys.count("n_shared_experts", 0)
     shared_size = keys.count("shared_expert_intermediate_size", num_shared * size)
     return MoeSpec(
-        num_experts=keys.count(family.experts),
+        num_experts=keys.count(counts),
         experts_per_token=keys.count("num_experts_per_tok"),
         expert_ffn_size=size,
         num_shared_experts=num_shared or int(shared_size > 0),

@@ -229,6 +229,8 @@ BAD = [
         "decoder_sparse_step",
         "1: experts in every layer",
     ),
+    ({"model_type": "qwen3_moe", "moe_intermediate_size": 8}, "num_experts", "is missing"),
+    ({"model_type": "mixtral"}, "num_local_experts", "is missing"),
     ({"model_type": "qwen3_moe", **EXPERTS, "mlp_only_layers": [3]}, "mlp_only_layers", "first"),
 ]
 
