@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from dataclasses import asdict
-from pathlib import Path  # noqa: TC003  (Typer reads the annotations)
+from pathlib import Path
 from typing import Annotated
 
 import typer

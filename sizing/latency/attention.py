@@ -26,8 +26,15 @@ def attention_ops(model: ModelSpec, load: StepLoad, *, tp: int) -> tuple[Op, ...
     dtype = model.weight_dtype if model.attention_quantised else model.dtype
     full = model.num_layers - model.num_window_layers
     ops = [
-        gemm("qkv", "W1", rows=m, inner=h, columns=(heads + 2 * kv_heads) * head, dtype=dtype,
-             repeats=layers),
+        gemm(
+            "qkv",
+            "W1",
+            rows=m,
+            inner=h,
+            columns=(heads + 2 * kv_heads) * head,
+            dtype=dtype,
+            repeats=layers,
+        ),
         gemm("o", "W1", rows=m, inner=heads * head, columns=h, dtype=dtype, repeats=layers),
     ]
     for layers, window in ((full, 0), (model.num_window_layers, model.window_tokens)):
@@ -35,12 +42,23 @@ def attention_ops(model: ModelSpec, load: StepLoad, *, tp: int) -> tuple[Op, ...
             continue
         name = " window" if window else ""
         ops += [
-            _prefill(f"attention prefill{name}", load, window=window, repeats=layers,
-                     per_pair=4 * heads * head, per_query=2 * heads * head,
-                     per_key=2 * kv_heads * head * DTYPE_BYTES[model.kv_dtype]),
-            _decode(f"attention decode{name}", load, window=window, repeats=layers,
-                    per_pair=4 * heads * head,
-                    per_key=2 * kv_heads * head * DTYPE_BYTES[model.kv_dtype]),
+            _prefill(
+                f"attention prefill{name}",
+                load,
+                window=window,
+                repeats=layers,
+                per_pair=4 * heads * head,
+                per_query=2 * heads * head,
+                per_key=2 * kv_heads * head * DTYPE_BYTES[model.kv_dtype],
+            ),
+            _decode(
+                f"attention decode{name}",
+                load,
+                window=window,
+                repeats=layers,
+                per_pair=4 * heads * head,
+                per_key=2 * kv_heads * head * DTYPE_BYTES[model.kv_dtype],
+            ),
         ]
     return tuple(ops)
 
@@ -62,10 +80,24 @@ def _latent_ops(model: ModelSpec, mla: MlaSpec, load: StepLoad, *, tp: int) -> t
     expand = heads * (mla.qk_nope_head_dim + mla.v_head_dim)
     if mla.q_lora_rank:
         query = [
-            gemm("q down", "W8", rows=m, inner=h, columns=mla.q_lora_rank, dtype=dtype,
-                 repeats=layers),
-            gemm("q up", "W8", rows=m, inner=mla.q_lora_rank, columns=heads * qk, dtype=dtype,
-                 repeats=layers),
+            gemm(
+                "q down",
+                "W8",
+                rows=m,
+                inner=h,
+                columns=mla.q_lora_rank,
+                dtype=dtype,
+                repeats=layers,
+            ),
+            gemm(
+                "q up",
+                "W8",
+                rows=m,
+                inner=mla.q_lora_rank,
+                columns=heads * qk,
+                dtype=dtype,
+                repeats=layers,
+            ),
         ]
     else:
         query = [gemm("q", "W8", rows=m, inner=h, columns=heads * qk, dtype=dtype, repeats=layers)]
@@ -74,13 +106,26 @@ def _latent_ops(model: ModelSpec, mla: MlaSpec, load: StepLoad, *, tp: int) -> t
         *query,
         gemm("kv down", "W8", rows=m, inner=h, columns=latent, dtype=dtype, repeats=layers),
         gemm("kv up", "W8", rows=m, inner=rank, columns=expand, dtype=dtype, repeats=layers),
-        gemm("o", "W8", rows=m, inner=heads * mla.v_head_dim, columns=h, dtype=dtype,
-             repeats=layers),
-        _prefill("attention prefill", load, window=0, repeats=layers,
-                 per_pair=2 * heads * (qk + mla.v_head_dim),
-                 per_query=heads * (qk + mla.v_head_dim), per_key=latent * kv_bytes),
-        _decode("attention decode", load, window=0, repeats=layers,
-                per_pair=2 * heads * (latent + rank), per_key=latent * kv_bytes),
+        gemm(
+            "o", "W8", rows=m, inner=heads * mla.v_head_dim, columns=h, dtype=dtype, repeats=layers
+        ),
+        _prefill(
+            "attention prefill",
+            load,
+            window=0,
+            repeats=layers,
+            per_pair=2 * heads * (qk + mla.v_head_dim),
+            per_query=heads * (qk + mla.v_head_dim),
+            per_key=latent * kv_bytes,
+        ),
+        _decode(
+            "attention decode",
+            load,
+            window=0,
+            repeats=layers,
+            per_pair=2 * heads * (latent + rank),
+            per_key=latent * kv_bytes,
+        ),
     )
 
 
@@ -105,11 +150,18 @@ def _prefill(  # noqa: PLR0913  (three counts per pair, query and key, and where
         flops=per_pair * pairs(n, p, window) * load.prompts,
         hbm_bytes=load.prompts * (n * per_query * ACTIVATION_BYTES + (n + seen) * per_key),
     )
-    return Op(name=name, equation="W3", kind="prefill attention", dtype="bf16", repeats=repeats,
-              work=work, rows=n + p)
+    return Op(
+        name=name,
+        equation="W3",
+        kind="prefill attention",
+        dtype="bf16",
+        repeats=repeats,
+        work=work,
+        rows=n + p,
+    )
 
 
-def _decode(  # noqa: PLR0913  (as above)
+def _decode(
     name: str, load: StepLoad, *, window: int, repeats: int, per_pair: float, per_key: float
 ) -> Op:
     """
@@ -120,5 +172,6 @@ def _decode(  # noqa: PLR0913  (as above)
     s = np.minimum(load.context_tokens, window) if window else load.context_tokens
     read = load.sequences * s
     work = Work(flops=per_pair * read, hbm_bytes=per_key * read)
-    return Op(name=name, equation="W3", kind="decode attention", dtype="bf16", repeats=repeats,
-              work=work)
+    return Op(
+        name=name, equation="W3", kind="decode attention", dtype="bf16", repeats=repeats, work=work
+    )

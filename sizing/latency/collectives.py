@@ -152,7 +152,9 @@ def _latency_s(group: int, gpu: GpuSpec) -> float:
     """Fixed part inside the HB domain, that of the next larger group that was measured."""
     if group == 1:
         return 0.0
-    known = sorted((int(size), value) for size, value in _efficiency(gpu).allreduce_latency_s.items())
+    known = sorted(
+        (int(size), value) for size, value in _efficiency(gpu).allreduce_latency_s.items()
+    )
     if not known:
         raise InputError(
             f"gpu {gpu.name}: efficiency.allreduce_latency_s", None, "at least one group size"

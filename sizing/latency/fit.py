@@ -93,7 +93,7 @@ def decode_coefficients(
 def path_coefficients(
     machine: Machine, *, prefill_tp: int, decode_tp: int, tokens: float
 ) -> PathCoefficients:
-    """Seconds outside the steps: engine constants, and the KV pull of prompts of *tokens* (eq. N4)."""
+    """Return engine constants of a request, and its KV pull (docs/model.md, eq. N4)."""
     block = machine.engine.block_size
     held = kv_bytes_per_sequence(machine.model, tokens, tp=decode_tp, block_size=block)
     per_byte = kv_pull_s_per_byte(prefill_tp, decode_tp, machine.gpu, machine.cluster)

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from numpy.typing import ArrayLike, NDArray
+    from numpy.typing import ArrayLike
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,9 +59,9 @@ def decode_load(batch: ArrayLike, context: ArrayLike) -> StepLoad:
     )
 
 
-def pairs(tokens: NDArray[np.float64], cached: NDArray[np.float64], window: int = 0) -> (
-    NDArray[np.float64]
-):
+def pairs(
+    tokens: NDArray[np.float64], cached: NDArray[np.float64], window: int = 0
+) -> NDArray[np.float64]:
     """
     Query-key pairs of one prompt.
 

@@ -19,7 +19,8 @@ def weight_bytes(model: ModelSpec, *, tp: int) -> float:
     """
     Weights on the fullest of *tp* GPUs.
 
-        M_w = M / tp + (1 - 1 / tp) M_whole + 2 L D H max(0, 1 - K / tp) w      (docs/model.md, eq. M1)
+        M_w = M / tp + (1 - 1 / tp) M_whole + 2 L D H max(0, 1 - K / tp) w
+        (docs/model.md, eq. M1)
 
     M_whole, on every GPU: norms, routers, and the down-projections of latent attention.
 
@@ -139,4 +140,3 @@ def _layer_kv_bytes(model: ModelSpec, *, tp: int) -> float:
     if model.mla:
         return (model.mla.kv_lora_rank + model.mla.qk_rope_head_dim) * w
     return 2 * max(1.0, model.num_kv_heads / tp) * model.head_dim * w
-

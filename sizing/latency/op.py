@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sizing.specs.model import DTYPE_BYTES
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 ACTIVATION_BYTES = DTYPE_BYTES["bf16"]
 """Activations are kept in 16 bits whatever the dtype of the weights."""
@@ -102,5 +99,13 @@ def gemm(  # noqa: PLR0913  (a GEMM has three sizes, a dtype and a name)
         flops=2 * rows * inner * columns,
         hbm_bytes=weights + rows * (inner + columns) * ACTIVATION_BYTES,
     )
-    return Op(name=name, equation=equation, kind="gemm", dtype=dtype, repeats=repeats, work=work,
-              rows=rows, columns=columns)
+    return Op(
+        name=name,
+        equation=equation,
+        kind="gemm",
+        dtype=dtype,
+        repeats=repeats,
+        work=work,
+        rows=rows,
+        columns=columns,
+    )

@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sizing.errors import InputError
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from sizing.latency.op import Op
     from sizing.specs.gpu import GemmEfficiency, GpuEfficiency, GpuSpec
 
@@ -63,7 +62,7 @@ def op_time(op: Op, gpu: GpuSpec) -> OpTime:
     else:
         compute, memory = 0 * flops, moved / (hbm * efficiency.elementwise_memory_fraction)
         launch = efficiency.elementwise_latency_s
-    fixed = launch * ((flops > 0) | (moved > 0))
+    fixed = np.asarray(launch * ((flops > 0) | (moved > 0)), dtype=np.float64)
     return OpTime(
         seconds=op.repeats * (smooth_max(compute, memory, smoothness) + fixed),
         compute_s=op.repeats * compute,
@@ -117,7 +116,9 @@ def multiply_dtype(weight_dtype: str, gpu: GpuSpec) -> str:
         return weight_dtype
     if weight_dtype == "fp32":
         raise InputError(
-            f"gpu {gpu.name}: peak_flops_per_s.fp32", None, "a number with its source",
+            f"gpu {gpu.name}: peak_flops_per_s.fp32",
+            None,
+            "a number with its source",
             "set model.weight_dtype to bf16",
         )
     return "bf16"

@@ -6,20 +6,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sizing.latency.collectives import all_gather_s, all_reduce_s
 from sizing.latency.op import ACTIVATION_BYTES
 from sizing.latency.roofline import op_time
 from sizing.latency.work import step_ops
+from sizing.specs.cluster import ClusterSpec
+from sizing.specs.engine import EngineProfile
+from sizing.specs.gpu import GpuSpec
+from sizing.specs.model import ModelSpec
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from sizing.latency.load import StepLoad
-    from sizing.specs.cluster import ClusterSpec
-    from sizing.specs.engine import EngineProfile
-    from sizing.specs.gpu import GpuSpec
-    from sizing.specs.model import ModelSpec
 
 BOUNDS = ("compute", "memory bandwidth", "network", "launch")
 
@@ -93,8 +92,16 @@ def step_terms(machine: Machine, load: StepLoad, *, tp: int) -> tuple[Term, ...]
 
     """
     terms = [
-        _term(op.name, op.equation, time.seconds, compute=time.compute_s, memory=time.memory_s,
-              launch=time.launch_s, flops=op.total.flops, hbm_bytes=op.total.hbm_bytes)
+        _term(
+            op.name,
+            op.equation,
+            time.seconds,
+            compute=time.compute_s,
+            memory=time.memory_s,
+            launch=time.launch_s,
+            flops=op.total.flops,
+            hbm_bytes=op.total.hbm_bytes,
+        )
         for op in step_ops(machine.model, load, tp=tp)
         for time in (op_time(op, machine.gpu),)
     ]
@@ -108,26 +115,16 @@ def step_s(machine: Machine, load: StepLoad, *, tp: int) -> NDArray[np.float64]:
 
 def beyond_hb_domain_s(machine: Machine, load: StepLoad, *, tp: int) -> NDArray[np.float64]:
     """
-    What crossing the HB domain adds to a step: the same collectives less those inside one.
+    What crossing the HB domain adds to a step: its collectives, less those within one domain.
 
     Zero while *tp* fits the domain.
     """
-    inside = Machine(
-        model=machine.model,
-        gpu=machine.gpu,
-        cluster=_wide(machine.cluster, tp),
-        engine=machine.engine,
+    inner = min(tp, machine.cluster.gpus_per_hb_domain)
+    across, inside = (
+        sum(term.seconds for term in _network_terms(machine, load, tp=group))
+        for group in (tp, inner)
     )
-    across = sum(term.seconds for term in _network_terms(machine, load, tp=tp))
-    return np.asarray(across - sum(t.seconds for t in _network_terms(inside, load, tp=tp)))
-
-
-def _wide(cluster: ClusterSpec, tp: int) -> ClusterSpec:
-    """Return the cluster as if its HB domain held *tp* GPUs."""
-    from dataclasses import replace  # noqa: PLC0415
-
-    size = max(tp, cluster.gpus_per_hb_domain)
-    return replace(cluster, gpus_per_hb_domain=size, gpus_per_node=size)
+    return np.asarray(across - inside)
 
 
 def _network_terms(machine: Machine, load: StepLoad, *, tp: int) -> tuple[Term, ...]:
@@ -162,9 +159,9 @@ def _engine_terms(machine: Machine, load: StepLoad) -> tuple[Term, ...]:
     )
 
 
-def _term(name: str, equation: str, seconds: NDArray[np.float64], **parts: NDArray[np.float64]) -> (
-    Term
-):
+def _term(
+    name: str, equation: str, seconds: NDArray[np.float64], **parts: NDArray[np.float64]
+) -> Term:
     """Make a term; parts that are not given are zero."""
     zero = np.zeros_like(seconds)
     return Term(

@@ -41,9 +41,9 @@ def step_ops(model: ModelSpec, load: StepLoad, *, tp: int) -> tuple[Op, ...]:
     )
 
 
-def experts_touched(num_experts: int, per_token: int, tokens: NDArray[np.float64]) -> (
-    NDArray[np.float64]
-):
+def experts_touched(
+    num_experts: int, per_token: int, tokens: NDArray[np.float64]
+) -> NDArray[np.float64]:
     """
     Experts that a step reads, if routing is uniform and independent.
 
@@ -82,19 +82,31 @@ def _mlp_ops(model: ModelSpec, load: StepLoad, *, tp: int) -> tuple[Op, ...]:
     if dense_layers and model.ffn_size:
         f = model.ffn_size / tp
         ops += [
-            gemm("mlp up", "W4", rows=m, inner=h, columns=up * f, dtype=dtype, repeats=dense_layers),
+            gemm(
+                "mlp up", "W4", rows=m, inner=h, columns=up * f, dtype=dtype, repeats=dense_layers
+            ),
             gemm("mlp down", "W4", rows=m, inner=f, columns=h, dtype=dtype, repeats=dense_layers),
         ]
     if model.moe:
         layers = model.num_layers - dense_layers
-        ops.append(gemm("moe router", "W5", rows=m, inner=h, columns=model.moe.num_experts,
-                        dtype=model.dtype, repeats=layers))
+        ops.append(
+            gemm(
+                "moe router",
+                "W5",
+                rows=m,
+                inner=h,
+                columns=model.moe.num_experts,
+                dtype=model.dtype,
+                repeats=layers,
+            )
+        )
         ops += _expert_ops(model, m, layers=layers, tp=tp)
         if model.moe.shared_ffn_size:
             f = model.moe.shared_ffn_size / tp
             ops += [
-                gemm("shared up", "W4", rows=m, inner=h, columns=up * f, dtype=dtype,
-                     repeats=layers),
+                gemm(
+                    "shared up", "W4", rows=m, inner=h, columns=up * f, dtype=dtype, repeats=layers
+                ),
                 gemm("shared down", "W4", rows=m, inner=f, columns=h, dtype=dtype, repeats=layers),
             ]
     return tuple(ops)
@@ -121,8 +133,16 @@ def _expert_ops(
             + m * k * (inner + columns) * ACTIVATION_BYTES,
         )
         ops.append(
-            Op(name=name, equation="W5", kind="gemm", dtype=model.weight_dtype, repeats=layers,
-               work=work, rows=m * k / np.maximum(touched, 1), columns=touched * columns)
+            Op(
+                name=name,
+                equation="W5",
+                kind="gemm",
+                dtype=model.weight_dtype,
+                repeats=layers,
+                work=work,
+                rows=m * k / np.maximum(touched, 1),
+                columns=touched * columns,
+            )
         )
     return tuple(ops)
 
@@ -163,5 +183,12 @@ def _elementwise_ops(model: ModelSpec, load: StepLoad, *, tp: int) -> tuple[Op, 
 
 def _lm_head(model: ModelSpec, load: StepLoad, *, tp: int) -> Op:
     """Logits of the last token of each prompt and of each sequence decoded (eq. W7)."""
-    return gemm("lm_head", "W7", rows=load.prompts + load.sequences, inner=model.hidden_size,
-                columns=model.vocab_size / tp, dtype=model.dtype, repeats=1)
+    return gemm(
+        "lm_head",
+        "W7",
+        rows=load.prompts + load.sequences,
+        inner=model.hidden_size,
+        columns=model.vocab_size / tp,
+        dtype=model.dtype,
+        repeats=1,
+    )

@@ -25,23 +25,25 @@ def explanation_tables(found: Explanation) -> Iterator[Table]:
     for of, title in at.items():
         terms = [term for term in found.terms if term.of == of]
         detailed = any(term.bound for term in terms)
-        table = Table(title=title, title_justify="left")
+        sources = sorted({term.source for term in terms})
+        table = Table(title=title, title_justify="left", caption="; ".join(sources))
         for heading in ("term", "equation", "seconds", "share"):
-            table.add_column(heading, justify="right" if heading in ("seconds", "share") else "left")
+            table.add_column(
+                heading, justify="right" if heading in ("seconds", "share") else "left"
+            )
         if detailed:
-            for heading in ("FLOPs", "bytes", "of peak", "bound by"):
+            for heading in ("TFLOP", "GB", "of peak", "bound by"):
                 table.add_column(heading, justify="left" if heading == "bound by" else "right")
-        table.add_column("source")
         for term in terms:
             row = [term.name, term.equation, seconds(term.seconds), f"{term.share_fraction:.1%}"]
             if detailed:
                 row += [
-                    f"{term.flops:.2e}" if term.flops else "",
-                    f"{term.hbm_bytes:.2e}" if term.hbm_bytes else "",
+                    f"{term.flops / 1e12:.3g}" if term.flops else "",
+                    f"{term.hbm_bytes / 1e9:.3g}" if term.hbm_bytes else "",
                     "" if term.achieved_fraction is None else f"{term.achieved_fraction:.0%}",
-                    term.bound or "",
+                    (term.bound or "").partition(" ")[0],
                 ]
-            table.add_row(*row, term.source)
+            table.add_row(*row)
         total = sum(term.seconds for term in terms)
         table.add_row("sum", "", seconds(total), "100.0%", style="bold")
         yield table

@@ -14,14 +14,16 @@ if TYPE_CHECKING:
     from sizing.specs.slo import SloSpec
 
 GB = 1e9
+MS = 1e-3
+SHOWN = tuple(each for each in PERCENTILES if each != "p90")
 
 
 def seconds(value: float) -> str:
     """Write seconds as people read them: three figures, ms below a second."""
     if value >= 1:
         return f"{value:.2f} s"
-    if value >= 1e-3:
-        return f"{value * 1e3:.1f} ms"
+    if value >= MS:
+        return f"{value / MS:.1f} ms"
     return f"{value * 1e6:.0f} µs"
 
 
@@ -30,7 +32,7 @@ def layout_table(pools: tuple[Pool, ...], prediction: Prediction) -> Table:
     table = Table(title="Layout", title_justify="left")
     for heading, justify in (
         ("pool", "left"), ("replicas", "right"), ("TP", "right"), ("GPUs", "right"),
-        ("batch", "right"), ("KV/GPU", "right"), ("utilisation", "right"), ("bound by", "left"),
+        ("batch", "right"), ("KV/GPU", "right"), ("used", "right"), ("bound by", "left"),
     ):  # fmt: skip
         table.add_column(heading, justify=justify)  # type: ignore[arg-type]
     for pool in pools:
@@ -51,21 +53,18 @@ def latency_table(prediction: Prediction, slo: SloSpec) -> Table:
     """One row a latency: statistics, limit, verdict."""
     table = Table(title="Predicted latency", title_justify="left")
     table.add_column("")
-    for statistic in PERCENTILES:
+    for statistic in SHOWN:
         table.add_column(statistic, justify="right")
-    table.add_column("SLO", justify="right")
-    table.add_column("")
+    table.add_column(f"SLO at {slo.percentile}", justify="right")
     limits = {"TTFT": slo.ttft_s, "TPOT": slo.tpot_s, "ITL": slo.itl_s, "E2E": None}
     for name, limit in limits.items():
         latency: Latency = getattr(prediction, name.lower())
-        held = limit is None or latency.at(slo.percentile) <= limit
-        table.add_row(
-            name,
-            *(seconds(latency.at(statistic)) for statistic in PERCENTILES),
-            "" if limit is None else f"{slo.percentile} < {seconds(limit)}",
-            "" if limit is None else Text("holds" if held else "missed",
-                                          style="green" if held else "red"),
-        )
+        verdict = Text()
+        if limit is not None:
+            holds = latency.at(slo.percentile) <= limit
+            word, style = ("holds", "green") if holds else ("missed", "red")
+            verdict = Text(f"< {seconds(limit)} {word}", style=style)
+        table.add_row(name, *(seconds(latency.at(each)) for each in SHOWN), verdict)
     return table
 
 
@@ -87,14 +86,16 @@ def summary(plan: Plan) -> Text:
     stranded = cost.nodes * plan.inputs.cluster.gpus_per_node - cost.gpus
     lines = [
         f"{plan.model.id} on {plan.inputs.gpu.name}, {load.requests_per_s:g} requests/s:"
-        f" {cost.gpus} GPUs on {cost.nodes} nodes"
-        + (f" ({stranded} of them left over)" if stranded else ""),
-        f"Headroom: holds to {plan.headroom.load_factor:.2f} times the load,"
-        f" then {plan.headroom.binds}; saturates at"
-        f" {plan.prediction.capacity_requests_per_s:.3g} requests/s",
+        f" {cost.gpus} GPUs on {cost.nodes} node{'s' if cost.nodes > 1 else ''}"
+        + (f", {stranded} GPUs of which stay free" if stranded else ""),
+        (
+            f"Headroom: holds to {plan.headroom.load_factor:.2f} times the load,"
+            f" then {plan.headroom.binds}; saturates at"
+            f" {plan.prediction.capacity_requests_per_s:.3g} requests/s"
+        ),
         f"Step times: {plan.calibration.name}, {plan.calibration.date}, error of the fit "
-        + ("not stated for whole steps" if error is None else f"{error:.1%}")
-        + f"; validated on {plan.validated_on.num_rows} rows ({plan.validated_on.note})",
+        + ("unknown for whole steps" if error is None else f"{error:.1%}")
+        + f"; {plan.validated_on.num_rows} measured rows behind it: {plan.validated_on.note}",
     ]
     if cost.price_usd_per_hour is not None:
         lines.insert(1, f"Price: {cost.price_usd_per_hour:,.2f} US dollars an hour")

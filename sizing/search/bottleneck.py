@@ -55,9 +55,7 @@ def representative_terms(
     return step_terms(machine(inputs), load, tp=chosen.layout.decode_tp)
 
 
-def _step_bound(
-    inputs: Inputs, chosen: Candidate, role: str, batch: float, context: float
-) -> str:
+def _step_bound(inputs: Inputs, chosen: Candidate, role: str, batch: float, context: float) -> str:
     """Name what takes most of a step, launches left out."""
     if inputs.calibration is not None or inputs.gpu.kind == "cpu":
         return _fitted_bound(chosen, role, batch, context)

@@ -88,7 +88,9 @@ def explain_plan(plan: Plan) -> Explanation:
     chosen = planned(plan)
     found = forecast(chosen.tandem)
     if found is None:
-        raise InputError("plan: pools", str(chosen), "pools that carry the plan's load", "plan again")
+        raise InputError(
+            "plan: pools", str(chosen), "pools that carry the plan's load", "plan again"
+        )
     terms = [*_path_terms(plan, found)]
     for role in ("prefill", "decode"):
         terms += _step_terms(plan, chosen, role, found.mean_batch)
@@ -202,8 +204,14 @@ def _fitted_terms(chosen: Candidate, role: str, batch: float, source: str) -> li
     parts = {"base": step.base_s, "weights or compute": max(step.stream_s, work), **parts}
     total = sum(parts.values())
     return [
-        ExplainedTerm(of=f"{role} step", name=name, equation=equation, seconds=value,
-                      share_fraction=value / total, source=source)
+        ExplainedTerm(
+            of=f"{role} step",
+            name=name,
+            equation=equation,
+            seconds=value,
+            share_fraction=value / total,
+            source=source,
+        )
         for name, value in parts.items()
     ]
 

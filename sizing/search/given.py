@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from sizing.errors import InputError, NegativeAnswer
 from sizing.latency.load import decode_load, prefill_load
 from sizing.latency.step import beyond_hb_domain_s
+from sizing.plan import Pool, Prediction
 from sizing.search.candidate import smallest
 from sizing.search.layout import Layout, check_degree, memory_rule, pairing_rule
 from sizing.search.proposal import pools, prediction
@@ -17,7 +18,7 @@ from sizing.search.step_models import StepModels, machine
 from sizing.traffic.forecast import capacity_requests_per_s, forecast
 
 if TYPE_CHECKING:
-    from sizing.plan import Inputs, Pool, Prediction
+    from sizing.plan import Inputs
     from sizing.search.candidate import Candidate
 
 

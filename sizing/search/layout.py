@@ -79,7 +79,10 @@ def broken_rule(model: ModelSpec, tp: int) -> str | None:
 
 def pairing_rule(model: ModelSpec, layout: Layout) -> str | None:
     """Return the rule of the NIXL connector that a pair of degrees breaks, if any."""
-    wide, narrow = max(layout.prefill_tp, layout.decode_tp), min(layout.prefill_tp, layout.decode_tp)
+    wide, narrow = (
+        max(layout.prefill_tp, layout.decode_tp),
+        min(layout.prefill_tp, layout.decode_tp),
+    )
     if wide % narrow:
         return f"one TP is a multiple of the other (NIXL), not {layout}"
     if layout.prefill_tp > layout.decode_tp and (
@@ -93,7 +96,14 @@ def pairing_rule(model: ModelSpec, layout: Layout) -> str | None:
 
 
 def max_model_len(inputs: Inputs) -> int:
-    """Longest sequence that the engines accept: the load's, rounded up to whole blocks."""
+    """
+    Longest sequence that the engines accept.
+
+    What the scenario says, else the longest request of its load, in whole blocks.
+    """
+    asked = inputs.scenario.model.max_context_tokens
+    if asked is not None:
+        return asked
     load = inputs.scenario.workload
     longest = load.input_tokens.max_tokens + load.output_tokens.max_tokens
     block = block_size(inputs)
@@ -107,7 +117,7 @@ def block_size(inputs: Inputs) -> int:
 
 
 def memory_rule(inputs: Inputs, tp: int) -> str | None:
-    """Say by how much the model does not fit at *tp*, if so; a CPU takes the KV space it is given."""
+    """Say by how much the model does not fit at *tp*, if so; a CPU is given its KV space."""
     if inputs.gpu.kind == "cpu":
         return None
     left = kv_space_bytes(inputs.model, inputs.gpu, inputs.engine, tp=tp)
@@ -154,9 +164,10 @@ def decode_slots(inputs: Inputs, tp: int, *, context: float, deviation: float) -
         return 0
     each = _sequence_bytes(inputs, context + block_size(inputs) / 2, tp)
     token = each / context
-    root = (-MARGIN * token * deviation + np.hypot(MARGIN * token * deviation, 2 * np.sqrt(each * space))) / (
-        2 * each
-    )
+    root = (
+        -MARGIN * token * deviation
+        + np.hypot(MARGIN * token * deviation, 2 * np.sqrt(each * space))
+    ) / (2 * each)
     return min(limit, int(root**2))
 
 

@@ -13,7 +13,7 @@ from sizing.search.layout import Layout, legal_degrees, memory_rule, pairing_rul
 from sizing.search.slo import meets, tightest
 from sizing.search.step_models import StepModels
 from sizing.traffic import decode, prefill
-from sizing.traffic.forecast import forecast
+from sizing.traffic.forecast import Forecast, at_rate, forecast
 from sizing.traffic.spread import constant
 
 if TYPE_CHECKING:
@@ -21,10 +21,12 @@ if TYPE_CHECKING:
 
     from sizing.plan import Inputs
     from sizing.specs.slo import SloSpec
-    from sizing.traffic.forecast import Forecast
 
 MOST_REPLICAS = 1 << 14
 """Beyond this many replicas of a pool the search gives up: a bound counted in work, not time."""
+
+IDLE_REQUESTS_PER_S = 1e-6
+"""A load under which nobody meets anybody."""
 
 SPARE = 16
 """Times as many replicas as the load needs: as good as no queue."""
@@ -91,19 +93,22 @@ def search(inputs: Inputs) -> Found | Infeasible:
         if best and _bound(start, inputs) > best.candidate.gpus:
             break
         found = _fewest(start, inputs, best)
-        if found and (best is None or _rank(found, inputs.scenario.slo) < _rank(best, inputs.scenario.slo)):
+        if found and (
+            best is None or _rank(found, inputs.scenario.slo) < _rank(best, inputs.scenario.slo)
+        ):
             best = found
     if best is None:
-        return _nothing_holds(starts, inputs)
+        return _below_floor(starts, inputs)
     if best.candidate.gpus > inputs.cluster.max_gpus:
         return _over_budget(best, inputs)
     return best
 
 
-def _rank(found: Found, slo: SloSpec) -> tuple[int, float]:
-    """Fewer GPUs first, then lower TTFT."""
+def _rank(found: Found, slo: SloSpec) -> tuple[int, float, int]:
+    """Fewer GPUs first, then lower TTFT to the millisecond, then more room in the decode batch."""
     level = float(slo.percentile.removeprefix("p")) / 100
-    return found.candidate.gpus, found.forecast.ttft.quantile(level)
+    ttft_s = round(found.forecast.ttft.quantile(level), 3)
+    return found.candidate.gpus, ttft_s, -found.candidate.tandem.decode.max_batch_size
 
 
 def _limited(starts: list[Candidate], inputs: Inputs) -> Iterator[Candidate]:
@@ -130,7 +135,9 @@ def largest_batch(start: Candidate, slo: SloSpec) -> int:
         full = constant(float(batch))
         pace = decode.step_spread(start.tandem, full, averaged=share).quantile(level)
         gap = decode.step_spread(start.tandem, full, averaged=1.0).quantile(level)
-        return (slo.tpot_s is None or pace <= slo.tpot_s) and (slo.itl_s is None or gap <= slo.itl_s)
+        return (slo.tpot_s is None or pace <= slo.tpot_s) and (
+            slo.itl_s is None or gap <= slo.itl_s
+        )
 
     if holds(start.slots):
         return start.slots
@@ -161,29 +168,29 @@ def _fewest(start: Candidate, inputs: Inputs, best: Found | None) -> Found | Non
     """Find the fewest GPUs of one layout and limit; stop where *best* cannot be beaten."""
     slo = inputs.scenario.slo
     low_prefill, low_decode = _lowest(start, inputs)
-    many = SPARE * low_prefill
 
     def holds(prefill_replicas: int, decode_replicas: int) -> bool:
         return meets(forecast(start.sized(prefill_replicas, decode_replicas).tandem), slo)
 
-    replicas = least(lambda count: holds(many, count), low_decode)
-    if replicas is None:
-        return None
+    def least_prefill(decode_replicas: int, at_least: int) -> int | None:
+        return least(lambda count: holds(count, decode_replicas), at_least)
+
+    replicas = least(lambda count: holds(SPARE * low_prefill, count), low_decode)
     # With decode as good as free, fewer prefill replicas than this cannot do.
-    floor = least(lambda count: holds(count, SPARE * replicas), low_prefill)
+    floor = None if replicas is None else least_prefill(SPARE * replicas, low_prefill)
     found: Found | None = None
-    while floor is not None:
-        cheapest = floor * start.layout.prefill_tp + replicas * start.layout.decode_tp
+    while replicas is not None and floor is not None:
+        cheapest = start.sized(floor, replicas).gpus
         if any(each and cheapest > each.candidate.gpus for each in (best, found)):
             break
-        count = least(lambda count: holds(count, replicas), floor)
+        count = least_prefill(replicas, floor)
         if count is not None:
             sized = start.sized(count, replicas)
             predicted = forecast(sized.tandem)
             if predicted and (found is None or sized.gpus < found.candidate.gpus):
                 found = Found(candidate=sized, forecast=predicted)
-            if count == floor:
-                break
+        if count == floor:
+            break
         replicas += 1
     return found
 
@@ -218,28 +225,26 @@ def _fits_nowhere(inputs: Inputs, rules: list[str]) -> Infeasible:
     )
 
 
-def _nothing_holds(starts: list[Candidate], inputs: Inputs) -> Infeasible:
-    """No number of GPUs holds the SLO: the layout that comes nearest, alone and unhurried."""
+def _below_floor(starts: list[Candidate], inputs: Inputs) -> Infeasible:
+    """No number of GPUs holds the SLO: say what a single request takes on an idle system."""
     slo = inputs.scenario.slo
     reached = []
     for start in starts:
-        low = _lowest(start, inputs)
-        for limit in {1, max(1, largest_batch(start, slo))}:
-            sized = start.limited(limit).sized(SPARE * low[0], SPARE * _lowest(start.limited(limit), inputs)[1])
-            predicted = forecast(sized.tandem)
-            if predicted:
-                reached.append((tightest(predicted, slo), sized))
-    check, sized = min(reached, key=lambda pair: (pair[0].ratio, pair[1].gpus, pair[1].layout))
+        idle = at_rate(start.tandem, IDLE_REQUESTS_PER_S)
+        alone = forecast(idle)
+        if alone is not None:
+            reached.append((tightest(alone, slo), start))
+    check, start = min(reached, key=lambda pair: (pair[0].ratio, pair[1].gpus, pair[1].layout))
     return Infeasible(
-        reason=f"no number of GPUs holds the SLO: {check.name} is at least"
-        f" {_ms(check.seconds)} on {inputs.gpu.name}, with hardly any queue",
+        reason=f"no number of {inputs.gpu.name} holds the SLO: {check.name} of requests that meet"
+        f" no other is {_ms(check.seconds)} already",
         binds="SLO floor",
-        nearest=str(sized),
-        nearest_gpus=sized.gpus,
+        nearest=str(start),
+        nearest_gpus=start.gpus,
         missed_by=f"{check.name} {_ms(check.seconds)}, limit {_ms(check.limit_s)}"
         f" ({check.ratio:.2f} times)",
-        way_out=f"a limit above {_ms(check.seconds)}, a faster GPU, a smaller model or fewer bytes"
-        " (weight_dtype fp8), shorter prompts",
+        way_out=f"a limit well above {_ms(check.seconds)}, a faster GPU, a smaller model or fewer"
+        " bytes (model.weight_dtype), shorter prompts",
     )
 
 

@@ -100,9 +100,7 @@ class StepModels:
 
 def machine(inputs: Inputs) -> Machine:
     """Return what the term-by-term model runs on."""
-    return Machine(
-        model=inputs.model, gpu=inputs.gpu, cluster=inputs.cluster, engine=inputs.engine
-    )
+    return Machine(model=inputs.model, gpu=inputs.gpu, cluster=inputs.cluster, engine=inputs.engine)
 
 
 def _check(key: CalibrationKey, inputs: Inputs) -> None:

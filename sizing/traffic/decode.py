@@ -6,13 +6,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sizing import steptime
-from sizing.traffic.spread import WEIGHTS, Spread, constant, normal, spread
+from sizing.traffic.spread import WEIGHTS, Spread, normal, spread
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from sizing.traffic.stage import Tandem
 
 BALANCE = 1.25
@@ -38,9 +37,9 @@ class Occupancy:
     mass: NDArray[np.float64]
 
 
-def step_s(tandem: Tandem, batch: NDArray[np.float64] | float, slowdown: float = 1.0) -> (
-    NDArray[np.float64]
-):
+def step_s(
+    tandem: Tandem, batch: NDArray[np.float64] | float, slowdown: float = 1.0
+) -> NDArray[np.float64]:
     """Seconds of a decode step of mean context (eq. S3)."""
     return steptime.decode_s(tandem.step_model.decode, batch, tandem.context[0]) * slowdown
 
@@ -102,7 +101,49 @@ def busy_fraction(tandem: Tandem, held: Occupancy) -> float:
     return float(np.minimum(1.0, held.sequences / tandem.decode.replicas) @ held.mass)
 
 
-def batch_seen(tandem: Tandem, held: Occupancy, *, averaged: float = 1.0) -> Spread:
+def imbalance(tandem: Tandem, held: Occupancy, *, before_s: float, averaged: float = 1.0) -> float:
+    """
+    Deviation of one replica's sequences from the mean over the pool.
+
+        sigma^2 = (1 - 1 / D) (1.25^2 + m p / (m + p)),  p = lambda TTFT / D
+        (docs/model.md, eq. T9)
+
+    The router balances requests, of which p a replica are still in prefill; those in decode are
+    what is left of a balanced number.
+
+    Args:
+        tandem: load and pool.
+        held: sequences in the pool, m a replica.
+        before_s: time a request spends between arrival and decode.
+        averaged: below 1: of the average over a stay, in which imbalance, that lasts only a few
+            arrivals or a time in prefill, mostly cancels.
+
+    Returns:
+        Sequences.
+
+    Source:
+        Two choices make a replica of rank x receive 2 (1 - x) of the mean rate; balancing this
+        drift with Poisson noise gives the 1.25.
+
+    Ignores:
+        Skewness.
+
+    """
+    replicas = tandem.decode.replicas
+    if replicas == 1:
+        return 0.0
+    m = max(float(held.sequences @ held.mass) / replicas, 1e-9)
+    waiting = tandem.workload.requests_per_s * before_s / replicas
+    routed, thinned = BALANCE**2, m * waiting / (m + waiting)
+    if averaged < 1:
+        routed *= min(1.0, 2 * routed / m)
+        thinned *= min(1.0, 2 * waiting / m)
+    return float(np.sqrt((1 - 1 / replicas) * (routed + thinned)))
+
+
+def batch_seen(
+    tandem: Tandem, held: Occupancy, *, before_s: float, averaged: float = 1.0
+) -> Spread:
     """
     Sequences in the steps that make a token, itself included.
 
@@ -111,26 +152,20 @@ def batch_seen(tandem: Tandem, held: Occupancy, *, averaged: float = 1.0) -> Spr
     that is left when a request averages over its stay (docs/model.md, eq. T9).
     """
     stage = tandem.decode
-    slots = stage.replicas * stage.max_batch_size
-    inside = np.minimum(held.sequences, slots)
+    inside = np.minimum(held.sequences, stage.replicas * stage.max_batch_size)
     pooled = spread(inside / stage.replicas, held.mass * inside)
-    middle = pooled.mean
-    values = middle + np.sqrt(averaged) * (pooled.values - middle)
-    result = Spread(values=values)
-    if stage.replicas > 1:
-        # Imbalance lasts a few arrivals, a stay as many as there are sequences.
-        own = BALANCE**2 * (1 - 1 / stage.replicas)
-        if averaged < 1:
-            own *= min(1.0, 2 * BALANCE**2 / max(middle, 1e-9))
-        result = result.plus(normal(0.0, float(np.sqrt(own))))
-    return Spread(values=np.clip(result.values, 1.0, stage.max_batch_size))
+    values = pooled.mean + np.sqrt(averaged) * (pooled.values - pooled.mean)
+    own = normal(0.0, imbalance(tandem, held, before_s=before_s, averaged=averaged))
+    values = Spread(values=values).plus(own).values
+    return Spread(values=np.clip(values, 1.0, stage.max_batch_size))
 
 
 def averaged_share(tandem: Tandem, tokens: float) -> float:
     """
     Share of the occupancy's variance left in its average over the stay of *tokens* steps.
 
-        f(o) = 2 / o^2 int_0^o (o - t) R(t) dt,  R(t) = E[(O - t)^+] / E[O]   (docs/model.md, eq. T9)
+        f(o) = 2 / o^2 int_0^o (o - t) R(t) dt,  R(t) = E[(O - t)^+] / E[O]
+        (docs/model.md, eq. T9)
 
     R is the chance that a sequence met now is still there t steps later.
     """
@@ -151,24 +186,25 @@ def step_spread(tandem: Tandem, batch: Spread, *, averaged: float, slowdown: flo
     return Spread(values=np.maximum(floor, steps.plus(normal(0.0, cost)).values))
 
 
-def admission_wait(tandem: Tandem, held: Occupancy, slowdown: float = 1.0) -> Spread:
+def admission_wait(
+    tandem: Tandem, held: Occupancy, *, before_s: float, slowdown: float = 1.0
+) -> Spread:
     """
-    Wait for a slot: departures that have to come first, one every t(B_max) E[o] / (D B_max).
+    Wait for a slot at the replica that was chosen.
 
-    (docs/model.md, eq. T10)
+        (N + 1 - B_max)^+ departures, one every t(B_max) E[o] / B_max      (docs/model.md, eq. T10)
     """
     stage = tandem.decode
-    slots = stage.replicas * stage.max_batch_size
-    ahead = np.maximum(0.0, held.sequences + 1 - slots)
-    if float(ahead @ held.mass) < REMAINDER:
-        return constant(0.0)
+    pooled = spread(held.sequences / stage.replicas, held.mass)
+    here = pooled.plus(normal(0.0, imbalance(tandem, held, before_s=before_s)))
+    ahead = np.maximum(0.0, here.values + 1 - stage.max_batch_size)
     full = float(step_s(tandem, stage.max_batch_size, slowdown))
-    return spread(ahead * full * float(tandem.output_tokens.mean()) / slots, held.mass)
+    return Spread(values=ahead * full * float(tandem.output_tokens.mean()) / stage.max_batch_size)
 
 
 def first_token_wait(
     tandem: Tandem, held: Occupancy, *, pull_s: float, slowdown: float = 1.0
-) -> Spread:
+) -> tuple[Spread, float]:
     """
     From the KV cache being asked for to the first token, less the pull itself.
 
@@ -177,6 +213,22 @@ def first_token_wait(
 
     A pull starts with a step and is noticed at the end of one; the first token comes one decode
     step later, since the token that prefill made is not sent.
+
+    Args:
+        tandem: load and pool.
+        held: sequences in the pool, as an arrival finds them.
+        pull_s: mean time of the pull.
+        slowdown: factor on the step time.
+
+    Returns:
+        Distribution of the whole, and the mean of its last part, the first step.
+
+    Source:
+        vLLM's scheduler and NIXL connector: loads are started and looked for once a step.
+
+    Ignores:
+        Scheduling one step ahead; that pulls of long prompts take longer.
+
     """
     stage = tandem.decode
     others = np.clip(held.sequences / stage.replicas, 0, stage.max_batch_size - 1)
@@ -187,8 +239,7 @@ def first_token_wait(
     noticed = current * np.ceil(pull_s / current) - pull_s
     left = (np.arange(8) + 0.5) / 8
     busy = np.multiply.outer(left, current) + noticed + following
-    idle = np.broadcast_to(step_s(tandem, 1.0, slowdown), seen.shape)
+    alone = float(step_s(tandem, 1.0, slowdown))
     mass = np.multiply.outer(np.full(8, 1 / 8), WEIGHTS * here)
-    return spread(
-        np.concatenate([busy.ravel(), idle]), np.concatenate([mass.ravel(), WEIGHTS * (1 - here)])
-    )
+    whole = spread(np.append(busy.ravel(), alone), np.append(mass.ravel(), WEIGHTS @ (1 - here)))
+    return whole, float((following * here + alone * (1 - here)) @ WEIGHTS)

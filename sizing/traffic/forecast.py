@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 ROUNDS = 40
 """Iterations of the fixed point of the two pools' busy shares; it converges geometrically."""
 
+BEFORE_DECODE = ("request overhead", "prefill queue", "prefill", "interference of decode")
+"""Phases in which a request counts at its decode replica without being in its batch."""
+
 OUTPUT_POINTS = 16
 """Output lengths over which the pace of requests is averaged."""
 
@@ -101,9 +104,9 @@ def couple(tandem: Tandem) -> Coupling | None:
     )
 
 
-def utilisations(tandem: Tandem, prefill_slowdown: float, decode_slowdown: float) -> (
-    dict[str, float]
-):
+def utilisations(
+    tandem: Tandem, prefill_slowdown: float, decode_slowdown: float
+) -> dict[str, float]:
     """Share of each pool's capacity in use (eq. T6, T8)."""
     return {
         "prefill": prefill.utilisation(tandem, prefill_slowdown),
@@ -140,18 +143,22 @@ def forecast(tandem: Tandem) -> Forecast | None:
     """
     Predict every latency, or `None` where a pool is overloaded.
 
-    TTFT adds up in the order of the deployed system (docs/model.md, eq. T13): request overhead, prefill
-    queue, prefill, KV pull, wait for a decode slot, decode step in progress, first decode step.
+    TTFT adds up in the order of the deployed system (docs/model.md, eq. T13): request overhead,
+    prefill queue, prefill, KV pull, wait for a decode slot, decode step in progress, first decode
+    step.
     """
     coupling = couple(tandem)
     if coupling is None:
         return None
     held = decode.occupancy(tandem, coupling.decode_slowdown)
     ttft, parts = _ttft(tandem, coupling, held)
-    batch = decode.batch_seen(tandem, held)
-    tpot = _tpot(tandem, coupling, held)
+    before_s = sum(parts[part] for part in BEFORE_DECODE)
+    batch = decode.batch_seen(tandem, held, before_s=before_s)
+    tpot = _tpot(tandem, coupling, held, before_s)
     outputs = spread(tandem.output_tokens - 1)
-    rest = spread(np.multiply.outer(tpot.values, outputs.values), np.multiply.outer(WEIGHTS, WEIGHTS))
+    rest = spread(
+        np.multiply.outer(tpot.values, outputs.values), np.multiply.outer(WEIGHTS, WEIGHTS)
+    )
     return Forecast(
         ttft=ttft,
         tpot=tpot,
@@ -163,22 +170,22 @@ def forecast(tandem: Tandem) -> Forecast | None:
     )
 
 
-def _ttft(
-    tandem: Tandem, coupling: Coupling, held: Occupancy
-) -> tuple[Spread, dict[str, float]]:
+def _ttft(tandem: Tandem, coupling: Coupling, held: Occupancy) -> tuple[Spread, dict[str, float]]:
     """Add up eq. T13; the parts' means add up to the mean of the sum."""
     slow, path = coupling.prefill_slowdown, tandem.step_model.path
     alone = prefill.service_s(tandem)
     in_batch = prefill.batch_s(tandem, prefill.filled(tandem, slow)) - prefill.batch_s(tandem, 1)
     pull = steptime.transfer_s(path, tandem.computed_tokens + tandem.workload.prefix_tokens)
     queued = prefill.wait(tandem, slow)
-    admitted = decode.admission_wait(tandem, held, coupling.decode_slowdown)
-    first = decode.first_token_wait(
+    before = path.request_s + queued.mean + (float(alone.mean()) + in_batch) * slow
+    admitted = decode.admission_wait(
+        tandem, held, before_s=before, slowdown=coupling.decode_slowdown
+    )
+    last, step = decode.first_token_wait(
         tandem, held, pull_s=float(pull.mean()), slowdown=coupling.decode_slowdown
     )
     own = spread(path.request_s + alone * slow + in_batch * slow + pull)
-    ttft = own.plus(queued).plus(admitted).plus(first)
-    one = float(decode.step_s(tandem, 1.0))
+    ttft = own.plus(queued).plus(admitted).plus(last)
     parts = {
         "request overhead": path.request_s,
         "prefill queue": queued.mean,
@@ -186,15 +193,15 @@ def _ttft(
         "interference of decode": (float(alone.mean()) + in_batch) * (slow - 1),
         "kv transfer": float(pull.mean()),
         "decode queue": admitted.mean,
-        "decode step in progress": max(0.0, first.mean - one),
-        "first decode step": min(one, first.mean),
+        "decode step in progress": max(0.0, last.mean - step),
+        "first decode step": step,
     }
     # Gathering into bins moves the mean by rounding errors only; the parts follow it exactly.
     parts["prefill queue"] = max(0.0, parts["prefill queue"] + ttft.mean - sum(parts.values()))
     return ttft, parts
 
 
-def _tpot(tandem: Tandem, coupling: Coupling, held: Occupancy) -> Spread:
+def _tpot(tandem: Tandem, coupling: Coupling, held: Occupancy, before_s: float) -> Spread:
     """Mean gap of a request: occupancy and interference, averaged over its stay (eq. T9)."""
     lengths = tandem.output_tokens
     groups = [group for group in np.array_split(lengths, OUTPUT_POINTS) if len(group)]
@@ -202,7 +209,7 @@ def _tpot(tandem: Tandem, coupling: Coupling, held: Occupancy) -> Spread:
     found: list[Spread] = []
     for tokens in sorted(set(answers)):
         share = decode.averaged_share(tandem, tokens)
-        batch = decode.batch_seen(tandem, held, averaged=share)
+        batch = decode.batch_seen(tandem, held, before_s=before_s, averaged=share)
         steps = decode.step_spread(tandem, batch, averaged=share)
         stay = tokens * steps.mean * coupling.decode_slowdown
         found += [_slowed(tandem, coupling, steps, stay)] * answers.count(tokens)
@@ -242,4 +249,3 @@ def _itl(tandem: Tandem, coupling: Coupling, batch: Spread) -> Spread:
         np.concatenate([steps.values, slowed.values]),
         np.concatenate([WEIGHTS * (1 - busy), WEIGHTS * busy]),
     )
-

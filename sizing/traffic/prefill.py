@@ -61,9 +61,9 @@ def wait(tandem: Tandem, slowdown: float = 1.0) -> Spread:
     """
     Wait for prefill to start.
 
-    One prompt at a time: M/G/1, or two choices (eq. T1, T3). In batches (docs/model.md, eq. T6): what
-    is left of the batch in progress, and the queue of a server whose service is a full batch's
-    share.
+    One prompt at a time: M/G/1, or two choices (eq. T1, T3). In batches (docs/model.md, eq. T6):
+    what is left of the batch in progress, and the queue of a server whose service is a full
+    batch's share.
     """
     b = tandem.prefill.max_batch_size
     alone = service_s(tandem) * slowdown

@@ -101,11 +101,11 @@ def _wait_mass(
     mean_wait = utilisation * second / (2 * mean * (1 - utilisation))
     end = TAIL * mean_wait / utilisation + 2 * float(service.values[-1])
     step = end / GRID
-    edges = (np.arange(GRID) + 0.5) * step
+    edges = np.asarray((np.arange(GRID) + 0.5) * step, dtype=np.float64)
     residual = np.diff(_residual_cdf(service, edges), prepend=0.0)
     transform = np.fft.rfft(residual)
     mass = np.fft.irfft((1 - utilisation) / (1 - utilisation * transform), GRID)
-    return np.arange(GRID) * step, np.maximum(mass, 0.0)
+    return np.asarray(edges - step / 2), np.asarray(np.maximum(mass, 0.0))
 
 
 def _residual_cdf(service: Spread, times: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -114,4 +114,3 @@ def _residual_cdf(service: Spread, times: NDArray[np.float64]) -> NDArray[np.flo
     share = np.concatenate([[0.0], np.cumsum(WEIGHTS)])
     index = np.searchsorted(service.values, times)
     return np.asarray((below[index] + times * (1 - share[index])) / below[-1])
-

@@ -7,9 +7,10 @@ from statistics import NormalDist
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from numpy.typing import ArrayLike, NDArray
+    from numpy.typing import ArrayLike
 
 EDGES = np.concatenate([np.linspace(0, 0.96, 97), 1 - 0.04 * np.geomspace(1, 2.5e-4, 40)[1:], [1]])
 """Levels between the bins: hundredths, then ever finer up to 1 in 100,000."""

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sizing.arrivals import length_quantiles
+from sizing.plan import StepModel
+from sizing.specs.workload import WorkloadSpec
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from sizing.plan import StepModel
-    from sizing.specs.workload import WorkloadSpec
 
 QUANTILES = 128
 """Equally likely lengths that stand for a distribution."""

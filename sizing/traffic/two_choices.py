@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -9,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sizing.traffic.queue import pooled_wait, single_server_wait
-from sizing.traffic.spread import CENTRES, WEIGHTS, Spread, spread
+from sizing.traffic.spread import WEIGHTS, Spread, spread
 
 CHOICES = 2
 NORM = 1.7
@@ -19,7 +20,15 @@ SLOTS = 16
 """Time steps per mean service in the mean-field model."""
 
 LONGEST_QUEUE = 24
-MEAN_FIELD_GRID = np.concatenate([np.linspace(0.05, 0.75, 15), np.linspace(0.775, 0.975, 9), [0.99]])
+RARE = 1e-12
+"""Shares of queues that are left out."""
+
+CONVERGED = 1e-7
+MOST_ROUNDS = 60
+
+MEAN_FIELD_GRID = np.concatenate(
+    [np.linspace(0.05, 0.75, 15), np.linspace(0.775, 0.975, 9), [0.99]]
+)
 """Utilisations at which the mean-field model is solved; between them its quantiles are joined."""
 
 SHAPE_ATOMS = 24
@@ -68,7 +77,7 @@ def _mean_field_wait(service: Spread, utilisation: float) -> Spread:
     cuts = np.linspace(0, len(shape), SHAPE_ATOMS + 1).astype(int)
     atoms = tuple(
         (float(shape[i:j] @ WEIGHTS[i:j] / WEIGHTS[i:j].sum()), float(WEIGHTS[i:j].sum()))
-        for i, j in zip(cuts[:-1], cuts[1:], strict=True)
+        for i, j in itertools.pairwise(cuts)
     )
     if np.ptp(shape) == 0:
         atoms = ((1.0, 1.0),)
@@ -97,13 +106,13 @@ def _solve(atoms: tuple[tuple[float, float], ...], utilisation: float) -> Matrix
     service = _on_grid(atoms)
     powers = (CHOICES ** np.arange(LONGEST_QUEUE + 2.0) - 1) / (CHOICES - 1)
     start = utilisation ** np.minimum(powers, 1e4)
-    length = int(np.clip((start > 1e-12).sum() + 2, 4, LONGEST_QUEUE))
+    length = int(np.clip((start > RARE).sum() + 2, 4, LONGEST_QUEUE))
     tail = np.append(start[: length + 1], 0.0)
     history: list[tuple[Matrix, Matrix]] = []
-    for _ in range(60):
+    for _ in range(MOST_ROUNDS):
         queue = _queue(tail, service, utilisation)
         residual = queue.tail - tail
-        if np.abs(residual).max() < 1e-7:
+        if np.abs(residual).max() < CONVERGED:
             break
         history = [*history[-4:], (tail, queue.tail)]
         tail = _accelerated(history)
