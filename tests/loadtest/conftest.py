@@ -47,6 +47,7 @@ SampleMaker = Callable[..., Sample]
 RunMaker = Callable[..., Run]
 ServerStarter = Callable[..., str]
 
+SLO = SloSpec(ttft_s=1.0, tpot_s=0.05)
 STEP = StepCoefficients(
     base_s=0.01,
     stream_s=0.0,
@@ -126,7 +127,12 @@ def make_plan() -> PlanMaker:
     """Make plans for the fake server's default timings: TTFT 50 ms, TPOT 20 ms."""
 
     def make(
-        rate: float = 40.0, *, ttft_s: float = 0.05, tpot_s: float = 0.02, num_output: int = 10
+        rate: float = 40.0,
+        *,
+        ttft_s: float = 0.05,
+        tpot_s: float = 0.02,
+        num_output: int = 10,
+        slo: SloSpec = SLO,
     ) -> Plan:
         load = WorkloadSpec(
             requests_per_s=rate,
@@ -167,7 +173,7 @@ def make_plan() -> PlanMaker:
                 engine=ENGINE,
                 calibration=None,
             ),
-            slo=SloSpec(ttft_s=1.0, tpot_s=0.05),
+            slo=slo,
             workload=load,
             pools=(pool("prefill", 0), pool("decode", 1)),
             routing=Routing(),
