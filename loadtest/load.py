@@ -5,14 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sizing.steptime import prefill_s
+import numpy as np
+
+from sizing.steptime import decode_s, prefill_s
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from loadtest.samples import Sample
     from loadtest.schedule import Window
-    from sizing.plan import Plan
+    from sizing.plan import Plan, Pool
 
 Span = tuple[float, float]
 
@@ -23,10 +25,11 @@ class PoolLoad:
     One pool.
 
     Attributes:
-        predicted_utilisation_fraction: busy share according to the plan.
-        measured_utilisation_fraction: see `pool_loads`; `None` where the client cannot tell.
+        predicted_utilisation_fraction: share of its capacity in use, according to the plan.
+        measured_utilisation_fraction: the same for what really arrived; see `pool_loads`.
         predicted_concurrent: mean number of requests in it, by Little's law on the prediction.
         measured_concurrent: the same, averaged over the window.
+        busy_fraction: share of the window with at least one request in it.
     """
 
     role: str
@@ -35,58 +38,89 @@ class PoolLoad:
     measured_utilisation_fraction: float | None
     predicted_concurrent: float
     measured_concurrent: float
+    busy_fraction: float
 
 
 def pool_loads(plan: Plan, samples: Sequence[Sample], window: Window) -> tuple[PoolLoad, ...]:
     """
     Compare how busy the pools were with what the plan said.
 
-    Prefill: the seconds of prefill that arrived in the window according to the plan's step
-    model, at the lengths sent, per replica and second: what was asked of the pool. Decode and
-    mixed: the share of the window in which the client waited for a token of at least one
-    request, which for a single replica is the time it was busy.
+    Measured utilisation puts the lengths that arrived in the window, and how busy the other pool
+    was seen to be, into the plan's own step model (eq. T6 and T8 of docs/model.md): the client
+    cannot see steps. What it does see is how many requests are in a pool.
 
     Ignores:
         What happens on the way: the client cannot tell prefill's queue from prefill, nor the
-        KV transfer from either; all of it counts as being in the prefill pool.
+        KV transfer from either; all of it counts as being in the prefill pool. A mixed pool has
+        no measured utilisation.
 
     """
     planned = plan.prediction
-    rate = plan.workload.requests_per_s
-    waiting = [(s.send_s, s.chunk_s[0] if s.chunk_s else s.end_s) for s in samples]
-    decoding = [(s.chunk_s[0], s.end_s) for s in samples if s.chunk_s]
-    whole = [(s.send_s, s.end_s) for s in samples]
-    spans = {"prefill": waiting, "decode": decoding, "mixed": whole}
+    spans = {
+        "prefill": [(s.send_s, s.chunk_s[0] if s.chunk_s else s.end_s) for s in samples],
+        "decode": [(s.chunk_s[0], s.end_s) for s in samples if s.chunk_s],
+        "mixed": [(s.send_s, s.end_s) for s in samples],
+    }
     mean_s = {
         "prefill": planned.ttft.mean_s,
         "decode": planned.e2e.mean_s - planned.ttft.mean_s,
         "mixed": planned.e2e.mean_s,
     }
-    decode_busy = busy_fraction(decoding, window)
-    loads = []
-    for pool in plan.pools:
-        measured = busy_fraction(spans[pool.role], window) if pool.replicas == 1 else None
-        if pool.role == "prefill":
-            slowed = 1 + decode_busy * plan.step_model.interference.prefill_fraction
-            measured = slowed * _prefill_seconds(plan, samples) / window.length_s / pool.replicas
-        loads.append(
-            PoolLoad(
-                role=pool.role,
-                replicas=pool.replicas,
-                predicted_utilisation_fraction=planned.utilisation_fraction.get(pool.role),
-                measured_utilisation_fraction=measured,
-                predicted_concurrent=rate * mean_s[pool.role],
-                measured_concurrent=mean_concurrent(spans[pool.role], window),
-            )
+    shares = utilisations(plan, [s for s in samples if s.in_window], window.length_s)
+    return tuple(
+        PoolLoad(
+            role=pool.role,
+            replicas=pool.replicas,
+            predicted_utilisation_fraction=planned.utilisation_fraction.get(pool.role),
+            measured_utilisation_fraction=shares.get(pool.role),
+            predicted_concurrent=plan.workload.requests_per_s * mean_s[pool.role],
+            measured_concurrent=mean_concurrent(spans[pool.role], window),
+            busy_fraction=busy_fraction(spans[pool.role], window),
         )
-    return tuple(loads)
+        for pool in plan.pools
+    )
 
 
-def _prefill_seconds(plan: Plan, samples: Iterable[Sample]) -> float:
-    """Seconds of prefill that arrived in the window, eq. S2 of docs/model.md."""
-    cached = plan.workload.prefix_tokens
-    tokens = [s.asked_input_tokens - cached for s in samples if s.in_window]
-    return float(prefill_s(plan.step_model.prefill, tokens, cached).sum())
+def utilisations(plan: Plan, arrived: Sequence[Sample], window_s: float) -> dict[str, float]:
+    """
+    Return the share of each pool's capacity that *arrived* takes; nothing for a mixed pool.
+
+    Interference as in eq. T12: each pool is slowed by the share of time the other one computes,
+    here its utilisation for prefill, and all of it for decode, which computes whenever anybody
+    is there.
+    """
+    pools = {pool.role: pool for pool in plan.pools}
+    if not arrived or "mixed" in pools:
+        return {}
+    between = plan.step_model.interference
+    decoding = [(s.chunk_s[0], s.end_s) for s in arrived if s.chunk_s]
+    decode_busy = min(1.0, sum(b - a for a, b in decoding) / window_s / pools["decode"].replicas)
+    prefill = _prefill_share(plan, pools["prefill"], arrived) / window_s
+    prefill *= 1 + decode_busy * between.prefill_fraction
+    decode = _decode_share(plan, pools["decode"], arrived) / window_s
+    decode *= 1 + min(1.0, prefill) * between.decode_fraction
+    return {"prefill": prefill, "decode": decode}
+
+
+def _prefill_share(plan: Plan, pool: Pool, arrived: Sequence[Sample]) -> float:
+    """Seconds of prefill per replica, every batch filled (eq. T5, T6)."""
+    step, cached = plan.step_model.prefill, plan.workload.prefix_tokens
+    n = np.array([s.asked_input_tokens - cached for s in arrived], dtype=np.float64)
+    chunks = np.ceil(n / pool.max_batched_tokens)
+    alone = prefill_s(step, n, cached) + (chunks - 1) * step.base_s
+    linear = float(np.maximum(step.stream_s, step.per_prefill_token_s * n).mean())
+    filled = max(linear, step.per_prefill_token_s * float(n.mean()) * pool.max_batch_size)
+    saved = step.base_s + linear - (step.base_s + filled) / pool.max_batch_size
+    return float(alone.sum() - len(n) * saved) / pool.replicas
+
+
+def _decode_share(plan: Plan, pool: Pool, arrived: Sequence[Sample]) -> float:
+    """Seconds of full decode batches per replica (eq. T7, T8)."""
+    n = np.array([s.asked_input_tokens for s in arrived], dtype=np.float64)
+    out = np.array([s.asked_output_tokens for s in arrived], dtype=np.float64)
+    context = float(n.mean() + (out**2).mean() / (2 * out.mean()))
+    full_s = float(decode_s(plan.step_model.decode, pool.max_batch_size, context))
+    return float(out.sum()) * full_s / (pool.replicas * pool.max_batch_size)
 
 
 def mean_concurrent(spans: Iterable[Span], window: Window) -> float:
