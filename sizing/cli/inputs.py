@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from sizing import catalog
+from sizing.errors import InputError
 from sizing.latency.calibration import read_calibration
 from sizing.plan import Inputs
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 
@@ -29,3 +32,13 @@ def read_inputs(scenario: Path, overrides: list[str], calibration: Path | None) 
         engine=engine,
         calibration=None if calibration is None else read_calibration(calibration),
     )
+
+
+@contextmanager
+def naming(scenario: Path) -> Iterator[None]:
+    """Put the scenario's file before the key that an error names."""
+    try:
+        yield
+    except InputError as error:
+        place = f"{scenario}: {error.place}"
+        raise InputError(place, error.value, error.expectation, error.way_out) from None

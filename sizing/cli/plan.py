@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from sizing.cli.inputs import read_inputs
+from sizing.cli.inputs import naming, read_inputs
 from sizing.errors import InputError, NegativeAnswer
 from sizing.plan import to_json
 from sizing.report.tables import latency_table, layout_table, summary
@@ -37,7 +37,7 @@ def plan(
 ) -> None:
     """Find the fewest GPUs and their layout for the SLO; say what binds, or why there are none."""
     inputs = read_inputs(scenario, overrides or [], calibration)
-    with talk.status("searching layouts"):
+    with naming(scenario), talk.status("searching layouts"):
         found = search(inputs)
         if not isinstance(found, Infeasible):
             proposed = propose(inputs, found.candidate, found.forecast)

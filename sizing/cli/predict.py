@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from sizing.cli.inputs import read_inputs
+from sizing.cli.inputs import naming, read_inputs
 from sizing.cli.plan import CALIBRATION, OVERRIDES  # noqa: TC001  (Typer reads the annotations)
 from sizing.errors import InputError
 from sizing.report.tables import latency_table, layout_table, parts_table, seconds
@@ -32,7 +32,8 @@ def predict(
     """Predict TTFT, TPOT, utilisation and capacity of pools that you name."""
     inputs = read_inputs(scenario, overrides or [], calibration)
     sizes = (parse_size(prefill, "--prefill"), parse_size(decode, "--decode"))
-    answer = given(inputs, prefill=sizes[0], decode=sizes[1])
+    with naming(scenario):
+        answer = given(inputs, prefill=sizes[0], decode=sizes[1])
     if as_json:
         sys.stdout.write(json.dumps(asdict(answer), indent=2, sort_keys=True) + "\n")
         return

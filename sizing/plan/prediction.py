@@ -59,7 +59,8 @@ class Prediction:
 
     Attributes:
         capacity_requests_per_s: rate at which the first pool saturates.
-        utilisation_fraction: per role, busy share of the pool at the planned rate.
+        utilisation_fraction: per role, share of the pool's capacity in use at the planned rate
+            (prefill: its busy share; decode: full batches count as 1).
         bottleneck: per role, `compute`, `memory bandwidth`, `capacity`, `network` or `queue`.
         ttft_parts_s: mean TTFT by phase; the phases add up to `ttft.mean_s`.
     """

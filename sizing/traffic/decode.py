@@ -142,19 +142,22 @@ def imbalance(tandem: Tandem, held: Occupancy, *, before_s: float, averaged: flo
 
 
 def batch_seen(
-    tandem: Tandem, held: Occupancy, *, before_s: float, averaged: float = 1.0
+    tandem: Tandem, held: Occupancy, *, before_s: float, dispersion: float, averaged: float = 1.0
 ) -> Spread:
     """
     Sequences in the steps that make a token, itself included.
 
     Tokens are made in proportion to the sequences there, so that each state counts as often as
-    it has sequences. Deviations from the mean are shrunk by *averaged*, the share of the variance
-    that is left when a request averages over its stay (docs/model.md, eq. T9).
+    it has sequences. Deviations from the mean are shrunk by *dispersion*, of what the prefill
+    pool lets through (docs/model.md, eq. T14), and by *averaged*, the share of the variance that
+    is left when a request averages over its stay (eq. T9).
     """
     stage = tandem.decode
     inside = np.minimum(held.sequences, stage.replicas * stage.max_batch_size)
+    mean = float(inside @ held.mass) / stage.replicas
     pooled = spread(inside / stage.replicas, held.mass * inside)
-    values = pooled.mean + np.sqrt(averaged) * (pooled.values - pooled.mean)
+    middle = mean + dispersion * (pooled.mean - mean)
+    values = middle + np.sqrt(dispersion * averaged) * (pooled.values - pooled.mean)
     own = normal(0.0, imbalance(tandem, held, before_s=before_s, averaged=averaged))
     values = Spread(values=values).plus(own).values
     return Spread(values=np.clip(values, 1.0, stage.max_batch_size))

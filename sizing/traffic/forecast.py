@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,6 +13,8 @@ from sizing.traffic import decode, prefill
 from sizing.traffic.spread import STANDARD_NORMAL, WEIGHTS, Spread, spread
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from sizing.traffic.decode import Occupancy
     from sizing.traffic.stage import Tandem
 
@@ -153,8 +156,16 @@ def forecast(tandem: Tandem) -> Forecast | None:
     held = decode.occupancy(tandem, coupling.decode_slowdown)
     ttft, parts = _ttft(tandem, coupling, held)
     before_s = sum(parts[part] for part in BEFORE_DECODE)
-    batch = decode.batch_seen(tandem, held, before_s=before_s)
-    tpot = _tpot(tandem, coupling, held, before_s)
+    stay_s = float(held.sequences @ held.mass) / tandem.workload.requests_per_s
+    seen = partial(
+        decode.batch_seen,
+        tandem,
+        held,
+        before_s=before_s,
+        dispersion=prefill.dispersion(tandem, stay_s, coupling.prefill_slowdown),
+    )
+    batch = seen()
+    tpot = _tpot(tandem, coupling, seen)
     outputs = spread(tandem.output_tokens - 1)
     rest = spread(
         np.multiply.outer(tpot.values, outputs.values), np.multiply.outer(WEIGHTS, WEIGHTS)
@@ -201,7 +212,7 @@ def _ttft(tandem: Tandem, coupling: Coupling, held: Occupancy) -> tuple[Spread, 
     return ttft, parts
 
 
-def _tpot(tandem: Tandem, coupling: Coupling, held: Occupancy, before_s: float) -> Spread:
+def _tpot(tandem: Tandem, coupling: Coupling, seen: Callable[..., Spread]) -> Spread:
     """Mean gap of a request: occupancy and interference, averaged over its stay (eq. T9)."""
     lengths = tandem.output_tokens
     groups = [group for group in np.array_split(lengths, OUTPUT_POINTS) if len(group)]
@@ -209,7 +220,7 @@ def _tpot(tandem: Tandem, coupling: Coupling, held: Occupancy, before_s: float) 
     found: list[Spread] = []
     for tokens in sorted(set(answers)):
         share = decode.averaged_share(tandem, tokens)
-        batch = decode.batch_seen(tandem, held, before_s=before_s, averaged=share)
+        batch = seen(averaged=share)
         steps = decode.step_spread(tandem, batch, averaged=share)
         stay = tokens * steps.mean * coupling.decode_slowdown
         found += [_slowed(tandem, coupling, steps, stay)] * answers.count(tokens)

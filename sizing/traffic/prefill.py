@@ -92,3 +92,35 @@ def filled(tandem: Tandem, slowdown: float = 1.0) -> float:
         arrived = per_replica * slowdown * batch_s(tandem, size)
         size = min(max(1.0, arrived), float(tandem.prefill.max_batch_size))
     return size
+
+
+def dispersion(tandem: Tandem, window_s: float, slowdown: float = 1.0) -> float:
+    """
+    Variance over mean of how many prompts leave the pool within a window; Poisson has 1.
+
+        z = 1 - (1 - rho^2 c_s^2 - (1 - rho^2)) tau / (tau + T),  tau = E[S] / (1 - rho)^2
+        (docs/model.md, eq. T14)
+
+    Args:
+        tandem: load and pool.
+        window_s: T.
+        slowdown: factor on the service time S.
+
+    Returns:
+        z, between 0 and 1 for services that vary less than exponential ones.
+
+    Source:
+        A busy server spaces its departures like its services (Marshall's formula, as in Whitt's
+        Queueing Network Analyzer); over windows longer than the queue's relaxation time tau,
+        what leaves is what came.
+
+    Ignores:
+        That departures of several replicas mix.
+
+    """
+    service = service_s(tandem) * slowdown
+    mean = float(service.mean())
+    rho = min(utilisation(tandem, slowdown), 1.0)
+    spaced = rho**2 * float(service.var()) / mean**2 + (1 - rho**2)
+    relaxation = mean / max(1 - rho, 1e-6) ** 2
+    return 1 - (1 - spaced) * relaxation / (relaxation + window_s)
