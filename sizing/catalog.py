@@ -133,7 +133,7 @@ def find_model(name: str, *, place: str = "model.id") -> ModelSpec:
             source = hit if "/" in hit else entry.hub_id
             return model_from(entry.config, name=name, source=source, place=f"{key}.toml")
     path = Path(name)
-    if path.exists():
+    if name and _exists(path):
         directory = path if path.is_dir() else path.parent
         return model_from(read_config(path), name=name, source=str(directory), place=name)
     if name.startswith((".", "/", "~")) or name.endswith(".json"):
@@ -231,7 +231,7 @@ def read_scenario(path: Path, overrides: Sequence[str] = ()) -> ScenarioSpec:
 
     """
     shipped = files("scenarios")
-    file = path if path.exists() or path.suffix == ".toml" else shipped.get(str(path))
+    file = path if _exists(path) or path.suffix == ".toml" else shipped.get(str(path))
     if file is not None:
         return parse_scenario(read_toml(file), overrides, place=str(path))
     raise _unknown("scenario", str(path), "a TOML file or a shipped scenario", shipped)
@@ -290,6 +290,14 @@ def _overridden(choice: ModelChoice, place: str) -> ModelSpec:
             "for a RoPE-scaled variant give the path of its own config.json as model.id",
         )
     return replace(model, max_context_tokens=wanted)
+
+
+def _exists(path: Path) -> bool:
+    """Say whether a path exists; what cannot be a path does not."""
+    try:
+        return path.exists()
+    except OSError:
+        return False
 
 
 def _unknown(place: str, name: str, expectation: str, known: Iterable[str]) -> InputError:

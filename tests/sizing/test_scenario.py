@@ -6,7 +6,7 @@ import json
 import math
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import typer
@@ -267,6 +267,45 @@ def test_nothing_beyond_the_limits(key: str, factor: float) -> None:
     with pytest.raises(InputError) as refused:
         parse_scenario(raw, [f"{name}={value!r}"], place="s")
     assert f" {name} is {value}" in str(refused.value) or "valid integer" in str(refused.value)
+
+
+TOML_VALUES = st.recursive(
+    st.booleans() | st.integers() | st.floats() | st.text(max_size=6) | st.dates(),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
+    max_leaves=5,
+)
+TABLES = ["model", "cluster", "workload", "slo", "search", "engine", "x"]
+
+
+@given(
+    key=st.sampled_from([key.key for key in scenario_keys()] + TABLES),
+    value=TOML_VALUES,
+)
+def test_nonsense_is_refused_not_crashed_on(key: str, value: object) -> None:
+    """Whatever TOML stands under a key, the answer is a scenario or one refusal that says where."""
+    raw: dict[str, Any] = {
+        "model": {"id": "llama-3.1-8b"},
+        "cluster": {"preset": "h100-8"},
+        "workload": {
+            "requests_per_s": 1.0,
+            "input_tokens": {"mean": 100},
+            "output_tokens": {"mean": 100},
+        },
+    }
+    *tables, last = key.split(".")
+    table = raw
+    for name in tables:
+        table = table.setdefault(name, {})
+    table[last] = value
+    try:
+        catalog.resolve(parse_scenario(raw, place="s"), "s")
+    except InputError as error:
+        place = str(error)
+    else:
+        place = "s"
+    assert place.startswith("s")
 
 
 def test_schema_knows_every_key_and_no_other() -> None:
