@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
+from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
@@ -13,7 +14,7 @@ from sizing.specs.scenario import ScenarioSpec
 from sizing.specs.workload import Lengths
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Hashable, Sequence
     from pathlib import Path
 
 T = TypeVar("T")
@@ -34,7 +35,7 @@ def parse(cls: type[T], raw: object, *, place: str) -> T:
     """
     try:
         # Strict mode takes a dataclass only from JSON, and JSON has no NaN to let through.
-        return TypeAdapter(cls).validate_json(json.dumps(raw, allow_nan=False, default=str))
+        spec: T = _adapter(cls).validate_json(json.dumps(raw, allow_nan=False, default=str))
     except ValidationError as error:
         raise _first(error, place) from None
     except InputError as error:
@@ -43,6 +44,13 @@ def parse(cls: type[T], raw: object, *, place: str) -> T:
         ) from None
     except ValueError as error:
         raise InputError(place, str(error), "finite numbers") from None
+    return spec
+
+
+@cache
+def _adapter(cls: Hashable) -> TypeAdapter[Any]:
+    """Build the validator of a spec once: it takes milliseconds."""
+    return TypeAdapter(cls)
 
 
 def _first(error: ValidationError, place: str) -> InputError:

@@ -5,9 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import settings
 
 if TYPE_CHECKING:
     from _pytest.terminal import TerminalReporter
+
+settings.register_profile("minicluster", deadline=None)  # no timed tests: machines are shared
+settings.load_profile("minicluster")
 
 SKIPPED_WRONGLY = pytest.StashKey[list[str]]()
 
