@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import tomllib
-from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
@@ -14,10 +13,13 @@ from sizing.specs.scenario import ScenarioSpec
 from sizing.specs.workload import Lengths
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
 T = TypeVar("T")
+
+ADAPTERS: dict[type, TypeAdapter[Any]] = {}
+"""Validators built so far, by spec."""
 
 
 def parse(cls: type[T], raw: object, *, place: str) -> T:
@@ -35,7 +37,7 @@ def parse(cls: type[T], raw: object, *, place: str) -> T:
     """
     try:
         # Strict mode takes a dataclass only from JSON, and JSON has no NaN to let through.
-        spec: T = _adapter(cls).validate_json(json.dumps(raw, allow_nan=False, default=str))
+        return _adapter(cls).validate_json(json.dumps(raw, allow_nan=False, default=str))
     except ValidationError as error:
         raise _first(error, place) from None
     except InputError as error:
@@ -44,13 +46,13 @@ def parse(cls: type[T], raw: object, *, place: str) -> T:
         ) from None
     except ValueError as error:
         raise InputError(place, str(error), "finite numbers") from None
-    return spec
 
 
-@cache
-def _adapter(cls: Hashable) -> TypeAdapter[Any]:
+def _adapter(cls: type[T]) -> TypeAdapter[T]:
     """Build the validator of a spec once: it takes milliseconds."""
-    return TypeAdapter(cls)
+    if cls not in ADAPTERS:
+        ADAPTERS[cls] = TypeAdapter(cls)
+    return ADAPTERS[cls]
 
 
 def _first(error: ValidationError, place: str) -> InputError:
