@@ -184,7 +184,9 @@ class Dispatcher:
 
     def follow(self, request: Request, body: bytes, stream: CompletionStream) -> None:
         """Read the answer line by line, stamping each event as its last byte arrives."""
-        headers = {"content-type": "application/json", "x-request-id": str(request.index)}
+        # Unique beyond this run: engines name requests by it, and KV caches by requests.
+        name = f"{self.job.prompt_salt:x}-{request.index}"
+        headers = {"content-type": "application/json", "x-request-id": name}
         response = self.http.request("POST", PATH, body=body, headers=headers)
         try:
             status = response.status_code

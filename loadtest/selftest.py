@@ -111,7 +111,8 @@ def read_truth(log: Path) -> dict[int, Truth]:
     truth = {}
     for line in log.read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
-        truth[int(row["id"])] = Truth(received_s=row["received_s"], chunk_s=tuple(row["chunk_s"]))
+        index = int(row["id"].rpartition("-")[2])
+        truth[index] = Truth(received_s=row["received_s"], chunk_s=tuple(row["chunk_s"]))
     return truth
 
 
