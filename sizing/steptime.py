@@ -18,7 +18,8 @@ def prefill_s(
     """
     Seconds to prefill one prompt alone.
 
-        t = base + max(stream, a n) + c n (p + (n + 1) / 2)      (docs/model.md, eq. S2)
+        t = base + experts (1 - q^n) + max(stream, a n) + c n (p + (n + 1) / 2)
+        (docs/model.md, eq. S2)
 
     Args:
         step: the prefill pool's coefficients.
@@ -40,7 +41,7 @@ def prefill_s(
     p = np.asarray(cached, dtype=np.float64)
     pairs = n * (p + (n + 1) / 2)
     return np.asarray(
-        step.base_s
+        fixed_s(step, n)
         + np.maximum(step.stream_s, step.per_prefill_token_s * n)
         + step.per_pair_s * pairs
     )
@@ -50,7 +51,7 @@ def decode_s(step: StepCoefficients, batch: ArrayLike, context: ArrayLike) -> ND
     """
     Seconds of one decode step.
 
-        t = base + max(stream, b B) + d B s      (docs/model.md, eq. S3)
+        t = base + experts (1 - q^B) + max(stream, b B) + d B s      (docs/model.md, eq. S3)
 
     Args:
         step: the decode pool's coefficients.
@@ -70,10 +71,15 @@ def decode_s(step: StepCoefficients, batch: ArrayLike, context: ArrayLike) -> ND
     size = np.asarray(batch, dtype=np.float64)
     s = np.asarray(context, dtype=np.float64)
     return np.asarray(
-        step.base_s
+        fixed_s(step, size)
         + np.maximum(step.stream_s, step.per_sequence_s * size)
         + step.per_context_token_s * size * s
     )
+
+
+def fixed_s(step: StepCoefficients, tokens: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Seconds that a step takes whatever its tokens cost: base and experts touched (eq. S1)."""
+    return np.asarray(step.base_s + step.experts_s * (1 - step.expert_miss_fraction**tokens))
 
 
 def transfer_s(path: PathCoefficients, tokens: ArrayLike) -> NDArray[np.float64]:

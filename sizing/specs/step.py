@@ -12,10 +12,11 @@ class StepCoefficients:
     """
     One pool's step time, eq. S1 of docs/model.md.
 
-        t = base + max(stream, a n + b B) + c pairs + d context
+        t = base + experts (1 - q^(n + B)) + max(stream, a n + b B) + c pairs + d context
 
     n: prompt tokens computed in the step, B: sequences decoded in it, pairs: sum over prompt
     tokens of the tokens they attend to, context: cached tokens read by the decoded sequences.
+    Without a mixture of experts the second term is zero.
 
     Attributes:
         base_s: per step, whatever is in it.
@@ -28,6 +29,8 @@ class StepCoefficients:
         max_batch: largest B the fit saw.
         max_context_tokens: longest sequence the fit saw.
         error_fraction: mean absolute relative error of the fit.
+        experts_s: reading all routed experts once.
+        expert_miss_fraction: q, chance that one token leaves an expert alone, 1 - k / E.
     """
 
     __pydantic_config__ = STRICT
@@ -42,6 +45,8 @@ class StepCoefficients:
     max_batch: int
     max_context_tokens: int
     error_fraction: float
+    experts_s: float = 0.0
+    expert_miss_fraction: float = 0.0
 
     def __post_init__(self) -> None:
         """Check signs: a step with more in it never takes less time."""
@@ -53,6 +58,8 @@ class StepCoefficients:
             per_pair_s=self.per_pair_s,
             per_context_token_s=self.per_context_token_s,
             error_fraction=self.error_fraction,
+            experts_s=self.experts_s,
+            expert_miss_fraction=self.expert_miss_fraction,
         )
         positive(max_tokens=self.max_tokens, max_batch=self.max_batch)
 
@@ -102,6 +109,4 @@ class Interference:
 
     def __post_init__(self) -> None:
         """Check signs."""
-        not_negative(
-            prefill_fraction=self.prefill_fraction, decode_fraction=self.decode_fraction
-        )
+        not_negative(prefill_fraction=self.prefill_fraction, decode_fraction=self.decode_fraction)
