@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -15,6 +15,8 @@ from sizing.specs.step import PathCoefficients, StepCoefficients
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from sizing.specs.model import ModelSpec
 
 GRID = 24
 """Points along each axis of a fit."""
@@ -39,18 +41,20 @@ def prefill_coefficients(
     """
     n = np.unique(np.rint(np.geomspace(max(1, shortest / 2), longest, GRID)))
     seconds = step_s(machine, prefill_load(n, cached), tp=tp)
-    bend, (base, slope, pair), error = _bent_line(n, pairs(n, np.full_like(n, cached)), seconds)
+    line = _bent_line(machine.model, n, pairs(n, np.full_like(n, cached)), seconds)
     return StepCoefficients(
-        base_s=base,
-        stream_s=slope * bend,
-        per_prefill_token_s=slope,
+        base_s=line.base,
+        stream_s=line.slope * line.bend,
+        per_prefill_token_s=line.slope,
         per_sequence_s=0.0,
-        per_pair_s=pair,
+        per_pair_s=line.rate,
         per_context_token_s=0.0,
         max_tokens=int(longest),
         max_batch=1,
         max_context_tokens=int(longest + cached),
-        error_fraction=error,
+        error_fraction=line.error,
+        experts_s=line.experts,
+        expert_miss_fraction=miss_fraction(machine.model),
     )
 
 
@@ -75,18 +79,20 @@ def decode_coefficients(
         axis.ravel() for axis in np.meshgrid(sizes, np.linspace(*contexts, 4), indexing="ij")
     )
     seconds = step_s(machine, decode_load(batch, context), tp=tp)
-    bend, (base, slope, cached), error = _bent_line(batch, batch * context, seconds)
+    line = _bent_line(machine.model, batch, batch * context, seconds)
     return StepCoefficients(
-        base_s=base,
-        stream_s=slope * bend,
+        base_s=line.base,
+        stream_s=line.slope * line.bend,
         per_prefill_token_s=0.0,
-        per_sequence_s=slope,
+        per_sequence_s=line.slope,
         per_pair_s=0.0,
-        per_context_token_s=cached,
+        per_context_token_s=line.rate,
         max_tokens=int(max_batch),
         max_batch=int(max_batch),
         max_context_tokens=int(np.ceil(contexts[1])),
-        error_fraction=error,
+        error_fraction=line.error,
+        experts_s=line.experts,
+        expert_miss_fraction=miss_fraction(machine.model),
     )
 
 
@@ -105,26 +111,43 @@ def path_coefficients(
     )
 
 
+def miss_fraction(model: ModelSpec) -> float:
+    """Return the chance that one token leaves an expert alone, q of eq. S1; 0 without experts."""
+    if model.moe is None:
+        return 0.0
+    return 1 - model.moe.experts_per_token / model.moe.num_experts
+
+
+class _Line(NamedTuple):
+    """A fitted line with a bend, and its mean absolute relative error."""
+
+    bend: float
+    base: float
+    experts: float
+    slope: float
+    rate: float
+    error: float
+
+
 def _bent_line(
-    load: NDArray[np.float64], other: NDArray[np.float64], seconds: NDArray[np.float64]
-) -> tuple[float, tuple[float, float, float], float]:
+    model: ModelSpec,
+    load: NDArray[np.float64],
+    other: NDArray[np.float64],
+    seconds: NDArray[np.float64],
+) -> _Line:
     """
-    Fit t = base + slope max(bend, load) + rate other, least relative squares.
+    Fit t = base + experts (1 - q^load) + slope max(bend, load) + rate other (eq. S1).
 
-    Returns:
-        The bend, the three coefficients, and the mean absolute relative error.
-
+    Least relative squares; the bend is tried at every load.
     """
-    best: tuple[float, tuple[float, float, float], float] = (0.0, (0.0, 0.0, 0.0), np.inf)
-    least = np.inf
+    touched = 1 - miss_fraction(model) ** load if model.moe else np.zeros_like(load)
+    tried = []
     for bend in (0.0, *np.unique(load)[:-1]):
-        design = np.column_stack([np.ones_like(load), np.maximum(bend, load), other])
-        weighted = design / seconds[:, None]
-        base, slope, rate = nonnegative_least_squares(weighted, np.ones_like(seconds))
-        residual = weighted @ np.array([base, slope, rate]) - 1
-        score = float(residual @ residual)
-        if score < least:
-            least = score
-            fit = (float(base), float(slope), float(rate))
-            best = (float(bend), fit, float(np.mean(np.abs(residual))))
-    return best
+        columns = [np.ones_like(load), touched, np.maximum(bend, load), other]
+        weighted = np.column_stack(columns) / seconds[:, None]
+        found = nonnegative_least_squares(weighted, np.ones_like(seconds))
+        residual = weighted @ found - 1
+        base, experts, slope, rate = (float(value) for value in found)
+        line = _Line(float(bend), base, experts, slope, rate, float(np.abs(residual).mean()))
+        tried.append((float(residual @ residual), line))
+    return min(tried)[1]

@@ -37,7 +37,7 @@ class OpTime:
 
 def op_time(op: Op, gpu: GpuSpec) -> OpTime:
     """
-    Time one op (docs/model.md, eq. R1 to R4 by its kind); an op without work is not launched.
+    Time one op by its kind (docs/model.md, eq. R1, R2, R3 or R4); without work, it is not launched.
 
     Raises:
         InputError: the GPU has no peaks, as a CPU has none.

@@ -78,7 +78,7 @@ def prefill_batch(tandem: Tandem) -> int:
     """
     Prompts that a prefill step should hold: until compute no longer hides behind the weights.
 
-        b = ceil(stream / (a E[n])), at most budget / E[n]      (docs/model.md, eq. P1)
+        b = ceil(stream / (a E[n])), at most budget / E[n]      (docs/model.md, eq. L1)
 
     A prompt that saturates compute by itself gains nothing from company, and waits for it.
     """

@@ -70,7 +70,7 @@ def search(inputs: Inputs) -> Found | Infeasible:
     Layouts are taken in the order of a lower bound on their GPUs (every pool just below the
     allowed utilisation); the search ends at the first whose bound is no better than what it has.
     For each, the decode pool is the smallest that holds the SLO behind an uncontended prefill
-    pool, then grows while that saves more prefill GPUs than it costs (docs/model.md, eq. P2).
+    pool, then grows while that saves more prefill GPUs than it costs (docs/model.md, eq. L2).
 
     Raises:
         InputError: the scenario cannot be planned at all.

@@ -33,15 +33,18 @@ def batch_s(tandem: Tandem, prompts: float) -> float:
     """
     Mean seconds of a step that prefills several prompts together.
 
-        t(b) = base + max(stream, a b n) + c b pairs, mean over the lengths  (docs/model.md, eq. T6)
+        t(b) = base + experts (1 - q^(b n)) + max(stream, a b n) + c b pairs
+        (docs/model.md, eq. T6)
     """
     step = tandem.step_model.prefill
     n = tandem.computed_tokens
+    mean = float(n.mean())
     alone = float(service_s(tandem).mean())
-    once = step.base_s + float(np.maximum(step.stream_s, step.per_prefill_token_s * n).mean())
-    work = step.per_prefill_token_s * float(n.mean()) * prompts
-    together = step.base_s + max(once - step.base_s, work)
-    return together + prompts * (alone - once)
+    linear = float(np.maximum(step.stream_s, step.per_prefill_token_s * n).mean())
+    once = float(steptime.fixed_s(step, n).mean()) + linear
+    filled = max(linear, step.per_prefill_token_s * mean * prompts)
+    shared = float(steptime.fixed_s(step, n * prompts).mean()) + filled
+    return shared + prompts * (alone - once)
 
 
 def utilisation(tandem: Tandem, slowdown: float = 1.0) -> float:
