@@ -1,0 +1,155 @@
+"""Start what a compiled plan says, and wait until it works."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import time
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from serving.cluster import new_session, start_nodes
+from serving.compile import APP
+from serving.reason import why
+from serving.state import HOME, State, write_state
+from serving.takedown import take_down
+from sizing.errors import TargetFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from serving.compile import ServedApp
+    from serving.ready import Readiness
+
+START_LIMIT_S = 900.0
+"""Loading weights of hundreds of gigabytes takes minutes; beyond this it hangs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """Where to deploy: `address` is of an existing Ray cluster; `None` starts one here."""
+
+    target: str
+    host: str
+    port: int
+    address: str | None = None
+
+    @property
+    def base_url(self) -> str:
+        """Of the endpoint."""
+        return f"http://{self.host}:{self.port}"
+
+
+def deploy(
+    served: ServedApp, site: Site, *, plan: str, vocab_size: int, told: Callable[[str], None]
+) -> tuple[State, Readiness]:
+    """
+    Deploy and wait until ready; on a failure or Ctrl-C leave nothing behind.
+
+    Args:
+        served: what to start.
+        site: where.
+        plan: text of the plan, kept beside the state for `serving verify`.
+        vocab_size: of the model, for probes.
+        told: is told, for people, what is going on.
+
+    Raises:
+        TargetFailed: Ray or an engine did not start, or requests do not get through.
+    """
+    state = _first_state(site, plan)
+    write_state(state)
+    try:
+        if site.address is None:
+            address = start_nodes(
+                served.nodes,
+                cluster_id=state.cluster_id,
+                session=Path(state.session),
+                told=told,
+            )
+            state = replace(state, address=address)
+            write_state(state)
+        readiness = _serve(served, site, state, vocab_size, told)
+    except BaseException:
+        told("stopping what was started")
+        take_down(state)
+        raise
+    state = replace(state, ready=True)
+    write_state(state)
+    return state, readiness
+
+
+def _first_state(site: Site, plan: str) -> State:
+    """Return the state before anything is started, so that `serving down` can always find it."""
+    HOME.mkdir(parents=True, exist_ok=True)
+    copy = HOME / "plan.json"
+    copy.write_text(plan, encoding="utf-8")
+    own = site.address is None
+    return State(
+        cluster_id=secrets.token_hex(8) if own else "",
+        address=site.address or "",
+        base_url=site.base_url,
+        target=site.target,
+        plan=str(copy),
+        plan_hash=hashlib.sha256(plan.encode()).hexdigest()[:16],
+        session=str(new_session()) if own else "",
+        started=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+
+
+def _serve(
+    served: ServedApp, site: Site, state: State, vocab_size: int, told: Callable[[str], None]
+) -> Readiness:
+    """Run the application on the cluster."""
+    told("loading Ray Serve and vLLM")
+    # Seconds to import, so only here: `serving down` and `serving status` do without.
+    from ray import serve  # noqa: PLC0415
+    from ray.serve.schema import LoggingConfig  # noqa: PLC0415
+
+    from serving.app import build_app  # noqa: PLC0415
+    from serving.connection import connected  # noqa: PLC0415
+    from serving.ready import wait_until_ready  # noqa: PLC0415
+
+    quiet = LoggingConfig(enable_access_log=False, log_level="WARNING")
+    with connected(state.address):
+        serve.start(
+            http_options={"host": site.host, "port": site.port, "location": "HeadOnly"},
+            logging_config=quiet,
+        )
+        serve.run_many(
+            [serve.RunTarget(build_app(served), name=APP, logging_config=quiet)],
+            wait_for_ingress_deployment_creation=False,
+            wait_for_applications_running=False,
+        )
+        _wait_until_running(served, state.logs, told)
+        return wait_until_ready(
+            served, base_url=site.base_url, vocab_size=vocab_size, told=told
+        )
+
+
+def _wait_until_running(
+    served: ServedApp, logs: Path, told: Callable[[str], None]
+) -> None:
+    """Wait for every replica, or say why one does not come."""
+    from ray import serve  # noqa: PLC0415
+
+    deadline = time.monotonic() + START_LIMIT_S
+    while True:
+        status = serve.status().applications.get(APP)
+        if status is not None and status.status == "RUNNING":
+            return
+        if status is not None and status.status in {"DEPLOY_FAILED", "UNHEALTHY"}:
+            messages = [each.message for each in status.deployments.values()]
+            raise TargetFailed(why(logs, "\n".join([*messages, status.message])))
+        if time.monotonic() > deadline:
+            raise TargetFailed(f"not up after {START_LIMIT_S:.0f} s: {why(logs, 'no error logged')}")
+        up = {
+            name: each.replica_states.get("RUNNING", 0)
+            for name, each in (status.deployments.items() if status is not None else ())
+        }
+        told(
+            "starting engines: "
+            + ", ".join(f"{p.role} {up.get(p.name, 0)} of {p.replicas}" for p in served.pools)
+        )
+        time.sleep(0.5)

@@ -1,0 +1,112 @@
+"""A deployment for the duration of a block: what measurements and tests run against."""
+
+from __future__ import annotations
+
+import json
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from serving.cluster import is_free
+from serving.compile import compile_app
+from serving.deploy import Site, deploy
+from serving.state import read_state
+from serving.takedown import take_down
+from serving.target import this_machine
+from serving.validate import findings
+from sizing.errors import InputError, NegativeAnswer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from serving.ready import Readiness
+    from serving.state import State
+    from sizing.plan import Deployment
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """A deployment that is up; `base_url` has no slash at its end."""
+
+    base_url: str
+    model_id: str
+    readiness: Readiness
+    state: State
+
+
+def bring_up(
+    deployment: Deployment,
+    site: Site,
+    *,
+    told: Callable[[str], None],
+    decode_engine_kwargs: Mapping[str, Any] | None = None,
+) -> Endpoint:
+    """
+    Check, compile and deploy; returns when ready.
+
+    Args:
+        deployment: what is to run.
+        site: where.
+        told: is told, for people, what is going on.
+        decode_engine_kwargs: further vLLM arguments of the decode pool; tests plant faults there.
+
+    Raises:
+        NegativeAnswer: the deployment cannot be realised there; every reason in a line.
+        InputError: something is deployed from here already, or the port is taken.
+        TargetFailed: it was started and did not get ready; nothing is left of it.
+    """
+    reasons = findings(deployment, this_machine(site.target, _labels(site.address)))
+    if reasons:
+        raise NegativeAnswer("\n  ".join(["this deployment cannot be realised here:", *reasons]))
+    running = read_state()
+    if running is not None:
+        raise InputError(
+            "serving", running.base_url, "nothing deployed from this directory", "`serving down`"
+        )
+    if not is_free(site.host, site.port):
+        raise InputError(
+            "--port", site.port, f"a port of {site.host} that is free", "choose another one"
+        )
+    served = compile_app(
+        deployment,
+        site.target,
+        one_host=site.address is None,
+        decode_engine_kwargs=decode_engine_kwargs,
+    )
+    text = json.dumps(asdict(deployment), indent=2, sort_keys=True) + "\n"
+    state, readiness = deploy(
+        served, site, plan=text, vocab_size=deployment.architecture.vocab_size, told=told
+    )
+    return Endpoint(
+        base_url=state.base_url, model_id=served.model_id, readiness=readiness, state=state
+    )
+
+
+@contextmanager
+def deployed(
+    deployment: Deployment,
+    site: Site,
+    *,
+    told: Callable[[str], None] = lambda _text: None,
+    decode_engine_kwargs: Mapping[str, Any] | None = None,
+) -> Iterator[Endpoint]:
+    """Have *deployment* up for the duration of the block; raises as `bring_up` does."""
+    endpoint = bring_up(
+        deployment, site, told=told, decode_engine_kwargs=decode_engine_kwargs
+    )
+    try:
+        yield endpoint
+    finally:
+        take_down(endpoint.state)
+
+
+def _labels(address: str | None) -> tuple[dict[str, str], ...] | None:
+    """Return the labels of the nodes of an existing cluster."""
+    if address is None:
+        return None
+    import ray  # noqa: PLC0415  (only where a cluster is given)
+
+    from serving.connection import connected  # noqa: PLC0415
+
+    with connected(address):
+        return tuple(node["Labels"] for node in ray.nodes() if node["Alive"])

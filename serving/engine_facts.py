@@ -1,0 +1,56 @@
+"""What an engine really runs with, asked of the engine itself."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import ray
+
+
+def engine_facts(server: Any) -> dict[str, Any]:  # noqa: ANN401
+    """
+    Return the settings of a replica's engine that a plan decides.
+
+    Args:
+        server: the replica, an `LLMServer` with a started vLLM engine.
+    """
+    config = server.engine._engine_client.vllm_config  # noqa: SLF001
+    kv_transfer = config.kv_transfer_config
+    return {
+        "tp": config.parallel_config.tensor_parallel_size,
+        "pp": config.parallel_config.pipeline_parallel_size,
+        "max_batch_size": config.scheduler_config.max_num_seqs,
+        "max_batched_tokens": config.scheduler_config.max_num_batched_tokens,
+        "max_model_len": config.model_config.max_model_len,
+        "block_size": config.cache_config.block_size,
+        "kv_bytes": config.cache_config.kv_cache_memory_bytes,
+        "dtype": str(config.model_config.dtype).removeprefix("torch."),
+        "kv_dtype": config.cache_config.cache_dtype,
+        "model": config.model_config.model,
+        "kv_role": kv_transfer.kv_role,
+        "kv_connector": kv_transfer.kv_connector,
+        "labels": ray.get_runtime_context().get_node_labels(),
+        "cores": worker_cores(os.getpid()),
+    }
+
+
+def worker_cores(replica: int) -> list[list[int]]:
+    """Return the cores on which each vLLM worker below the process *replica* may compute."""
+    cores = []
+    for pid in sorted(_descendants(replica)):
+        # The kernel cuts names at 15 characters; vLLM calls its workers VLLM::Worker or
+        # VLLM::Worker_TP0.
+        if (Path("/proc") / str(pid) / "comm").read_text().startswith("VLLM::Worker"):
+            cores.append(sorted(os.sched_getaffinity(pid)))
+    return cores
+
+
+def _descendants(root: int) -> set[int]:
+    """Return the pids of all processes below *root*."""
+    below = set()
+    for task in Path(f"/proc/{root}/task").iterdir():
+        for child in (task / "children").read_text().split():
+            below |= {int(child)} | _descendants(int(child))
+    return below

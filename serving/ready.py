@@ -1,0 +1,139 @@
+"""Ready means: a request gets through, over every prefill → decode pair, without a stall."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+import urllib.error
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ray import serve
+
+from serving.compile import APP
+from serving.phases import STALL_S, Phases
+from serving.ray_compat import broadcast
+from sizing.errors import TargetFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from serving.compile import ServedApp
+
+IN_A_ROW = 3
+"""Rounds without a stall that make a deployment ready."""
+
+ROUNDS = 15
+"""Rounds after which it never will be."""
+
+ROUND_LIMIT_S = 60.0
+"""A transfer that has not come by then is lost: NIXL itself waits for ever."""
+
+PROMPT_TOKENS = 100
+"""Of a probe: several KV blocks, the last of them not full."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Readiness:
+    """
+    What the probes saw.
+
+    Attributes:
+        stalls: transfers that took longer than `STALL_S` before three rounds in a row did not.
+        handoff_s: slowest transfer of the last round, first decode step included.
+        ttft_s: of the streamed completion at the end.
+    """
+
+    stalls: int
+    handoff_s: float
+    ttft_s: float
+
+
+def wait_until_ready(
+    served: ServedApp, *, base_url: str, vocab_size: int, told: Callable[[str], None]
+) -> Readiness:
+    """
+    Probe until three rounds in a row went without a stall, then stream one completion.
+
+    Raises:
+        TargetFailed: a probe failed, or stalls do not end.
+    """
+    rng = random.Random(time.time_ns())  # noqa: S311  (prompts that no cache has seen)
+    pairs = served.prefill.replicas * served.decode.replicas
+    stalls, in_a_row, slowest = 0, 0, 0.0
+    for _ in range(ROUNDS):
+        told(f"probing {pairs} prefill → decode pair(s): {in_a_row} of {IN_A_ROW} rounds good")
+        handoffs = [phases.handoff_s for phases in _round(served, vocab_size, rng)]
+        stalled = sum(seconds > STALL_S for seconds in handoffs)
+        stalls, slowest = stalls + stalled, max(handoffs)
+        in_a_row = 0 if stalled else in_a_row + 1
+        if in_a_row == IN_A_ROW:
+            break
+    else:
+        raise TargetFailed(
+            f"KV transfers keep stalling: {stalls} of {ROUNDS * pairs} took more than {STALL_S} s"
+        )
+    ttft_s = stream_completion(base_url, served.model_id, _prompt(vocab_size, rng))
+    return Readiness(stalls=stalls, handoff_s=slowest, ttft_s=ttft_s)
+
+
+def _round(served: ServedApp, vocab_size: int, rng: random.Random) -> list[Phases]:
+    """Send one prompt through every pair."""
+    decode = serve.get_deployment_handle(served.decode.name, APP)
+    # A handle learns of the replicas with its first ordinary call.
+    decode.facts.remote().result(timeout_s=ROUND_LIMIT_S)
+    prompts = [
+        [_prompt(vocab_size, rng) for _ in range(served.prefill.replicas)]
+        for _ in range(served.decode.replicas)
+    ]
+    waiting = iter(prompts)
+    pool = ThreadPoolExecutor(max_workers=1)
+    try:
+        future = pool.submit(broadcast, decode, "probe", lambda _replica: [next(waiting)])
+        answers: list[list[Phases]] = future.result(timeout=ROUND_LIMIT_S)
+    except TimeoutError:
+        raise TargetFailed(f"a KV transfer did not come within {ROUND_LIMIT_S:.0f} s") from None
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+    if len(answers) != served.decode.replicas:
+        raise TargetFailed(f"{len(answers)} of {served.decode.replicas} decode replicas answered")
+    return [phases for answer in answers for phases in answer]
+
+
+def stream_completion(base_url: str, model_id: str, prompt: list[int]) -> float:
+    """
+    Stream a short completion from the endpoint.
+
+    Returns:
+        Seconds to the first token.
+
+    Raises:
+        TargetFailed: no answer, an error, or a stream that breaks off.
+    """
+    body = {"model": model_id, "prompt": prompt, "max_tokens": 4, "stream": True}
+    request = urllib.request.Request(  # noqa: S310  (our own endpoint)
+        f"{base_url}/v1/completions",
+        data=json.dumps(body).encode(),
+        headers={"Content-Type": "application/json"},
+    )
+    started = time.perf_counter()
+    try:
+        with urllib.request.urlopen(request, timeout=ROUND_LIMIT_S) as answer:  # noqa: S310
+            lines = [line for raw in answer if (line := raw.strip())]
+            events = [line.removeprefix(b"data: ") for line in lines]
+            ttft_s = time.perf_counter() - started
+    except urllib.error.HTTPError as error:
+        raise TargetFailed(f"{base_url} answered {error.code}: {error.read()!r}") from None
+    except OSError as error:
+        raise TargetFailed(f"{base_url} does not answer: {error}") from None
+    if not events or events[-1] != b"[DONE]":
+        raise TargetFailed(f"{base_url}: the stream broke off: {events[-1:]}")
+    return ttft_s
+
+
+def _prompt(vocab_size: int, rng: random.Random) -> list[int]:
+    """Return random tokens."""
+    return [rng.randrange(vocab_size // 2, vocab_size * 3 // 4) for _ in range(PROMPT_TOKENS)]

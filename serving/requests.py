@@ -1,0 +1,158 @@
+"""What the endpoint refuses, and how it says so: pure functions of the request's body."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+MAX_BODY_BYTES = 8 << 20
+"""Longer bodies are refused: a prompt of two million tokens."""
+
+UNSUPPORTED = {
+    "kv_transfer_params": "no such parameter: the server alone says where KV comes from",
+    "ec_transfer_params": "no such parameter: the server alone says where embeddings come from",
+    "vllm_xargs": "no such parameter: transfers could be forged with it",
+    "request_id": "no such parameter: the server names its requests",
+    "prompt_logprobs": "no such parameter with split prefill and decode: only prefill could know",
+    "prompt_embeds": "a prompt of text or token ids",
+}
+"""
+Parameters that would forge a KV transfer, or bring down a decode engine, which has no logits of a
+prompt that was prefilled elsewhere (vllm #50792).
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """An error as the client sees it; fields as in OpenAI's error object."""
+
+    status: int
+    message: str
+    param: str | None = None
+    code: str | None = None
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """What the client gets."""
+        kind = "invalid_request_error" if self.status < 500 else "server_error"  # noqa: PLR2004
+        error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
+        return {"error": error}
+
+
+class Refused(Exception):  # noqa: N818  (an answer to a client, not an error of ours)
+    """Carries a refusal up to where it is answered."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        """Keep the refusal."""
+        super().__init__(refusal.message)
+        self.refusal = refusal
+
+
+def parse_body(raw: bytes) -> dict[str, Any]:
+    """
+    Read the body of a request.
+
+    Raises:
+        Refused: not JSON, not an object, too long or too deep.
+    """
+    if len(raw) > MAX_BODY_BYTES:
+        raise Refused(Refusal(status=413, message=f"The body exceeds {MAX_BODY_BYTES} bytes."))
+    try:
+        body = json.loads(raw, parse_constant=_no_constant)
+    except RecursionError:
+        raise Refused(Refusal(status=400, message="The body is nested too deeply.")) from None
+    except ValueError as error:
+        message = f"The body is not valid JSON: {error}"
+        raise Refused(Refusal(status=400, message=message)) from None
+    if not isinstance(body, dict):
+        raise Refused(Refusal(status=400, message="The body is not a JSON object."))
+    return body
+
+
+def _no_constant(name: str) -> NoReturn:
+    """Refuse NaN and Infinity, which Python reads and JSON does not have."""
+    raise ValueError(f"{name} is no JSON number")
+
+
+def check(body: dict[str, Any], *, model_id: str, max_model_len: int) -> dict[str, Any]:
+    """
+    Refuse what the split path cannot answer correctly; return the body to pass on.
+
+    Parameters of every other kind are checked by the engine.
+
+    Args:
+        body: parsed request, completion or chat.
+        model_id: the one model that is served.
+        max_model_len: tokens of prompt and answer together.
+
+    Raises:
+        Refused: with the parameter at fault.
+    """
+    model = body.get("model", model_id)
+    if model != model_id:
+        message = f"The model {model!r} does not exist; this endpoint serves {model_id!r}."
+        raise Refused(
+            Refusal(status=404, message=message, param="model", code="model_not_found")
+        )
+    for param, expectation in UNSUPPORTED.items():
+        if body.get(param) is not None:
+            _refuse(param, expectation)
+    for param in ("n", "best_of"):
+        if body.get(param) not in (None, 1):
+            _refuse(param, "1: a KV cache can be fetched only once")
+    if body.get("use_beam_search"):
+        _refuse("use_beam_search", "false: a KV cache can be fetched only once")
+    if body.get("echo") and body.get("logprobs") is not None:
+        _refuse("echo", "false where logprobs are asked for, with split prefill and decode")
+    checked = {**body, "model": model_id}
+    if "prompt" in body:
+        checked["prompt"] = _one_prompt(body["prompt"])
+    _check_lengths(checked, max_model_len)
+    return checked
+
+
+def _one_prompt(prompt: object) -> object:
+    """Return the prompt out of a list of one; all prompts of a list would get the first's KV."""
+    if not isinstance(prompt, list) or (prompt and isinstance(prompt[0], int)):
+        return prompt
+    if len(prompt) != 1:
+        _refuse("prompt", "one prompt a request: a string or a list of token ids")
+    return prompt[0]
+
+
+def _check_lengths(body: dict[str, Any], max_model_len: int) -> None:
+    """Refuse lengths that decode would refuse after prefill has done its work."""
+    wanted = 1
+    at_least = body.get("min_tokens") or 0
+    if not _is_count(at_least):
+        _refuse("min_tokens", "a whole number, at least 0")
+    for name in ("max_tokens", "max_completion_tokens"):
+        limit = body.get(name)
+        if limit is None:
+            continue
+        if not _is_count(limit) or limit < 1:
+            _refuse(name, "a whole number, at least 1")
+        if at_least > limit:
+            _refuse("min_tokens", f"at most {name} = {limit}")
+        wanted = limit
+    prompt = body.get("prompt")
+    tokens = len(prompt) if isinstance(prompt, list) else 1
+    if tokens + wanted > max_model_len:
+        message = (
+            f"This model's maximum context length is {max_model_len} tokens; the request has at "
+            f"least {tokens} in the prompt and asks for {wanted} more."
+        )
+        code = "context_length_exceeded"
+        raise Refused(Refusal(status=400, message=message, param="prompt", code=code))
+
+
+def _is_count(value: object) -> bool:
+    """Tell a whole number, zero or more, from everything else, True included."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _refuse(param: str, expectation: str) -> NoReturn:
+    """Refuse a parameter."""
+    message = f"{param}: expected {expectation}."
+    raise Refused(Refusal(status=400, message=message, param=param, code="unsupported_value"))

@@ -1,0 +1,77 @@
+"""What is deployed from this directory, written down so that other commands find it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from sizing.errors import InputError
+
+HOME = Path(".minicluster/serving")
+STATE = HOME / "state.json"
+LOGS = HOME / "logs"
+"""Logs of the last deployment, once it is gone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """
+    One deployment.
+
+    Attributes:
+        cluster_id: mark of our processes; empty when the cluster is somebody else's.
+        address: of the Ray cluster.
+        base_url: of the endpoint.
+        plan: copy of the plan, next to the state.
+        plan_hash: SHA-256 of the plan, 16 hex digits.
+        session: Ray's directory, logs included.
+        ready: `serving up` saw the whole path work.
+    """
+
+    cluster_id: str
+    address: str
+    base_url: str
+    target: str
+    plan: str
+    plan_hash: str
+    session: str
+    started: str
+    ready: bool = False
+
+    @property
+    def logs(self) -> Path:
+        """Where the running cluster logs."""
+        return Path(self.session) / "session_latest" / "logs"
+
+
+def read_state() -> State | None:
+    """Return what is deployed from this directory, if anything."""
+    try:
+        return State(**json.loads(STATE.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return None
+    except (ValueError, TypeError) as error:
+        raise InputError(
+            str(STATE), str(error), "what `serving up` wrote", f"remove {STATE} and `ray stop`"
+        ) from None
+
+
+def write_state(state: State) -> None:
+    """Write the state, whole or not at all."""
+    HOME.mkdir(parents=True, exist_ok=True)
+    draft = STATE.with_suffix(".draft")
+    draft.write_text(json.dumps(asdict(state), indent=2) + "\n", encoding="utf-8")
+    draft.replace(STATE)
+
+
+def forget(state: State) -> None:
+    """Keep the logs of a deployment that is gone, and remove all else of it."""
+    if state.session and state.cluster_id:
+        if state.logs.is_dir():
+            shutil.rmtree(LOGS, ignore_errors=True)
+            shutil.copytree(state.logs, LOGS, ignore_dangling_symlinks=True)
+        shutil.rmtree(state.session, ignore_errors=True)
+    Path(state.plan).unlink(missing_ok=True)
+    STATE.unlink(missing_ok=True)

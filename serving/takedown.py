@@ -1,0 +1,59 @@
+"""Take a deployment down: no process, no state left."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from serving.processes import stop
+from serving.state import forget
+from sizing.errors import TargetFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from serving.state import State
+
+
+def take_down(state: State) -> None:
+    """
+    Stop what `serving up` started; on somebody else's cluster, remove only our application.
+
+    Raises:
+        TargetFailed: a process does not end, not even by force.
+    """
+    with _uninterrupted():
+        if state.cluster_id:
+            left = stop(state.cluster_id)
+            if left:
+                raise TargetFailed(f"processes {sorted(left)} do not end; the state is kept")
+        else:
+            _remove_application(state.address)
+        forget(state)
+
+
+def _remove_application(address: str) -> None:
+    """Delete our application from a cluster that others use too."""
+    from ray import serve  # noqa: PLC0415  (seconds to import)
+
+    from serving.connection import connected  # noqa: PLC0415
+    from serving.compile import APP  # noqa: PLC0415
+
+    with connected(address):
+        if APP in serve.status().applications:
+            serve.delete(APP)
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Let a second Ctrl-C not stop the stopping."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
