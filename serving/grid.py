@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -54,32 +55,34 @@ async def time_grid(watch: Stopwatch, tell: Callable[[str], None]) -> tuple[Grid
     timed idle, one request at a time.
     """
     timings: list[GridPoint] = []
+    number = itertools.count(1)
+    total = 2 * (len(PREFILL_TOKENS) + len(DECODE_BATCHES) * len(DECODE_CONTEXTS)) + len(
+        PATH_TOKENS
+    )
+
+    def say(what: str) -> None:
+        tell(f"measuring {next(number)} of {total}: {what}")
+
     tell("warm-up")
     await _warm_up(watch)
     for busy in (False, True):
         beside = "the other pool busy" if busy else "alone"
         for tokens in PREFILL_TOKENS:
-            tell(f"prefill of {tokens} tokens, {beside}")
+            say(f"prefill of {tokens} tokens, {beside}")
             async with _decoding(watch) if busy else _nothing():
                 timings.append(await _prefill(watch, tokens))
             timings[-1] = replace(timings[-1], other_busy_fraction=float(busy))
         for batch in DECODE_BATCHES:
             for context in DECODE_CONTEXTS:
-                tell(f"decode batch {batch} at {context} tokens, {beside}")
+                say(f"decode batch {batch} at {context} tokens, {beside}")
                 timings.append(await _decode(watch, batch, context, busy=busy))
     for tokens in PATH_TOKENS:
-        tell(f"path with {tokens} tokens")
+        say(f"path with {tokens} tokens")
         alone = [await watch.prefill(tokens) for _ in range(PATH_REPEATS)]
         timings.append(_idle("request", tokens, alone))
         whole = [(await watch.stream(tokens, 2)).ttft_s for _ in range(PATH_REPEATS)]
         timings.append(_idle("path", tokens, whole))
     return tuple(timings)
-
-
-def num_points() -> int:
-    """Count what `time_grid` tells of."""
-    grid = len(PREFILL_TOKENS) + len(DECODE_BATCHES) * len(DECODE_CONTEXTS)
-    return 1 + 2 * grid + len(PATH_TOKENS)
 
 
 async def _warm_up(watch: Stopwatch) -> None:

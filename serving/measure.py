@@ -11,10 +11,13 @@ from typing import TYPE_CHECKING, Annotated
 import aiohttp
 import numpy as np
 import typer
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from serving.grid import GridPoint, num_points, time_grid
+from serving.cluster import free_ports
+from serving.deploy import Site
+from serving.deployed import deployed
+from serving.grid import GridPoint, time_grid
 from serving.stopwatch import Stopwatch
+from serving.terminal import progress, terminable
 from sizing.errors import TargetFailed
 from sizing.machine import this_machine
 from sizing.plan import read_deployment
@@ -33,19 +36,19 @@ SEED = 1
 def measure(
     what: Annotated[Path, typer.Argument(help="plan or deployment (JSON) to deploy and time")],
     out: Annotated[Path, typer.Option("-o", "--out", help="steps.csv to write")],
-    port: Annotated[int, typer.Option(help="of the endpoint while measuring; 0: any")] = 0,
+    port: Annotated[
+        int, typer.Option(help="of the endpoint while measuring; 0: any", min=0, max=65535)
+    ] = 0,
 ) -> None:
     """Deploy both pools, time a grid of steps alone and beside a busy other pool, take down."""
     deployment = read_deployment(what)
-    with deployed(deployment, port=port) as base_url, _progress() as progress:
-        task = progress.add_task("", total=num_points())
-        points = asyncio.run(
-            time_deployment(
-                deployment,
-                base_url,
-                lambda what: progress.update(task, description=what, advance=1),
-            )
-        )
+    site = Site(
+        target="cpu" if deployment.pool("prefill").gpu == "cpu" else "gpu",
+        host="127.0.0.1",
+        port=port or free_ports(1)[0],
+    )
+    with progress() as told, terminable(), deployed(deployment, site, told=told) as endpoint:
+        points = asyncio.run(time_deployment(deployment, endpoint.base_url, told))
     write_measurements(out, _rows(deployment, points))
     talk.print(f"{len(points)} grid points: {out}")
 
@@ -79,14 +82,3 @@ def _rows(deployment: Deployment, points: Sequence[GridPoint]) -> tuple[Measurem
     )
     today = datetime.now(UTC).date().isoformat()
     return tuple(Measurement(date=today, key=key, **asdict(point)) for point in points)
-
-
-def _progress() -> Progress:
-    """Show what is being timed, on a terminal."""
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.completed:.0f}/{task.total:.0f}"),
-        TextColumn("{task.description}"),
-        TimeElapsedColumn(),
-    )
-    return Progress(*columns, console=talk, transient=True)
