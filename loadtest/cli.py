@@ -150,7 +150,9 @@ def _free(given: Mapping[str, object], vocab_size: int) -> Load:
 
 def _drive(folder: Path, job: Job) -> None:
     """Run the client with a progress bar; an interrupted one has left what it had."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # `kill` ends us as Ctrl-C does
+    for number in (signal.SIGINT, signal.SIGTERM):
+        # `kill` ends us as Ctrl-C does, and both do where a shell started us in the background.
+        signal.signal(number, signal.default_int_handler)
     bar = Progress(
         TextColumn("{task.description}"),
         BarColumn(),

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-STOP_S = 10.0
+STOP_S = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,7 +33,7 @@ FAST = {"ttft_s": 0.05, "itl_s": 0.01}
 def loadtest(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     """Run `loadtest` and wait for it."""
     command = [*COMMAND, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 
 def run(host: str, folder: Path, *more: str, rate: float = 60) -> subprocess.CompletedProcess[str]:
@@ -232,7 +232,7 @@ def test_rate_beyond_the_client(start_server: ServerStarter, tmp_path: Path) -> 
 
 def start_run(host: str, folder: Path) -> subprocess.Popen[str]:
     """Start a long run and wait until the first answers are there."""
-    extent = ["--duration", "60", "--slo", PATIENT, "-o", str(folder)]
+    extent = ["--duration", "300", "--slo", PATIENT, "-o", str(folder)]
     command = [*COMMAND, "run", "--host", host, "--rate", "40", *SHORT, *extent]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     wait_for(lambda: (folder / "samples.jsonl").exists() and len(answered(folder)) > 10)
@@ -240,8 +240,8 @@ def start_run(host: str, folder: Path) -> subprocess.Popen[str]:
 
 
 def wait_for(condition: Any) -> None:  # noqa: ANN401
-    """Wait for *condition*, at most 30 s."""
-    until = time.monotonic() + 30
+    """Wait for *condition*, at most a minute."""
+    until = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < until
         time.sleep(0.1)
@@ -254,7 +254,7 @@ def test_interrupt_keeps_what_there_is(
     """Ctrl-C and `kill` end the client too, and leave verdict and report of the part: exit 130."""
     process = start_run(start_server(**FAST), tmp_path)
     process.send_signal(number)
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=60)
 
     assert process.returncode == Exit.INTERRUPTED, err
     assert "INTERRUPTED" in out

@@ -36,7 +36,7 @@ def test_file_gives_back_the_samples(
     tmp_path_factory: pytest.TempPathFactory, samples: list[Sample]
 ) -> None:
     """What is written is read, in the order of the schedule."""
-    path = tmp_path_factory.mktemp("samples") / "samples.jsonl"
+    path = tmp_path_factory.getbasetemp() / "samples.jsonl"
     path.write_text("".join(to_line(s) + "\n" for s in samples), encoding="utf-8")
 
     assert list(read_samples(path)) == sorted(samples, key=lambda s: s.index)
