@@ -7,13 +7,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sizing import steptime
-from sizing.traffic.spread import Spread, constant, spread
+from sizing.traffic.spread import Spread, spread
 from sizing.traffic.two_choices import two_choices_wait
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from sizing.traffic.stage import Tandem
+
+LOWER_LOADS = np.linspace(0.05, 1, 20)
+"""Shares of the load that eq. T14 looks back over."""
 
 
 def service_s(tandem: Tandem) -> NDArray[np.float64]:
@@ -65,22 +68,24 @@ def wait(tandem: Tandem, slowdown: float = 1.0) -> Spread:
     Wait for prefill to start.
 
     One prompt at a time: M/G/1, or two choices (eq. T1, T3). In batches (docs/model.md, eq. T6):
-    what is left of the batch in progress, and the queue of a server whose service is a full
-    batch's share.
+    the queue of a server whose service is a full batch's share, and what is left of the batch in
+    progress beyond what its prompts would take of that server.
     """
     b = tandem.prefill.max_batch_size
     alone = service_s(tandem) * slowdown
+    used = utilisation(tandem, slowdown)
     if b == 1:
-        return two_choices_wait(
-            spread(alone), utilisation(tandem, slowdown), tandem.prefill.replicas
-        )
-    share = spread(alone).scaled(batch_s(tandem, b) / (b * batch_s(tandem, 1)))
-    queued = two_choices_wait(share, utilisation(tandem, slowdown), tandem.prefill.replicas)
-    running = slowdown * batch_s(tandem, filled(tandem, slowdown))
+        return two_choices_wait(spread(alone), used, tandem.prefill.replicas)
+    share = batch_s(tandem, b) / b
+    queued = two_choices_wait(
+        spread(alone).scaled(share / batch_s(tandem, 1)), used, tandem.prefill.replicas
+    )
+    size = filled(tandem, slowdown)
+    beyond = slowdown * max(0.0, batch_s(tandem, size) - size * share)
     busy = busy_fraction(tandem, slowdown)
-    points = (np.arange(64) + 0.5) / 64 * running
+    points = (np.arange(64) + 0.5) / 64 * beyond
     left = spread(np.append(points, 0.0), np.append(np.full(64, busy / 64), 1 - busy))
-    return queued.plus(left) if busy > 0 else constant(0.0)
+    return queued.plus(left)
 
 
 def filled(tandem: Tandem, slowdown: float = 1.0) -> float:
@@ -101,7 +106,8 @@ def dispersion(tandem: Tandem, window_s: float, slowdown: float = 1.0) -> float:
     """
     Variance over mean of how many prompts leave the pool within a window; Poisson has 1.
 
-        z = 1 - (1 - rho^2 c_s^2 - (1 - rho^2)) tau / (tau + T),  tau = E[S] / (1 - rho)^2
+        z = max over x <= 1 of x z(x rho),
+        z(rho) = 1 - (1 - rho^2 c_s^2 - (1 - rho^2)) tau / (tau + T),  tau = E[S] / (1 - rho)^2
         (docs/model.md, eq. T14)
 
     Args:
@@ -110,7 +116,8 @@ def dispersion(tandem: Tandem, window_s: float, slowdown: float = 1.0) -> float:
         slowdown: factor on the service time S.
 
     Returns:
-        z, between 0 and 1 for services that vary less than exponential ones.
+        z, between 0 and 1 for services that vary less than exponential ones. The maximum keeps
+        it from falling faster than the load grows, so that more load never looks like less.
 
     Source:
         A busy server spaces its departures like its services (Marshall's formula, as in Whitt's
@@ -123,7 +130,8 @@ def dispersion(tandem: Tandem, window_s: float, slowdown: float = 1.0) -> float:
     """
     service = service_s(tandem) * slowdown
     mean = float(service.mean())
-    rho = min(utilisation(tandem, slowdown), 1.0)
+    share = LOWER_LOADS
+    rho = share * min(utilisation(tandem, slowdown), 1.0)
     spaced = rho**2 * float(service.var()) / mean**2 + (1 - rho**2)
-    relaxation = mean / max(1 - rho, 1e-6) ** 2
-    return 1 - (1 - spaced) * relaxation / (relaxation + window_s)
+    relaxation = mean / np.maximum(1 - rho, 1e-6) ** 2
+    return float(np.max(share * (1 - (1 - spaced) * relaxation / (relaxation + window_s))))
