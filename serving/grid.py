@@ -7,12 +7,15 @@ import contextlib
 import itertools
 import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from serving.stopwatch import Stream
+from sizing.errors import TargetFailed
+
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator, Callable, Coroutine
 
     from serving.stopwatch import Stopwatch
 
@@ -23,12 +26,15 @@ PREFILL_PROMPTS = 16
 PREFILL_AT_ONCE = 4
 DECODE_BATCHES = (1, 2, 4, 8)
 DECODE_CONTEXTS = (16, 384)
-DECODE_TOKENS = 56
+DECODE_LIMIT_TOKENS = 480
+"""More than a stream makes before it is cut off."""
+DECODE_WINDOW_S = 0.8
 PATH_TOKENS = (16, 48, 224, 512)
 PATH_REPEATS = 7
 
 BUSY_PROMPT = 224
-BUSY_BATCH = 2
+BUSY_CLIENTS = 2
+BUSY_DECODE_PROMPT = 16
 BUSY_OUTPUT = 160
 LEAD_S = 0.3
 """Head start of what keeps the other pool busy."""
@@ -87,7 +93,7 @@ async def time_grid(watch: Stopwatch, tell: Callable[[str], None]) -> tuple[Grid
 
 async def _warm_up(watch: Stopwatch) -> None:
     """Run every shape once: first calls allocate, connect and compile."""
-    await watch.together(max(DECODE_BATCHES), 32, 16)
+    await asyncio.gather(*(watch.stream(32, 16) for _ in range(max(DECODE_BATCHES))))
     for tokens in PATH_TOKENS:
         await watch.stream(tokens, 4)
 
@@ -115,18 +121,28 @@ async def _prefill(watch: Stopwatch, tokens: int) -> GridPoint:
 
 async def _decode(watch: Stopwatch, batch: int, context: int, *, busy: bool) -> GridPoint:
     """Seconds a step takes while exactly *batch* sequences are decoded."""
-    running = asyncio.gather(
-        *(watch.stream(context, DECODE_TOKENS + 8 * batch) for _ in range(batch))
-    )
-    async with _prefilling(watch) if busy else _nothing():
-        streams = await running
-    start = max(stream.stamps[0][0] for stream in streams)
-    end = min(stream.stamps[-1][0] for stream in streams)
+    streams = [Stream() for _ in range(batch)]
+
+    def client(stream: Stream) -> Coroutine[Any, Any, object]:
+        return watch.stream(context, DECODE_LIMIT_TOKENS, stream)
+
+    async with _background([client(stream) for stream in streams]) as failed:
+        begun = asyncio.gather(*(stream.begun.wait() for stream in streams))
+        await asyncio.wait({begun, failed}, return_when=asyncio.FIRST_COMPLETED)
+        if failed.done():
+            failed.result()
+        async with _prefilling(watch) if busy else _nothing():
+            start = time.monotonic()
+            read = sum(stream.tokens for stream in streams) / batch
+            await asyncio.sleep(DECODE_WINDOW_S)
+            end = time.monotonic()
     tokens = sum(stream.tokens_between(start, end) for stream in streams)
+    if tokens < batch:
+        raise TargetFailed(f"batch {batch} made {tokens} tokens in {DECODE_WINDOW_S} s")
     return GridPoint(
         phase="decode",
         batch=batch,
-        context=context + DECODE_TOKENS / 2,
+        context=context + read + tokens / batch / 2,
         other_busy_fraction=float(busy),
         repeats=tokens // batch,
         seconds=(end - start) * batch / tokens,
@@ -148,7 +164,8 @@ async def _prefilling(watch: Stopwatch) -> AsyncIterator[None]:
         while True:
             await watch.prefill(BUSY_PROMPT)
 
-    async with _background(client, 2):
+    async with _background([client() for _ in range(BUSY_CLIENTS)]):
+        await asyncio.sleep(LEAD_S)
         yield
 
 
@@ -158,26 +175,27 @@ async def _decoding(watch: Stopwatch) -> AsyncIterator[None]:
 
     async def client() -> None:
         while True:
-            await watch.stream(BUSY_PROMPT // 14, BUSY_OUTPUT)
+            await watch.stream(BUSY_DECODE_PROMPT, BUSY_OUTPUT)
 
-    async with _background(client, BUSY_BATCH):
+    async with _background([client() for _ in range(BUSY_CLIENTS)]):
+        await asyncio.sleep(LEAD_S)
         yield
 
 
 @contextlib.asynccontextmanager
-async def _background(client: Callable[[], Awaitable[None]], count: int) -> AsyncIterator[None]:
-    """Run *count* clients while the block runs; their failures are the block's."""
-    tasks = [asyncio.ensure_future(client()) for _ in range(count)]
-    await asyncio.sleep(LEAD_S)
+async def _background(
+    clients: list[Coroutine[Any, Any, object]],
+) -> AsyncIterator[asyncio.Future[list[object]]]:
+    """Run *clients* while the block runs; if one fails, so does the block, at its end."""
+    together = asyncio.gather(*clients)
     try:
-        yield
-        for task in tasks:
-            if task.done():
-                task.result()
+        yield together
+        if together.done():
+            together.result()
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        together.cancel()
+        with contextlib.suppress(asyncio.CancelledError, TargetFailed, OSError):
+            await together
 
 
 @contextlib.asynccontextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
 
@@ -23,32 +23,36 @@ STREAMED = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True)
 class Stream:
     """
-    One streamed completion.
+    One streamed completion, filled while it runs.
 
     Attributes:
         sent_s: monotonic time at which it was sent.
         stamps: (monotonic time, tokens so far), one entry per chunk that brought tokens.
+        begun: set at the first token.
     """
 
-    sent_s: float
-    stamps: tuple[tuple[float, int], ...]
+    sent_s: float = 0.0
+    stamps: list[tuple[float, int]] = field(default_factory=list)
+    begun: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def ttft_s(self) -> float:
         """Seconds from sending to the first token."""
         return self.stamps[0][0] - self.sent_s
 
+    @property
+    def tokens(self) -> int:
+        """Tokens so far."""
+        return self.stamps[-1][1] if self.stamps else 0
+
     def tokens_between(self, start_s: float, end_s: float) -> int:
         """Tokens that arrived after *start_s* and not after *end_s*."""
-        upto = [0, 0]
-        for at, tokens in self.stamps:
-            for index, bound in enumerate((start_s, end_s)):
-                if at <= bound:
-                    upto[index] = tokens
-        return upto[1] - upto[0]
+        before = [tokens for at, tokens in self.stamps if at <= start_s]
+        upto = [tokens for at, tokens in self.stamps if at <= end_s]
+        return (upto[-1] if upto else 0) - (before[-1] if before else 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,29 +74,31 @@ class Stopwatch:
     vocab_size: int
     rng: np.random.Generator
 
-    async def stream(self, input_tokens: int, output_tokens: int) -> Stream:
+    async def stream(
+        self, input_tokens: int, output_tokens: int, into: Stream | None = None
+    ) -> Stream:
         """
-        Stream one completion of exact lengths.
+        Stream one completion of exact lengths; *into* can be watched meanwhile.
 
         Raises:
             TargetFailed: the endpoint answered an error, or ended the stream early.
         """
         url = f"{self.base_url}/v1/completions"
         body = self._body(input_tokens, output_tokens) | STREAMED
-        sent = time.monotonic()
-        stamps: list[tuple[float, int]] = []
+        stream = into or Stream()
+        stream.sent_s = time.monotonic()
         async with self.session.post(url, json=body) as answer:
             await _check(answer)
             async for line in answer.content:
                 if line.startswith(b"data: {"):
                     now = time.monotonic()
                     tokens = _tokens(json.loads(line[6:]), url)
-                    if tokens > (stamps[-1][1] if stamps else 0):
-                        stamps.append((now, tokens))
-        if not stamps or stamps[-1][1] != output_tokens:
-            ended = stamps[-1][1] if stamps else 0
-            raise TargetFailed(f"{url} sent {ended} of {output_tokens} tokens")
-        return Stream(sent_s=sent, stamps=tuple(stamps))
+                    if tokens > stream.tokens:
+                        stream.stamps.append((now, tokens))
+                        stream.begun.set()
+        if stream.tokens != output_tokens:
+            raise TargetFailed(f"{url} sent {stream.tokens} of {output_tokens} tokens")
+        return stream
 
     async def prefill(self, input_tokens: int) -> float:
         """Return the seconds of one prompt through the prefill pool alone, there and back."""
@@ -102,13 +108,6 @@ class Stopwatch:
             await _check(answer)
             await answer.read()
         return time.monotonic() - sent
-
-    async def together(
-        self, count: int, input_tokens: int, output_tokens: int
-    ) -> tuple[Stream, ...]:
-        """Stream *count* completions at the same time."""
-        streams = (self.stream(input_tokens, output_tokens) for _ in range(count))
-        return tuple(await asyncio.gather(*streams))
 
     def _body(self, input_tokens: int, output_tokens: int) -> dict[str, Any]:
         """Build a request whose lengths are exact."""
