@@ -1,34 +1,37 @@
-"""Keep each engine on the cores that the plan gave it: a plugin that vLLM loads in every process."""
+"""Keep each engine on the cores that the plan gave it: a plugin for vLLM's processes."""
 
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Any
 
 KEEP_AFFINITY = "MINICLUSTER_KEEP_AFFINITY"
 """Environment variable that our CPU replicas set; without it the plugin does nothing."""
 
+PROGRESS_DELAY_US = 1_000
+"""How long NIXL's progress thread sleeps when nothing moves; an event wakes it at once."""
+
 
 def keep_planned_cores() -> None:
     """
-    Stop NIXL from taking cores that the plan gave to an engine, or half of one.
+    Stop NIXL from taking the cores that the plan gave to the engines.
 
     On a CPU vLLM's NIXL worker moves itself to the last core of the NUMA node, so that two
-    engines on two cores end up on one of them. And NIXL's progress thread never sleeps: it shares
-    the engine's core, and took half of it (a decode step then took 35 ms instead of 11).
+    engines on two cores end up on one. And the thread that moves NIXL's transfers never sleeps:
+    it shares the engine's core and took half of it, and whoever was kept waiting for such a core
+    looked like a stalled transfer (docs/adr/0101).
     """
     if os.environ.get(KEEP_AFFINITY) != "1":
         return
     # vLLM would set it before it imports NIXL; we import NIXL first.
     os.environ.setdefault("UCX_RCACHE_MAX_UNRELEASED", "1024")
-    from nixl._api import nixl_agent  # noqa: PLC0415  (loaded inside vLLM only)
+    from nixl import _api as nixl  # noqa: PLC0415  (loaded inside vLLM only)
     from vllm.platforms.cpu import CpuPlatform  # noqa: PLC0415
 
     # It asks the platform for the cores of each node; told of none, it leaves the affinity alone.
     CpuPlatform.discover_numa_topology = classmethod(_no_nodes)
-    if getattr(nixl_agent.__init__, "__name__", "") != "_init_with_idle_threads":
-        nixl_agent.__init__ = _with_idle_threads(nixl_agent.__init__)
+    if not isinstance(nixl.nixlBind, _Rested):
+        nixl.nixlBind = _Rested(nixl.nixlBind)
 
 
 def _no_nodes(_platform: type) -> list[list[int]]:
@@ -36,18 +39,23 @@ def _no_nodes(_platform: type) -> list[list[int]]:
     return []
 
 
-def _with_idle_threads(init: Any) -> Any:  # noqa: ANN401
-    """Wrap a constructor: the threads it starts run only while their core has nothing else to do."""
+class _Rested:
+    """
+    Stands in for NIXL's bindings: agents are made with a progress thread that sleeps.
 
-    def _init_with_idle_threads(*args: Any, **kwargs: Any) -> None:  # noqa: ANN401
-        before = _threads()
-        init(*args, **kwargs)
-        for thread in _threads() - before:
-            os.sched_setscheduler(thread, os.SCHED_IDLE, os.sched_param(0))
+    The C++ configuration has a delay for it; NIXL's Python sets that to zero and lets nobody
+    choose (nixl 1.3.2, _api.py).
+    """
 
-    return _init_with_idle_threads
+    def __init__(self, bindings: Any) -> None:  # noqa: ANN401
+        """Keep the bindings."""
+        self._bindings = bindings
 
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
+        """Everything else is as it was."""
+        return getattr(self._bindings, name)
 
-def _threads() -> set[int]:
-    """Return the ids of this process's threads."""
-    return {int(task.name) for task in Path("/proc/self/task").iterdir()}
+    def nixlAgent(self, name: str, config: Any) -> Any:  # noqa: ANN401, N802  (NIXL's name)
+        """Make an agent."""
+        config.pthrDelay = PROGRESS_DELAY_US
+        return self._bindings.nixlAgent(name, config)

@@ -24,7 +24,7 @@ OBJECT_STORE_BYTES = 128 << 20
 
 def new_session() -> Path:
     """Make Ray's directory; its path must be short, for it holds Unix sockets."""
-    return Path(mkdtemp(prefix="minicluster-", dir="/tmp"))  # noqa: S108  (mkdtemp: ours alone)
+    return Path(mkdtemp(prefix="minicluster-", dir="/tmp"))
 
 
 def start_nodes(

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from serving.affinity import KEEP_AFFINITY
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from sizing.plan import Deployment, Pool
 
 APP = "minicluster"
@@ -154,9 +153,7 @@ def served_name(model_id: str) -> str:
     return model_id.replace("/", "--").replace(".", "_")
 
 
-def _engine_kwargs(
-    deployment: Deployment, pool: Pool, target: str, carrier: str
-) -> dict[str, Any]:
+def _engine_kwargs(deployment: Deployment, pool: Pool, target: str, carrier: str) -> dict[str, Any]:
     """Return vLLM's engine arguments."""
     engine = deployment.engine
     kv_transfer: dict[str, Any] = {
@@ -190,16 +187,14 @@ def _engine_kwargs(
     return kwargs
 
 
-def _environment(
-    deployment: Deployment, pool: Pool, target: str, carrier: str
-) -> dict[str, str]:
+def _environment(deployment: Deployment, pool: Pool, target: str, carrier: str) -> dict[str, str]:
     """Return the environment of the pool's processes."""
     environment = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
     if deployment.model.source.startswith("/"):
         environment["HF_HUB_OFFLINE"] = "1"
     if target == "cpu":
         environment[KEEP_AFFINITY] = "1"
-        environment[CORES] = ";".join("|".join(map(str, cores)) for cores in _replicas(pool))
+        environment[CORES] = ";".join("|".join(map(str, cores)) for cores in replica_devices(pool))
         # Over plain TCP a read stalls for seconds while the prefill engine idles (ADR 0101).
         environment["UCX_TLS"] = "tcp,sm,self" if carrier == "shared memory" else "tcp,self"
         if carrier == "shared memory":
@@ -207,7 +202,7 @@ def _environment(
     return environment
 
 
-def _replicas(pool: Pool) -> list[tuple[int, ...]]:
+def replica_devices(pool: Pool) -> list[tuple[int, ...]]:
     """Return the GPUs (cores) of each replica, in the order of the placement."""
     width = pool.tp * pool.pp
     flat = [gpu for placement in pool.placement for gpu in placement.gpus]

@@ -1,4 +1,4 @@
-"""A random-weight Llama made on the spot: something real to serve where nothing may be downloaded."""
+"""A random-weight Llama made on the spot: something real to serve, nothing to download."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from serving.compile import ServedApp
-    from serving.ready import Readiness
+    from serving.phases import Readiness
 
 START_LIMIT_S = 900.0
 """Loading weights of hundreds of gigabytes takes minutes; beyond this it hangs."""
@@ -123,14 +123,10 @@ def _serve(
             wait_for_applications_running=False,
         )
         _wait_until_running(served, state.logs, told)
-        return wait_until_ready(
-            served, base_url=site.base_url, vocab_size=vocab_size, told=told
-        )
+        return wait_until_ready(served, base_url=site.base_url, vocab_size=vocab_size, told=told)
 
 
-def _wait_until_running(
-    served: ServedApp, logs: Path, told: Callable[[str], None]
-) -> None:
+def _wait_until_running(served: ServedApp, logs: Path, told: Callable[[str], None]) -> None:
     """Wait for every replica, or say why one does not come."""
     from ray import serve  # noqa: PLC0415
 
@@ -143,7 +139,9 @@ def _wait_until_running(
             messages = [each.message for each in status.deployments.values()]
             raise TargetFailed(why(logs, "\n".join([*messages, status.message])))
         if time.monotonic() > deadline:
-            raise TargetFailed(f"not up after {START_LIMIT_S:.0f} s: {why(logs, 'no error logged')}")
+            raise TargetFailed(
+                f"not up after {START_LIMIT_S:.0f} s: {why(logs, 'no error logged')}"
+            )
         up = {
             name: each.replica_states.get("RUNNING", 0)
             for name, each in (status.deployments.items() if status is not None else ())

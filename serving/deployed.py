@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from serving.cluster import is_free
 from serving.compile import compile_app
 from serving.deploy import Site, deploy
-from serving.state import read_state
+from serving.phases import Readiness
+from serving.state import State, read_state
 from serving.takedown import take_down
 from serving.target import this_machine
 from serving.validate import findings
 from sizing.errors import InputError, NegativeAnswer
+from sizing.plan import to_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from serving.ready import Readiness
-    from serving.state import State
-    from sizing.plan import Deployment
+    from sizing.plan import Deployment, Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +38,7 @@ def bring_up(
     site: Site,
     *,
     told: Callable[[str], None],
+    plan: Plan | None = None,
     decode_engine_kwargs: Mapping[str, Any] | None = None,
 ) -> Endpoint:
     """
@@ -48,6 +48,7 @@ def bring_up(
         deployment: what is to run.
         site: where.
         told: is told, for people, what is going on.
+        plan: the plan behind the deployment, if there is one.
         decode_engine_kwargs: further vLLM arguments of the decode pool; tests plant faults there.
 
     Raises:
@@ -73,9 +74,12 @@ def bring_up(
         one_host=site.address is None,
         decode_engine_kwargs=decode_engine_kwargs,
     )
-    text = json.dumps(asdict(deployment), indent=2, sort_keys=True) + "\n"
     state, readiness = deploy(
-        served, site, plan=text, vocab_size=deployment.architecture.vocab_size, told=told
+        served,
+        site,
+        plan=to_json(plan or deployment),
+        vocab_size=deployment.architecture.vocab_size,
+        told=told,
     )
     return Endpoint(
         base_url=state.base_url, model_id=served.model_id, readiness=readiness, state=state
@@ -91,9 +95,7 @@ def deployed(
     decode_engine_kwargs: Mapping[str, Any] | None = None,
 ) -> Iterator[Endpoint]:
     """Have *deployment* up for the duration of the block; raises as `bring_up` does."""
-    endpoint = bring_up(
-        deployment, site, told=told, decode_engine_kwargs=decode_engine_kwargs
-    )
+    endpoint = bring_up(deployment, site, told=told, decode_engine_kwargs=decode_engine_kwargs)
     try:
         yield endpoint
     finally:

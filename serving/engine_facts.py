@@ -38,19 +38,19 @@ def engine_facts(server: Any) -> dict[str, Any]:  # noqa: ANN401
 
 def worker_cores(replica: int) -> list[list[int]]:
     """Return the cores on which each vLLM worker below the process *replica* may compute."""
-    cores = []
-    for pid in sorted(_descendants(replica)):
-        # The kernel cuts names at 15 characters; vLLM calls its workers VLLM::Worker or
-        # VLLM::Worker_TP0.
-        if (Path("/proc") / str(pid) / "comm").read_text().startswith("VLLM::Worker"):
-            cores.append(sorted(os.sched_getaffinity(pid)))
-    return cores
+    # The kernel cuts names at 15 characters; vLLM calls its workers VLLM::Worker, VLLM::Worker_TP0
+    # and so on.
+    return [
+        sorted(os.sched_getaffinity(pid))
+        for pid in sorted(_descendants(replica))
+        if Path(f"/proc/{pid}/comm").read_text(encoding="utf-8").startswith("VLLM::Worker")
+    ]
 
 
 def _descendants(root: int) -> set[int]:
     """Return the pids of all processes below *root*."""
     below = set()
     for task in Path(f"/proc/{root}/task").iterdir():
-        for child in (task / "children").read_text().split():
+        for child in (task / "children").read_text(encoding="utf-8").split():
             below |= {int(child)} | _descendants(int(child))
     return below

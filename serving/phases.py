@@ -42,3 +42,19 @@ class PrefillTiming:
     seconds: float
     queue_s: float
     step_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Readiness:
+    """
+    What the probes saw.
+
+    Attributes:
+        stalls: transfers that took longer than `STALL_S` before some rounds in a row did not.
+        handoff_s: slowest transfer of the last round, first decode step included.
+        ttft_s: of the streamed completion at the end.
+    """
+
+    stalls: int
+    handoff_s: float
+    ttft_s: float

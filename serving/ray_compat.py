@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ray.llm._internal.serve.utils.broadcast import broadcast
 from ray.llm._internal.serve.serving_patterns.prefill_decode.pd_server import PDOrchestratorMixin
+from ray.llm._internal.serve.utils.broadcast import broadcast
 
 if TYPE_CHECKING:
-    from ray.serve.llm.deployment import PDDecodeServer
     from collections.abc import AsyncIterator
+
+    from ray.serve.llm.deployment import PDDecodeServer
 
 __all__ = ["broadcast", "connector_backend", "engine_stream", "skip_download"]
 

@@ -8,13 +8,12 @@ import time
 import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ray import serve
 
 from serving.compile import APP
-from serving.phases import STALL_S, Phases
+from serving.phases import STALL_S, Phases, Readiness
 from serving.ray_compat import broadcast
 from sizing.errors import TargetFailed
 
@@ -34,22 +33,6 @@ ROUND_LIMIT_S = 60.0
 
 PROMPT_TOKENS = 100
 """Of a probe: several KV blocks, the last of them not full."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Readiness:
-    """
-    What the probes saw.
-
-    Attributes:
-        stalls: transfers that took longer than `STALL_S` before three rounds in a row did not.
-        handoff_s: slowest transfer of the last round, first decode step included.
-        ttft_s: of the streamed completion at the end.
-    """
-
-    stalls: int
-    handoff_s: float
-    ttft_s: float
 
 
 def wait_until_ready(

@@ -40,7 +40,7 @@ class Refusal:
         return {"error": error}
 
 
-class Refused(Exception):  # noqa: N818  (an answer to a client, not an error of ours)
+class Refused(Exception):
     """Carries a refusal up to where it is answered."""
 
     def __init__(self, refusal: Refusal) -> None:
@@ -92,9 +92,17 @@ def check(body: dict[str, Any], *, model_id: str, max_model_len: int) -> dict[st
     model = body.get("model", model_id)
     if model != model_id:
         message = f"The model {model!r} does not exist; this endpoint serves {model_id!r}."
-        raise Refused(
-            Refusal(status=404, message=message, param="model", code="model_not_found")
-        )
+        raise Refused(Refusal(status=404, message=message, param="model", code="model_not_found"))
+    _check_supported(body)
+    checked = {**body, "model": model_id}
+    if "prompt" in body:
+        checked["prompt"] = _one_prompt(body["prompt"])
+    _check_lengths(checked, max_model_len)
+    return checked
+
+
+def _check_supported(body: dict[str, Any]) -> None:
+    """Refuse what would share, lose or forge a KV transfer."""
     for param, expectation in UNSUPPORTED.items():
         if body.get(param) is not None:
             _refuse(param, expectation)
@@ -105,11 +113,6 @@ def check(body: dict[str, Any], *, model_id: str, max_model_len: int) -> dict[st
         _refuse("use_beam_search", "false: a KV cache can be fetched only once")
     if body.get("echo") and body.get("logprobs") is not None:
         _refuse("echo", "false where logprobs are asked for, with split prefill and decode")
-    checked = {**body, "model": model_id}
-    if "prompt" in body:
-        checked["prompt"] = _one_prompt(body["prompt"])
-    _check_lengths(checked, max_model_len)
-    return checked
 
 
 def _one_prompt(prompt: object) -> object:

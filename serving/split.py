@@ -1,4 +1,4 @@
-"""The two servers of a split deployment: prefill fills the KV cache, decode fetches it and talks."""
+"""The two servers of a split deployment: prefill fills the KV cache, decode fetches it."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ SCHEMAS = {"chat": ChatCompletionRequest, "completions": CompletionRequest}
 class Planned:
     """What replicas of both pools do alike."""
 
-    async def __init__(self, llm_config: Any, **kwargs: Any) -> None:  # noqa: ANN401
+    async def __init__(self, llm_config: Any, **kwargs: Any) -> None:  # type: ignore[misc]  # noqa: ANN401
         """Take the planned cores, then start the engine."""
         _take_planned_cores()
         self._closing: set[asyncio.Task[None]] = set()
-        await super().__init__(llm_config, **kwargs)  # type: ignore[misc]
+        await super().__init__(llm_config, **kwargs)  # type: ignore[call-arg, misc]
 
     async def _start_engine(self) -> None:
         """

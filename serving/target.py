@@ -42,7 +42,9 @@ def this_machine(kind: str, labels: tuple[dict[str, str], ...] | None = None) ->
     return Target(
         kind=kind,
         system=f"{platform.system()} {platform.machine()}",
-        cores=frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else frozenset(),
+        cores=frozenset(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else frozenset(),
         num_gpus=_num_gpus(),
         memory_bytes=_free_memory_bytes(),
         ray=_version("ray"),

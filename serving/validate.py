@@ -40,10 +40,7 @@ def findings(deployment: Deployment, target: Target) -> tuple[str, ...]:
     """
     roles = sorted(pool.role for pool in deployment.pools)
     if roles != ["decode", "prefill"]:
-        return (
-            f"pools {roles}: serving deploys one prefill and one decode pool; "
-            "a pool that does both cannot be deployed yet",
-        )
+        return (f"pools: {roles}; serving deploys one prefill and one decode pool, nothing else",)
     return (
         *_software(deployment, target),
         *_model(deployment),
@@ -114,34 +111,40 @@ def _pairing(deployment: Deployment) -> Iterator[str]:
 def _pool(deployment: Deployment, pool: Pool, target: Target) -> Iterator[str]:
     """Check one pool."""
     place = f"pools[{pool.role}]"
-    architecture, engine = deployment.architecture, deployment.engine
     if pool.pp != 1:
         yield f"{place}.pp: {pool.pp}; NIXL transfers between pools of pp 1 only"
     if pool.ep != 1:
         yield f"{place}.ep: {pool.ep}; serving deploys ep 1"
-    if architecture.num_heads % pool.tp:
-        yield f"{place}.tp: {pool.tp} does not divide {architecture.num_heads} attention heads"
-    dtypes = set(DTYPES) | ({"fp8"} if target.kind == "gpu" else set())
-    if pool.dtype not in dtypes:
-        yield f"{place}.dtype: {pool.dtype}; on a {target.kind} one of {', '.join(sorted(dtypes))}"
-    if engine.kv_dtype not in {pool.dtype, "fp8"} or (
-        engine.kv_dtype == "fp8" and target.kind == "cpu"
-    ):
-        yield f"engine.kv_dtype: {engine.kv_dtype} with weights in {pool.dtype} on a {target.kind}"
+    heads = deployment.architecture.num_heads
+    if heads % pool.tp:
+        yield f"{place}.tp: {pool.tp} does not divide {heads} attention heads"
     if pool.max_batched_tokens < pool.max_batch_size:
         yield (
             f"{place}.max_batched_tokens: {pool.max_batched_tokens}; "
             f"at least max_batch_size = {pool.max_batch_size}"
         )
+    for node in sorted({p.node for p in pool.placement}):
+        if not LABEL.fullmatch(node):
+            yield f"{place}.placement: {node!r} is no node label (letters, digits, `-`, `_`, `.`)"
+    yield from _numbers(deployment, pool, target.kind)
+
+
+def _numbers(deployment: Deployment, pool: Pool, kind: str) -> Iterator[str]:
+    """Check the dtypes of one pool, and that its KV cache holds the longest sequence."""
+    place = f"pools[{pool.role}]"
+    engine = deployment.engine
+    dtypes = set(DTYPES) | ({"fp8"} if kind == "gpu" else set())
+    if pool.dtype not in dtypes:
+        yield f"{place}.dtype: {pool.dtype}; on a {kind} one of {', '.join(sorted(dtypes))}"
+    kv_dtypes = {pool.dtype} | ({"fp8"} if kind == "gpu" else set())
+    if engine.kv_dtype not in kv_dtypes:
+        yield f"engine.kv_dtype: {engine.kv_dtype} with weights in {pool.dtype} on a {kind}"
     needed = _kv_bytes_of_one(deployment, pool)
     if needed > pool.kv_bytes:
         yield (
             f"{place}.kv_bytes: {pool.kv_bytes:.0f}; one sequence of {engine.max_model_len} tokens "
             f"needs {needed:.0f}"
         )
-    for node in sorted({p.node for p in pool.placement}):
-        if not LABEL.fullmatch(node):
-            yield f"{place}.placement: {node!r} is no node label (letters, digits, `-`, `_`, `.`)"
 
 
 def _kv_bytes_of_one(deployment: Deployment, pool: Pool) -> float:

@@ -1,0 +1,106 @@
+"""What is deployed, as the cluster itself says."""
+
+from __future__ import annotations
+
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from serving.compile import APP
+from serving.processes import marked
+from serving.state import read_state
+from sizing.errors import NegativeAnswer, TargetFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from serving.state import State
+
+ROLES = ("prefill", "decode")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deployed:
+    """
+    What runs of one deployment.
+
+    Attributes:
+        replicas: per role, those that run.
+        status: per role, as Ray Serve calls it.
+        facts: per role, settings of each running replica's engine (`serving.engine_facts`).
+        answers: the endpoint answers /health with 200.
+    """
+
+    replicas: dict[str, int]
+    status: dict[str, str]
+    facts: dict[str, list[dict[str, Any]]]
+    answers: bool
+
+
+def current() -> State:
+    """
+    Return what is deployed from this directory.
+
+    Raises:
+        NegativeAnswer: nothing is.
+        TargetFailed: something was, and its processes are gone.
+    """
+    state = read_state()
+    if state is None:
+        raise NegativeAnswer("nothing is deployed from this directory (`serving up plan.json`)")
+    if state.cluster_id and not marked(state.cluster_id):
+        raise TargetFailed(
+            f"the cluster started {state.started} is gone; `serving down` clears what is left"
+        )
+    return state
+
+
+def look(state: State, *, facts: bool = False) -> Deployed:
+    """Ask the cluster; with *facts* also every engine."""
+    from ray import serve  # noqa: PLC0415  (a second to import)
+
+    from serving.connection import connected  # noqa: PLC0415
+
+    with connected(state.address):
+        app = serve.status().applications.get(APP)
+        found = dict(_by_role(app.deployments if app is not None else {}))
+        return Deployed(
+            replicas={
+                role: deployment.replica_states.get("RUNNING", 0)
+                for role, (_, deployment) in found.items()
+            },
+            status={role: str(deployment.status) for role, (_, deployment) in found.items()},
+            facts={role: _facts(name) for role, (name, _) in found.items()} if facts else {},
+            answers=_answers(state.base_url),
+        )
+
+
+def _by_role(deployments: dict[str, Any]) -> Iterator[tuple[str, tuple[str, Any]]]:
+    """Yield each pool's role, name and status."""
+    for name, deployment in deployments.items():
+        role = name.partition(":")[0].lower()
+        if role in ROLES:
+            yield role, (name, deployment)
+
+
+def _facts(name: str) -> list[dict[str, Any]]:
+    """Ask every replica of a deployment for its engine's settings."""
+    from ray import serve  # noqa: PLC0415
+
+    from serving.ray_compat import broadcast  # noqa: PLC0415
+
+    handle = serve.get_deployment_handle(name, APP)
+    # A handle learns of the replicas with its first ordinary call.
+    handle.facts.remote().result(timeout_s=30)
+    answers: list[dict[str, Any]] = broadcast(handle, "facts")
+    return answers
+
+
+def _answers(base_url: str) -> bool:
+    """Tell whether the endpoint calls itself healthy."""
+    try:
+        with urllib.request.urlopen(f"{base_url}/health", timeout=10) as answer:  # noqa: S310
+            return bool(answer.status == 200)  # noqa: PLR2004
+    except (urllib.error.URLError, OSError):
+        return False

@@ -1,0 +1,87 @@
+"""Is what runs what was planned?"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from serving.compile import DTYPES, KV_ROLES, NODE_LABEL, ROLE_LABEL, replica_devices
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from serving.status import Deployed
+    from sizing.plan import Deployment, Pool
+
+
+def differences(deployment: Deployment, deployed: Deployed, target: str) -> tuple[str, ...]:
+    """
+    Compare, field by field.
+
+    Args:
+        deployment: what was planned.
+        deployed: what runs, with facts.
+        target: `cpu` or `gpu`.
+
+    Returns:
+        Every difference, `place: deployed X, planned Y`; none: it is as planned.
+    """
+    return tuple(
+        difference
+        for pool in deployment.pools
+        for difference in _pool(deployment, pool, deployed, target)
+    )
+
+
+def _pool(deployment: Deployment, pool: Pool, deployed: Deployed, target: str) -> Iterator[str]:
+    """Compare one pool."""
+    running = deployed.replicas.get(pool.role, 0)
+    if running != pool.replicas:
+        yield f"{pool.role}.replicas: deployed {running}, planned {pool.replicas}"
+    facts = deployed.facts.get(pool.role, [])
+    wanted = _planned(deployment, pool)
+    for number, fact in enumerate(facts):
+        for name, value in wanted.items():
+            if fact[name] != value:
+                place = f"{pool.role}[{number}].{name}"
+                yield f"{place}: deployed {fact[name]}, planned {value}"
+    yield from _places(pool, facts, target)
+
+
+def _planned(deployment: Deployment, pool: Pool) -> dict[str, Any]:
+    """Return what each engine of the pool should say of itself."""
+    engine = deployment.engine
+    return {
+        "tp": pool.tp,
+        "pp": pool.pp,
+        "max_batch_size": pool.max_batch_size,
+        "max_batched_tokens": pool.max_batched_tokens,
+        "max_model_len": engine.max_model_len,
+        "block_size": engine.block_size,
+        "kv_bytes": int(pool.kv_bytes),
+        "kv_dtype": "auto" if engine.kv_dtype == pool.dtype else engine.kv_dtype,
+        "model": deployment.model.source,
+        "kv_connector": "NixlConnector",
+        "kv_role": KV_ROLES[pool.role],
+        **({"dtype": DTYPES[pool.dtype]} if pool.dtype in DTYPES else {}),
+    }
+
+
+def _places(pool: Pool, facts: list[dict[str, Any]], target: str) -> Iterator[str]:
+    """Compare nodes and, on a CPU, the cores that each worker is bound to."""
+    planned_nodes = sorted(
+        placement.node
+        for placement in pool.placement
+        for _ in range(len(placement.gpus) // (pool.tp * pool.pp))
+    )
+    nodes = sorted(str(fact["labels"].get(NODE_LABEL)) for fact in facts)
+    # A replica wider than a node says only where its first worker is.
+    if planned_nodes and nodes != planned_nodes:
+        yield f"{pool.role}.nodes: deployed {nodes}, planned {planned_nodes}"
+    roles = {fact["labels"].get(ROLE_LABEL) for fact in facts} - {pool.role}
+    if roles:
+        yield f"{pool.role}.labels: deployed on nodes labelled {roles}, planned {pool.role}"
+    if target == "cpu":
+        planned = sorted([[core] for core in replica] for replica in replica_devices(pool))
+        bound = sorted(sorted(fact["cores"]) for fact in facts)
+        if bound != planned:
+            yield f"{pool.role}.cores: workers bound to {bound}, planned {planned}"
