@@ -10,7 +10,7 @@ import numpy as np
 
 from sizing.search.candidate import Candidate, smallest
 from sizing.search.layout import Layout, legal_degrees, memory_rule, pairing_rule
-from sizing.search.slo import meets, tightest
+from sizing.search.slo import Check, meets, tightest
 from sizing.search.step_models import StepModels
 from sizing.traffic import decode, prefill
 from sizing.traffic.forecast import Forecast, at_rate, forecast
@@ -88,27 +88,37 @@ def search(inputs: Inputs) -> Found | Infeasible:
     starts = [start for start in starts if start.slots]
     if not starts:
         return _fits_nowhere(inputs, [rule for rule in unfit.values() if rule])
+    alone = [(_idle_check(start, inputs.scenario.slo), start) for start in starts]
+    starts = [start for check, start in alone if check.ratio <= 1]
+    if not starts:
+        return _below_floor(alone, inputs)
     best: Found | None = None
     for start in sorted(_limited(starts, inputs), key=lambda s: (_bound(s, inputs), s.layout)):
         if best and _bound(start, inputs) > best.candidate.gpus:
             break
         found = _fewest(start, inputs, best)
-        if found and (
-            best is None or _rank(found, inputs.scenario.slo) < _rank(best, inputs.scenario.slo)
-        ):
+        if found and (best is None or _rank(found, inputs) < _rank(best, inputs)):
             best = found
     if best is None:
-        return _below_floor(starts, inputs)
+        return _too_many(alone, inputs)
     if best.candidate.gpus > inputs.cluster.max_gpus:
         return _over_budget(best, inputs)
     return best
 
 
-def _rank(found: Found, slo: SloSpec) -> tuple[int, float, int]:
+def _rank(found: Found, inputs: Inputs) -> tuple[int, float, int]:
     """Fewer GPUs first, then lower TTFT to the millisecond, then more room in the decode batch."""
-    level = float(slo.percentile.removeprefix("p")) / 100
+    level = float(inputs.scenario.slo.percentile.removeprefix("p")) / 100
     ttft_s = round(found.forecast.ttft.quantile(level), 3)
     return found.candidate.gpus, ttft_s, -found.candidate.tandem.decode.max_batch_size
+
+
+def _idle_check(start: Candidate, slo: SloSpec) -> Check:
+    """Return the tightest limit for a request that meets no other."""
+    alone = forecast(at_rate(start.tandem, IDLE_REQUESTS_PER_S))
+    if alone is None:  # a request a fortnight saturates nothing that answers within days
+        return Check(name="TTFT", seconds=np.inf, limit_s=slo.ttft_s)
+    return tightest(alone, slo)
 
 
 def _limited(starts: list[Candidate], inputs: Inputs) -> Iterator[Candidate]:
@@ -225,16 +235,9 @@ def _fits_nowhere(inputs: Inputs, rules: list[str]) -> Infeasible:
     )
 
 
-def _below_floor(starts: list[Candidate], inputs: Inputs) -> Infeasible:
+def _below_floor(alone: list[tuple[Check, Candidate]], inputs: Inputs) -> Infeasible:
     """No number of GPUs holds the SLO: say what a single request takes on an idle system."""
-    slo = inputs.scenario.slo
-    reached = []
-    for start in starts:
-        idle = at_rate(start.tandem, IDLE_REQUESTS_PER_S)
-        alone = forecast(idle)
-        if alone is not None:
-            reached.append((tightest(alone, slo), start))
-    check, start = min(reached, key=lambda pair: (pair[0].ratio, pair[1].gpus, pair[1].layout))
+    check, start = min(alone, key=lambda pair: (pair[0].ratio, pair[1].gpus, pair[1].layout))
     return Infeasible(
         reason=f"no number of {inputs.gpu.name} holds the SLO: {check.name} of requests that meet"
         f" no other is {_ms(check.seconds)} already",
@@ -245,6 +248,21 @@ def _below_floor(starts: list[Candidate], inputs: Inputs) -> Infeasible:
         f" ({check.ratio:.2f} times)",
         way_out=f"a limit well above {_ms(check.seconds)}, a faster GPU, a smaller model or fewer"
         " bytes (model.weight_dtype), shorter prompts",
+    )
+
+
+def _too_many(alone: list[tuple[Check, Candidate]], inputs: Inputs) -> Infeasible:
+    """A lone request holds the SLO, but no pool that the search looks at does under the load."""
+    check, start = min(alone, key=lambda pair: (pair[0].ratio, pair[1].gpus, pair[1].layout))
+    return Infeasible(
+        reason=f"no pools of up to {MOST_REPLICAS} replicas hold the SLO under"
+        f" {inputs.scenario.workload.requests_per_s:g} requests/s",
+        binds="SLO",
+        nearest=str(start),
+        nearest_gpus=start.gpus,
+        missed_by=f"nothing on an idle system ({check.name} {_ms(check.seconds)} of"
+        f" {_ms(check.limit_s)}), too much under load",
+        way_out="a looser SLO, or a lower workload.requests_per_s",
     )
 
 

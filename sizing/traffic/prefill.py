@@ -96,6 +96,8 @@ def filled(tandem: Tandem, slowdown: float = 1.0) -> float:
     """
     per_replica = tandem.workload.requests_per_s / tandem.prefill.replicas
     size = 1.0
+    if tandem.prefill.max_batch_size == 1:
+        return size
     for _ in range(200):
         arrived = per_replica * slowdown * batch_s(tandem, size)
         size = min(max(1.0, arrived), float(tandem.prefill.max_batch_size))

@@ -1,0 +1,263 @@
+"""The search: properties that any plan keeps, refusals, placement, the figure of issue 2."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from itertools import product
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from sizing import catalog
+from sizing.errors import InputError, NegativeAnswer
+from sizing.plan import Inputs, Plan, plan_from, to_json
+from sizing.search.candidate import smallest
+from sizing.search.explanation import explain_plan, planned
+from sizing.search.given import given as predict_given
+from sizing.search.layout import Layout, legal_degrees, memory_rule, pairing_rule
+from sizing.search.placement import place
+from sizing.search.proposal import propose
+from sizing.search.search import Found, Infeasible, least, search
+from sizing.search.slo import meets
+from sizing.search.step_models import StepModels
+from sizing.specs.scenario import ClusterChoice, ModelChoice, ScenarioSpec, SearchChoice
+from sizing.specs.slo import SloSpec
+from sizing.specs.workload import Lengths, WorkloadSpec
+from sizing.traffic.forecast import at_rate, forecast
+
+SCENARIO = ScenarioSpec(
+    model=ModelChoice(id="llama-3.1-70b"),
+    cluster=ClusterChoice(preset="h100-8", max_gpus=512),
+    workload=WorkloadSpec(
+        requests_per_s=20.0, input_tokens=Lengths.fixed(4000), output_tokens=Lengths.fixed(500)
+    ),
+)
+
+
+def inputs(scenario: ScenarioSpec = SCENARIO) -> Inputs:
+    """Return a scenario with what it names."""
+    model, gpu, cluster, engine = catalog.resolve(scenario, "test")
+    return Inputs(
+        scenario=scenario, model=model, gpu=gpu, cluster=cluster, engine=engine, calibration=None
+    )
+
+
+def at(rate: float, **slo: float) -> Inputs:
+    """Return the scenario at another rate and SLO."""
+    load = replace(SCENARIO.workload, requests_per_s=rate)
+    return inputs(replace(SCENARIO, workload=load, slo=SloSpec(**{"ttft_s": 1.0, **slo})))  # type: ignore[arg-type]
+
+
+def found(given: Inputs) -> Found:
+    """Return the plan's configuration, which there must be."""
+    answer = search(given)
+    assert isinstance(answer, Found), answer
+    return answer
+
+
+def proposed(given: Inputs) -> Plan:
+    """Return the plan."""
+    answer = found(given)
+    return propose(given, answer.candidate, answer.forecast)
+
+
+@settings(
+    max_examples=12, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+@given(rate=st.floats(0.5, 80), more=st.floats(1.05, 3), slack=st.floats(1.1, 3))
+def test_more_load_costs_more_and_a_looser_slo_does_not(
+    rate: float, more: float, slack: float
+) -> None:
+    """More load never needs fewer GPUs; a looser TTFT or TPOT never costs more."""
+    gpus = found(at(rate)).candidate.gpus
+    assert found(at(rate * more)).candidate.gpus >= gpus
+    assert found(at(rate, ttft_s=slack)).candidate.gpus <= gpus
+    assert found(at(rate, tpot_s=0.05 * slack)).candidate.gpus <= gpus
+
+
+@settings(max_examples=8, deadline=None, derandomize=True)
+@given(rate=st.floats(1, 100))
+def test_a_plan_keeps_its_slo_and_the_laws_of_physics(rate: float) -> None:
+    """The SLO holds, utilisation is allowed, prefill computes at most 80 % of peak."""
+    plan = proposed(at(rate))
+    assert plan.prediction.ttft.p99_s <= 1.0
+    assert plan.prediction.tpot.p99_s <= 0.05
+    assert max(plan.prediction.utilisation_fraction.values()) <= 0.95
+    assert plan.headroom.load_factor >= 1
+    flops = rate * 4000 * 2 * 69.5e9
+    assert plan.pool("prefill").gpus >= flops / (0.8 * 989e12)
+    assert plan.cost.gpus == sum(pool.gpus for pool in plan.pools)
+
+
+@pytest.mark.parametrize(("rate", "low", "high"), [(2.0, 8, 16), (50.0, 75, 150)])
+def test_the_figure_of_the_first_issue(rate: float, low: int, high: int) -> None:
+    """Llama-3.1-70B on H100, 4,000 in, 500 out: 75 to 150 GPUs at 50 requests/s."""
+    plan = proposed(at(rate))
+    assert low <= plan.cost.gpus <= high
+    assert plan.prediction.bottleneck == {"prefill": "compute", "decode": "memory bandwidth"}
+
+
+def test_no_smaller_configuration_holds() -> None:
+    """Every layout and size with fewer GPUs misses the SLO: the search loses nothing."""
+    given = at(6.0)
+    best = found(given).candidate.gpus
+    models, degrees = StepModels(given), legal_degrees(given)
+    for prefill_tp, decode_tp in product(degrees, degrees):
+        layout = Layout(prefill_tp=prefill_tp, decode_tp=decode_tp)
+        fits = all(memory_rule(given, tp) is None for tp in (prefill_tp, decode_tp))
+        if not fits or pairing_rule(given.model, layout):
+            continue
+        start = smallest(given, layout, models)
+        for prefill, decode in product(range(1, best // prefill_tp), range(1, best // decode_tp)):
+            sized = start.sized(prefill, decode)
+            if sized.gpus >= best:
+                continue
+            for limit in {start.slots, max(1, start.slots // 2), max(1, start.slots // 4)}:
+                assert not meets(forecast(sized.limited(limit).tandem), given.scenario.slo)
+
+
+def test_same_inputs_same_bytes_and_back() -> None:
+    """Equal inputs give equal bytes, and a plan read back is the plan."""
+    plan = proposed(at(20.0))
+    text = to_json(plan)
+    assert text == to_json(proposed(at(20.0)))
+    assert plan_from(json.loads(text), place="plan.json") == plan
+
+
+def test_headroom_is_where_the_slo_breaks() -> None:
+    """Just below the headroom the SLO holds, just above it does not."""
+    given = at(20.0)
+    chosen = found(given).candidate
+    factor = proposed(given).headroom.load_factor
+    for share, holds in ((0.99, True), (1.01, False)):
+        loaded = at_rate(chosen.tandem, 20.0 * factor * share)
+        assert meets(forecast(loaded), given.scenario.slo) is holds
+
+
+def test_a_price_is_counted_only_where_given() -> None:
+    """Dollars an hour are GPUs times the price, and nothing without one."""
+    priced = replace(SCENARIO, cluster=replace(SCENARIO.cluster, price_usd_per_gpu_hour=2.5))
+    plan = proposed(inputs(priced))
+    assert plan.cost.price_usd_per_hour == 2.5 * plan.cost.gpus
+    assert proposed(at(20.0)).cost.price_usd_per_hour is None
+
+
+def test_explanation_adds_up() -> None:
+    """Terms of each group add up, and each names its equation and source."""
+    plan = proposed(at(20.0))
+    explained = explain_plan(plan)
+    ttft = [term for term in explained.terms if term.of == "TTFT"]
+    assert sum(term.seconds for term in ttft) == pytest.approx(plan.prediction.ttft.mean_s)
+    for of in {term.of for term in explained.terms}:
+        shares = [term.share_fraction for term in explained.terms if term.of == of]
+        assert sum(shares) == pytest.approx(1)
+    assert all(term.equation and term.source for term in explained.terms)
+    achieved = [t.achieved_fraction for t in explained.terms if t.achieved_fraction is not None]
+    assert achieved
+    assert max(achieved) < 1
+    assert planned(plan).gpus == plan.cost.gpus
+
+
+def test_a_model_that_fits_nowhere() -> None:
+    """A model larger than an HB domain gets the bytes that are missing."""
+    answer = search(inputs(replace(SCENARIO, model=ModelChoice(id="llama-3.1-405b"))))
+    assert isinstance(answer, Infeasible)
+    assert answer.binds == "capacity"
+    assert "GB of weights" in answer.missed_by
+
+
+@pytest.mark.parametrize(
+    ("slo", "name"), [({"ttft_s": 0.05}, "TTFT p99"), ({"tpot_s": 0.002}, "TPOT p99")]
+)
+def test_an_slo_below_the_floor(slo: dict[str, float], name: str) -> None:
+    """An SLO that a lone request misses gets the floor."""
+    answer = search(at(20.0, **slo))
+    assert isinstance(answer, Infeasible)
+    assert answer.binds == "SLO floor"
+    assert name in answer.missed_by
+    assert answer.nearest
+
+
+def test_a_budget_too_small() -> None:
+    """Too few GPUs: the number that would do it, which then does it."""
+    tight = replace(SCENARIO, cluster=replace(SCENARIO.cluster, max_gpus=16))
+    answer = search(inputs(tight))
+    assert isinstance(answer, Infeasible)
+    assert answer.binds == "max_gpus"
+    assert answer.nearest_gpus
+    enough = replace(SCENARIO, cluster=replace(SCENARIO.cluster, max_gpus=answer.nearest_gpus))
+    assert found(inputs(enough)).candidate.gpus == answer.nearest_gpus
+
+
+@pytest.mark.parametrize("tp", [3, 7, 128])
+def test_a_degree_that_does_not_divide(tp: int) -> None:
+    """A TP that does not divide the heads is refused by name."""
+    with pytest.raises(InputError, match="attention heads"):
+        search(inputs(replace(SCENARIO, search=SearchChoice(tp=(tp,)))))
+
+
+def test_a_cpu_needs_a_calibration() -> None:
+    """A CPU without measurements is refused with the commands that take them."""
+    scenario = replace(
+        SCENARIO, model=ModelChoice(id="llama-3.1-8b"), cluster=ClusterChoice(preset="laptop")
+    )
+    with pytest.raises(InputError, match="sizing calibrate"):
+        search(inputs(scenario))
+
+
+def test_pairs_that_the_connector_cannot_make() -> None:
+    """One TP is a multiple of the other; a wider prefill is at most the KV heads."""
+    model = catalog.find_model("llama-3.1-70b")
+    assert pairing_rule(model, Layout(prefill_tp=2, decode_tp=8)) is None
+    assert pairing_rule(model, Layout(prefill_tp=8, decode_tp=2)) is None
+    assert pairing_rule(model, Layout(prefill_tp=16, decode_tp=8)) is not None
+    assert pairing_rule(model, Layout(prefill_tp=2, decode_tp=3)) is not None
+
+
+def test_prediction_of_what_cannot_be() -> None:
+    """A saturated configuration, and one that does not fit, are told apart from latencies."""
+    with pytest.raises(NegativeAnswer, match="queues grow without end"):
+        predict_given(at(20.0), prefill=(1, 8), decode=(1, 8))
+    with pytest.raises(InputError, match="GB of weights"):
+        predict_given(at(1.0), prefill=(1, 1), decode=(1, 8))
+    crossing = predict_given(at(1.0), prefill=(1, 8), decode=(1, 16))
+    assert crossing.beyond_hb_domain_s["decode"] > 0
+    assert set(asdict(crossing)) == {
+        "pools", "prediction", "meets_slo", "misses", "beyond_hb_domain_s"
+    }  # fmt: skip
+
+
+@given(
+    prefill=st.tuples(st.integers(1, 20), st.sampled_from((1, 2, 4, 8, 16))),
+    decode=st.tuples(st.integers(1, 20), st.sampled_from((1, 2, 4, 8, 16))),
+)
+def test_placement(prefill: tuple[int, int], decode: tuple[int, int]) -> None:
+    """Every GPU once, replicas inside a domain where they fit one, powers of two without gaps."""
+    cluster = inputs().cluster
+    placed = place([("prefill", *prefill), ("decode", *decode)], cluster)
+    taken = [(p.node, gpu) for each in placed.values() for p in each for gpu in p.gpus]
+    assert len(set(taken)) == len(taken) == prefill[0] * prefill[1] + decode[0] * decode[1]
+    assert {gpu for _, gpu in taken} <= set(range(8))
+    for role, (replicas, tp) in (("prefill", prefill), ("decode", decode)):
+        assert len(placed[role]) == replicas * max(1, tp // 8)
+    assert len({node for node, _ in taken}) == -(-len(taken) // 8)
+
+
+def test_the_demo_machine_is_placed_in_order() -> None:
+    """On two cores prefill takes core 0 and decode core 1 of the only node."""
+    placed = place([("prefill", 1, 1), ("decode", 1, 1)], catalog.clusters()["laptop"])
+    assert [(p.node, p.gpus) for p in placed["prefill"]] == [("node-0", (0,))]
+    assert [(p.node, p.gpus) for p in placed["decode"]] == [("node-0", (1,))]
+
+
+@given(threshold=st.integers(1, 5000), start=st.integers(1, 50))
+def test_least(threshold: int, start: int) -> None:
+    """Doubling and halving finds the smallest count that holds."""
+    assert least(lambda count: count >= threshold, start) == max(threshold, start)
+
+
+def test_least_gives_up() -> None:
+    """What never holds ends the search after bounded work."""
+    assert least(lambda _: False, 1) is None
