@@ -82,7 +82,7 @@ def parts_table(prediction: Prediction) -> Table:
 
 def summary(plan: Plan) -> Text:
     """Say in a few lines what was asked, what it takes, and what stands behind it."""
-    cost, load, error = plan.cost, plan.workload, plan.calibration.error_fraction
+    cost, load = plan.cost, plan.workload
     stranded = cost.nodes * plan.inputs.cluster.gpus_per_node - cost.gpus
     lines = [
         f"{plan.model.id} on {plan.inputs.gpu.name}, {load.requests_per_s:g} requests/s:"
@@ -93,10 +93,20 @@ def summary(plan: Plan) -> Text:
             f" then {plan.headroom.binds}; saturates at"
             f" {plan.prediction.capacity_requests_per_s:.3g} requests/s"
         ),
-        f"Step times: {plan.calibration.name}, {plan.calibration.date}, error of the fit "
-        + ("unknown for whole steps" if error is None else f"{error:.1%}")
-        + f"; {plan.validated_on.num_rows} measured rows behind it: {plan.validated_on.note}",
+        (
+            f"Step times: {plan.calibration.name}, {plan.calibration.date}, {_error(plan)};"
+            f" {plan.validated_on.num_rows} measured rows behind it: {plan.validated_on.note}"
+        ),
     ]
     if cost.price_usd_per_hour is not None:
         lines.insert(1, f"Price: {cost.price_usd_per_hour:,.2f} US dollars an hour")
     return Text("\n".join(lines))
+
+
+def _error(plan: Plan) -> str:
+    """Say how far the fitted steps are from what they were fitted to."""
+    measured = plan.calibration.error_fraction
+    if measured is not None:
+        return f"{measured:.1%} from the steps measured"
+    fitted = max(plan.step_model.prefill.error_fraction, plan.step_model.decode.error_fraction)
+    return f"{fitted:.1%} from the term-by-term model"

@@ -73,6 +73,5 @@ def _fitted_bound(chosen: Candidate, role: str, batch: float, context: float) ->
         n = float(chosen.tandem.computed_tokens.mean())
         compute = step.per_prefill_token_s * n + step.per_pair_s * n * n / 2
         return "compute" if compute >= step.stream_s else "memory bandwidth"
-    compute = step.per_sequence_s * batch
-    read = max(0.0, step.stream_s - compute) + step.per_context_token_s * batch * context
-    return "compute" if compute > read else "memory bandwidth"
+    read = max(step.stream_s, step.per_context_token_s * batch * context)
+    return "compute" if step.per_sequence_s * batch > read else "memory bandwidth"

@@ -1,0 +1,236 @@
+"""`sizing plan`, `predict`, `explain`: streams, exit codes, files, and two golden plans."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from sizing import catalog
+from sizing.cli import main
+from sizing.plan import read_plan
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+H100 = str(catalog.files("scenarios")["llama-3.1-70b-h100"])
+LAPTOP = str(catalog.files("scenarios")["laptop"])
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 512,
+    "num_hidden_layers": 8, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 64,
+    "intermediate_size": 1536, "vocab_size": 32000, "max_position_embeddings": 2048,
+    "torch_dtype": "bfloat16", "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+class Done(NamedTuple):
+    """How the command left."""
+
+    code: int | str | None
+    out: str
+    err: str
+
+
+class Sizing:
+    """The command, run in this process with its output in a pipe."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        """Remember where its output goes."""
+        self.capsys = capsys
+
+    def __call__(self, *arguments: str) -> Done:
+        """Run it as a user would."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("sys.argv", ["sizing", *arguments])
+            patch.setenv("COLUMNS", "200")
+            with pytest.raises(SystemExit) as left:
+                main()
+        return Done(left.value.code, *self.capsys.readouterr())
+
+
+@pytest.fixture
+def sizing(capsys: pytest.CaptureFixture[str]) -> Sizing:
+    """Return the command."""
+    return Sizing(capsys)
+
+
+@pytest.fixture
+def laptop(tmp_path: Path) -> tuple[str, ...]:
+    """Return the demo's scenario for a small model, with a made-up calibration of it."""
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps(CONFIG))
+    calibration = tmp_path / "calibration.json"
+    text = (GOLDEN / "laptop.calibration.json").read_text(encoding="utf-8")
+    calibration.write_text(text.replace("HASH", catalog.find_model(str(model)).config_hash))
+    return (LAPTOP, "--set", f"model.id={model}", "--calibration", str(calibration))
+
+
+def outline(plan: dict[str, Any]) -> dict[str, Any]:
+    """Return what a golden plan keeps: layout, verdicts, latencies."""
+    kept = ("replicas", "tp", "max_batch_size")
+    prediction = plan["prediction"]
+    return {
+        "pools": {pool["role"]: {key: pool[key] for key in kept} for pool in plan["pools"]},
+        "gpus": plan["cost"]["gpus"],
+        "bottleneck": prediction["bottleneck"],
+        "ttft_p99_s": prediction["ttft"]["p99_s"],
+        "tpot_p99_s": prediction["tpot"]["p99_s"],
+        "capacity_requests_per_s": prediction["capacity_requests_per_s"],
+    }
+
+
+def check_golden(name: str, plan: dict[str, Any]) -> None:
+    """Compare with a golden outline; `GOLDEN=write` rewrites it, and the diff is reviewed."""
+    path = GOLDEN / f"{name}.plan.json"
+    found = outline(plan)
+    if os.environ.get("GOLDEN") == "write":
+        path.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    expected = json.loads(path.read_text(encoding="utf-8"))
+    for key, value in expected.items():
+        wanted = pytest.approx(value, rel=0.01) if isinstance(value, float) else value
+        assert found[key] == wanted, key
+
+
+def test_golden_h100(sizing: Sizing, tmp_path: Path) -> None:
+    """The shipped 70B scenario gives the plan it gave; the file is what --json prints."""
+    path = tmp_path / "plan.json"
+    done = sizing("plan", H100, "-o", str(path), "--json")
+    assert (done.code, done.err) == (0, "")
+    assert path.read_text(encoding="utf-8") == done.out
+    check_golden("llama-3.1-70b-h100", json.loads(done.out))
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_golden_laptop(sizing: Sizing, laptop: tuple[str, ...], tmp_path: Path) -> None:
+    """A calibrated machine plans one core a pool, and explain shows the interference."""
+    path = tmp_path / "plan.json"
+    assert sizing("plan", *laptop, "-o", str(path)).code == 0
+    plan = read_plan(path)
+    check_golden("laptop", json.loads(path.read_text(encoding="utf-8")))
+    assert plan.calibration.name == "made-up"
+    assert plan.validated_on.num_rows == 40
+    assert plan.step_model.interference.decode_fraction == 0.2
+    explained = sizing("explain", str(path))
+    assert "interference of decode" in explained.out
+    assert "steps take longer by" in explained.out
+    data = json.loads(sizing("explain", str(path), "--json").out)
+    assert data["interference"]["decode"] > 0
+
+
+def test_plan_fits_one_screen(sizing: Sizing) -> None:
+    """Layout, what binds, latency beside the SLO, headroom: within 30 lines."""
+    done = sizing("plan", H100)
+    assert done.code == 0
+    for word in ("prefill", "decode", "compute", "memory bandwidth", "holds", "Headroom", "nodes"):
+        assert word in done.out, word
+    assert "no measurement like this" in done.out
+    assert len(done.out.splitlines()) <= 30
+
+
+def test_predict(sizing: Sizing, laptop: tuple[str, ...]) -> None:
+    """Capacity and utilisation of a named configuration; a missed SLO is said and exits 0."""
+    given = ("--prefill", "1xTP1", "--decode", "1xtp1")
+    done = sizing("predict", *laptop, *given, "--json")
+    assert (done.code, done.err) == (0, "")
+    answer = json.loads(done.out)
+    capacity = answer["prediction"]["capacity_requests_per_s"]
+    assert answer["meets_slo"] is True
+    assert answer["prediction"]["utilisation_fraction"]["prefill"] < 1
+    missed = sizing("predict", *laptop, *given, "--set", "slo.ttft_s=0.01")
+    assert missed.code == 0
+    assert "SLO missed: TTFT p99" in missed.out
+    over = sizing("predict", *laptop, *given, "--set", f"workload.requests_per_s={2 * capacity}")
+    assert over.code == 3
+    assert "saturate" in over.err
+    assert over.out == ""
+
+
+def test_predict_beyond_the_hb_domain(sizing: Sizing) -> None:
+    """TP 16 on nodes of 8 is predicted, and what the network costs is said."""
+    rate = ("--set", "workload.requests_per_s=2")
+    done = sizing("predict", H100, "--prefill", "1xTP8", "--decode", "1xTP16", *rate)
+    assert done.code == 0
+    assert "TP beyond the HB domain costs" in done.out
+
+
+def test_explain_gpu(sizing: Sizing, tmp_path: Path) -> None:
+    """A GPU plan shows each op with equation, FLOPs, bytes, share of peak and what binds it."""
+    path = tmp_path / "plan.json"
+    assert sizing("plan", H100, "-o", str(path)).code == 0
+    data = json.loads(sizing("explain", str(path), "--json").out)
+    ops = {term["name"]: term for term in data["terms"] if term["of"] == "prefill step"}
+    assert ops["mlp up"]["bound"] == "compute"
+    assert 0.5 < ops["mlp up"]["achieved_fraction"] < 1
+    assert ops["mlp up"]["equation"] == "W4"
+    assert ops["mlp up"]["flops"] > 0
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "words"),
+    [
+        ("model.id=llama-3.1-405b", 3, "fits on no allowed layout"),
+        ("slo.ttft_s=0.01", 3, "already"),
+        ("cluster.max_gpus=8", 3, "way out: cluster.max_gpus = "),
+        ("search.tp=[3]", 2, "attention heads"),
+        ("workload.requests_per_s=-1", 2, "positive"),
+        ("workload.requests=3", 2, "no such key"),
+        ("workload.input_tokens=200000", 2, "context"),
+        ("cluster.preset=h100-9", 2, "did you mean h100-8"),
+    ],
+)
+def test_refusals(sizing: Sizing, tmp_path: Path, change: str, code: int, words: str) -> None:
+    """What cannot be planned is one line with its way out, the right exit code, and no file."""
+    path = tmp_path / "plan.json"
+    done = sizing("plan", H100, "--set", change, "-o", str(path))
+    assert done.code == code
+    assert words in done.err
+    assert len(done.err.strip().splitlines()) == 1
+    assert done.out == ""
+    assert not path.exists()
+
+
+def test_infeasible_as_data(sizing: Sizing) -> None:
+    """With --json a "no" is data too."""
+    done = sizing("plan", H100, "--set", "cluster.max_gpus=8", "--json")
+    assert done.code == 3
+    assert json.loads(done.out)["infeasible"]["binds"] == "max_gpus"
+
+
+def test_a_calibration_of_something_else(sizing: Sizing, laptop: tuple[str, ...]) -> None:
+    """A calibration of another model, or of TP 1 asked for at TP 2, is refused."""
+    calibration = laptop[-1]
+    done = sizing("plan", H100, "--calibration", calibration)
+    assert done.code == 2
+    assert "model_config_hash" in done.err
+    wide = sizing("predict", *laptop, "--prefill", "1xTP2", "--decode", "1xTP1")
+    assert wide.code == 2
+    assert "TP 1" in wide.err
+
+
+def test_without_calibration(sizing: Sizing, laptop: tuple[str, ...]) -> None:
+    """A CPU without a calibration gets the commands that make one."""
+    done = sizing("plan", *laptop[:-2])
+    assert done.code == 2
+    assert "sizing calibrate" in done.err
+    assert "serving measure" in done.err
+
+
+def test_sizes_that_cannot_be_read(sizing: Sizing) -> None:
+    """A size is replicas x TP."""
+    done = sizing("predict", H100, "--prefill", "2x4", "--decode", "1xTP4")
+    assert done.code == 2
+    assert "2xTP4" in done.err
+
+
+def test_an_edited_plan(sizing: Sizing, tmp_path: Path) -> None:
+    """A plan whose pools cannot carry its load is refused by explain."""
+    path = tmp_path / "plan.json"
+    assert sizing("plan", H100, "-o", str(path)).code == 0
+    raw = json.loads(path.read_text(encoding="utf-8"))
+    raw["workload"]["requests_per_s"] = 1e6
+    path.write_text(json.dumps(raw))
+    done = sizing("explain", str(path))
+    assert done.code == 2
+    assert "carry the plan's load" in done.err
