@@ -15,6 +15,7 @@ from serving.deploy import Site
 from serving.deployed import bring_up
 from serving.status import current, look
 from serving.takedown import take_down
+from serving.target import located
 from serving.verify import differences
 from sizing.errors import InputError, NegativeAnswer
 from sizing.plan import Deployment, Plan, read_deployment, read_plan
@@ -121,7 +122,7 @@ def status(*, as_json: AsJson = False) -> None:
 def verify(*, as_json: AsJson = False) -> None:
     """Compare what runs with the plan: replicas, TP, nodes, cores, engine settings."""
     state = current()
-    planned = read_deployment(Path(state.plan))
+    planned = located(read_deployment(Path(state.plan)))
     found = differences(planned, look(state, facts=True), state.target)
     if as_json:
         typer.echo(json.dumps({"as_planned": not found, "differences": found}))

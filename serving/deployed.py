@@ -12,7 +12,7 @@ from serving.deploy import Site, deploy
 from serving.phases import Readiness
 from serving.state import State, read_state
 from serving.takedown import take_down
-from serving.target import this_machine
+from serving.target import located, this_machine
 from serving.validate import findings
 from sizing.errors import InputError, NegativeAnswer
 from sizing.plan import to_json
@@ -56,6 +56,7 @@ def bring_up(
         InputError: something is deployed from here already, or the port is taken.
         TargetFailed: it was started and did not get ready; nothing is left of it.
     """
+    deployment = located(deployment)
     reasons = findings(deployment, this_machine(site.target, _labels(site.address)))
     if reasons:
         raise NegativeAnswer("\n  ".join(["this deployment cannot be realised here:", *reasons]))

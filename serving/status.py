@@ -70,7 +70,7 @@ def look(state: State, *, facts: bool = False) -> Deployed:
                 role: deployment.replica_states.get("RUNNING", 0)
                 for role, (_, deployment) in found.items()
             },
-            status={role: str(deployment.status) for role, (_, deployment) in found.items()},
+            status={role: deployment.status.value for role, (_, deployment) in found.items()},
             facts={role: _facts(name) for role, (name, _) in found.items()} if facts else {},
             answers=_answers(state.base_url),
         )

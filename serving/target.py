@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import platform
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sizing.errors import InputError
 from sizing.machine import installed_version
+
+if TYPE_CHECKING:
+    from sizing.plan import Deployment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +55,19 @@ def this_machine(kind: str, labels: tuple[dict[str, str], ...] | None = None) ->
         vllm=_engine_version(),
         labels=labels,
     )
+
+
+def located(deployment: Deployment) -> Deployment:
+    """Return *deployment* with its model's directory, if it has one, spelled out from the root."""
+    source = deployment.model.source
+    if not is_directory(source):
+        return deployment
+    return replace(deployment, model=replace(deployment.model, source=str(Path(source).absolute())))
+
+
+def is_directory(source: str) -> bool:
+    """Tell a directory, there or not, from the name of a model on a hub."""
+    return source.startswith(("/", ".")) or Path(source).is_dir()
 
 
 def _num_gpus() -> int:

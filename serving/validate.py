@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from serving.compile import DTYPES, NODE_LABEL, ROLE_LABEL
+from serving.target import is_directory
 from sizing.specs.architecture import architecture_hash
 from sizing.specs.model import DTYPE_BYTES
 
@@ -69,7 +70,7 @@ def _software(deployment: Deployment, target: Target) -> Iterator[str]:
 def _model(deployment: Deployment) -> Iterator[str]:
     """Check that the model is there and has the architecture that was planned for."""
     model = deployment.model
-    if not _is_path(model.source):
+    if not is_directory(model.source):
         return  # a hub name: vLLM downloads it, and refuses what does not fit
     config = Path(model.source) / "config.json"
     try:
@@ -84,11 +85,6 @@ def _model(deployment: Deployment) -> Iterator[str]:
         )
     if not any(Path(model.source).glob("*.safetensors")):
         yield f"model.source: {model.source} holds no weights (*.safetensors)"
-
-
-def _is_path(source: str) -> bool:
-    """Tell a directory from a hub name."""
-    return source.startswith(("/", "./", "../")) or Path(source).is_dir()
 
 
 def _pairing(deployment: Deployment) -> Iterator[str]:

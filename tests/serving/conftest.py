@@ -1,0 +1,239 @@
+"""The demo model, and deployments of it on two cores."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import pytest
+
+from serving.demo_model import DemoShape, make_demo_model
+from serving.target import Target
+from sizing.plan import (
+    SCHEMA_VERSION,
+    CalibrationNote,
+    Cost,
+    Deployable,
+    Deployment,
+    EngineSettings,
+    Headroom,
+    Inputs,
+    Latency,
+    Placement,
+    Plan,
+    PlanModel,
+    Pool,
+    Prediction,
+    Provenance,
+    Routing,
+    StepModel,
+    Validation,
+)
+from sizing.specs.architecture import architecture_hash
+from sizing.specs.cluster import ClusterSpec
+from sizing.specs.engine import EngineProfile
+from sizing.specs.gpu import GpuSpec
+from sizing.specs.model import ModelSpec
+from sizing.specs.scenario import ClusterChoice, ModelChoice, ScenarioSpec
+from sizing.specs.slo import SloSpec
+from sizing.specs.step import Interference, PathCoefficients, StepCoefficients
+from sizing.specs.workload import Lengths, WorkloadSpec
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PoolMaker = Callable[..., Pool]
+DeploymentMaker = Callable[..., Deployment]
+PlanMaker = Callable[[Deployment], Plan]
+SMALL = DemoShape(num_layers=1, hidden_size=64, ffn_size=64)
+
+
+@pytest.fixture(scope="session")
+def demo_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the demo model as it ships."""
+    return make_demo_model(tmp_path_factory.mktemp("models") / "demo")
+
+
+@pytest.fixture(scope="session")
+def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the smallest model of the demo's kind, for tests that run no engine."""
+    return make_demo_model(tmp_path_factory.mktemp("models") / "small", SMALL)
+
+
+@pytest.fixture(scope="session")
+def target() -> Target:
+    """Return a machine of two cores with everything installed."""
+    return Target(
+        kind="cpu",
+        system="Linux x86_64",
+        cores=frozenset({0, 1}),
+        num_gpus=0,
+        memory_bytes=16 << 30,
+        ray="2.60.0",
+        vllm="0.29.0",
+    )
+
+
+@pytest.fixture(scope="session")
+def make_pool() -> PoolMaker:
+    """Make pools of one TP 1 replica on core 0 of a node, unless told otherwise."""
+
+    def make(role: str, cores: tuple[int, ...] = (0,), **changes: object) -> Pool:
+        given: dict[str, object] = {
+            "role": role,
+            "replicas": 1,
+            "tp": 1,
+            "pp": 1,
+            "ep": 1,
+            "gpu": "cpu",
+            "dtype": "bf16",
+            "max_batch_size": 4 if role == "prefill" else 16,
+            "max_batched_tokens": 2048,
+            "kv_bytes": 268435456.0,
+            "placement": (Placement(node="laptop", gpus=cores),),
+        }
+        return Pool(**{**given, **changes})  # type: ignore[arg-type]
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def make_deployment(make_pool: PoolMaker) -> DeploymentMaker:
+    """Make deployments of a model: prefill on core 0, decode on core 1, unless told otherwise."""
+
+    def make(
+        model: Path,
+        *,
+        dtype: str = "bf16",
+        prefill: Pool | None = None,
+        decode: Pool | None = None,
+        max_model_len: int = 2048,
+    ) -> Deployment:
+        config = json.loads((model / "config.json").read_text())
+        fingerprint = architecture_hash(config)
+        return Deployment(
+            model=PlanModel(id="demo", source=str(model), config_hash=fingerprint),
+            architecture=ModelSpec(
+                id="demo",
+                source=str(model),
+                config_hash=fingerprint,
+                num_layers=config["num_hidden_layers"],
+                hidden_size=config["hidden_size"],
+                num_heads=config["num_attention_heads"],
+                num_kv_heads=config["num_key_value_heads"],
+                head_dim=config["head_dim"],
+                ffn_size=config["intermediate_size"],
+                vocab_size=config["vocab_size"],
+                max_context_tokens=config["max_position_embeddings"],
+                weight_dtype=dtype,
+                kv_dtype=dtype,
+            ),
+            engine=EngineSettings(
+                name="vllm",
+                version="0.29.0",
+                max_model_len=max_model_len,
+                block_size=32,
+                kv_dtype=dtype,
+                memory_fraction=0.9,
+            ),
+            pools=(
+                prefill or make_pool("prefill", (0,), dtype=dtype),
+                decode or make_pool("decode", (1,), dtype=dtype),
+            ),
+            routing=Routing(),
+        )
+
+    return make
+
+
+@pytest.fixture
+def make_plan() -> PlanMaker:
+    """Make the plan around a deployment; its predictions are of no interest here."""
+    step = StepCoefficients(
+        base_s=0.01,
+        stream_s=0.0,
+        per_prefill_token_s=1e-4,
+        per_sequence_s=0.0,
+        per_pair_s=0.0,
+        per_context_token_s=0.0,
+        max_tokens=1000,
+        max_batch=8,
+        max_context_tokens=1000,
+        error_fraction=0.1,
+    )
+    latency = Latency(mean_s=0.1, p50_s=0.1, p90_s=0.1, p95_s=0.1, p99_s=0.1, error_fraction=None)
+    load = WorkloadSpec(
+        requests_per_s=1.0, input_tokens=Lengths.fixed(100), output_tokens=Lengths.fixed(10)
+    )
+    profile = EngineProfile(
+        name="vllm",
+        version="0.29.0",
+        connector="nixl",
+        pp=(1,),
+        block_size=16,
+        cpu_block_size=32,
+        memory_fraction=0.9,
+        activation_bytes=1.0,
+        runtime_bytes=1.0,
+        max_batch_size=8,
+        max_batched_tokens=1000,
+        per_layer_s=0.0,
+        per_step_s=0.0,
+        per_sequence_s=0.0,
+        per_request_s=0.0,
+        transfer_base_s=0.0,
+    )
+
+    def make(deployment: Deployment) -> Plan:
+        return Plan(
+            schema_version=SCHEMA_VERSION,
+            model=deployment.model,
+            engine=deployment.engine,
+            step_model=StepModel(
+                prefill=step,
+                decode=step,
+                path=PathCoefficients(
+                    request_s=0.0,
+                    transfer_base_s=0.0,
+                    transfer_per_token_s=0.0,
+                    error_fraction=0.1,
+                ),
+                interference=Interference(),
+            ),
+            inputs=Inputs(
+                scenario=ScenarioSpec(
+                    model=ModelChoice(id="demo"), cluster=ClusterChoice(gpu="cpu"), workload=load
+                ),
+                model=deployment.architecture,
+                gpu=GpuSpec(name="cpu", vendor="any", kind="cpu"),
+                cluster=ClusterSpec(
+                    name="laptop", gpu="cpu", gpus_per_node=2, gpus_per_hb_domain=2, max_gpus=2
+                ),
+                engine=profile,
+                calibration=None,
+            ),
+            slo=SloSpec(),
+            workload=load,
+            pools=deployment.pools,
+            routing=deployment.routing,
+            prediction=Prediction(
+                ttft=latency,
+                tpot=latency,
+                itl=latency,
+                e2e=latency,
+                output_tokens_per_s=10.0,
+                capacity_requests_per_s=2.0,
+                utilisation_fraction={"prefill": 0.5, "decode": 0.5},
+                bottleneck={"prefill": "compute", "decode": "queue"},
+                ttft_parts_s={"prefill": 0.1},
+            ),
+            cost=Cost(gpus=2, nodes=1, gpu_power_w=None, price_usd_per_hour=None),
+            headroom=Headroom(load_factor=1.5, binds="prefill queue"),
+            calibration=CalibrationNote(name="none", date="2026-01-01", error_fraction=None),
+            validated_on=Validation(num_rows=0, note="no measurement like this"),
+            deployable=Deployable(profile="vllm-0.29-nixl", ok=True),
+            provenance=Provenance(version="0", inputs_hash="0" * 16),
+        )
+
+    return make

@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import secrets
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from serving.processes import environment, marked, stop
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+import pytest
+
+ORPHANS = """
+import os, signal, subprocess, sys, time
+stubborn = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
+subprocess.Popen([sys.executable, "-c", stubborn], start_new_session=True)
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+print("started", flush=True)
+"""
+
+
+@pytest.fixture
+def cluster_id() -> Iterator[str]:
+    """Return a fresh mark, and end what still bears it after the test."""
+    mark = secrets.token_hex(8)
+    yield mark
+    stop(mark, grace_s=0)
+
+
+def _start(cluster_id: str) -> None:
+    """Leave two orphans behind, in sessions of their own, one that ignores SIGTERM."""
+    subprocess.run([sys.executable, "-c", ORPHANS], env=environment(cluster_id), check=True)
+
+
+def test_orphans_are_found_and_stopped(cluster_id: str) -> None:
+    """Processes are found by their mark when their parent is dead, and stopped, the deaf too."""
+    _start(cluster_id)
+    assert len(marked(cluster_id)) == 2
+    assert stop(cluster_id, grace_s=0.3) == set()
+    assert marked(cluster_id) == set()
+
+
+def test_others_are_left_alone(cluster_id: str) -> None:
+    """Stopping one cluster does not touch another."""
+    other = secrets.token_hex(8)
+    _start(cluster_id)
+    assert stop(other) == set()
+    assert len(marked(cluster_id)) == 2
+
+
+def test_a_zombie_is_no_process(cluster_id: str) -> None:
+    """A process that has ended, and that nobody has waited for, does not count."""
+    child = subprocess.Popen([sys.executable, "-c", ""], env=environment(cluster_id))
+    deadline = time.monotonic() + 20
+    while marked(cluster_id) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert marked(cluster_id) == set()
+    child.wait()

@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from serving.requests import MAX_BODY_BYTES, UNSUPPORTED, Refusal, Refused, check, parse_body
+
+LIMITS = {"model_id": "demo", "max_model_len": 100}
+
+
+def _refused(body: dict[str, object]) -> Refusal:
+    with pytest.raises(Refused) as caught:
+        check(body, **LIMITS)
+    return caught.value.refusal
+
+
+@given(st.binary())
+def test_any_bytes_are_an_object_or_a_400(raw: bytes) -> None:
+    """Whatever is sent is either a JSON object or refused with 400."""
+    try:
+        assert isinstance(parse_body(raw), dict)
+    except Refused as refused:
+        assert refused.refusal.status == 400  # noqa: PT017  (either way is right)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [b"{", b"\xff\xfe", b"[]", b'{"temperature": NaN}', b'{"a": Infinity}', b"[" * 100_000],
+    ids=["cut", "not UTF-8", "list", "NaN", "infinity", "deep"],
+)
+def test_what_is_no_json_object(raw: bytes) -> None:
+    """Bodies that are not a JSON object, NaN included, are refused with 400."""
+    with pytest.raises(Refused) as caught:
+        parse_body(raw)
+    assert caught.value.refusal.status == 400
+
+
+def test_too_long_a_body() -> None:
+    """A body above the limit is refused with 413."""
+    with pytest.raises(Refused) as caught:
+        parse_body(b" " * (MAX_BODY_BYTES + 1))
+    assert caught.value.refusal.status == 413
+
+
+def test_unknown_model() -> None:
+    """Another model's name is refused with 404 and OpenAI's code."""
+    refusal = _refused({"model": "gpt-9", "prompt": "x"})
+    assert (refusal.status, refusal.code) == (404, "model_not_found")
+
+
+@pytest.mark.parametrize("param", UNSUPPORTED)
+def test_unsupported_parameter(param: str) -> None:
+    """Parameters that could forge a transfer or kill an engine are refused by name."""
+    refusal = _refused({"prompt": "x", param: {"any": "thing"}})
+    assert (refusal.status, refusal.param) == (400, param)
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"n": 2}, "n"),
+        ({"best_of": 3}, "best_of"),
+        ({"use_beam_search": True}, "use_beam_search"),
+        ({"echo": True, "logprobs": 1}, "echo"),
+        ({"prompt": ["a", "b"]}, "prompt"),
+        ({"prompt": [[1], [2]]}, "prompt"),
+        ({"prompt": []}, "prompt"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": -1}, "max_tokens"),
+        ({"max_tokens": True}, "max_tokens"),
+        ({"max_tokens": 3, "min_tokens": 4}, "min_tokens"),
+        ({"min_tokens": -1}, "min_tokens"),
+        ({"max_tokens": 100}, "prompt"),
+        ({"prompt": [1] * 100}, "prompt"),
+        ({"prompt": [1] * 60, "max_tokens": 41}, "prompt"),
+    ],
+)
+def test_what_the_split_path_cannot_do(body: dict[str, object], param: str) -> None:
+    """Requests known to hang, kill or corrupt are refused with the parameter at fault."""
+    refusal = _refused({"prompt": "x", **body})
+    assert (refusal.status, refusal.param) == (400, param)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "passed_on"),
+    [("hi", "hi"), (["hi"], "hi"), ([1, 2], [1, 2]), ([[1, 2]], [1, 2])],
+)
+def test_one_prompt_in_any_form(prompt: object, passed_on: object) -> None:
+    """A single prompt passes, as text or tokens, in a list of one or not."""
+    assert check({"prompt": prompt, "max_tokens": 40}, **LIMITS)["prompt"] == passed_on
+
+
+def test_the_model_may_be_left_out() -> None:
+    """Without a model the only one there is is meant, and nothing else changes."""
+    body = {"messages": [{"role": "user", "content": "hi"}], "temperature": 0.5}
+    assert check(body, **LIMITS) == {**body, "model": "demo"}
+
+
+def test_refusal_is_shaped_as_openai_shapes_it() -> None:
+    """A refusal's body holds message, type, param and code, and nothing else."""
+    body = Refusal(status=400, message="m", param="p").body
+    assert json.loads(json.dumps(body)) == {
+        "error": {"message": "m", "type": "invalid_request_error", "param": "p", "code": None}
+    }
+    assert Refusal(status=503, message="m").body["error"]["type"] == "server_error"

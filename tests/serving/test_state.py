@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from serving.logs import replica_logs
+from serving.state import HOME, LOGS, STATE, State, forget, read_state, write_state
+from serving.status import current
+from sizing.errors import InputError, NegativeAnswer, TargetFailed
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Work in a directory of the test's own."""
+    monkeypatch.chdir(tmp_path)
+
+
+def _state(session: str) -> State:
+    return State(
+        cluster_id="feedfacefeedface",
+        address="127.0.0.2:1",
+        base_url="http://127.0.0.1:1",
+        target="cpu",
+        plan=str(HOME / "plan.json"),
+        plan_hash="0" * 16,
+        session=session,
+        started="2026-11-20T00:00:00+00:00",
+    )
+
+
+def test_state_survives_the_command(tmp_path: Path) -> None:
+    """What is written is what is read."""
+    state = _state(str(tmp_path / "session"))
+    write_state(state)
+    assert read_state() == state
+
+
+def test_nothing_deployed() -> None:
+    """Where nothing is deployed, commands say so."""
+    assert read_state() is None
+    with pytest.raises(NegativeAnswer, match="nothing is deployed"):
+        current()
+
+
+def test_dead_cluster_is_told(tmp_path: Path) -> None:
+    """A state whose processes are gone is a failed target, with the way out."""
+    write_state(_state(str(tmp_path / "session")))
+    with pytest.raises(TargetFailed, match="serving down"):
+        current()
+
+
+def test_unreadable_state_is_bad_input() -> None:
+    """A state file that is not ours is named."""
+    HOME.mkdir(parents=True)
+    STATE.write_text("{}")
+    with pytest.raises(InputError, match=r"state\.json"):
+        read_state()
+
+
+def test_forgetting_keeps_only_the_logs(tmp_path: Path) -> None:
+    """After a deployment its logs are kept, and nothing else of it."""
+    session = tmp_path / "session"
+    logs = session / "session_latest" / "logs"
+    logs.mkdir(parents=True)
+    (logs / "worker-1.err").write_text(":job_id:1\n:actor_name:ServeReplica:app:Decode\nbad\n")
+    state = _state(str(session))
+    write_state(state)
+    assert [title for title, _ in replica_logs(1)] == [f"app:Decode err: {logs}/worker-1.err"]
+    forget(state)
+    assert not session.exists()
+    assert not STATE.exists()
+    assert [(text, LOGS.is_dir()) for _, text in replica_logs(1)] == [("bad", True)]
+
+
+def test_no_logs_is_told() -> None:
+    """Without any deployment, past or present, `serving logs` says so."""
+    with pytest.raises(NegativeAnswer, match="no logs"):
+        list(replica_logs(1))
