@@ -257,7 +257,7 @@ def test_capacity_is_where_queues_stop_ending(system: str) -> None:
     assert forecast(at_rate(SYSTEMS[system], capacity * 1.01)) is None
 
 
-@settings(max_examples=25, deadline=None, derandomize=True, phases=(Phase.explicit, Phase.generate))
+@settings(max_examples=15, deadline=None, derandomize=True, phases=(Phase.explicit, Phase.generate))
 @given(
     share=st.floats(0.05, 0.9),
     more=st.floats(1.02, 1.1),

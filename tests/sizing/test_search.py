@@ -64,7 +64,7 @@ def proposed(given: Inputs) -> Plan:
 
 
 @settings(
-    max_examples=12, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=8, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
 @given(rate=st.floats(0.5, 80), more=st.floats(1.05, 3), slack=st.floats(1.1, 3))
 def test_more_load_costs_more_and_a_looser_slo_does_not(
