@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import json
-import signal
 import sys
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
 from serving.deploy import Site
 from serving.deployed import bring_up
+from serving.measure import measure
 from serving.status import current, look
 from serving.takedown import take_down
 from serving.target import located
+from serving.terminal import progress, terminable
 from serving.verify import differences
 from sizing.errors import InputError, NegativeAnswer
 from sizing.plan import Deployment, Plan, read_deployment, read_plan
-from sizing.shell import run, talk
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from types import FrameType
+from sizing.shell import run
 
 app = typer.Typer(
     help="Serve a plan: split prefill and decode on Ray Serve and vLLM.",
@@ -68,7 +64,7 @@ def up(
             f"{given.deployable.rule_broken} ({given.deployable.profile})"
         )
     site = Site(target=kind, host=host, port=port, address=address)
-    with _progress() as told, _terminable():
+    with progress() as told, terminable():
         endpoint = bring_up(given.deployment, site, told=told, plan=given)
     ready = endpoint.readiness
     typer.echo(f"ready: {endpoint.base_url}/v1 serves {endpoint.model_id}")
@@ -154,13 +150,13 @@ def down() -> None:
     if state is None:
         typer.echo("nothing is deployed from this directory")
         return
-    with _progress() as told:
+    with progress() as told:
         told("stopping")
         take_down(state)
     typer.echo("stopped")
 
 
-# The lead's: `from serving.measure import measure; app.command()(measure)`.
+app.command()(measure)
 
 
 def _target(plan: Plan, asked: str) -> str:
@@ -179,40 +175,6 @@ def _target(plan: Plan, asked: str) -> str:
 def _summary(planned: Deployment) -> str:
     """Return the pools in a few words."""
     return ", ".join(f"{pool.role} {pool.replicas}xTP{pool.tp}" for pool in planned.pools)
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[str], None]]:
-    """Show what goes on: a moving line on a terminal, one line a step elsewhere."""
-    if talk.is_terminal:
-        with talk.status("") as line:
-            yield line.update
-        return
-    said: list[str] = []
-
-    def told(text: str) -> None:
-        if said[-1:] != [text]:
-            said.append(text)
-            talk.print(text, highlight=False, soft_wrap=True)
-
-    yield told
-
-
-@contextmanager
-def _terminable() -> Iterator[None]:
-    """Treat being told to end, or losing the terminal, like Ctrl-C: stop what was started."""
-
-    def interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
-        raise KeyboardInterrupt
-
-    before = {
-        number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)
-    }
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def main() -> NoReturn:

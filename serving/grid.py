@@ -123,12 +123,12 @@ async def _decode(watch: Stopwatch, batch: int, context: int, *, busy: bool) -> 
     """Seconds a step takes while exactly *batch* sequences are decoded."""
     streams = [Stream() for _ in range(batch)]
 
-    def client(stream: Stream) -> Coroutine[Any, Any, object]:
+    def client(stream: Stream) -> Coroutine[Any, Any, Any]:
         return watch.stream(context, DECODE_LIMIT_TOKENS, stream)
 
     async with _background([client(stream) for stream in streams]) as failed:
-        begun = asyncio.gather(*(stream.begun.wait() for stream in streams))
-        await asyncio.wait({begun, failed}, return_when=asyncio.FIRST_COMPLETED)
+        begun: asyncio.Future[list[Any]] = asyncio.gather(*(s.begun.wait() for s in streams))
+        await asyncio.wait([begun, failed], return_when=asyncio.FIRST_COMPLETED)
         if failed.done():
             failed.result()
         async with _prefilling(watch) if busy else _nothing():
@@ -184,8 +184,8 @@ async def _decoding(watch: Stopwatch) -> AsyncIterator[None]:
 
 @contextlib.asynccontextmanager
 async def _background(
-    clients: list[Coroutine[Any, Any, object]],
-) -> AsyncIterator[asyncio.Future[list[object]]]:
+    clients: list[Coroutine[Any, Any, Any]],
+) -> AsyncIterator[asyncio.Future[list[Any]]]:
     """Run *clients* while the block runs; if one fails, so does the block, at its end."""
     together = asyncio.gather(*clients)
     try:
