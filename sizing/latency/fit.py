@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 GRID = 24
 """Points along each axis of a fit."""
 
+BATCHED_TOKENS = 1024
+"""Short prompts share a step: their fit reaches up to here, past where compute saturates."""
+
 
 def prefill_coefficients(
     machine: Machine, *, tp: int, shortest: int, longest: int, cached: int
@@ -39,6 +42,7 @@ def prefill_coefficients(
         Coefficients; their `error_fraction` is how far they are from the modelled times.
 
     """
+    longest = max(longest, BATCHED_TOKENS)
     n = np.unique(np.rint(np.geomspace(max(1, shortest / 2), longest, GRID)))
     seconds = step_s(machine, prefill_load(n, cached), tp=tp)
     line = _bent_line(machine.model, n, pairs(n, np.full_like(n, cached)), seconds)
@@ -50,7 +54,7 @@ def prefill_coefficients(
         per_pair_s=line.rate,
         per_context_token_s=0.0,
         max_tokens=int(longest),
-        max_batch=1,
+        max_batch=int(max(1, longest // shortest)),
         max_context_tokens=int(longest + cached),
         error_fraction=line.error,
         experts_s=line.experts,

@@ -5,14 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from sizing.search.layout import Layout, decode_slots
+from sizing.traffic.prefill import batch_s
 from sizing.traffic.stage import Stage, Tandem
 
 if TYPE_CHECKING:
     from sizing.plan import Inputs
     from sizing.search.step_models import StepModels
+
+COMPANY = 1.5
+"""Times as long a prompt may take in a full batch as alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,15 +78,18 @@ def smallest(inputs: Inputs, layout: Layout, models: StepModels) -> Candidate:
 
 def prefill_batch(tandem: Tandem) -> int:
     """
-    Prompts that a prefill step should hold: until compute no longer hides behind the weights.
+    Prompts that a prefill step should hold.
 
-        b = ceil(stream / (a E[n])), at most budget / E[n]      (docs/model.md, eq. L1)
+        largest b with t(b) <= 1.5 t(1) and b E[n] <= budget      (docs/model.md, eq. L1)
 
     A prompt that saturates compute by itself gains nothing from company, and waits for it.
     """
-    step = tandem.step_model.prefill
-    mean = float(tandem.computed_tokens.mean())
-    if not step.per_prefill_token_s or not step.stream_s:
-        return 1
-    saturating = np.ceil(step.stream_s / (step.per_prefill_token_s * mean))
-    return int(max(1, min(saturating, tandem.prefill.max_batched_tokens // mean)))
+    most = min(
+        tandem.step_model.prefill.max_batch,
+        int(tandem.prefill.max_batched_tokens // tandem.computed_tokens.mean()),
+    )
+    alone = batch_s(tandem, 1)
+    batch = 1
+    while batch < most and batch_s(tandem, batch + 1) <= COMPANY * alone:
+        batch += 1
+    return batch

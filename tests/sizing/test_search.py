@@ -261,3 +261,11 @@ def test_least(threshold: int, start: int) -> None:
 def test_least_gives_up() -> None:
     """What never holds ends the search after bounded work."""
     assert least(lambda _: False, 1) is None
+
+
+@pytest.mark.parametrize(("prompt", "batched"), [(60, True), (4000, False)])
+def test_only_short_prompts_share_a_prefill_step(prompt: int, *, batched: bool) -> None:
+    """Prompts that leave compute idle are prefilled together; long ones alone (eq. L1)."""
+    load = replace(SCENARIO.workload, input_tokens=Lengths.fixed(prompt))
+    plan = proposed(inputs(replace(SCENARIO, workload=load)))
+    assert (plan.pool("prefill").max_batch_size > 1) is batched
