@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partialmethod
 from typing import Any
 
 KEEP_AFFINITY = "MINICLUSTER_KEEP_AFFINITY"
@@ -11,25 +12,39 @@ KEEP_AFFINITY = "MINICLUSTER_KEEP_AFFINITY"
 PROGRESS_DELAY_US = 1_000
 """How long NIXL's progress thread sleeps when nothing moves; an event wakes it at once."""
 
+BUSY_LOOP_S = 0.0
+"""How long vLLM's processes spin for each other's messages before they sleep; its own choice: 1."""
+
+RECHECK_MS = 1
+"""
+How long they then sleep before they look again. The wake-up that comes with a message is often
+lost (vLLM knows, and looks again after 5 s: what seemed to be stalled KV transfers of 5, 10, 30 s).
+"""
+
 
 def keep_planned_cores() -> None:
     """
-    Stop NIXL from taking the cores that the plan gave to the engines.
+    Stop what takes cores from the engines that the plan gave them to (docs/adr/0101).
 
     On a CPU vLLM's NIXL worker moves itself to the last core of the NUMA node, so that two
-    engines on two cores end up on one. And the thread that moves NIXL's transfers never sleeps:
-    it shares the engine's core and took half of it, and whoever was kept waiting for such a core
-    looked like a stalled transfer (docs/adr/0101).
+    engines on two cores end up on one. The thread that moves NIXL's transfers never sleeps: it
+    shares the engine's core and took half of it. And vLLM's processes wait for one another
+    spinning, up to a second long, then sleeping, up to five: on cores of their own the first
+    saves microseconds, on shared ones it takes the time of those they wait for.
     """
     if os.environ.get(KEEP_AFFINITY) != "1":
         return
     # vLLM would set it before it imports NIXL; we import NIXL first.
     os.environ.setdefault("UCX_RCACHE_MAX_UNRELEASED", "1024")
     from nixl import _api as nixl  # noqa: PLC0415  (loaded inside vLLM only)
+    from vllm.distributed.device_communicators import shm_broadcast  # noqa: PLC0415
     from vllm.platforms.cpu import CpuPlatform  # noqa: PLC0415
 
     # It asks the platform for the cores of each node; told of none, it leaves the affinity alone.
     CpuPlatform.discover_numa_topology = classmethod(_no_nodes)
+    shm_broadcast.SHM_READER_RECHECK_INTERVAL_MS = RECHECK_MS
+    waiting = shm_broadcast.SpinCondition
+    waiting.__init__ = partialmethod(waiting.__init__, busy_loop_s=BUSY_LOOP_S)
     if not isinstance(nixl.nixlBind, _Rested):
         nixl.nixlBind = _Rested(nixl.nixlBind)
 
