@@ -86,7 +86,9 @@ def steps(started: float) -> int:
 
 def demo_rate(calibration: Path) -> float:
     """Return the rate that loads the busier pool to LOAD_FRACTION of its predicted capacity."""
-    predict = ["predict", SCENARIO, *LAYOUT, "--calibration", str(calibration), "--json"]
+    # Any small rate will do: what is asked is where the pools saturate.
+    idle = ("--set", "workload.requests_per_s=0.1")
+    predict = ["predict", SCENARIO, *LAYOUT, "--calibration", str(calibration), *idle, "--json"]
     done = subprocess.run([BIN / "sizing", *predict], check=True, stdout=subprocess.PIPE)
     capacity = json.loads(done.stdout)["prediction"]["capacity_requests_per_s"]
     return round(LOAD_FRACTION * float(capacity), 2)

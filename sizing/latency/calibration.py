@@ -10,6 +10,7 @@ import numpy as np
 from sizing import steptime
 from sizing.config import parse
 from sizing.errors import InputError
+from sizing.latency.bent_line import fit_bent_line
 from sizing.latency.nnls import nonnegative_least_squares
 from sizing.specs.calibration import CalibrationSpec
 from sizing.specs.step import Interference, PathCoefficients, StepCoefficients
@@ -84,18 +85,19 @@ def fit_prefill(rows: Sequence[Measurement]) -> StepCoefficients:
     """Fit eq. S2 to prompts of different lengths; needs `LEAST_ROWS` lengths."""
     tokens = _column(rows, "tokens", "prefill")
     seconds = np.array([row.seconds for row in rows])
-    bend, (base, slope, pair), error = _fit_bent_line(tokens, tokens * (tokens + 1) / 2, seconds)
+    pairs = tokens * (tokens + 1) / 2
+    line = fit_bent_line(tokens, (pairs,), seconds, bend_earns=BEND_EARNS)
     return StepCoefficients(
-        base_s=base,
-        stream_s=slope * bend,
-        per_prefill_token_s=slope,
+        base_s=line.base,
+        stream_s=line.slope * line.bend,
+        per_prefill_token_s=line.slope,
         per_sequence_s=0.0,
-        per_pair_s=pair,
+        per_pair_s=line.rates[0],
         per_context_token_s=0.0,
         max_tokens=int(tokens.max()),
         max_batch=1,
         max_context_tokens=int(tokens.max()),
-        error_fraction=error,
+        error_fraction=line.error_fraction,
     )
 
 
@@ -104,18 +106,18 @@ def fit_decode(rows: Sequence[Measurement]) -> StepCoefficients:
     batch = _column(rows, "batch", "decode")
     context = np.array([row.context for row in rows])
     seconds = np.array([row.seconds for row in rows])
-    bend, (base, slope, cached), error = _fit_bent_line(batch, batch * context, seconds)
+    line = fit_bent_line(batch, (batch * context,), seconds, bend_earns=BEND_EARNS)
     return StepCoefficients(
-        base_s=base,
-        stream_s=slope * bend,
+        base_s=line.base,
+        stream_s=line.slope * line.bend,
         per_prefill_token_s=0.0,
-        per_sequence_s=slope,
+        per_sequence_s=line.slope,
         per_pair_s=0.0,
-        per_context_token_s=cached,
+        per_context_token_s=line.rates[0],
         max_tokens=int(batch.max()),
         max_batch=int(batch.max()),
         max_context_tokens=int(context.max()),
-        error_fraction=error,
+        error_fraction=line.error_fraction,
     )
 
 
@@ -156,35 +158,6 @@ def fit_path(
         transfer_per_token_s=float(per_token),
         error_fraction=float(np.mean(np.abs(predicted / measured - 1))),
     )
-
-
-def _fit_bent_line(
-    load: NDArray[np.float64], other: NDArray[np.float64], seconds: NDArray[np.float64]
-) -> tuple[float, tuple[float, float, float], float]:
-    """
-    Fit t = base + slope max(bend, load) + rate other, least relative squares.
-
-    The bend is where reading the weights stops hiding the compute; it is tried at every
-    measured load, zero included.
-
-    Returns:
-        The bend, the three coefficients, and the mean absolute relative error.
-
-    """
-    least = np.inf
-    chosen = (0.0, (0.0, 0.0, 0.0), 0.0)
-    for bend in (0.0, *np.unique(load)[:-1]):
-        design = np.column_stack([np.ones_like(load), np.maximum(bend, load), other])
-        weighted = design / seconds[:, None]
-        base, slope, rate = nonnegative_least_squares(weighted, np.ones_like(seconds))
-        residual = weighted @ [base, slope, rate] - 1
-        score = float(residual @ residual)
-        # A bend has to earn its place: noise alone always makes some bend fit a little better.
-        if score < BEND_EARNS * least:
-            least = score
-            coefficients = (float(base), float(slope), float(rate))
-            chosen = (float(bend), coefficients, float(np.mean(np.abs(residual))))
-    return chosen
 
 
 def _column(rows: Sequence[Measurement], name: str, phase: str) -> NDArray[np.float64]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from sizing.latency.bent_line import fit_bent_line
 from sizing.latency.collectives import kv_pull_s_per_byte
 from sizing.latency.load import decode_load, pairs, prefill_load
 from sizing.latency.memory import kv_bytes_per_sequence
-from sizing.latency.nnls import nonnegative_least_squares
 from sizing.latency.step import Machine, step_s
 from sizing.specs.step import PathCoefficients, StepCoefficients
 
@@ -45,19 +45,21 @@ def prefill_coefficients(
     longest = max(longest, BATCHED_TOKENS)
     n = np.unique(np.rint(np.geomspace(max(1, shortest / 2), longest, GRID)))
     seconds = step_s(machine, prefill_load(n, cached), tp=tp)
-    line = _bent_line(machine.model, n, pairs(n, np.full_like(n, cached)), seconds)
+    attended = pairs(n, np.full_like(n, cached))
+    line = fit_bent_line(n, (_touched(machine.model, n), attended), seconds)
+    experts, rate = line.rates
     return StepCoefficients(
         base_s=line.base,
         stream_s=line.slope * line.bend,
         per_prefill_token_s=line.slope,
         per_sequence_s=0.0,
-        per_pair_s=line.rate,
+        per_pair_s=rate,
         per_context_token_s=0.0,
         max_tokens=int(longest),
         max_batch=int(max(1, longest // shortest)),
         max_context_tokens=int(longest + cached),
-        error_fraction=line.error,
-        experts_s=line.experts,
+        error_fraction=line.error_fraction,
+        experts_s=experts,
         expert_miss_fraction=miss_fraction(machine.model),
     )
 
@@ -83,19 +85,20 @@ def decode_coefficients(
         axis.ravel() for axis in np.meshgrid(sizes, np.linspace(*contexts, 4), indexing="ij")
     )
     seconds = step_s(machine, decode_load(batch, context), tp=tp)
-    line = _bent_line(machine.model, batch, batch * context, seconds)
+    line = fit_bent_line(batch, (_touched(machine.model, batch), batch * context), seconds)
+    experts, rate = line.rates
     return StepCoefficients(
         base_s=line.base,
         stream_s=line.slope * line.bend,
         per_prefill_token_s=0.0,
         per_sequence_s=line.slope,
         per_pair_s=0.0,
-        per_context_token_s=line.rate,
+        per_context_token_s=rate,
         max_tokens=int(max_batch),
         max_batch=int(max_batch),
         max_context_tokens=int(np.ceil(contexts[1])),
-        error_fraction=line.error,
-        experts_s=line.experts,
+        error_fraction=line.error_fraction,
+        experts_s=experts,
         expert_miss_fraction=miss_fraction(machine.model),
     )
 
@@ -122,36 +125,6 @@ def miss_fraction(model: ModelSpec) -> float:
     return 1 - model.moe.experts_per_token / model.moe.num_experts
 
 
-class _Line(NamedTuple):
-    """A fitted line with a bend, and its mean absolute relative error."""
-
-    bend: float
-    base: float
-    experts: float
-    slope: float
-    rate: float
-    error: float
-
-
-def _bent_line(
-    model: ModelSpec,
-    load: NDArray[np.float64],
-    other: NDArray[np.float64],
-    seconds: NDArray[np.float64],
-) -> _Line:
-    """
-    Fit t = base + experts (1 - q^load) + slope max(bend, load) + rate other (eq. S1).
-
-    Least relative squares; the bend is tried at every load.
-    """
-    touched = 1 - miss_fraction(model) ** load if model.moe else np.zeros_like(load)
-    tried = []
-    for bend in (0.0, *np.unique(load)[:-1]):
-        columns = [np.ones_like(load), touched, np.maximum(bend, load), other]
-        weighted = np.column_stack(columns) / seconds[:, None]
-        found = nonnegative_least_squares(weighted, np.ones_like(seconds))
-        residual = weighted @ found - 1
-        base, experts, slope, rate = (float(value) for value in found)
-        line = _Line(float(bend), base, experts, slope, rate, float(np.abs(residual).mean()))
-        tried.append((float(residual @ residual), line))
-    return min(tried)[1]
+def _touched(model: ModelSpec, load: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Share of the experts that some token of a step needs (eq. S1)."""
+    return 1 - miss_fraction(model) ** load if model.moe else np.zeros_like(load)

@@ -1,0 +1,74 @@
+"""A straight line with one bend: where reading the weights stops hiding the compute."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sizing.latency.nnls import nonnegative_least_squares
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BentLine:
+    """
+    t = base + slope max(bend, load) + sum of rate x column.
+
+    Attributes:
+        rates: of the other columns, in their order.
+        error_fraction: mean absolute relative error over the rows.
+    """
+
+    base: float
+    slope: float
+    bend: float
+    rates: tuple[float, ...]
+    error_fraction: float
+
+
+def fit_bent_line(
+    load: NDArray[np.float64],
+    columns: Sequence[NDArray[np.float64]],
+    seconds: NDArray[np.float64],
+    *,
+    bend_earns: float = 1.0,
+) -> BentLine:
+    """
+    Fit by least relative squares, no coefficient negative; the bend is tried at every load.
+
+    Args:
+        load: what the line bends over, shape (rows,).
+        columns: what else the time is linear in, each of shape (rows,).
+        seconds: positive, shape (rows,).
+        bend_earns: a bend is kept if it leaves less than this share of the squared residual;
+            below 1 for measured rows, whose noise some bend always fits a little better.
+
+    Returns:
+        The best line.
+
+    """
+    least = np.inf
+    best = BentLine(base=0.0, slope=0.0, bend=0.0, rates=(), error_fraction=0.0)
+    for bend in (0.0, *np.unique(load)[:-1]):
+        design = np.column_stack([np.ones_like(load), np.maximum(bend, load), *columns])
+        weighted = design / seconds[:, None]
+        found = nonnegative_least_squares(weighted, np.ones_like(seconds))
+        residual = weighted @ found - 1
+        left = float(residual @ residual)
+        if left < bend_earns * least:
+            least = left
+            base, slope, *rates = (float(value) for value in found)
+            best = BentLine(
+                base=base,
+                slope=slope,
+                bend=float(bend),
+                rates=tuple(rates),
+                error_fraction=float(np.abs(residual).mean()),
+            )
+    return best
