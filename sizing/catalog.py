@@ -135,7 +135,9 @@ def find_model(name: str, *, place: str = "model.id") -> ModelSpec:
     path = Path(name)
     if name and _exists(path):
         directory = path if path.is_dir() else path.parent
-        return model_from(read_config(path), name=name, source=str(directory), place=name)
+        return model_from(
+            read_config(path), name=directory.resolve().name, source=str(directory), place=name
+        )
     if name.startswith((".", "/", "~")) or name.endswith(".json"):
         raise InputError(
             place,

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from sizing.specs.slo import SloSpec
 
 GB = 1e9
+MB = 1e6
 MS = 1e-3
 SHOWN = tuple(each for each in PERCENTILES if each != "p90")
 
@@ -25,6 +26,11 @@ def seconds(value: float) -> str:
     if value >= MS:
         return f"{value / MS:.1f} ms"
     return f"{value * 1e6:.0f} µs"
+
+
+def size(value: float) -> str:
+    """Write bytes as people read them."""
+    return f"{value / GB:.1f} GB" if value >= GB / 10 else f"{value / MB:.0f} MB"
 
 
 def layout_table(pools: tuple[Pool, ...], prediction: Prediction) -> Table:
@@ -42,7 +48,7 @@ def layout_table(pools: tuple[Pool, ...], prediction: Prediction) -> Table:
             str(pool.tp),
             str(pool.gpus),
             f"≤ {pool.max_batch_size}",
-            f"{pool.kv_bytes / GB:.1f} GB",
+            size(pool.kv_bytes),
             f"{prediction.utilisation_fraction[pool.role]:.0%}",
             prediction.bottleneck[pool.role],
         )
@@ -83,11 +89,12 @@ def parts_table(prediction: Prediction) -> Table:
 def summary(plan: Plan) -> Text:
     """Say in a few lines what was asked, what it takes, and what stands behind it."""
     cost, load = plan.cost, plan.workload
+    unit = "cores" if plan.inputs.gpu.kind == "cpu" else "GPUs"
     stranded = cost.nodes * plan.inputs.cluster.gpus_per_node - cost.gpus
     lines = [
         f"{plan.model.id} on {plan.inputs.gpu.name}, {load.requests_per_s:g} requests/s:"
-        f" {cost.gpus} GPUs on {cost.nodes} node{'s' if cost.nodes > 1 else ''}"
-        + (f", {stranded} GPUs of which stay free" if stranded else ""),
+        f" {cost.gpus} {unit} on {cost.nodes} node{'s' if cost.nodes > 1 else ''}"
+        + (f", {stranded} {unit} of which stay free" if stranded else ""),
         (
             f"Headroom: holds to {plan.headroom.load_factor:.2f} times the load,"
             f" then {plan.headroom.binds}; saturates at"

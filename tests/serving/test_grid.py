@@ -1,0 +1,141 @@
+"""The grid gives back the step times of an endpoint whose step times are known."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING
+
+import aiohttp
+import numpy as np
+import pytest
+from aiohttp import web
+
+from serving import grid
+from serving.stopwatch import Stopwatch, Stream
+from sizing.errors import TargetFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+PREFILL_S = 0.0002
+STEP_S = 0.02
+
+
+class Endpoint:
+    """One prompt at a time in prefill, then all sequences together, one token a step."""
+
+    def __init__(self, *, breaks_after: int | None = None) -> None:
+        """Break streams off after *breaks_after* tokens."""
+        self.turn = asyncio.Lock()
+        self.breaks_after = breaks_after
+
+    async def prefill(self, request: web.Request) -> web.Response:
+        """Answer /internal/prefill."""
+        body = await request.json()
+        async with self.turn:
+            await asyncio.sleep(PREFILL_S * len(body["prompt"]))
+        return web.json_response({})
+
+    async def completions(self, request: web.Request) -> web.StreamResponse:
+        """Answer /v1/completions."""
+        body = await request.json()
+        async with self.turn:
+            await asyncio.sleep(PREFILL_S * len(body["prompt"]))
+        answer = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await answer.prepare(request)
+        for token in range(1, body["max_tokens"] + 1):
+            if self.breaks_after is not None and token > self.breaks_after:
+                break
+            chunk = {"choices": [{"text": "x"}], "usage": {"completion_tokens": token}}
+            await answer.write(f"data: {json.dumps(chunk)}\n\n".encode())
+            await asyncio.sleep(STEP_S)
+        return answer
+
+
+def against(
+    endpoint: Endpoint, what: Callable[[Stopwatch], Coroutine[None, None, object]]
+) -> object:
+    """Run *what* against *endpoint* on a loopback port."""
+
+    async def run() -> object:
+        app = web.Application()
+        app.router.add_post("/internal/prefill", endpoint.prefill)
+        app.router.add_post("/v1/completions", endpoint.completions)
+        runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        port = runner.addresses[0][1]
+        try:
+            async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+                return await what(
+                    Stopwatch(
+                        session=session,
+                        base_url=f"http://127.0.0.1:{port}",
+                        model="m",
+                        vocab_size=1000,
+                        rng=np.random.default_rng(0),
+                    )
+                )
+        finally:
+            await runner.cleanup()
+
+    return asyncio.run(run())
+
+
+def test_every_point_of_the_grid_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Alone and busy, each length and batch once; steps near what the endpoint takes."""
+    monkeypatch.setattr(grid, "PREFILL_TOKENS", (50, 400))
+    monkeypatch.setattr(grid, "PATH_TOKENS", (50,))
+    monkeypatch.setattr(grid, "DECODE_BATCHES", (1, 3))
+    monkeypatch.setattr(grid, "DECODE_CONTEXTS", (16,))
+    monkeypatch.setattr(grid, "DECODE_WINDOW_S", 0.3)
+    told: list[str] = []
+
+    points = against(Endpoint(), lambda watch: grid.time_grid(watch, told.append))
+
+    assert isinstance(points, tuple)
+    kinds = [(p.phase, p.tokens, p.batch, p.other_busy_fraction) for p in points]
+    assert len(set(kinds)) == len(kinds) == 2 * (2 + 2) + 2
+    prefill = {
+        p.tokens: p.seconds for p in points if p.phase == "prefill" and not p.other_busy_fraction
+    }
+    # Sleeping takes at least as long as asked; a busy machine makes it longer, never shorter.
+    assert prefill[400] >= 400 * PREFILL_S
+    assert prefill[400] > prefill[50]
+    steps = [p.seconds for p in points if p.phase == "decode"]
+    assert min(steps) > 0.8 * STEP_S
+    assert told[-1].startswith("measuring 9 of 9")
+
+
+def test_a_stream_that_breaks_off_is_an_error() -> None:
+    """Fewer tokens than asked for are no measurement."""
+    with pytest.raises(TargetFailed, match="3 of 8 tokens"):
+        against(Endpoint(breaks_after=3), lambda watch: watch.stream(4, 8))
+
+
+def test_an_error_answer_is_an_error() -> None:
+    """An endpoint without the route is named with its status."""
+
+    async def ask(watch: Stopwatch) -> float:
+        lost = Stopwatch(
+            session=watch.session,
+            base_url=watch.base_url + "/lost",
+            model="m",
+            vocab_size=1000,
+            rng=watch.rng,
+        )
+        return await lost.prefill(3)
+
+    with pytest.raises(TargetFailed, match="404"):
+        against(Endpoint(), ask)
+
+
+def test_tokens_between_counts_by_total() -> None:
+    """A chunk that carries several tokens counts for all of them."""
+    stream = Stream(stamps=[(1.0, 1), (2.0, 4), (3.0, 5)])
+
+    assert stream.tokens_between(1.0, 3.0) == 4
+    assert stream.tokens_between(0.0, 1.5) == 1
+    assert stream.tokens_between(2.0, 2.5) == 0
