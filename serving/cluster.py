@@ -9,6 +9,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import TYPE_CHECKING
 
+from serving.compile import NIXL_PORT, NIXL_PORTS_APART
 from serving.processes import environment
 from sizing.errors import TargetFailed
 
@@ -94,6 +95,21 @@ def free_ports(count: int) -> list[int]:
     finally:
         for each in sockets:
             each.close()
+
+
+def free_nixl_port(num_workers: int) -> int:
+    """
+    Return a first port from which both pools find theirs free, whoever else is deployed here.
+
+    vLLM does not notice a port that is taken: its engine then waits for itself for ever.
+    """
+    for port in range(NIXL_PORT, NIXL_PORT + 2_000, 100):
+        wanted = [
+            port + apart + i for apart in NIXL_PORTS_APART.values() for i in range(num_workers)
+        ]
+        if all(is_free("0.0.0.0", each) for each in wanted):  # noqa: S104  (any address)
+            return port
+    raise TargetFailed(f"no {num_workers} free ports from {NIXL_PORT} on for NIXL; `serving down`?")
 
 
 def is_free(host: str, port: int) -> bool:

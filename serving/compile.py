@@ -20,8 +20,11 @@ CORES = "MINICLUSTER_CORES"
 """Environment variable: cores of each replica, replicas apart by `;`, workers by `|`."""
 
 KV_ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
-NIXL_PORTS = {"prefill": 20000, "decode": 22000}
-"""First side-channel port of each pool; every worker of every replica takes the next."""
+NIXL_PORT = 20_000
+NIXL_PORTS_APART = {"prefill": 0, "decode": 2_000}
+"""
+Side-channel ports of each pool from `nixl_port` on; every worker of every replica takes the next.
+"""
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 LEASE_S = {"shared memory": 30, "tcp": 4}
@@ -74,11 +77,21 @@ class ServedApp:
         return self.prefill, self.decode
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ground:
+    """What the pools stand on: `carrier` moves KV caches, a key of `LEASE_S`."""
+
+    target: str
+    carrier: str
+    nixl_port: int
+
+
 def compile_app(
     deployment: Deployment,
     target: str,
     *,
     one_host: bool = True,
+    nixl_port: int = NIXL_PORT,
     decode_engine_kwargs: Mapping[str, Any] | None = None,
 ) -> ServedApp:
     """
@@ -88,27 +101,30 @@ def compile_app(
         deployment: what is to run.
         target: `cpu` or `gpu`; on a CPU the plan's GPUs are core numbers.
         one_host: every planned node is this machine, whatever it is called.
+        nixl_port: first of the ports at which the engines ask each other where the KV cache is.
         decode_engine_kwargs: further vLLM arguments of the decode pool; tests plant faults there.
     """
-    carrier = "shared memory" if one_host or target == "gpu" else "tcp"
+    ground = _Ground(
+        target=target,
+        carrier="shared memory" if one_host or target == "gpu" else "tcp",
+        nixl_port=nixl_port,
+    )
     return ServedApp(
         model_id=deployment.model.id,
         max_model_len=deployment.engine.max_model_len,
-        prefill=_pool(deployment, deployment.pool("prefill"), target, carrier, {}),
-        decode=_pool(
-            deployment, deployment.pool("decode"), target, carrier, decode_engine_kwargs or {}
-        ),
+        prefill=_pool(deployment, deployment.pool("prefill"), ground, {}),
+        decode=_pool(deployment, deployment.pool("decode"), ground, decode_engine_kwargs or {}),
         nodes=_ray_nodes(deployment, target),
     )
 
 
 def _pool(
-    deployment: Deployment, pool: Pool, target: str, carrier: str, extra: Mapping[str, Any]
+    deployment: Deployment, pool: Pool, ground: _Ground, extra: Mapping[str, Any]
 ) -> ServedPool:
     """Compile one pool."""
     nodes = sorted({placement.node for placement in pool.placement})
     selector = {ROLE_LABEL: pool.role, NODE_LABEL: f"in({','.join(nodes)})"}
-    per_worker = {"CPU": 1} if target == "cpu" else {"CPU": 1, "GPU": 1}
+    per_worker = {"CPU": 1} if ground.target == "cpu" else {"CPU": 1, "GPU": 1}
     llm_config: dict[str, Any] = {
         "model_loading_config": {
             "model_id": deployment.model.id,
@@ -119,7 +135,7 @@ def _pool(
             # A replica that one planned node holds must not be torn apart.
             "strategy": "STRICT_PACK" if _fits_a_node(pool) else "PACK",
         },
-        "engine_kwargs": {**_engine_kwargs(deployment, pool, target, carrier), **extra},
+        "engine_kwargs": {**_engine_kwargs(deployment, pool, ground), **extra},
         "deployment_config": {
             "num_replicas": pool.replicas,
             "max_ongoing_requests": QUEUE,
@@ -131,12 +147,12 @@ def _pool(
         "experimental_configs": {
             # Ray's default gathers tokens for 50 ms; we promise their latency one by one.
             "stream_batching_interval_ms": 0,
-            "NIXL_SIDE_CHANNEL_PORT_BASE": NIXL_PORTS[pool.role],
+            "NIXL_SIDE_CHANNEL_PORT_BASE": ground.nixl_port + NIXL_PORTS_APART[pool.role],
         },
-        "runtime_env": {"env_vars": _environment(deployment, pool, target, carrier)},
+        "runtime_env": {"env_vars": _environment(deployment, pool, ground)},
         "log_engine_metrics": False,
     }
-    if target == "cpu":
+    if ground.target == "cpu":
         llm_config["accelerator_config"] = {"kind": "cpu"}
     else:
         llm_config["accelerator_type"] = pool.gpu.upper()
@@ -153,7 +169,7 @@ def served_name(model_id: str) -> str:
     return model_id.replace("/", "--").replace(".", "_")
 
 
-def _engine_kwargs(deployment: Deployment, pool: Pool, target: str, carrier: str) -> dict[str, Any]:
+def _engine_kwargs(deployment: Deployment, pool: Pool, ground: _Ground) -> dict[str, Any]:
     """Return vLLM's engine arguments."""
     engine = deployment.engine
     kv_transfer: dict[str, Any] = {
@@ -161,7 +177,10 @@ def _engine_kwargs(deployment: Deployment, pool: Pool, target: str, carrier: str
         "kv_role": KV_ROLES[pool.role],
         # One UCX worker: each further one has its own connection to set up, and stalls on it, long
         # after the deployment was found ready.
-        "kv_connector_extra_config": {"kv_lease_duration": LEASE_S[carrier], "num_threads": 1},
+        "kv_connector_extra_config": {
+            "kv_lease_duration": LEASE_S[ground.carrier],
+            "num_threads": 1,
+        },
     }
     if pool.role == "decode":
         # A pull that fails costs one request a local prefill; it is no error for the user.
@@ -179,7 +198,7 @@ def _engine_kwargs(deployment: Deployment, pool: Pool, target: str, carrier: str
         "enable_per_request_metrics": True,
         "kv_transfer_config": kv_transfer,
     }
-    if target == "cpu":
+    if ground.target == "cpu":
         kwargs["enforce_eager"] = True
         kv_transfer["kv_buffer_device"] = "cpu"
     elif pool.dtype == "fp8":
@@ -187,17 +206,17 @@ def _engine_kwargs(deployment: Deployment, pool: Pool, target: str, carrier: str
     return kwargs
 
 
-def _environment(deployment: Deployment, pool: Pool, target: str, carrier: str) -> dict[str, str]:
+def _environment(deployment: Deployment, pool: Pool, ground: _Ground) -> dict[str, str]:
     """Return the environment of the pool's processes."""
     environment = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
     if deployment.model.source.startswith("/"):
         environment["HF_HUB_OFFLINE"] = "1"
-    if target == "cpu":
+    if ground.target == "cpu":
         environment[KEEP_AFFINITY] = "1"
         environment[CORES] = ";".join("|".join(map(str, cores)) for cores in replica_devices(pool))
         # Over plain TCP a read stalls for seconds while the prefill engine idles (ADR 0101).
-        environment["UCX_TLS"] = "tcp,sm,self" if carrier == "shared memory" else "tcp,self"
-        if carrier == "shared memory":
+        environment["UCX_TLS"] = "tcp,sm,self" if ground.carrier == "shared memory" else "tcp,self"
+        if ground.carrier == "shared memory":
             environment["UCX_NET_DEVICES"] = "lo"
     return environment
 

@@ -6,8 +6,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from serving.cluster import is_free
-from serving.compile import compile_app
+from serving.cluster import free_nixl_port, is_free
+from serving.compile import NIXL_PORT, compile_app
 from serving.deploy import Site, deploy
 from serving.phases import Readiness
 from serving.state import State, read_state
@@ -73,6 +73,7 @@ def bring_up(
         deployment,
         site.target,
         one_host=site.address is None,
+        nixl_port=_nixl_port(deployment, site),
         decode_engine_kwargs=decode_engine_kwargs,
     )
     state, readiness = deploy(
@@ -101,6 +102,13 @@ def deployed(
         yield endpoint
     finally:
         take_down(endpoint.state)
+
+
+def _nixl_port(deployment: Deployment, site: Site) -> int:
+    """Return ports that are free here; on another's cluster, the usual ones."""
+    if site.address is not None:
+        return NIXL_PORT
+    return free_nixl_port(max(pool.gpus for pool in deployment.pools))
 
 
 def _labels(address: str | None) -> tuple[dict[str, str], ...] | None:
