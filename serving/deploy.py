@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import logging
+import os
 import secrets
 import time
 from dataclasses import dataclass, replace
@@ -103,6 +105,9 @@ def _serve(
 ) -> Readiness:
     """Run the application on the cluster."""
     told("loading Ray Serve and vLLM")
+    # They tell the terminal what is in their logs; a person here wants to know what we tell.
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    logging.getLogger("ray.serve").addFilter(lambda record: record.levelno > logging.INFO)
     # Seconds to import, so only here: `serving down` and `serving status` do without.
     from ray import serve  # noqa: PLC0415
     from ray.serve.schema import LoggingConfig  # noqa: PLC0415
