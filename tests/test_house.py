@@ -1,0 +1,74 @@
+"""The house as a whole: what is shipped, what is generated, what is promised in prose."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_wheel_holds_the_three_rooms_and_the_catalogs(tmp_path: Path) -> None:
+    """An installed wheel finds its catalogs, and puts nothing else at the top level."""
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
+    [wheel] = tmp_path.glob("*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+
+    tops = {name.split("/")[0] for name in names}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {
+        "sizing",
+        "serving",
+        "loadtest",
+    }
+    configs = {f"sizing/_configs/{p.relative_to(ROOT / 'configs')}" for p in catalog_files()}
+    assert configs <= set(names)
+
+
+def catalog_files() -> list[Path]:
+    """Return every file of the catalogs."""
+    return sorted((ROOT / "configs").rglob("*.toml"))
+
+
+def test_generated_pages_are_current() -> None:
+    """`make docs` would change nothing."""
+    done = subprocess.run(
+        [sys.executable, "scripts/docs.py", "--check"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_changelog_tells_of_this_version() -> None:
+    """The newest entry of the changelog is the version that pyproject.toml has."""
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    [newest, *_] = re.findall(
+        r"^## \[([^\]]+)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE
+    )
+    assert newest == version
+
+
+def test_readme_is_short() -> None:
+    """A newcomer reads 150 lines, not more."""
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+
+
+def test_no_file_names_a_registry_or_a_machine() -> None:
+    """Of all package sources, only the PyTorch project's CPU index is named."""
+    tracked = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.split("\0")
+    hosts = re.compile(r"https?://([a-z0-9.-]*(?:pypi|index|registry|download)[a-z0-9.-]*)")
+    found = set()
+    for name in filter(None, tracked):
+        path = ROOT / name
+        if path.is_file() and path.suffix != ".png":
+            found |= set(hosts.findall(path.read_text(encoding="utf-8", errors="ignore")))
+    assert found <= {"download.pytorch.org"}
