@@ -82,7 +82,8 @@ def _ray_start(node: RayNode, cluster_id: str, *options: str) -> None:
     )
     if done.returncode:
         lines = (done.stderr + done.stdout).strip().splitlines() or ["no message"]
-        raise TargetFailed(f"Ray did not start for {node.role} on {node.node}: {lines[-1]}")
+        telling = next((line for line in reversed(lines) if "Error" in line), lines[-1])
+        raise TargetFailed(f"Ray did not start for {node.role} on {node.node}: {telling}")
 
 
 def free_ports(count: int) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -22,13 +23,16 @@ def connected(address: str) -> Iterator[None]:
     Raises:
         TargetFailed: nobody answers there.
     """
+    local = address.startswith("127.")
+    if local:
+        os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # as serving.processes starts it
     try:
         ray.init(
             address=address,
             namespace="minicluster",
             log_to_driver=False,
             logging_level=logging.ERROR,
-            _node_ip_address="127.0.0.2" if address.startswith("127.") else None,
+            _node_ip_address="127.0.0.2" if local else None,
         )
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise TargetFailed(f"no Ray cluster at {address}: {error}") from None

@@ -23,6 +23,8 @@ def environment(cluster_id: str) -> dict[str, str]:
         "SPT_NOENV": "1",
         # Ray would make way for everything else on the machine; this is what the machine is for.
         "RAY_worker_niceness": "0",
+        # Ray would ask for a token, and not everywhere, if somebody once made one on this machine.
+        "RAY_AUTH_MODE": "disabled",
     }
 
 
