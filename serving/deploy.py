@@ -107,7 +107,6 @@ def _serve(
     told("loading Ray Serve and vLLM")
     # They tell the terminal what is in their logs; a person here wants to know what we tell.
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
-    logging.getLogger("ray.serve").addFilter(lambda record: record.levelno > logging.INFO)
     # Seconds to import, so only here: `serving down` and `serving status` do without.
     from ray import serve  # noqa: PLC0415
     from ray.serve.schema import LoggingConfig  # noqa: PLC0415
@@ -116,6 +115,9 @@ def _serve(
     from serving.connection import connected  # noqa: PLC0415
     from serving.ready import wait_until_ready  # noqa: PLC0415
 
+    for logger in (logging.getLogger("ray.serve"), logging.getLogger("ray")):
+        for each in (logger, *logger.handlers):
+            each.addFilter(lambda record: record.levelno > logging.INFO)
     quiet = LoggingConfig(enable_access_log=False, log_level="WARNING")
     with connected(state.address):
         serve.start(

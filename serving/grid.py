@@ -33,9 +33,9 @@ PATH_TOKENS = (16, 48, 224, 512)
 PATH_REPEATS = 7
 
 BUSY_PROMPT = 224
-BUSY_CLIENTS = 2
-BUSY_DECODE_PROMPT = 16
-BUSY_OUTPUT = 160
+BUSY_CLIENTS = 3
+BUSY_DECODE_PROMPT = PREFILL_TOKENS[0]
+BUSY_OUTPUT = 40
 LEAD_S = 0.3
 """Head start of what keeps the other pool busy."""
 
@@ -75,9 +75,12 @@ async def time_grid(watch: Stopwatch, tell: Callable[[str], None]) -> tuple[Grid
         beside = "the other pool busy" if busy else "alone"
         for tokens in PREFILL_TOKENS:
             say(f"prefill of {tokens} tokens, {beside}")
-            async with _decoding(watch) if busy else _nothing():
-                timings.append(await _prefill(watch, tokens))
-            timings[-1] = replace(timings[-1], other_busy_fraction=float(busy))
+            point = await (
+                _prefill_beside_decode(watch, tokens, timings[0])
+                if busy
+                else _prefill(watch, tokens)
+            )
+            timings.append(point)
         for batch in DECODE_BATCHES:
             for context in DECODE_CONTEXTS:
                 say(f"decode batch {batch} at {context} tokens, {beside}")
@@ -116,6 +119,30 @@ async def _prefill(watch: Stopwatch, tokens: int) -> GridPoint:
         tokens=tokens,
         repeats=repeats,
         seconds=float((ends[-1] - ends[0]) / repeats),
+    )
+
+
+async def _prefill_beside_decode(watch: Stopwatch, tokens: int, feeding: GridPoint) -> GridPoint:
+    """
+    The same while streams keep decode busy, through the front door as in service.
+
+    These streams need prefill too, *feeding* each; what they took of the pool is taken off.
+    """
+    begun: list[float] = []
+
+    async def client() -> None:
+        while True:
+            await watch.stream(BUSY_DECODE_PROMPT, BUSY_OUTPUT)
+            begun.append(time.monotonic())
+
+    async with _background([client() for _ in range(BUSY_CLIENTS)]):
+        await asyncio.sleep(LEAD_S)
+        start = time.monotonic()
+        point = await _prefill(watch, tokens)
+    fed = sum(at >= start for at in begun)
+    taken_off = fed * feeding.seconds / point.repeats
+    return replace(
+        point, other_busy_fraction=1.0, seconds=max(point.seconds - taken_off, feeding.seconds / 2)
     )
 
 
@@ -158,24 +185,11 @@ def _idle(phase: str, tokens: int, seconds: list[float]) -> GridPoint:
 
 @contextlib.asynccontextmanager
 async def _prefilling(watch: Stopwatch) -> AsyncIterator[None]:
-    """Keep the prefill pool busy."""
+    """Keep the prefill pool busy, through the front door as in service: the path costs too."""
 
     async def client() -> None:
         while True:
-            await watch.prefill(BUSY_PROMPT)
-
-    async with _background([client() for _ in range(BUSY_CLIENTS)]):
-        await asyncio.sleep(LEAD_S)
-        yield
-
-
-@contextlib.asynccontextmanager
-async def _decoding(watch: Stopwatch) -> AsyncIterator[None]:
-    """Keep the decode pool busy."""
-
-    async def client() -> None:
-        while True:
-            await watch.stream(BUSY_DECODE_PROMPT, BUSY_OUTPUT)
+            await watch.stream(BUSY_PROMPT, 1)
 
     async with _background([client() for _ in range(BUSY_CLIENTS)]):
         await asyncio.sleep(LEAD_S)
