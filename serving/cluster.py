@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from serving.compile import NIXL_PORT, NIXL_PORTS_APART
 from serving.processes import environment
+from serving.reason import first_error
 from sizing.errors import TargetFailed
 
 if TYPE_CHECKING:
@@ -81,9 +82,8 @@ def _ray_start(node: RayNode, cluster_id: str, *options: str) -> None:
         command, env=env, capture_output=True, text=True, check=False, start_new_session=True
     )
     if done.returncode:
-        lines = (done.stderr + done.stdout).strip().splitlines() or ["no message"]
-        telling = next((line for line in reversed(lines) if "Error" in line), lines[-1])
-        raise TargetFailed(f"Ray did not start for {node.role} on {node.node}: {telling}")
+        said = first_error(done.stdout + done.stderr)
+        raise TargetFailed(f"Ray did not start for {node.role} on {node.node}: {said}")
 
 
 def free_ports(count: int) -> list[int]:

@@ -35,6 +35,8 @@ class DemoShape:
     Shape of the demo model: on one core of 2026 a step of it is work rather than overhead.
 
     Attributes:
+        query_gain: spread of the attention scores; at 1 attention averages, and long contexts
+            look alike.
         logit_std: spread of the logits; large, so that the best token leads clearly and rounding
             seldom decides.
         seed: of the weights; equal shapes give equal bytes.
@@ -47,6 +49,7 @@ class DemoShape:
     num_kv_heads: int = 4
     vocab_size: int = 4480
     max_context_tokens: int = 2048
+    query_gain: float = 2.0
     logit_std: float = 4.0
     seed: int = 20261120
 
@@ -183,16 +186,16 @@ def _write_weights(path: Path, shape: DemoShape, words: list[int]) -> None:
     draw("model.embed_tokens.weight", shape.vocab_size, hidden, 1.0)
     for layer in range(shape.num_layers):
         prefix = f"model.layers.{layer}"
-        for name, rows, columns in (
-            ("self_attn.q_proj", hidden, hidden),
-            ("self_attn.k_proj", kv, hidden),
-            ("self_attn.v_proj", kv, hidden),
-            ("self_attn.o_proj", hidden, hidden),
-            ("mlp.gate_proj", ffn, hidden),
-            ("mlp.up_proj", ffn, hidden),
-            ("mlp.down_proj", hidden, ffn),
+        for name, rows, columns, gain in (
+            ("self_attn.q_proj", hidden, hidden, shape.query_gain),
+            ("self_attn.k_proj", kv, hidden, 1.0),
+            ("self_attn.v_proj", kv, hidden, 1.0),
+            ("self_attn.o_proj", hidden, hidden, 1.0),
+            ("mlp.gate_proj", ffn, hidden, 1.0),
+            ("mlp.up_proj", ffn, hidden, 1.0),
+            ("mlp.down_proj", hidden, ffn, 1.0),
         ):
-            draw(f"{prefix}.{name}.weight", rows, columns, columns**-0.5)
+            draw(f"{prefix}.{name}.weight", rows, columns, gain * columns**-0.5)
         for name in ("input_layernorm", "post_attention_layernorm"):
             tensors[f"{prefix}.{name}.weight"] = _bfloat16(np.ones(hidden, dtype=np.float32))
     tensors["model.norm.weight"] = _bfloat16(np.ones(hidden, dtype=np.float32))

@@ -32,14 +32,19 @@ def why(logs: Path, message: str) -> str:
         logs name none.
     """
     for file in sorted(logs.glob("worker-*.err")) + sorted(logs.glob("worker-*.out")):
-        found = _first_error(file.read_text(encoding="utf-8", errors="replace"))
+        found = _error(file.read_text(encoding="utf-8", errors="replace"))
         if found:
             return found
-    return _first_error(message) or " ".join(message.split())[-500:]
+    return first_error(message)
 
 
-def _first_error(text: str) -> str | None:
-    """Return the first error that is no echo."""
+def first_error(text: str) -> str:
+    """Return the first error that is no echo of another, or the end of *text* in one line."""
+    return _error(text) or " ".join(text.split())[-500:]
+
+
+def _error(text: str) -> str | None:
+    """Return the first error that is no echo of another, if any."""
     for line in text.splitlines():
         match = ERROR.search(line)
         if match and not any(echo in line for echo in ECHOES):

@@ -147,7 +147,7 @@ def make_deployment(make_pool: PoolMaker) -> DeploymentMaker:
     return make
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_plan() -> PlanMaker:
     """Make the plan around a deployment; its predictions are of no interest here."""
     step = StepCoefficients(
