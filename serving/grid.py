@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,8 +34,8 @@ PATH_REPEATS = 7
 
 BUSY_PROMPT = 224
 BUSY_CLIENTS = 3
-BUSY_DECODE_PROMPT = PREFILL_TOKENS[0]
-BUSY_OUTPUT = 40
+PROMPT_PER_ANSWER = 16
+"""Prompt tokens per answer token, so that prefill stays the slower pool."""
 LEAD_S = 0.3
 """Head start of what keeps the other pool busy."""
 
@@ -71,20 +71,20 @@ async def time_grid(watch: Stopwatch, tell: Callable[[str], None]) -> tuple[Grid
 
     tell("warm-up")
     await _warm_up(watch)
+    step_s = 0.0
     for busy in (False, True):
         beside = "the other pool busy" if busy else "alone"
         for tokens in PREFILL_TOKENS:
             say(f"prefill of {tokens} tokens, {beside}")
             point = await (
-                _prefill_beside_decode(watch, tokens, timings[0])
-                if busy
-                else _prefill(watch, tokens)
+                _prefill_in_service(watch, tokens, step_s) if busy else _prefill(watch, tokens)
             )
             timings.append(point)
         for batch in DECODE_BATCHES:
             for context in DECODE_CONTEXTS:
                 say(f"decode batch {batch} at {context} tokens, {beside}")
                 timings.append(await _decode(watch, batch, context, busy=busy))
+        step_s = next(point.seconds for point in timings if point.phase == "decode")
     for tokens in PATH_TOKENS:
         say(f"path with {tokens} tokens")
         alone = [await watch.prefill(tokens) for _ in range(PATH_REPEATS)]
@@ -122,27 +122,32 @@ async def _prefill(watch: Stopwatch, tokens: int) -> GridPoint:
     )
 
 
-async def _prefill_beside_decode(watch: Stopwatch, tokens: int, feeding: GridPoint) -> GridPoint:
+async def _prefill_in_service(watch: Stopwatch, tokens: int, step_s: float) -> GridPoint:
     """
-    The same while streams keep decode busy, through the front door as in service.
+    The same through the front door: each prompt is handed over and decoded, as in service.
 
-    These streams need prefill too, *feeding* each; what they took of the pool is taken off.
+    Answers are as long as keeps decode busy and still leaves prefill the one that all wait for.
+    How busy decode is follows from its tokens, at *step_s* each.
     """
-    begun: list[float] = []
+    answer = max(2, tokens // PROMPT_PER_ANSWER)
+    streams: list[Stream] = []
 
     async def client() -> None:
-        while True:
-            await watch.stream(BUSY_DECODE_PROMPT, BUSY_OUTPUT)
-            begun.append(time.monotonic())
+        for _ in range(PREFILL_PROMPTS // PREFILL_AT_ONCE):
+            streams.append(await watch.stream(tokens, answer))  # noqa: PERF401  (one by one)
 
-    async with _background([client() for _ in range(BUSY_CLIENTS)]):
-        await asyncio.sleep(LEAD_S)
-        start = time.monotonic()
-        point = await _prefill(watch, tokens)
-    fed = sum(at >= start for at in begun)
-    taken_off = fed * feeding.seconds / point.repeats
-    return replace(
-        point, other_busy_fraction=1.0, seconds=max(point.seconds - taken_off, feeding.seconds / 2)
+    await asyncio.gather(*(client() for _ in range(2 * PREFILL_AT_ONCE)))
+    firsts = np.sort([stream.stamps[0][0] for stream in streams])
+    # While the last ones are answered nobody follows them: only the first ones are saturated.
+    firsts = firsts[: len(firsts) * 3 // 4]
+    repeats = len(firsts) - 1
+    seconds = float((firsts[-1] - firsts[0]) / repeats)
+    return GridPoint(
+        phase="prefill",
+        tokens=tokens,
+        other_busy_fraction=min(1.0, answer * step_s / seconds),
+        repeats=repeats,
+        seconds=seconds,
     )
 
 
