@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import socket
 import subprocess
 import sys
@@ -104,7 +105,10 @@ def free_nixl_port(num_workers: int) -> int:
 
     vLLM does not notice a port that is taken: its engine then waits for itself for ever.
     """
-    for port in range(NIXL_PORT, NIXL_PORT + 2_000, 100):
+    # In random order: another deployment that starts just now must not choose the same ones, for
+    # the engines bind them only a minute later, and wait for ever if they are taken.
+    bases = range(NIXL_PORT, NIXL_PORT + NIXL_PORTS_APART["decode"] - num_workers, num_workers)
+    for port in random.sample(bases, k=len(bases)):
         wanted = [
             port + apart + i for apart in NIXL_PORTS_APART.values() for i in range(num_workers)
         ]
