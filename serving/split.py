@@ -186,6 +186,8 @@ def _request(kind: str, body: dict[str, Any]) -> Any:  # noqa: ANN401
         param = ".".join(str(part) for part in first["loc"])
         message = f"{param}: {first['msg']}" if param else first["msg"]
         return Refusal(status=400, message=message, param=param or None)
+    except ValueError as error:  # vLLM's own, which pydantic lets through
+        return Refusal(status=400, message=str(error), param=getattr(error, "parameter", None))
 
 
 def _refusal_of(answer: Any) -> Refusal:  # noqa: ANN401

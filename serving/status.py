@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import urllib.error
 import urllib.request
 from dataclasses import dataclass
@@ -88,6 +89,9 @@ def _facts(name: str) -> list[dict[str, Any]]:
     """Ask every replica of a deployment for its engine's settings."""
     from ray import serve  # noqa: PLC0415
 
+    # vLLM, which this imports, would log on stdout, and that is for data.
+    os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     from serving.ray_compat import broadcast  # noqa: PLC0415
 
     handle = serve.get_deployment_handle(name, APP)
