@@ -27,7 +27,7 @@ SCENARIO = "configs/scenarios/laptop.toml"
 LAYOUT = ("--prefill", "1xTP1", "--decode", "1xTP1")
 KEEP = os.environ.get("KEEP") == "1"
 
-LOAD_FRACTION = 0.6
+LOAD_FRACTION = 0.56
 """Of the predicted capacity: loaded enough to queue, not so much that the tail is all noise."""
 
 REQUESTS = 420
