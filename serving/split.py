@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from ray import serve
 from ray.serve.llm.deployment import PDDecodeServer, PDPrefillServer
 from ray.serve.llm.openai_api_models import ChatCompletionRequest, CompletionRequest
+from vllm.exceptions import VLLMClientError
 
 from serving.compile import CORES
 from serving.engine_facts import engine_facts
@@ -186,7 +187,7 @@ def _request(kind: str, body: dict[str, Any]) -> Any:  # noqa: ANN401
         param = ".".join(str(part) for part in first["loc"])
         message = f"{param}: {first['msg']}" if param else first["msg"]
         return Refusal(status=400, message=message, param=param or None)
-    except ValueError as error:  # vLLM's own, which pydantic lets through
+    except VLLMClientError as error:  # from vLLM's own checks, which pydantic lets through
         return Refusal(status=400, message=str(error), param=getattr(error, "parameter", None))
 
 

@@ -30,7 +30,7 @@ def up(deployment: Path, port: int) -> None:
     bring_up(
         read_deployment(deployment),
         Site(target="cpu", host="127.0.0.1", port=port),
-        told=sys.stderr.writelines,
+        told=lambda text: sys.stderr.write(f"{text}\n"),
         decode_engine_kwargs={"worker_extension_cls": "zero_block.ZeroBlock"},
     )
 
@@ -45,7 +45,8 @@ def spoil(*, on: bool) -> None:
 
     with connected(current().address):
         decode = serve.get_deployment_handle("Decode:demo", APP)
-        decode.collective_rpc.remote("zero_a_block", kwargs={"on": on})
+        call = decode.collective_rpc.remote("zero_a_block", kwargs={"on": on})
+        sys.stdout.write(f"spoiling: {call.result(timeout_s=60)}\n")
 
 
 if __name__ == "__main__":
