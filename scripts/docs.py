@@ -127,7 +127,8 @@ def _demo_runs() -> list[str]:
             for name in ("ttft_mean", "ttft_p99", "tpot_mean", "tpot_p99")
         ]
         lines.append(f"| {number} | {run['requests_per_s']:.2f} | " + " | ".join(cells) + " |")
-    return lines
+    notes = [f"Run {n}: {run['note']}." for n, run in enumerate(table["runs"], 1) if "note" in run]
+    return [*lines, "", *notes]
 
 
 def main() -> int:
