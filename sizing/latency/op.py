@@ -12,7 +12,14 @@ from sizing.specs.model import DTYPE_BYTES
 ACTIVATION_BYTES = DTYPE_BYTES["bf16"]
 """Activations are kept in 16 bits whatever the dtype of the weights."""
 
-KINDS = ("gemm", "prefill attention", "decode attention", "elementwise")
+KINDS = (
+    "gemm",
+    "grouped gemm",
+    "prefill attention",
+    "decode attention",
+    "linear attention",
+    "elementwise",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,9 +47,15 @@ class Op:
         equation: of its work, in docs/model.md.
         kind: one of `KINDS`; decides which efficiency applies.
         dtype: of the weights it streams (GEMM), else of what it computes in.
-        work: of one run.
-        rows: rows of a GEMM's result, for wave quantisation; prompt length of prefill attention.
-        columns: columns of a GEMM's result.
+        work: of one run, on one GPU.
+        rows: m of a GEMM; of a grouped GEMM, rows of all its groups; query tokens of one prompt
+            in prefill attention; sequences in decode attention.
+        columns: n of a GEMM or of one group.
+        inner: k of a GEMM or of one group.
+        groups: experts that a grouped GEMM runs, on this GPU.
+        keys: keys that each query sees at most in attention.
+        heads: query heads on this GPU, in attention.
+        head_dim: of a query, in attention.
     """
 
     name: str
@@ -53,6 +66,11 @@ class Op:
     work: Work
     rows: NDArray[np.float64] | None = None
     columns: NDArray[np.float64] | float | None = None
+    inner: float | None = None
+    groups: NDArray[np.float64] | None = None
+    keys: NDArray[np.float64] | None = None
+    heads: float | None = None
+    head_dim: float | None = None
 
     @property
     def total(self) -> Work:
@@ -108,4 +126,5 @@ def gemm(  # noqa: PLR0913  (a GEMM has three sizes, a dtype and a name)
         work=work,
         rows=rows,
         columns=columns,
+        inner=inner,
     )
