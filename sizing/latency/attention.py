@@ -47,6 +47,8 @@ def attention_ops(model: ModelSpec, load: StepLoad, *, tp: int) -> tuple[Op, ...
                 load,
                 window=window,
                 repeats=layers,
+                heads=heads,
+                head_dim=head,
                 per_pair=4 * heads * head,
                 per_query=2 * heads * head,
                 per_key=2 * kv_heads * head * DTYPE_BYTES[model.kv_dtype],
@@ -56,6 +58,8 @@ def attention_ops(model: ModelSpec, load: StepLoad, *, tp: int) -> tuple[Op, ...
                 load,
                 window=window,
                 repeats=layers,
+                heads=heads,
+                head_dim=head,
                 per_pair=4 * heads * head,
                 per_key=2 * kv_heads * head * DTYPE_BYTES[model.kv_dtype],
             ),
@@ -114,6 +118,8 @@ def _latent_ops(model: ModelSpec, mla: MlaSpec, load: StepLoad, *, tp: int) -> t
             load,
             window=0,
             repeats=layers,
+            heads=heads,
+            head_dim=qk,
             per_pair=2 * heads * (qk + mla.v_head_dim),
             per_query=heads * (qk + mla.v_head_dim),
             per_key=latent * kv_bytes,
@@ -123,6 +129,8 @@ def _latent_ops(model: ModelSpec, mla: MlaSpec, load: StepLoad, *, tp: int) -> t
             load,
             window=0,
             repeats=layers,
+            heads=heads,
+            head_dim=latent,
             per_pair=2 * heads * (latent + rank),
             per_key=latent * kv_bytes,
         ),
@@ -135,6 +143,8 @@ def _prefill(  # noqa: PLR0913  (three counts per pair, query and key, and where
     *,
     window: int,
     repeats: int,
+    heads: float,
+    head_dim: float,
     per_pair: float,
     per_query: float,
     per_key: float,
@@ -157,12 +167,23 @@ def _prefill(  # noqa: PLR0913  (three counts per pair, query and key, and where
         dtype="bf16",
         repeats=repeats,
         work=work,
-        rows=n + p,
+        rows=n,
+        keys=n + seen,
+        heads=heads,
+        head_dim=head_dim,
     )
 
 
-def _decode(
-    name: str, load: StepLoad, *, window: int, repeats: int, per_pair: float, per_key: float
+def _decode(  # noqa: PLR0913  (two counts per pair and key, and where they apply)
+    name: str,
+    load: StepLoad,
+    *,
+    window: int,
+    repeats: int,
+    heads: float,
+    head_dim: float,
+    per_pair: float,
+    per_key: float,
 ) -> Op:
     """
     Scores of one token per sequence over its KV cache.
@@ -173,5 +194,14 @@ def _decode(
     read = load.sequences * s
     work = Work(flops=per_pair * read, hbm_bytes=per_key * read)
     return Op(
-        name=name, equation="W3", kind="decode attention", dtype="bf16", repeats=repeats, work=work
+        name=name,
+        equation="W3",
+        kind="decode attention",
+        dtype="bf16",
+        repeats=repeats,
+        work=work,
+        rows=load.sequences,
+        keys=s,
+        heads=heads,
+        head_dim=head_dim,
     )

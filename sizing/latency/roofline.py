@@ -46,10 +46,10 @@ def op_time(op: Op, gpu: GpuSpec) -> OpTime:
     hbm = gpu.require("hbm_bytes_per_s")
     flops, moved = op.work.flops, op.work.hbm_bytes
     smoothness: float | None = None
-    if op.kind == "gemm":
+    if op.kind in ("gemm", "grouped gemm"):
         compute, memory, launch, smoothness = _gemm(op, gpu, efficiency)
     elif op.kind == "prefill attention":
-        length = np.maximum(1.0, op.rows if op.rows is not None else 1.0)
+        length = np.maximum(1.0, op.keys if op.keys is not None else 1.0)
         ramp = 1 + efficiency.prefill_attention_half_tokens / length
         peak = _peak(gpu, "bf16") * efficiency.prefill_attention_compute_fraction
         compute, memory = flops / peak * ramp, moved / hbm
@@ -149,7 +149,9 @@ def _wave_penalty(op: Op, gpu: GpuSpec, fit: GemmEfficiency) -> NDArray[np.float
     """
     if not fit.wave_fraction or gpu.num_sms is None or op.rows is None or op.columns is None:
         return 1.0
-    tiles = np.maximum(1.0, np.ceil(op.rows / TILE) * np.ceil(np.asarray(op.columns) / TILE))
+    groups = np.maximum(1.0, op.groups) if op.groups is not None else 1.0
+    tiles = groups * np.ceil(op.rows / groups / TILE) * np.ceil(np.asarray(op.columns) / TILE)
+    tiles = np.maximum(1.0, tiles)
     waves = np.ceil(tiles / gpu.num_sms) * gpu.num_sms / tiles
     return np.asarray(1 + fit.wave_fraction * (waves - 1))
 

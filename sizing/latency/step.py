@@ -16,6 +16,7 @@ from sizing.specs.cluster import ClusterSpec
 from sizing.specs.engine import EngineProfile
 from sizing.specs.gpu import GpuSpec
 from sizing.specs.model import ModelSpec
+from sizing.specs.slicing import Slicing
 
 if TYPE_CHECKING:
     from sizing.latency.load import StepLoad
@@ -102,7 +103,7 @@ def step_terms(machine: Machine, load: StepLoad, *, tp: int) -> tuple[Term, ...]
             flops=op.total.flops,
             hbm_bytes=op.total.hbm_bytes,
         )
-        for op in step_ops(machine.model, load, tp=tp)
+        for op in step_ops(machine.model, load, slicing=Slicing(tp=tp))
         for time in (op_time(op, machine.gpu),)
     ]
     return (*terms, *_network_terms(machine, load, tp=tp), *_engine_terms(machine, load))

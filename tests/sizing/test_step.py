@@ -15,12 +15,14 @@ from hypothesis import strategies as st
 from sizing import catalog
 from sizing.errors import InputError
 from sizing.latency.collectives import all_gather_s, all_reduce_s, kv_pull_s_per_byte
+from sizing.latency.feedforward import experts_touched
 from sizing.latency.fit import decode_coefficients, prefill_coefficients
 from sizing.latency.load import decode_load, pairs, prefill_load
 from sizing.latency.roofline import multiply_dtype
 from sizing.latency.step import Machine, beyond_hb_domain_s, step_s, step_terms
-from sizing.latency.work import experts_touched, step_ops
+from sizing.latency.work import step_ops
 from sizing.specs.parameters import num_active_parameters
+from sizing.specs.slicing import Slicing
 from sizing.steptime import decode_s, prefill_s
 
 if TYPE_CHECKING:
@@ -98,8 +100,8 @@ def test_flops_are_twice_the_active_parameters(name: str) -> None:
     """A prompt's GEMM FLOPs are 2 per token and active parameter, lm_head once (eq. W1 to W8)."""
     model = catalog.find_model(name)
     tokens = 1000
-    ops = step_ops(model, prefill_load(tokens), tp=1)
-    gemms = sum(float(op.total.flops) for op in ops if op.kind == "gemm" and op.name != "lm_head")
+    ops = step_ops(model, prefill_load(tokens), slicing=Slicing())
+    gemms = sum(float(op.total.flops) for op in ops if "gemm" in op.kind and op.name != "lm_head")
     head = model.vocab_size * model.hidden_size
     # Norms and biases are parameters without a GEMM.
     assert gemms == pytest.approx(2 * tokens * (num_active_parameters(model) - head), rel=2e-3)
@@ -112,8 +114,8 @@ def test_sharding_loses_no_flop_and_no_byte(model: str, tokens: int, tp: int) ->
     """All ranks together do at least the work of one GPU: nothing vanishes when sliced."""
     spec = catalog.find_model(model)
     for load in (prefill_load(tokens), decode_load(7, tokens)):
-        whole = step_ops(spec, load, tp=1)
-        sliced = step_ops(spec, load, tp=tp)
+        whole = step_ops(spec, load, slicing=Slicing())
+        sliced = step_ops(spec, load, slicing=Slicing(tp=tp))
         for one, part in zip(whole, sliced, strict=True):
             assert tp * float(part.total.flops) >= float(one.total.flops) * (1 - 1e-9)
             assert tp * float(part.total.hbm_bytes) >= float(one.total.hbm_bytes) * (1 - 1e-9)

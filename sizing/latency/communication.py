@@ -1,0 +1,170 @@
+"""What one engine step sends between the GPUs of a replica: bytes, no seconds yet."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sizing.latency.exchange import Exchange
+from sizing.latency.op import ACTIVATION_BYTES
+from sizing.specs.model import DTYPE_BYTES
+
+if TYPE_CHECKING:
+    from sizing.latency.load import StepLoad
+    from sizing.specs.model import ModelSpec, MoeSpec
+    from sizing.specs.slicing import Slicing
+
+
+def step_exchanges(model: ModelSpec, load: StepLoad, *, slicing: Slicing) -> tuple[Exchange, ...]:
+    """
+    List the collectives that a step meets on its way through the model and all its stages.
+
+    Args:
+        model: shapes and dtypes.
+        load: what one data-parallel copy of attention holds; arrays of any shape.
+        slicing: of one replica.
+
+    Returns:
+        Exchanges whose sizes have the shape of *load*; none on a single GPU.
+
+    """
+    return (
+        *_tensor_exchanges(model, load, slicing),
+        *(_expert_exchanges(model, model.moe, load, slicing) if model.moe else ()),
+        *_stage_exchanges(model, load, slicing),
+    )
+
+
+def _tensor_exchanges(model: ModelSpec, load: StepLoad, slicing: Slicing) -> tuple[Exchange, ...]:
+    """
+    All-reduces of the hidden state and the gather of the logits, over the tp GPUs of a copy.
+
+        S = m h a, after the embedding, each attention and each feed-forward; B V a for the logits
+        (docs/model.md, eq. X1)
+
+    With experts and copies of attention the feed-forward of expert layers ends in the
+    exchanges of eq. X2 or X3, which leave no partial sums over tp.
+    """
+    if slicing.tp == 1:
+        return ()
+    layers = model.num_layers
+    dense = model.moe.num_dense_layers if model.moe else layers
+    hidden = load.tokens * model.hidden_size * ACTIVATION_BYTES
+    logits = (load.prompts + load.sequences) * model.vocab_size * ACTIVATION_BYTES
+    return tuple(
+        Exchange(
+            name=name,
+            equation="X1",
+            pattern=pattern,
+            group=slicing.tp,
+            stride=1,
+            repeats=repeats,
+            size_bytes=size,
+        )
+        for name, pattern, repeats, size in (
+            ("embedding all-reduce", "all-reduce", 1, hidden),
+            ("attention all-reduce", "all-reduce", layers, hidden),
+            (
+                "feed-forward all-reduce",
+                "all-reduce",
+                layers if slicing.dp == 1 else dense,
+                hidden,
+            ),
+            ("logits gather", "all-gather", 1, logits),
+        )
+        if repeats
+    )
+
+
+def _expert_exchanges(
+    model: ModelSpec, moe: MoeSpec, load: StepLoad, slicing: Slicing
+) -> tuple[Exchange, ...]:
+    """
+    Bring the tokens of all copies of attention to the experts, and the results back.
+
+        Gather and scatter: S = dp m h a, the tokens of all copies (docs/model.md, eq. X2)
+        All to all: S = m / tp min(k, G) h w out, the same with a back (eq. X3),
+        G = ep (1 - (1 - 1 / ep)^k) groups that hold an expert of a token
+
+    Each GPU sends its share m / tp of a copy's tokens, and an all-gather of m h a over tp rejoins
+    them. All to all is taken where a token's k
+    experts lie on fewer GPUs than there are copies: it then sends less.
+    """
+    if slicing.dp == 1:
+        return ()
+    layers = model.num_layers - moe.num_dense_layers
+    stage = slicing.tp * slicing.dp
+    groups = slicing.ep * (1 - (1 - 1 / slicing.ep) ** moe.experts_per_token)
+    copies = groups * slicing.moe_tp
+    values = load.tokens * model.hidden_size
+    if slicing.ep > 1 and copies < slicing.dp:
+        sent = values / slicing.tp * copies * (stage - 1) / stage
+        dispatch = min(DTYPE_BYTES[model.weight_dtype], ACTIVATION_BYTES)
+        parts: tuple[tuple[str, str, str, float], ...] = (
+            ("expert dispatch", "all-to-all", "X3", max(1.0, dispatch)),
+            ("expert combine", "all-to-all", "X3", ACTIVATION_BYTES),
+        )
+        sizes = [sent * width for *_, width in parts]
+    else:
+        parts = (
+            ("expert gather", "all-gather", "X2", ACTIVATION_BYTES),
+            ("expert scatter", "reduce-scatter", "X2", ACTIVATION_BYTES),
+        )
+        sizes = [values * slicing.dp * width for *_, width in parts]
+    exchanges = [
+        Exchange(
+            name=name,
+            equation=equation,
+            pattern=pattern,
+            group=stage,
+            stride=1,
+            repeats=layers,
+            size_bytes=np.asarray(size),
+        )
+        for (name, pattern, equation, _), size in zip(parts, sizes, strict=True)
+    ]
+    if slicing.tp > 1:
+        rejoin = Exchange(
+            name="expert rejoin",
+            equation="X2",
+            pattern="all-gather",
+            group=slicing.tp,
+            stride=1,
+            repeats=layers,
+            size_bytes=values * ACTIVATION_BYTES,
+        )
+        exchanges.append(rejoin)
+    return tuple(exchanges)
+
+
+def _stage_exchanges(model: ModelSpec, load: StepLoad, slicing: Slicing) -> tuple[Exchange, ...]:
+    """
+    Hand hidden state and residual to the next pipeline stage.
+
+        S = 2 m h a / tp, then an all-gather of 2 m h a over tp      (docs/model.md, eq. X4)
+    """
+    if slicing.pp == 1:
+        return ()
+    size = 2 * load.tokens * model.hidden_size * ACTIVATION_BYTES
+    send = Exchange(
+        name="stage send",
+        equation="X4",
+        pattern="point-to-point",
+        group=2,
+        stride=slicing.tp * slicing.dp,
+        repeats=slicing.pp - 1,
+        size_bytes=size / slicing.tp,
+    )
+    if slicing.tp == 1:
+        return (send,)
+    gather = Exchange(
+        name="stage gather",
+        equation="X4",
+        pattern="all-gather",
+        group=slicing.tp,
+        stride=1,
+        repeats=slicing.pp - 1,
+        size_bytes=size,
+    )
+    return send, gather
