@@ -1,0 +1,85 @@
+"""`sizing validate`: predict measured rows, and say how far off the predictions are."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from itertools import groupby
+from pathlib import Path  # noqa: TC003  (Typer reads the annotations)
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import track
+
+from sizing.cli.plan import write_whole
+from sizing.report.validation import (
+    coverage_table,
+    errors_table,
+    infeasible_table,
+    refusals_table,
+)
+from sizing.shell import talk
+from sizing.validation.evidence import evidence_of, read_evidence, to_json
+from sizing.validation.output import record, to_csv
+from sizing.validation.table import read_rows
+from sizing.validation.validate import coverages, judge, refusals, slices
+
+if TYPE_CHECKING:
+    from sizing.validation.verdict import Verdict
+
+
+def validate(
+    rows: Annotated[Path, typer.Argument(help="CSV of measured rows")],
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", help="predictions.csv to write")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print errors and predictions")] = False,
+    evidence: Annotated[
+        Path | None, typer.Option(help="write errors and residual quantiles: what plans quote")
+    ] = None,
+    date: Annotated[str, typer.Option(help="of the evidence, YYYY-MM-DD")] = "",
+) -> None:
+    """Predict every row; print errors by source, engine, model, GPU and load."""
+    lines = read_rows(rows)
+    known = read_evidence().intervals
+    verdicts = [
+        judge(line, known)
+        for line in track(lines, "predicting", console=talk, disable=not talk.is_terminal)
+    ]
+    if out is not None:
+        write_whole(out, to_csv(verdicts))
+    if evidence is not None:
+        write_whole(evidence, to_json(evidence_of(verdicts, date=date)))
+    if as_json:
+        sys.stdout.write(json.dumps(_document(verdicts), indent=2, allow_nan=False) + "\n")
+    else:
+        _print(verdicts)
+
+
+def _document(verdicts: list[Verdict]) -> dict[str, Any]:
+    """Return everything that is printed, as data."""
+    return {
+        "errors": [asdict(each) for each in slices(verdicts)],
+        "coverage": {
+            source: {quantity: asdict(each) for quantity, each in found.items()}
+            for source, found in coverages(verdicts).items()
+        },
+        "unsupported": [{"reason": r, "rows": n} for r, n in refusals(verdicts)],
+        "rows": [record(verdict) for verdict in verdicts],
+    }
+
+
+def _print(verdicts: list[Verdict]) -> None:
+    """Show errors, coverage, and what was not predicted."""
+    console = Console()
+    for by, found in groupby(slices(verdicts), key=lambda each: each.by):
+        console.print(errors_table(by, found))
+    console.print(coverage_table(coverages(verdicts)))
+    refused = refusals(verdicts)
+    if refused:
+        console.print(refusals_table(refused))
+    impossible = [verdict for verdict in verdicts if verdict.found.status == "infeasible"]
+    if impossible:
+        console.print(infeasible_table(impossible))

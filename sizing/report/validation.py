@@ -1,0 +1,89 @@
+"""Predicted against measured, on one screen."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from sizing.validation.interval import Coverage
+    from sizing.validation.residual import ErrorSummary
+    from sizing.validation.validate import SliceErrors
+    from sizing.validation.verdict import Verdict
+
+
+def errors_table(by: str, slices: Iterable[SliceErrors]) -> Table:
+    """Errors of predicted rows, relative to what was measured: mean, median and bias."""
+    table = Table(title=f"Errors by {by}", title_justify="left")
+    table.add_column(by, overflow="fold")
+    for heading in ("rows", "answered", "infeasible"):
+        table.add_column(heading, justify="right")
+    for heading in ("TTFT mean / median / bias", "TPOT mean / median / bias"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for each in slices:
+        table.add_row(
+            each.name,
+            str(each.rows),
+            f"{each.answered / each.rows:.0%}",
+            str(each.infeasible),
+            figures(each.ttft),
+            figures(each.tpot),
+        )
+    return table
+
+
+def figures(summary: ErrorSummary | None) -> str:
+    """Write mean error, median error and bias."""
+    if summary is None:
+        return ""
+    return f"{summary.mean:.1%} / {summary.median:.1%} / {summary.bias:+.1%}"
+
+
+def coverage_table(coverages: Mapping[str, Mapping[str, Coverage]]) -> Table:
+    """Share of left-out rows inside their 80 % interval, by source."""
+    table = Table(title="80 % intervals on rows left out of them", title_justify="left")
+    for heading, justify in (
+        ("source", "left"), ("", "left"), ("rows", "right"), ("inside", "right"),
+        ("median width", "right"),
+    ):  # fmt: skip
+        table.add_column(heading, justify=justify)  # type: ignore[arg-type]
+    for source, quantities in coverages.items():
+        for quantity, found in sorted(quantities.items()):
+            table.add_row(
+                source,
+                quantity.upper(),
+                str(found.rows),
+                f"{found.covered_fraction:.0%}",
+                f"{found.median_width:.0%}",
+            )
+    return table
+
+
+def refusals_table(refusals: Iterable[tuple[str, int]]) -> Table:
+    """Why lines are not predicted."""
+    table = Table(title="Rows without a prediction", title_justify="left")
+    table.add_column("rows", justify="right")
+    table.add_column("reason", overflow="fold")
+    for reason, count in refusals:
+        table.add_row(str(count), reason)
+    return table
+
+
+def infeasible_table(verdicts: Iterable[Verdict]) -> Table:
+    """Rows called infeasible, and what was measured."""
+    table = Table(title="Rows called infeasible", title_justify="left")
+    for heading in ("row", "reason", "measured TTFT", "right"):
+        table.add_column(heading, overflow="fold")
+    words = {True: "yes", False: "no", None: "not measured"}
+    for verdict in verdicts:
+        measured = verdict.row.ttft_s if verdict.row else None
+        table.add_row(
+            verdict.id,
+            verdict.found.reason,
+            "" if measured is None else f"{measured:.1f} s",
+            words[verdict.answered],
+        )
+    return table

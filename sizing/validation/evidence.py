@@ -1,0 +1,112 @@
+"""What measurements stand behind predictions: the shipped errors and residual quantiles."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from functools import cache
+from typing import TYPE_CHECKING
+
+from sizing.catalog import configs
+from sizing.config import parse
+from sizing.errors import InputError
+from sizing.specs.checks import STRICT
+from sizing.validation.interval import Cell, Intervals, fit_intervals
+from sizing.validation.validate import SliceErrors, coverages, residuals, slices
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sizing.validation.verdict import Verdict
+
+FILE = "validation/evidence.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoverageOf:
+    """Cross-fitted coverage of one quantity of one source."""
+
+    __pydantic_config__ = STRICT
+
+    source: str
+    quantity: str
+    rows: int
+    covered_fraction: float
+    median_width: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """
+    Figures of one run of `sizing validate`; no measured row is in it.
+
+    Attributes:
+        date: of the run.
+        errors: by slice.
+        coverage: of the intervals on rows left out of them.
+        cells: residual quantiles.
+    """
+
+    __pydantic_config__ = STRICT
+
+    date: str
+    errors: tuple[SliceErrors, ...]
+    coverage: tuple[CoverageOf, ...]
+    cells: tuple[Cell, ...]
+
+    @property
+    def intervals(self) -> Intervals:
+        """Return the cells by path."""
+        return Intervals(cells={cell.path: cell for cell in self.cells})
+
+
+@cache
+def read_evidence() -> Evidence:
+    """
+    Read the shipped evidence; empty where none is shipped.
+
+    Raises:
+        InputError: a file that is not what `sizing validate --evidence` writes.
+
+    """
+    path = configs() / FILE
+    if not path.exists():
+        return Evidence(date="", errors=(), coverage=(), cells=())
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise InputError(
+            str(path), str(error), "what `sizing validate --evidence` writes"
+        ) from None
+    return parse(Evidence, raw, place=FILE)
+
+
+def evidence_of(verdicts: Sequence[Verdict], *, date: str) -> Evidence:
+    """Gather what a run shows."""
+    made = fit_intervals(residuals(verdicts))
+    return Evidence(
+        date=date,
+        errors=slices(verdicts),
+        coverage=tuple(
+            CoverageOf(source=source, quantity=quantity, **asdict(found))
+            for source, by_quantity in coverages(verdicts).items()
+            for quantity, found in sorted(by_quantity.items())
+        ),
+        cells=tuple(made.cells.values()),
+    )
+
+
+def to_json(evidence: Evidence) -> str:
+    """Write evidence so that equal figures give equal bytes; four digits are enough."""
+    return json.dumps(_rounded(asdict(evidence)), indent=1, sort_keys=True) + "\n"
+
+
+def _rounded(value: object) -> object:
+    """Round every number in nested lists and tables."""
+    if isinstance(value, float):
+        return float(f"{value:.4g}")
+    if isinstance(value, dict):
+        return {key: _rounded(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_rounded(each) for each in value]
+    return value

@@ -1,0 +1,45 @@
+"""The requests of a measured row's load, drawn the same every time."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from sizing.validation.replay import Request
+
+REQUESTS_PER_USER = 10
+"""InferenceX: prompts per unit of concurrency; taken for every closed loop."""
+OPEN_REQUESTS = 1500
+SEED = 20261120
+
+
+def requests(
+    count: int, *, isl: int, osl: int, jitter: float = 0.0, prefix: int = 0
+) -> list[Request]:
+    """
+    Draw requests with lengths uniform in [(1 - j) nominal, nominal].
+
+    Args:
+        count: how many.
+        isl: nominal prompt tokens.
+        osl: nominal output tokens.
+        jitter: j, 0 for fixed lengths.
+        prefix: prompt tokens that are cached already.
+
+    """
+    draw = np.random.default_rng(SEED)
+    low_in, low_out = (max(1, math.floor((1 - jitter) * each)) for each in (isl, osl))
+    prompts = draw.integers(low_in, isl, count, endpoint=True)
+    outputs = draw.integers(low_out, osl, count, endpoint=True)
+    cached = np.minimum(prefix, prompts - 1)
+    return [
+        Request(computed=int(n - p), cached=int(p), output=int(o))
+        for n, p, o in zip(prompts, cached, outputs, strict=True)
+    ]
+
+
+def arrivals(count: int, requests_per_s: float) -> list[float]:
+    """Draw Poisson arrivals, seconds from the start."""
+    draw = np.random.default_rng(SEED + 1)
+    return np.cumsum(draw.exponential(1 / requests_per_s, count)).tolist()  # type: ignore[no-any-return]

@@ -1,0 +1,187 @@
+"""One row predicted."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sizing.errors import InputError
+from sizing.latency.load import StepLoad
+from sizing.validation.load import OPEN_REQUESTS, REQUESTS_PER_USER, arrivals, requests
+from sizing.validation.replay import Replay, Replica, Served
+from sizing.validation.steps import StepTable, seconds_of, step_table
+from sizing.validation.subject import Subject, subject_of
+from sizing.validation.tandem import tandem
+
+if TYPE_CHECKING:
+    from sizing.specs.slicing import Slicing
+    from sizing.validation.row import Group, Row
+
+OVERLOAD_S = 10.0
+OVERLOAD_RATIO = 10.0
+"""A TTFT above both that the KV cache or the rate causes is called infeasible."""
+SPARE_FRACTION = 1.2
+"""Infeasible only if the replica is overloaded with this much more KV cache, too."""
+CONTEXT_POINTS = 9
+_TABLES: dict[object, StepTable] = {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowPrediction:
+    """
+    What is predicted of a row.
+
+    Attributes:
+        status: `predicted`, `infeasible` or `unsupported`.
+        reason: of the latter two; of `predicted`, what it was not sure of.
+        ttft_s: in the row's statistic; `None` unless predicted.
+        unloaded_s: predicted prefill of one prompt alone; of infeasible rows.
+    """
+
+    status: str
+    reason: str = ""
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    ttft_p99_s: float | None = None
+    unloaded_s: float | None = None
+
+
+def predict_row(row: Row) -> RowPrediction:
+    """Predict one row; what cannot be is `unsupported` with the reason."""
+    try:
+        subject = subject_of(row)
+        if row.load == "static":
+            found = _static(row, subject)
+        elif len(row.groups) == 1:
+            found = _loaded(row, subject, row.groups[0])
+        else:
+            found = _split(row, subject)
+    except InputError as error:
+        return RowPrediction(status="unsupported", reason=str(error))
+    if found.status == "predicted":
+        return replace(found, reason="; ".join(subject.notes))
+    return found
+
+
+def _static(row: Row, subject: Subject) -> RowPrediction:
+    """One batch, all prompts together: prefill steps, then one decode step a token (eq. V3)."""
+    group = row.groups[0]
+    batch = max(1.0, row.amount / group.slicing.dp)
+    budget = subject.token_budget if subject.rules.chunks else math.inf
+    new = row.isl - row.prefix_tokens
+    per_step = max(1.0, min(batch, budget // new)) if new <= budget else 1.0
+    full, rest = divmod(batch, per_step)
+    loads = [(full, per_step)] + ([(1.0, rest)] if rest else [])
+    ttft = sum(
+        count * _prefill_s(subject, group.slicing, size, new, row.prefix_tokens, budget)
+        for count, size in loads
+    )
+    tpot = None
+    if row.osl > 1:
+        contexts = np.linspace(row.isl + 1, row.isl + row.osl - 1, CONTEXT_POINTS)
+        none = np.zeros_like(contexts)
+        load = StepLoad(
+            prompts=none,
+            prompt_tokens=none,
+            cached_tokens=none,
+            sequences=none + batch,
+            context_tokens=contexts,
+        )
+        tpot = float(
+            np.trapezoid(seconds_of(subject.machine, load, group.slicing)) / (len(none) - 1)
+        )
+    return RowPrediction(status="predicted", ttft_s=float(ttft), tpot_s=tpot)
+
+
+def _prefill_s(
+    subject: Subject, slicing: Slicing, prompts: float, new: int, cached: int, budget: float
+) -> float:
+    """Seconds to prefill prompts together, in chunks where one is larger than the budget."""
+    chunks = max(1, math.ceil(new / budget))
+    sizes = np.full(chunks, new / chunks)
+    none = np.zeros_like(sizes)
+    load = StepLoad(
+        prompts=none + prompts,
+        prompt_tokens=sizes,
+        cached_tokens=cached + np.cumsum(sizes) - sizes,
+        sequences=none,
+        context_tokens=none,
+    )
+    return float(seconds_of(subject.machine, load, slicing).sum())
+
+
+def _loaded(row: Row, subject: Subject, group: Group) -> RowPrediction:
+    """Users or arrivals at one replica: each attention rank has its share of them (eq. V2)."""
+    ranks = group.slicing.dp
+    found = served(row, subject, group, ranks=ranks)
+    ttft = float(np.mean([each.first_s - each.sent_s for each in found]))
+    unloaded = _prefill_s(
+        subject, group.slicing, 1.0, row.isl - row.prefix_tokens, row.prefix_tokens,
+        subject.token_budget,
+    )  # fmt: skip
+    if ttft > OVERLOAD_S and ttft > OVERLOAD_RATIO * unloaded:
+        again = served(row, subject, group, ranks=ranks, spare=SPARE_FRACTION)
+        with_spare = float(np.mean([each.first_s - each.sent_s for each in again]))
+        if with_spare > OVERLOAD_S and with_spare > OVERLOAD_RATIO * unloaded:
+            return RowPrediction(
+                status="infeasible",
+                reason=f"requests queue for {ttft:.0f} s: the KV cache holds"
+                f" {subject.kv_tokens(group.slicing):,.0f} tokens a rank",
+                unloaded_s=unloaded,
+            )
+    return _statistics(found, row.statistic)
+
+
+def _split(row: Row, subject: Subject) -> RowPrediction:
+    """Prefill and decode pools under a closed loop (eq. V4)."""
+    if row.load != "closed":
+        raise InputError(f"{row.place}: load", row.load, "closed, of a disaggregated row")
+    ttft, tpot, ttft_p99 = tandem(row, subject)
+    return RowPrediction(status="predicted", ttft_s=ttft, tpot_s=tpot, ttft_p99_s=ttft_p99)
+
+
+def served(
+    row: Row, subject: Subject, group: Group, *, ranks: int, spare: float = 1.0
+) -> list[Served]:
+    """Replay the row's load on one attention rank."""
+    users = max(1, math.ceil(row.amount / ranks)) if row.load == "closed" else 0
+    replica = Replica(
+        steps=_table(subject, group.slicing, users or 256, row.isl + row.osl),
+        rules=subject.rules,
+        token_budget=subject.token_budget,
+        kv_tokens=subject.kv_tokens(group.slicing) * spare,
+        overhead_s=subject.machine.engine.per_request_s,
+    )
+    count = users * REQUESTS_PER_USER or OPEN_REQUESTS
+    drawn = requests(
+        count, isl=row.isl, osl=row.osl, jitter=row.length_jitter, prefix=row.prefix_tokens
+    )
+    at = None if users else arrivals(count, row.amount / ranks)
+    return Replay(replica, drawn, at, users).run()
+
+
+def _table(subject: Subject, slicing: Slicing, sequences: int, context: int) -> StepTable:
+    """Return the step table for a load, made once per machine and rounded-up range."""
+    b = 2 ** math.ceil(math.log2(max(sequences, 4)))
+    s = 2 ** math.ceil(math.log2(max(context, 256)))
+    m = subject.machine
+    key = (m.model, m.gpu.name, m.cluster.name, m.engine.name, m.engine.version, slicing, b, s)
+    if key not in _TABLES:
+        _TABLES[key] = step_table(m, slicing, max_sequences=b, max_context=s)
+    return _TABLES[key]
+
+
+def _statistics(found: list[Served], statistic: str) -> RowPrediction:
+    """Read the row's statistic off its requests."""
+    read = np.mean if statistic == "mean" else np.median
+    ttft = np.array([each.first_s - each.sent_s for each in found])
+    tpot = [(e.last_s - e.first_s) / (e.output - 1) for e in found if e.output > 1]
+    return RowPrediction(
+        status="predicted",
+        ttft_s=float(read(ttft)),
+        tpot_s=float(read(tpot)) if tpot else None,
+        ttft_p99_s=float(np.quantile(ttft, 0.99)),
+    )

@@ -1,0 +1,97 @@
+"""How far a prediction was from its measurement."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sizing.specs.checks import STRICT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from sizing.validation.prediction import RowPrediction
+    from sizing.validation.row import Row
+
+QUANTITIES = ("ttft", "tpot")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Residual:
+    """
+    One latency of one row.
+
+    Attributes:
+        log_ratio: ln(measured / predicted).
+        configuration: all loads of one configuration are fitted on, or held out, together.
+        path: labels from coarse to fine; intervals back off along it.
+    """
+
+    quantity: str
+    log_ratio: float
+    source: str
+    configuration: str
+    path: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorSummary:
+    """
+    Errors of one quantity over a group of rows, relative to what was measured.
+
+    Attributes:
+        bias: median of predicted / measured - 1.
+    """
+
+    __pydantic_config__ = STRICT
+
+    rows: int
+    mean: float
+    median: float
+    bias: float
+
+
+def kind_of(row: Row) -> str:
+    """Name what kind of load a row was under; errors of different kinds are told apart."""
+    if len(row.groups) > 1:
+        return "split"
+    if row.load == "closed" and not row.length_jitter:
+        return "closed, fixed lengths"
+    return row.load
+
+
+def path_of(row: Row) -> tuple[str, ...]:
+    """Labels of a row from coarse to fine."""
+    return (kind_of(row), row.engine.lower(), row.model.rpartition("/")[2].lower())
+
+
+def residuals_of(row: Row, found: RowPrediction) -> Iterator[Residual]:
+    """Yield a residual per latency that is both predicted and measured."""
+    for quantity in QUANTITIES:
+        measured = getattr(row, f"{quantity}_s")
+        predicted = getattr(found, f"{quantity}_s")
+        if measured and predicted:
+            yield Residual(
+                quantity=quantity,
+                log_ratio=math.log(measured / predicted),
+                source=row.source,
+                configuration=row.configuration,
+                path=path_of(row),
+            )
+
+
+def summarise(residuals: Iterable[Residual]) -> ErrorSummary | None:
+    """Return mean and median error and bias; `None` without rows."""
+    logs = np.array([each.log_ratio for each in residuals])
+    if not logs.size:
+        return None
+    errors = np.exp(-logs) - 1
+    return ErrorSummary(
+        rows=logs.size,
+        mean=float(np.abs(errors).mean()),
+        median=float(np.median(np.abs(errors))),
+        bias=float(np.median(errors)),
+    )

@@ -1,0 +1,81 @@
+"""How each engine fills its steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sizing.errors import InputError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulingRules:
+    """
+    How an engine fills a step.
+
+    Attributes:
+        mixes: prompts are computed in the same step as decoded tokens, which come first; else
+            waiting prompts get steps of their own, and decoding pauses.
+        chunks: a prompt that does not fit the rest of the budget is begun and continued in the
+            next step; else it waits for a step with room, and has one of any size alone.
+        token_budget: tokens of a step.
+        max_batch_size: sequences of a step.
+        reserved_fraction: share of a request's output whose KV cache has to be free before it is
+            admitted.
+        fp8_kv: the KV cache of an fp8 or fp4 checkpoint is fp8 unless told otherwise.
+        source: where this is written.
+    """
+
+    mixes: bool
+    chunks: bool
+    token_budget: int
+    max_batch_size: int
+    reserved_fraction: float
+    fp8_kv: bool
+    source: str
+
+
+RULES = {
+    "vllm": SchedulingRules(
+        mixes=True,
+        chunks=True,
+        token_budget=8192,
+        max_batch_size=1024,
+        reserved_fraction=0.0,
+        fp8_kv=False,
+        source="vLLM 0.29 v1/core/sched/scheduler.py; engine/arg_utils.py, API server on 80 GB",
+    ),
+    "trtllm": SchedulingRules(
+        mixes=True,
+        chunks=False,
+        token_budget=8192,
+        max_batch_size=2048,
+        reserved_fraction=1.0,
+        fp8_kv=True,
+        source="TensorRT-LLM 1.0 docs, llm-api reference: max_num_tokens, enable_chunked_prefill,"
+        " CapacitySchedulerPolicy.GUARANTEED_NO_EVICT; fp8 checkpoints of NVIDIA quantise KV",
+    ),
+    "sglang": SchedulingRules(
+        mixes=False,
+        chunks=True,
+        token_budget=8192,
+        max_batch_size=2048,
+        reserved_fraction=0.5,
+        fp8_kv=False,
+        source="SGLang 0.5 srt/server_args.py: chunked_prefill_size on 80 GB, enable_mixed_chunk;"
+        " managers/schedule_policy.py: new_token_ratio 0.7 falling to 0.1",
+    ),
+}
+"""By engine; what recipes set otherwise is not known unless the row says it."""
+
+
+def rules_of(engine: str, *, place: str) -> SchedulingRules:
+    """
+    Return how *engine* fills its steps.
+
+    Raises:
+        InputError: an engine of which nothing is known.
+
+    """
+    if engine.lower() not in RULES:
+        raise InputError(place, engine, "one of " + ", ".join(RULES))
+    return RULES[engine.lower()]

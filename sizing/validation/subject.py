@@ -1,0 +1,152 @@
+"""What a measured row ran on, from the catalogs."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from sizing import catalog
+from sizing.errors import InputError
+from sizing.latency.memory import kv_bytes_per_token, kv_space_bytes
+from sizing.latency.step import Machine
+from sizing.specs.cluster import ClusterSpec
+from sizing.specs.model import DTYPE_BYTES, ModelSpec
+from sizing.validation.rules import SchedulingRules, rules_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from sizing.specs.engine import EngineProfile
+    from sizing.specs.gpu import GpuSpec
+    from sizing.specs.slicing import Slicing
+    from sizing.validation.row import Row
+
+NODE_GPUS = 8
+"""GPUs of a node, and of its HB domain, where no preset of the GPU says otherwise."""
+LEAST_KV_FRACTION = 0.02
+"""Of GPU memory: what ran had some room for KV, whatever our sum of weights and reserves says."""
+NUMBER = re.compile(r"\d+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """
+    A row's machine.
+
+    Attributes:
+        notes: what was taken in place of something unknown, one sentence each.
+    """
+
+    machine: Machine
+    rules: SchedulingRules
+    token_budget: int
+    notes: tuple[str, ...]
+
+    def kv_tokens(self, slicing: Slicing) -> float:
+        """Tokens that one attention rank's KV cache holds, at least those of a small reserve."""
+        m = self.machine
+        space = kv_space_bytes(m.model, m.gpu, m.engine, tp=slicing.tp)
+        least = m.gpu.require("hbm_bytes") * LEAST_KV_FRACTION
+        return max(space, least) / kv_bytes_per_token(m.model, tp=slicing.tp)
+
+
+def subject_of(row: Row) -> Subject:
+    """
+    Look up everything that a row names.
+
+    Raises:
+        InputError: a model, GPU, engine or dtype that nothing is known of.
+
+    """
+    rules = rules_of(row.engine, place=f"{row.place}: engine")
+    gpu = catalog.find_gpu(row.gpu, place=f"{row.place}: gpu")
+    engine, notes = nearest_engine(row.engine, row.engine_version, catalog.engines())
+    budget = row.token_budget or rules.token_budget
+    return Subject(
+        machine=Machine(
+            model=_model(row, rules),
+            gpu=gpu,
+            cluster=_cluster(gpu, sum(g.replicas * g.slicing.gpus for g in row.groups)),
+            engine=engine,
+        ),
+        rules=rules,
+        token_budget=budget,
+        notes=notes,
+    )
+
+
+def nearest_engine(
+    name: str, version: str, profiles: Iterable[EngineProfile]
+) -> tuple[EngineProfile, tuple[str, ...]]:
+    """
+    Return the profile of an engine version, of the nearest one, or else of another engine.
+
+    Args:
+        name: of the engine.
+        version: empty: unknown; text without numbers likewise.
+        profiles: what there is; several of one version: the first.
+
+    Returns:
+        The profile, and a note where it is not of this very version.
+
+    Raises:
+        InputError: no profile at all.
+
+    """
+    known = list(profiles)
+    own = [profile for profile in known if profile.name.lower() == name.lower()]
+    if not known:
+        raise InputError("configs/engines", None, "the profile of an engine")
+    if not own:
+        other = known[0]
+        return other, (f"no constants of {name}: those of {other.name} {other.version}",)
+    wanted = _numbers(version)
+    if not wanted:
+        newest = max(own, key=lambda profile: _numbers(profile.version))
+        return newest, (f"engine version {version or 'unknown'}: constants of {newest.version}",)
+    nearest = min(own, key=lambda profile: _distance(wanted, _numbers(profile.version)))
+    same = _numbers(nearest.version)[: len(wanted)] == wanted
+    note = f"no constants of {name} {version}: those of {nearest.version}"
+    return nearest, () if same else (note,)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """Read the release numbers of a version; none where it does not start with one."""
+    return tuple(int(n) for n in NUMBER.findall(version)[:3]) if version[:1].isdigit() else ()
+
+
+def _distance(one: tuple[int, ...], other: tuple[int, ...]) -> float:
+    """How far two versions are apart, the first number counting most."""
+    pairs = zip((*one, 0, 0, 0)[:3], (*other, 0, 0, 0)[:3], strict=True)
+    return sum(abs(a - b) * weight for (a, b), weight in zip(pairs, (1e6, 1e3, 1.0), strict=True))
+
+
+def _model(row: Row, rules: SchedulingRules) -> ModelSpec:
+    """Return the model with the row's dtypes."""
+    model = catalog.find_model(row.model, place=f"{row.place}: model")
+    for column, dtype in (("weight_dtype", row.weight_dtype), ("kv_dtype", row.kv_dtype)):
+        if dtype and dtype not in DTYPE_BYTES:
+            raise InputError(f"{row.place}: {column}", dtype, "one of " + ", ".join(DTYPE_BYTES))
+    if row.weight_dtype in catalog.UNQUANTISED:
+        model = replace(
+            model, dtype=row.weight_dtype, weight_dtype=row.weight_dtype, attention_quantised=True
+        )
+    elif row.weight_dtype != model.weight_dtype:
+        model = replace(model, weight_dtype=row.weight_dtype)
+    small = rules.fp8_kv and DTYPE_BYTES[row.weight_dtype] <= 1
+    return replace(model, kv_dtype=row.kv_dtype or ("fp8" if small else model.dtype))
+
+
+def _cluster(gpu: GpuSpec, gpus: int) -> ClusterSpec:
+    """Return the preset of the GPU with room for the row, or plain nodes of eight."""
+    for preset in catalog.clusters().values():
+        if preset.gpu == gpu.name:
+            return replace(preset, max_gpus=max(preset.max_gpus, gpus))
+    return ClusterSpec(
+        name=f"{gpu.name}-{NODE_GPUS}",
+        gpu=gpu.name,
+        gpus_per_node=NODE_GPUS,
+        gpus_per_hb_domain=NODE_GPUS,
+        max_gpus=max(NODE_GPUS, gpus),
+    )
