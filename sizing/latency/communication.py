@@ -43,13 +43,14 @@ def _tensor_exchanges(model: ModelSpec, load: StepLoad, slicing: Slicing) -> tup
         S = m h a, after the embedding, each attention and each feed-forward; B V a for the logits
         (docs/model.md, eq. X1)
 
+    Where attention and feed-forward stand side by side they are summed and reduced once.
     With experts and copies of attention the feed-forward of expert layers ends in the
     exchanges of eq. X2 or X3, which leave no partial sums over tp.
     """
     if slicing.tp == 1:
         return ()
     layers = model.num_layers
-    dense = model.moe.num_dense_layers if model.moe else layers
+    dense = model.num_dense_layers
     hidden = load.tokens * model.hidden_size * ACTIVATION_BYTES
     logits = (load.prompts + load.sequences) * model.vocab_size * ACTIVATION_BYTES
     return tuple(
@@ -64,13 +65,13 @@ def _tensor_exchanges(model: ModelSpec, load: StepLoad, slicing: Slicing) -> tup
         )
         for name, pattern, repeats, size in (
             ("embedding all-reduce", "all-reduce", 1, hidden),
-            ("attention all-reduce", "all-reduce", layers, hidden),
             (
-                "feed-forward all-reduce",
+                "attention all-reduce",
                 "all-reduce",
-                layers if slicing.dp == 1 else dense,
+                0 if model.parallel_attention else layers,
                 hidden,
             ),
+            ("feed-forward all-reduce", "all-reduce", layers if slicing.dp == 1 else dense, hidden),
             ("logits gather", "all-gather", 1, logits),
         )
         if repeats

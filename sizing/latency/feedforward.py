@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
+from sizing.latency.experts import busiest_share, experts_touched
 from sizing.latency.op import ACTIVATION_BYTES, Op, Work, gemm
 from sizing.specs.model import DTYPE_BYTES
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from sizing.latency.load import StepLoad
     from sizing.specs.model import ModelSpec, MoeSpec
     from sizing.specs.slicing import Slicing
@@ -23,8 +20,7 @@ def feedforward_ops(model: ModelSpec, load: StepLoad, *, slicing: Slicing) -> tu
 
     Gated: gate and up are one GEMM of 2 f columns, then down; plain: up and down.
     """
-    moe = model.moe
-    dense_layers = moe.num_dense_layers if moe else model.num_layers
+    moe, dense_layers = model.moe, model.num_dense_layers
     ops = list(
         _dense_ops("mlp", model, load, width=model.ffn_size / slicing.tp, repeats=dense_layers)
     )
@@ -48,39 +44,14 @@ def feedforward_ops(model: ModelSpec, load: StepLoad, *, slicing: Slicing) -> tu
     return tuple(ops)
 
 
-def experts_touched(
-    num_experts: float, per_token: float, tokens: NDArray[np.float64]
-) -> NDArray[np.float64]:
-    """
-    Experts that a step reads, if routing is uniform and independent.
-
-        E' = E (1 - (1 - k / E)^m)      (docs/model.md, eq. W5)
-
-    Args:
-        num_experts: E.
-        per_token: k.
-        tokens: m, any shape.
-
-    Returns:
-        Expected count, between k (one token) and E.
-
-    Source:
-        Occupancy: an expert stays untouched by m tokens with probability (1 - k / E)^m.
-
-    Ignores:
-        Imbalance: popular experts make fewer of them touched, and the busiest one slower.
-
-    """
-    return np.asarray(num_experts * (1 - (1 - per_token / num_experts) ** tokens))
-
-
 def _dense_ops(
     name: str, model: ModelSpec, load: StepLoad, *, width: float, repeats: int
 ) -> tuple[Op, ...]:
     """Two GEMMs with *width* values between them, on one GPU; none if there is no width."""
     if not width or not repeats:
         return ()
-    m, h, dtype = load.tokens, model.hidden_size, model.weight_dtype
+    m, h = load.tokens, model.hidden_size
+    dtype = model.shared_dtype if name == "shared" else model.dense_dtype
     up = (2 if model.gated_mlp else 1) * width
     return (
         gemm(f"{name} up", "W4", rows=m, inner=h, columns=up, dtype=dtype, repeats=repeats),
@@ -92,14 +63,16 @@ def _expert_ops(
     model: ModelSpec, moe: MoeSpec, load: StepLoad, *, slicing: Slicing, layers: int
 ) -> tuple[Op, ...]:
     """
-    Grouped GEMMs over the experts that are touched on one GPU (eq. W5).
+    Grouped GEMMs over the experts that are touched on the busiest GPU (eq. W5 and W11).
 
     The tokens of all copies of attention meet the experts of the stage: E / ep of them on this
     GPU, each sliced.
     """
     tokens = load.tokens * slicing.dp
-    touched = experts_touched(moe.num_experts, moe.experts_per_token, tokens) / slicing.ep
-    rows = tokens * moe.experts_per_token / slicing.ep
+    experts, k = moe.num_experts, moe.experts_per_token
+    busiest = busiest_share(experts, k, tokens, groups=slicing.ep)
+    rows = tokens * k / slicing.ep * busiest
+    touched = experts_touched(experts / slicing.ep, k / slicing.ep * busiest, tokens)
     h = model.hidden_size
     f = moe.expert_ffn_size / slicing.moe_tp
     ops = []

@@ -60,18 +60,25 @@ def decode_load(batch: ArrayLike, context: ArrayLike) -> StepLoad:
 
 
 def pairs(
-    tokens: NDArray[np.float64], cached: NDArray[np.float64], window: int = 0
+    tokens: NDArray[np.float64],
+    cached: NDArray[np.float64],
+    window: int = 0,
+    *,
+    chunked: bool = False,
 ) -> NDArray[np.float64]:
     """
     Query-key pairs of one prompt.
 
         A = n (p + (n + 1) / 2);  window w: q p + q (q + 1) / 2 + (n - q) w,
-        q = min(n, max(0, w - p))      (docs/model.md, eq. W2)
+        q = min(n, max(0, w - p));  chunks of w: G(p + n) - G(p),
+        G(x) = floor(x / w) w (w + 1) / 2 + r (r + 1) / 2, r = x mod w
+        (docs/model.md, eq. W2)
 
     Args:
         tokens: n, computed now.
         cached: p, before them.
         window: w, keys that a query sees at most, itself included; 0: all.
+        chunked: a query sees what is before it in its chunk of w, not the last w.
 
     Returns:
         Pairs, shape of the arguments.
@@ -85,5 +92,28 @@ def pairs(
     """
     if not window:
         return np.asarray(tokens * (cached + (tokens + 1) / 2))
+    if chunked:
+        return np.asarray(_chunk_pairs(cached + tokens, window) - _chunk_pairs(cached, window))
     q = np.clip(window - cached, 0, tokens)
     return np.asarray(q * cached + q * (q + 1) / 2 + (tokens - q) * window)
+
+
+def _chunk_pairs(tokens: NDArray[np.float64], chunk: int) -> NDArray[np.float64]:
+    """Pairs of a sequence cut into chunks."""
+    rest = tokens % chunk
+    return np.asarray(tokens // chunk * (chunk * (chunk + 1) / 2) + rest * (rest + 1) / 2)
+
+
+def keys_in_reach(
+    context: NDArray[np.float64], window: int = 0, *, chunked: bool = False
+) -> NDArray[np.float64]:
+    """
+    Keys before a token that it may attend to: all, the last *window*, or those of its chunk.
+
+    Beyond the first chunk, sequences are taken to be anywhere in theirs: half of it on average.
+    """
+    if not window:
+        return context
+    if chunked:
+        return np.asarray(np.where(context <= window, context, (window + 1) / 2))
+    return np.asarray(np.minimum(context, window))

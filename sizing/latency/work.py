@@ -49,29 +49,32 @@ def _elementwise_ops(model: ModelSpec, load: StepLoad, *, slicing: Slicing) -> t
     A fused norm reads and writes the hidden state and the residual. Rotary reads and writes
     queries and keys. The activation reads what `mlp up` wrote and writes half of it if gated.
     """
-    m, tp = load.tokens, slicing.tp
+    m, tp, moe = load.tokens, slicing.tp, model.moe
+    layers = model.num_layers
     heads = model.num_heads / tp + max(1.0, model.num_kv_heads / tp)
-    width = model.ffn_size / tp
-    if model.moe:
-        dense = model.moe.num_dense_layers / model.num_layers
-        # Per token of one copy: dp / ep of its experts' rows, each sliced moe_tp = tp dp / ep ways.
-        routed = model.moe.experts_per_token * model.moe.expert_ffn_size / tp
-        width = dense * width + (1 - dense) * (routed + model.moe.shared_ffn_size / tp)
-    per_token = {
-        "norm": 4.0 * model.hidden_size,
-        "rotary": 2.0 * heads * model.head_dim,
-        "activation": (3.0 if model.gated_mlp else 2.0) * width,
-    }
+    passes = 3.0 if model.gated_mlp else 2.0
+    per_token = [
+        ("norm", layers * (1 if model.parallel_attention else 2), 4.0 * model.hidden_size),
+        ("rotary", layers - model.num_linear_layers, 2.0 * heads * model.head_dim),
+        ("activation", model.num_dense_layers, passes * model.ffn_size / tp),
+    ]
+    if moe:
+        # Tokens of dp copies meet k experts each, spread over the tp x dp GPUs of the stage.
+        width = moe.experts_per_token * moe.expert_ffn_size + moe.shared_ffn_size
+        per_token.append(
+            ("expert activation", layers - model.num_dense_layers, passes * width / tp)
+        )
     return tuple(
         Op(
             name=name,
             equation="W6",
             kind="elementwise",
             dtype=model.dtype,
-            repeats=model.num_layers * (2 if name == "norm" else 1),
+            repeats=repeats,
             work=Work(flops=0 * m, hbm_bytes=m * values * ACTIVATION_BYTES),
         )
-        for name, values in per_token.items()
+        for name, repeats, values in per_token
+        if repeats and values
     )
 
 

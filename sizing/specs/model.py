@@ -30,7 +30,8 @@ class MoeSpec:
         expert_ffn_size: intermediate size of one routed expert.
         num_shared_experts: experts that every token visits.
         shared_ffn_size: intermediate size of all shared experts together.
-        num_dense_layers: layers (the first ones) with a dense feed-forward instead.
+        num_dense_layers: layers with a dense feed-forward instead; the first ones, where it
+            matters on which pipeline stage they lie.
     """
 
     __pydantic_config__ = STRICT
@@ -85,6 +86,73 @@ class MlaSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class IndexSpec:
+    """
+    Sparse attention by an index (DeepSeek-V3.2, arXiv 2512.02556): the best `top_k` keys are read.
+
+    Attributes:
+        num_heads: of the index, on every GPU.
+        head_dim: of the index; one key of that size is cached per token and layer.
+        top_k: keys that a query attends to at most.
+    """
+
+    __pydantic_config__ = STRICT
+
+    num_heads: int
+    head_dim: int
+    top_k: int
+
+    def __post_init__(self) -> None:
+        """Check the sizes."""
+        positive(num_heads=self.num_heads, head_dim=self.head_dim, top_k=self.top_k)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinearSpec:
+    """
+    Layers whose attention keeps a state of fixed size instead of keys and values.
+
+    Attributes:
+        num_layers: how many of the model's layers.
+        delta_rule: gated delta rule (Qwen3-Next, arXiv 2412.06464), with decay and step size
+            projected per value head and a short convolution; else lightning attention (MiniMax-01,
+            arXiv 2501.08313).
+        conv_kernel: width of the convolution over queries, keys and values; 0: none.
+        state_dtype: of the state in the cache.
+    """
+
+    __pydantic_config__ = STRICT
+
+    num_layers: int
+    num_key_heads: int
+    num_value_heads: int
+    key_head_dim: int
+    value_head_dim: int
+    delta_rule: bool = True
+    conv_kernel: int = 0
+    state_dtype: str = "fp32"
+
+    def __post_init__(self) -> None:
+        """Check the sizes."""
+        positive(
+            num_layers=self.num_layers,
+            num_key_heads=self.num_key_heads,
+            num_value_heads=self.num_value_heads,
+            key_head_dim=self.key_head_dim,
+            value_head_dim=self.value_head_dim,
+        )
+        not_negative(conv_kernel=self.conv_kernel)
+        one_of(("bf16", "fp16", "fp32"), state_dtype=self.state_dtype)
+
+    @property
+    def mixed_size(self) -> int:
+        """Queries, keys and values of one token: what the convolution mixes."""
+        return (
+            2 * self.num_key_heads * self.key_head_dim + self.num_value_heads * self.value_head_dim
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
     """
     One decoder-only transformer.
@@ -95,12 +163,18 @@ class ModelSpec:
         config_hash: SHA-256 of the canonical architecture, 16 hex digits.
         ffn_size: intermediate size of the dense feed-forward (0 if every layer is MoE).
         gated_mlp: three matrices (SwiGLU) instead of two.
+        parallel_attention: attention and feed-forward read the same input side by side and are
+            summed once (GPT-J, Falcon).
         attention_bias: q, k and v projections carry a bias.
-        window_tokens: sliding window; 0: every layer attends to everything.
+        gated_attention: the query projection also makes a gate of the output (Qwen3.5).
+        window_tokens: keys that a windowed layer sees; 0: every layer attends to everything.
+        chunked_window: the window is a chunk of the sequence (Llama 4), not the last tokens.
         num_window_layers: layers that use the window.
         dtype: of activations, and of embeddings, lm_head, norms and routers: never quantised.
         weight_dtype: of the other weights as published, unless the scenario overrides it.
         attention_quantised: attention projections are in `weight_dtype`; else in `dtype`.
+        dense_quantised: the same of dense feed-forwards.
+        shared_quantised: the same of shared experts; routed ones always are.
         kv_dtype: dtype of the cached keys and values.
     """
 
@@ -119,15 +193,22 @@ class ModelSpec:
     max_context_tokens: int
     gated_mlp: bool = True
     tied_embeddings: bool = False
+    parallel_attention: bool = False
     attention_bias: bool = False
+    gated_attention: bool = False
     window_tokens: int = 0
+    chunked_window: bool = False
     num_window_layers: int = 0
     dtype: str = "bf16"
     weight_dtype: str = "bf16"
     attention_quantised: bool = True
+    dense_quantised: bool = True
+    shared_quantised: bool = True
     kv_dtype: str = "bf16"
     moe: MoeSpec | None = None
     mla: MlaSpec | None = None
+    index: IndexSpec | None = None
+    linear: LinearSpec | None = None
 
     def __post_init__(self) -> None:
         """Check shapes and dtypes."""
@@ -147,7 +228,46 @@ class ModelSpec:
             raise InputError(
                 "num_kv_heads", self.num_kv_heads, f"a divisor of num_heads = {self.num_heads}"
             )
-        if not 0 <= self.num_window_layers <= self.num_layers:
+        for name, layers in (
+            ("num_window_layers", self.num_window_layers),
+            ("linear.num_layers", self.num_linear_layers),
+            ("moe.num_dense_layers", self.moe.num_dense_layers if self.moe else 0),
+        ):
+            if not 0 <= layers <= self.num_layers:
+                raise InputError(name, layers, f"0 to num_layers = {self.num_layers}")
+        if self.num_full_layers < 0:
             raise InputError(
-                "num_window_layers", self.num_window_layers, f"0 to num_layers = {self.num_layers}"
+                "num_window_layers", self.num_window_layers, "layers that are not linear"
             )
+        if self.index and not self.mla:
+            raise InputError("index", self.index, "latent attention beside it")
+
+    @property
+    def num_linear_layers(self) -> int:
+        """Layers with linear attention."""
+        return self.linear.num_layers if self.linear else 0
+
+    @property
+    def num_full_layers(self) -> int:
+        """Layers that attend to every token."""
+        return self.num_layers - self.num_window_layers - self.num_linear_layers
+
+    @property
+    def num_dense_layers(self) -> int:
+        """Layers with a dense feed-forward."""
+        return self.moe.num_dense_layers if self.moe else self.num_layers
+
+    @property
+    def attention_dtype(self) -> str:
+        """Dtype of the attention projections."""
+        return self.weight_dtype if self.attention_quantised else self.dtype
+
+    @property
+    def dense_dtype(self) -> str:
+        """Dtype of dense feed-forwards."""
+        return self.weight_dtype if self.dense_quantised else self.dtype
+
+    @property
+    def shared_dtype(self) -> str:
+        """Dtype of shared experts."""
+        return self.weight_dtype if self.shared_quantised else self.dtype

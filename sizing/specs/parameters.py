@@ -49,12 +49,12 @@ def parameters(model: ModelSpec) -> Parameters:
     """
     Count the parameters of *model*.
 
-        P = V D (2, or 1 if tied) + L A + L_d F_d + L_m (E F_e + F_s + D E) + D (2 L + 1)
-                                                            (docs/model.md, eq. P1)
+        P = V D (2, or 1 if tied) + L_a A + L_l A_l + L_d F_d + L_m (E F_e + F_s + D E)
+            + D (2 L + 1)                                   (docs/model.md, eq. P1)
 
     Args:
         model: gives V = vocab_size, D = hidden_size, L = num_layers; A is attention per layer,
-            F a feed-forward (3 D f gated, 2 D f plain), E the routed experts.
+            A_l linear attention, F a feed-forward (3 D f gated, 2 D f plain), E the routed experts.
 
     Returns:
         The counts by part.
@@ -64,9 +64,9 @@ def parameters(model: ModelSpec) -> Parameters:
         tests/published/parameter_counts.toml.
 
     Ignores:
-        Norms of queries and keys, extra norms, attention sinks, biases of the output projection,
-        of experts and of routers (0.1 % together at most); multi-token-prediction layers; towers
-        for images or sound.
+        Norms of queries and keys, extra norms, attention sinks, decays of linear attention, biases
+        of output projections, feed-forwards, heads and routers (0.1 % together at most);
+        multi-token-prediction layers; towers for images or sound.
 
     """
     D, V, L = model.hidden_size, model.vocab_size, model.num_layers
@@ -76,7 +76,8 @@ def parameters(model: ModelSpec) -> Parameters:
     return Parameters(
         embedding=V * D,
         lm_head=0 if model.tied_embeddings else V * D,
-        attention=L * attention_parameters(model),
+        attention=(L - model.num_linear_layers) * attention_parameters(model)
+        + model.num_linear_layers * linear_attention_parameters(model),
         dense_ffn=(L - num_moe_layers) * matrices * D * model.ffn_size,
         experts=num_moe_layers * matrices * D * moe.num_experts * moe.expert_ffn_size if moe else 0,
         shared_experts=num_moe_layers * matrices * D * moe.shared_ffn_size if moe else 0,
@@ -93,11 +94,13 @@ def attention_parameters(model: ModelSpec) -> int:
         A = D r_q + r_q N (d_n + d_r)                  latent: queries (eq. P3)
             + D (r_kv + d_r) + r_kv N (d_n + d_v)      keys and values
             + N d_v D                                  output
+            + r_q N_i d_i + D (d_i + N_i)              index, if sparse
 
     Args:
         model: gives D = hidden_size, N = num_heads, K = num_kv_heads, H = head_dim; for latent
             attention r = lora_rank, d_n = qk_nope_head_dim, d_r = qk_rope_head_dim,
-            d_v = v_head_dim. Without r_q queries take D N (d_n + d_r).
+            d_v = v_head_dim, N_i and d_i the heads of the index. Without r_q queries take
+            D N (d_n + d_r). Gated attention has 2 N instead of N query heads in the projection.
 
     Returns:
         Parameters, with the biases of q, k and v where the model has them.
@@ -111,14 +114,55 @@ def attention_parameters(model: ModelSpec) -> int:
     """
     D, N, K, H = model.hidden_size, model.num_heads, model.num_kv_heads, model.head_dim
     if model.mla is None:
-        bias = H * (N + 2 * K) if model.attention_bias else 0
-        return D * H * (N + 2 * K) + N * H * D + bias
+        made = H * (N * (2 if model.gated_attention else 1) + 2 * K)
+        return D * made + N * H * D + (made if model.attention_bias else 0)
     m = model.mla
     query = N * (m.qk_nope_head_dim + m.qk_rope_head_dim)
     queries = D * m.q_lora_rank + m.q_lora_rank * query if m.q_lora_rank else D * query
     latent = D * (m.kv_lora_rank + m.qk_rope_head_dim)
     heads = m.kv_lora_rank * N * (m.qk_nope_head_dim + m.v_head_dim)
-    return queries + latent + heads + N * m.v_head_dim * D
+    return queries + latent + heads + N * m.v_head_dim * D + _index_parameters(model)
+
+
+def _index_parameters(model: ModelSpec) -> int:
+    """Count the parameters of the index of one layer (eq. P3)."""
+    i, m = model.index, model.mla
+    if i is None or m is None:
+        return 0
+    made_from = m.q_lora_rank or model.hidden_size
+    return made_from * i.num_heads * i.head_dim + model.hidden_size * (i.head_dim + i.num_heads)
+
+
+def linear_attention_parameters(model: ModelSpec) -> int:
+    """
+    Count the parameters of one layer of linear attention.
+
+        A_l = D (2 N_k d_k + 2 N_v d_v) + N_v d_v D + delta (2 D N_v + c (2 N_k d_k + N_v d_v))
+                                                            (docs/model.md, eq. P6)
+
+    Args:
+        model: gives N_k, N_v heads and d_k, d_v dimensions of keys and values; delta is 1 for the
+            gated delta rule (decay and step size; a convolution of width c), 0 for lightning
+            attention. Queries and keys, values and the output gate, output.
+
+    Returns:
+        Parameters; 0 if the model has no such layers.
+
+    Source:
+        Qwen3-Next and MiniMax in transformers 5.19.0.
+
+    Ignores:
+        See `parameters`.
+
+    """
+    spec, D = model.linear, model.hidden_size
+    if spec is None:
+        return 0
+    values = spec.num_value_heads * spec.value_head_dim
+    made = D * (spec.mixed_size + values) + values * D
+    if spec.delta_rule:
+        made += 2 * D * spec.num_value_heads + spec.conv_kernel * spec.mixed_size
+    return made
 
 
 def num_parameters(model: ModelSpec) -> int:
@@ -155,12 +199,12 @@ def weight_bytes(model: ModelSpec) -> float:
     """
     Bytes of one copy of the weights.
 
-        M = w (P_att + P_ffn + P_experts) + a (P_tables + P_router + P_norms)
+        M = w (P_att + P_dense + P_shared + P_experts) + a (P_tables + P_router + P_norms)
                                                             (docs/model.md, eq. P5)
 
     Args:
-        model: w is the size of its `weight_dtype`, a of its `dtype`; attention takes a where it
-            is not quantised.
+        model: w is the size of its `weight_dtype`, a of its `dtype`; attention, dense
+            feed-forwards and shared experts take a where they are not quantised.
 
     Returns:
         Bytes, all GPUs of a replica together.
@@ -173,8 +217,11 @@ def weight_bytes(model: ModelSpec) -> float:
         Block scales (see `DTYPE_BYTES`); what tensor parallelism replicates.
 
     """
-    p = parameters(model)
-    w, a = DTYPE_BYTES[model.weight_dtype], DTYPE_BYTES[model.dtype]
-    attention = p.attention * (w if model.attention_quantised else a)
-    ffn = w * (p.dense_ffn + p.experts + p.shared_experts)
-    return attention + ffn + a * (p.embedding + p.lm_head + p.router + p.norms)
+    p, size = parameters(model), DTYPE_BYTES
+    return (
+        p.attention * size[model.attention_dtype]
+        + p.dense_ffn * size[model.dense_dtype]
+        + p.shared_experts * size[model.shared_dtype]
+        + p.experts * size[model.weight_dtype]
+        + (p.embedding + p.lm_head + p.router + p.norms) * size[model.dtype]
+    )

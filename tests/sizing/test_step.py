@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from sizing import catalog
 from sizing.errors import InputError
 from sizing.latency.collectives import all_gather_s, all_reduce_s, kv_pull_s_per_byte
-from sizing.latency.feedforward import experts_touched
+from sizing.latency.experts import experts_touched
 from sizing.latency.fit import decode_coefficients, prefill_coefficients
 from sizing.latency.load import decode_load, pairs, prefill_load
 from sizing.latency.roofline import multiply_dtype
