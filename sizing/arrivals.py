@@ -23,11 +23,20 @@ class Arrivals:
         due_s: arrival times from the start, ascending, shape (n,).
         input_tokens: prompt lengths, shape (n,).
         output_tokens: lengths to generate, shape (n,).
+        previous: index of the request that has to be done first, -1: none, shape (n,); `None`:
+            nobody waits for another. Of those that wait, `due_s` says nothing.
+        think_s: from the end of the previous request to the arrival of this one, shape (n,).
+        prefix_tokens: of the prompt, in the prefix cache wherever it goes, shape (n,).
+        session: conversation, whose earlier turns are a prefix of the prompt; -1: none, shape (n,).
     """
 
     due_s: NDArray[np.float64]
     input_tokens: NDArray[np.int64]
     output_tokens: NDArray[np.int64]
+    previous: NDArray[np.int64] | None = None
+    think_s: NDArray[np.float64] | None = None
+    prefix_tokens: NDArray[np.int64] | None = None
+    session: NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
         """Count the requests."""

@@ -1,0 +1,92 @@
+"""What is simulated: pools, what lies between them, and how requests find their replicas."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sizing.errors import InputError
+from sizing.specs.checks import not_negative, one_of, positive
+
+if TYPE_CHECKING:
+    from sizing.simulation.limits import EngineLimits
+    from sizing.simulation.step import StepTime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedPool:
+    """
+    Equal replicas of one role.
+
+    Attributes:
+        max_ongoing_requests: that one replica takes, waiting ones included; `None`: any number,
+            as `serving` deploys.
+        prefix_cache: whether a replica finds a conversation's earlier turns.
+    """
+
+    replicas: int
+    limits: EngineLimits
+    step: StepTime
+    max_ongoing_requests: int | None = None
+    prefix_cache: bool = False
+
+    def __post_init__(self) -> None:
+        """Check counts, and that a step takes time: else nothing ever passes."""
+        positive(replicas=self.replicas, max_ongoing_requests=self.max_ongoing_requests)
+        if not (self.step.decode_line(1)[0] > 0 and self.step.step_s([(1, 0)], 0, 0) > 0):
+            raise InputError("step_model", 0.0, "steps that take more than 0 seconds")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Path:
+    """
+    What a request spends outside steps.
+
+    Attributes:
+        request_s: ingress and routing, before its decode replica is chosen.
+        transfer_base_s: of a pull, holding no link.
+        transfer_per_token_s: of a pull, holding both replicas' NICs.
+        handshake_s: more, for the first pull between two replicas.
+        nics: `fifo`: a replica's NICs carry one pull at a time, in order; `free`: no contention.
+    """
+
+    request_s: float = 0.0
+    transfer_base_s: float = 0.0
+    transfer_per_token_s: float = 0.0
+    handshake_s: float = 0.0
+    nics: str = "fifo"
+
+    def __post_init__(self) -> None:
+        """Check signs."""
+        not_negative(
+            request_s=self.request_s,
+            transfer_base_s=self.transfer_base_s,
+            transfer_per_token_s=self.transfer_per_token_s,
+            handshake_s=self.handshake_s,
+        )
+        one_of(("fifo", "free"), nics=self.nics)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class System:
+    """
+    A deployment.
+
+    Attributes:
+        decode: the pool where requests arrive; without *prefill* it does everything.
+        prefill: the pool that computes prompts, `None` in an aggregated deployment.
+        decode_policy: how the ingress chooses among *decode*.
+        prefill_policy: how a decode replica chooses among *prefill*.
+        local_threshold_tokens: prompts up to this length are computed where they land.
+    """
+
+    decode: SimulatedPool
+    prefill: SimulatedPool | None = None
+    path: Path
+    decode_policy: str = "power-of-two"
+    prefill_policy: str = "power-of-two"
+    local_threshold_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        """Check the threshold."""
+        not_negative(local_threshold_tokens=self.local_threshold_tokens)

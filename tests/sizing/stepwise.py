@@ -1,0 +1,332 @@
+"""The same system step by step and token by token: slow, plain, and written without the other."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from sizing.routing import chooser, counts_tokens
+
+if TYPE_CHECKING:
+    from sizing.arrivals import Arrivals
+    from sizing.simulation.limits import EngineLimits
+    from sizing.simulation.step import StepTime
+    from sizing.simulation.system import System
+
+
+def blocks(tokens: int, size: int) -> int:
+    """Blocks that hold *tokens*."""
+    return (tokens + size - 1) // size
+
+
+@dataclass(eq=False)
+class Job:
+    """One request."""
+
+    number: int
+    prompt: int
+    outputs: int
+    prefix: int = 0
+    computed: int = 0
+    held: int = 0
+    must_pull: bool = False
+    tokens_at: list[float] = field(default_factory=list)
+    times: dict[str, float] = field(default_factory=dict)
+    preemptions: int = 0
+    decode: int = -1
+    prefill: int = -1
+
+    @property
+    def tokens(self) -> int:
+        """Tokens there are: the prompt's and those generated."""
+        return self.prompt + len(self.tokens_at)
+
+
+class StepReplica:
+    """One engine; every step is scheduled from lists of requests, as vLLM does it."""
+
+    def __init__(self, step: StepTime, limits: EngineLimits, *, prefill_only: bool) -> None:
+        self.step, self.limits, self.prefill_only = step, limits, prefill_only
+        self.waiting: list[Job] = []
+        self.pulling: list[Job] = []
+        self.arrived: list[Job] = []
+        self.running: list[Job] = []
+        self.free = limits.kv_blocks
+        self.scheduled: list[tuple[Job, int]] = []
+        self.end_s: float | None = None
+        self.history: list[list[tuple[int, int]]] = []
+        self.preempted: list[list[int]] = []
+        self.empty: list[int] = []
+
+    def schedule(self, now: float) -> list[Job]:
+        """Begin a step; return the requests whose pull begins with it."""
+        size, limits = self.limits.block_size, self.limits
+        budget = limits.max_num_batched_tokens
+        threshold = limits.long_prefill_token_threshold
+        self.scheduled, victims, at = [], [], 0
+        while at < len(self.running) and budget > 0:
+            job = self.running[at]
+            new = job.tokens - job.computed
+            if threshold:
+                new = min(new, threshold)
+            new = min(new, budget)
+            need = blocks(job.computed + new, size) - job.held
+            while need > self.free:
+                victims.append(self.running.pop())
+                self.evict(victims[-1])
+                if victims[-1] is job:
+                    break
+            if job in victims:
+                break
+            self.take(job, need)
+            self.scheduled.append((job, new))
+            budget -= new
+            at += 1
+        begun: list[Job] = []
+        if not victims:
+            begun = self.admit(budget, now)
+        for job, new in self.scheduled:
+            if not self.decoding(job):
+                job.times.setdefault("admitted", now)
+        chunks = [(n, j.computed) for j, n in self.scheduled if not self.decoding(j)]
+        contexts = [j.computed for j, n in self.scheduled if self.decoding(j)]
+        self.end_s = None
+        if victims and not self.scheduled:
+            self.empty = [job.number for job in victims]
+            return begun + self.schedule(now)  # a step of nothing takes no time
+        if self.scheduled:
+            self.history.append([(job.number, new) for job, new in self.scheduled])
+            self.preempted.append(self.empty + [job.number for job in victims])
+            self.empty = []
+            self.end_s = now + self.step.step_s(chunks, len(contexts), sum(contexts))
+        return begun
+
+    def decoding(self, job: Job) -> bool:
+        """Say whether a request gets its tokens one by one now."""
+        return "join" in job.times
+
+    def admit(self, budget: int, now: float) -> list[Job]:
+        """Admit arrived pulls, then waiting requests."""
+        size, limits = self.limits.block_size, self.limits
+        for job in [each for each in self.pulling if each in self.arrived]:
+            if budget <= 0 or len(self.running) >= limits.max_num_seqs:
+                return []
+            self.pulling.remove(job)
+            self.arrived.remove(job)
+            job.computed = job.prompt - 1
+            job.times["join"] = now
+            self.running.append(job)
+            self.scheduled.append((job, 1))
+            budget -= 1
+        begun: list[Job] = []
+        while self.waiting and budget > 0 and len(self.running) < limits.max_num_seqs:
+            job = self.waiting[0]
+            spare = self.free - (limits.watermark_blocks if self.running else 0)
+            need = blocks(job.tokens, size)
+            if job.must_pull:
+                spare -= sum(
+                    blocks(each.tokens, size) - each.held
+                    for each in self.running
+                    if not self.decoding(each)
+                )
+            if need > spare:
+                break
+            self.waiting.pop(0)
+            if job.must_pull:
+                job.must_pull = False
+                self.take(job, need)
+                self.pulling.append(job)
+                begun.append(job)
+                continue
+            job.computed = min(job.prefix, job.tokens - 1) // size * size
+            new = min(job.tokens - job.computed, budget)
+            if limits.long_prefill_token_threshold:
+                new = min(new, limits.long_prefill_token_threshold)
+            self.take(job, blocks(job.computed + new, size))
+            self.running.append(job)
+            self.scheduled.append((job, new))
+            budget -= new
+        return begun
+
+    def take(self, job: Job, need: int) -> None:
+        """Give blocks to a request."""
+        self.free -= need
+        job.held += need
+
+    def give_back(self, job: Job) -> None:
+        """Take all blocks of a request."""
+        self.free += job.held
+        job.held = 0
+
+    def evict(self, job: Job) -> None:
+        """Preempt a request: it starts over, first in the queue."""
+        self.give_back(job)
+        job.computed = 0
+        job.times.pop("join", None)
+        job.preemptions += 1
+        self.waiting.insert(0, job)
+
+    def end(self, now: float) -> list[Job]:
+        """End the step; return the requests that are done."""
+        done = []
+        for job, new in self.scheduled:
+            job.computed += new
+            if job.computed < job.tokens:
+                continue
+            if self.prefill_only:
+                done.append(job)
+                continue
+            job.tokens_at.append(now)
+            job.times.setdefault("join", now)
+            if len(job.tokens_at) == job.outputs:
+                done.append(job)
+                self.give_back(job)
+        self.running = [job for job in self.running if job not in done]
+        return done
+
+
+class StepTandem:
+    """All replicas, and one event after the other."""
+
+    def __init__(self, system: System, arrivals: Arrivals, *, seed: int) -> None:
+        self.system = system
+        self.rng = random.Random(seed)  # noqa: S311
+        prefix = arrivals.prefix_tokens
+        self.jobs = [
+            Job(k, int(n), int(o), 0 if prefix is None else int(prefix[k]))
+            for k, (n, o) in enumerate(
+                zip(arrivals.input_tokens, arrivals.output_tokens, strict=True)
+            )
+        ]
+        self.decode = [
+            StepReplica(system.decode.step, system.decode.limits, prefill_only=False)
+            for _ in range(system.decode.replicas)
+        ]
+        pool = system.prefill
+        self.prefill = (
+            [StepReplica(pool.step, pool.limits, prefill_only=True) for _ in range(pool.replicas)]
+            if pool
+            else []
+        )
+        self.events: list[tuple[float, int, int, object]] = []
+        self.serial = self.turn = 0
+        self.ingress: list[Job] = []
+        self.out_free = [0.0] * len(self.prefill)
+        self.in_free = [0.0] * len(self.decode)
+        self.met: set[tuple[int, int]] = set()
+        self.arrivals = arrivals
+        for job in self.jobs:
+            if arrivals.previous is None or arrivals.previous[job.number] < 0:
+                job.times["due"] = float(arrivals.due_s[job.number])
+                self.put(job.times["due"] + system.path.request_s, 0, job)
+
+    def put(self, time_s: float, kind: int, what: object) -> None:
+        """Note an event."""
+        self.serial += 1
+        self.events.append((time_s, kind, self.serial, what))
+
+    def run(self) -> None:
+        """Take the earliest event until there is none."""
+        while self.events:
+            event = min(self.events, key=lambda e: e[:3])
+            self.events.remove(event)
+            now, kind, _, what = event
+            (self.land, self.pull, self.pulled, self.step_end)[kind](what, now)
+
+    def begin(self, replica: StepReplica, now: float) -> None:
+        """Schedule a step now."""
+        for job in replica.schedule(now):
+            self.put(now, 1, job)
+        if replica.end_s is not None:
+            self.put(replica.end_s, 3, replica)
+
+    def land(self, job: Job, now: float) -> None:
+        """Choose the decode replica."""
+        by_tokens = counts_tokens(self.system.decode_policy)
+        held = [[j for j in self.jobs if j.decode == d and "finish" not in j.times]
+                for d in range(len(self.decode))]  # fmt: skip
+        loads = [sum(j.prompt if by_tokens else 1 for j in jobs) for jobs in held]
+        at = chooser(self.system.decode_policy)(loads, self.rng, self.turn)
+        limit = self.system.decode.max_ongoing_requests
+        if limit is not None and len(held[at]) >= limit:
+            counts = [len(jobs) for jobs in held]
+            at = counts.index(min(counts))
+            if counts[at] >= limit:
+                self.ingress.append(job)
+                return
+        self.send(job, at, now)
+
+    def send(self, job: Job, at: int, now: float) -> None:
+        """Choose the prefill replica."""
+        job.decode = at
+        turn = self.turn
+        self.turn += 1
+        replica = self.decode[at]
+        if self.prefill and job.prompt > self.system.local_threshold_tokens:
+            by_tokens = counts_tokens(self.system.prefill_policy)
+            loads = [
+                sum(j.prompt if by_tokens else 1 for j in self.jobs
+                    if j.prefill == p and "prefilled" not in j.times)
+                for p in range(len(self.prefill))
+            ]  # fmt: skip
+            job.prefill = chooser(self.system.prefill_policy)(loads, self.rng, turn)
+            replica = self.prefill[job.prefill]
+        replica.waiting.append(job)
+        if replica.end_s is None:
+            self.begin(replica, now)
+
+    def step_end(self, replica: StepReplica, now: float) -> None:
+        """End a step, begin the next, pass on what is done."""
+        done = replica.end(now)
+        self.begin(replica, now)
+        for job in sorted(done, key=lambda j: j.number) if not replica.prefill_only else done:
+            if replica.prefill_only:
+                job.times["prefilled"] = now
+                target = self.decode[job.decode]
+                job.must_pull, job.computed = True, 0
+                job.source_held, job.held = job.held, 0  # type: ignore[attr-defined]
+                target.waiting.append(job)
+                if target.end_s is None:
+                    self.begin(target, now)
+            else:
+                self.finished(job, now)
+
+    def finished(self, job: Job, now: float) -> None:
+        """Let followers come."""
+        job.times["finish"] = now
+        previous = self.arrivals.previous
+        if previous is not None:
+            for follower in self.jobs:
+                if previous[follower.number] == job.number:
+                    think = self.arrivals.think_s
+                    wait = 0.0 if think is None else float(think[follower.number])
+                    follower.times["due"] = now + wait
+                    self.put(now + wait + self.system.path.request_s, 0, follower)
+        if self.ingress:
+            self.send(self.ingress.pop(0), job.decode, now)
+
+    def pull(self, job: Job, now: float) -> None:
+        """Move the KV cache."""
+        path = self.system.path
+        job.times["pull"] = now
+        pair = (job.prefill, job.decode)
+        extra = path.transfer_base_s + (path.handshake_s if pair not in self.met else 0.0)
+        self.met.add(pair)
+        start = now
+        if path.nics == "fifo":
+            start = max(now, self.out_free[job.prefill], self.in_free[job.decode])
+        end = start + job.prompt * path.transfer_per_token_s
+        self.out_free[job.prefill] = self.in_free[job.decode] = end
+        self.put(end + extra, 2, job)
+
+    def pulled(self, job: Job, now: float) -> None:
+        """Join the decode replica; free the prefill replica's blocks."""
+        job.times["pulled"] = now
+        replica, source = self.decode[job.decode], self.prefill[job.prefill]
+        replica.arrived.append(job)
+        if replica.end_s is None:
+            self.begin(replica, now)
+        source.free += job.source_held  # type: ignore[attr-defined]
+        if source.end_s is None and source.waiting:
+            self.begin(source, now)
