@@ -11,17 +11,25 @@ class Family:
     Models that one `model_type` names.
 
     Attributes:
+        renamed: keys of this family by the key that we read in their place.
+        gated_mlp: three matrices in a feed-forward instead of two.
         experts: key that counts routed experts on the hub; "" for dense models.
         expert_ffn: key with the intermediate size of one expert.
+        dense_ffn: key with the intermediate size of a dense feed-forward.
         latent_attention: multi-head latent attention (DeepSeek).
+        linear: kind of linear attention in layers of that type: `delta`, `lightning` or "".
         windows: which layers a sliding window covers where `layer_types` does not say:
             `none`, `all`, `above` max_window_layers, `pattern` all but every n-th.
         defaults: what the library assumes for absent keys.
     """
 
+    renamed: dict[str, str] = field(default_factory=dict)
+    gated_mlp: bool = True
     experts: str = ""
     expert_ffn: str = "moe_intermediate_size"
+    dense_ffn: str = "intermediate_size"
     latent_attention: bool = False
+    linear: str = ""
     windows: str = "none"
     defaults: dict[str, object] = field(default_factory=dict)
 
@@ -32,23 +40,94 @@ EXPERT_KEYS = ("n_routed_experts", "num_experts", "num_local_experts")
 QWEN = {"use_sliding_window": False}
 GEMMA: dict[str, object] = {"tie_word_embeddings": True, "head_dim": 256}
 DEEPSEEK = Family(experts="n_routed_experts", latent_attention=True)
+LLAMA = Family()
+QWEN3 = Family(windows="above", defaults={**QWEN, "head_dim": 128})
+QWEN3_MOE = Family(experts="num_experts", defaults={**QWEN})
+GPT2_KEYS = {
+    "num_hidden_layers": "n_layer",
+    "hidden_size": "n_embd",
+    "num_attention_heads": "n_head",
+    "max_position_embeddings": "n_positions",
+    "intermediate_size": "n_inner",
+}
+NEXT: dict[str, object] = {
+    "attn_output_gate": True,
+    "full_attention_interval": 4,
+    "head_dim": 256,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+}
+QWEN_NEXT = Family(linear="delta", experts="num_experts", defaults=NEXT)
 
 FAMILIES = {
-    "llama": Family(),
+    "llama": LLAMA,
+    "Yi": LLAMA,
     "mistral": Family(windows="all"),
     "mixtral": Family(experts="num_local_experts", expert_ffn="intermediate_size", windows="all"),
     "qwen2": Family(windows="above", defaults={**QWEN, "attention_bias": True}),
-    "qwen3": Family(windows="above", defaults={**QWEN, "head_dim": 128}),
+    "qwen3": QWEN3,
+    "qwen3_vl_text": QWEN3,
     "qwen2_moe": Family(experts="num_experts", defaults={**QWEN, "attention_bias": True}),
-    "qwen3_moe": Family(experts="num_experts", defaults={**QWEN}),
+    "qwen3_moe": QWEN3_MOE,
+    "qwen3_vl_moe_text": QWEN3_MOE,
+    "qwen3_next": QWEN_NEXT,
+    "qwen3_5_moe_text": QWEN_NEXT,
+    "qwen3_5_text": Family(linear="delta", defaults=NEXT),
     "deepseek_v2": DEEPSEEK,
     "deepseek_v3": DEEPSEEK,
+    "deepseek_v32": DEEPSEEK,
     "kimi_k2": DEEPSEEK,
+    "glm_moe_dsa": DEEPSEEK,
+    "glm4_moe": Family(experts="n_routed_experts"),
+    "llama4_text": Family(
+        experts="num_local_experts",
+        expert_ffn="intermediate_size",
+        dense_ffn="intermediate_size_mlp",
+        defaults={
+            "attention_chunk_size": 8192,
+            "interleave_moe_layer_step": 1,
+            "no_rope_layer_interval": 4,
+            "n_shared_experts": 1,
+        },
+    ),
+    "minimax": Family(
+        experts="num_local_experts", expert_ffn="intermediate_size", linear="lightning"
+    ),
+    "minimax_m2": Family(experts="num_local_experts", expert_ffn="intermediate_size"),
     "gpt_oss": Family(
         experts="num_local_experts",
         expert_ffn="intermediate_size",
         windows="pattern",
         defaults={"attention_bias": True, "sliding_window_pattern": 2},
+    ),
+    "gptj": Family(renamed=GPT2_KEYS, gated_mlp=False, defaults={"parallel_attn": True}),
+    "falcon": Family(
+        renamed={"intermediate_size": "ffn_hidden_size", "num_key_value_heads": "num_kv_heads"},
+        gated_mlp=False,
+        defaults={
+            "parallel_attn": True,
+            "multi_query": True,
+            "max_position_embeddings": 2048,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "bloom": Family(
+        renamed={
+            "num_hidden_layers": "n_layer",
+            "hidden_size": "n_embed",
+            "num_attention_heads": "n_head",
+            "max_position_embeddings": "seq_length",
+        },
+        gated_mlp=False,
+        # Positions have no table; 2,048 is what vLLM takes for a config that names no length.
+        defaults={
+            "max_position_embeddings": 2048,
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+        },
     ),
     "phi3": Family(windows="all"),
     "gemma": Family(defaults=GEMMA),

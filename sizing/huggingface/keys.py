@@ -36,7 +36,7 @@ class Keys:
 
     def sequence(self, name: str) -> list[object]:
         """Return a list; empty where the key is absent."""
-        value = self.values.get(name, [])
+        value = self.values.get(name, self.defaults.get(name, []))
         if not isinstance(value, list):
             raise self.wrong(name, "a list")
         return value

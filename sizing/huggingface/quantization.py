@@ -18,17 +18,25 @@ BITS = {"4": "int4", "8": "int8"}
 COMPRESSED = {"float 8": "fp8", "float 4": "fp4", "int 8": "int8", "int 4": "int4"}
 
 NEVER_QUANTISED = re.compile(
-    r"lm_head|embed|norm|router|vision|visual|projector|(^|\.)(shared_expert_)?gate(\.|\*|$)"
+    r"lm_head|embed|norm|router|vision|visual|projector|multi_modal|score_correction"
+    r"|(^|[.*])mtp|nextn|(^|\.)(shared_expert_)?gate(\.|\*|$)"
 )
 """Modules whose absence from the quantised ones is what the sizer assumes anyway."""
+
+SHARED = re.compile(r"shared_expert")
+DENSE = re.compile(r"mlp\\?\.\(?(gate|up|gate_up|down)(_proj|\b)(?!.*experts)")
+NUMBERED = re.compile(r"layers?\.\d+\.")
+"""Modules of one layer only, which no flag of a whole model can express."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantization:
-    """Dtype of the quantised weights, and whether attention is among them."""
+    """Dtype of the quantised weights, and which parts beside routed experts are among them."""
 
     weight_dtype: str
-    attention: bool
+    attention: bool = True
+    dense: bool = True
+    shared: bool = True
 
 
 def quantization(raw: Mapping[str, object], *, place: str) -> Quantization:
@@ -40,8 +48,24 @@ def quantization(raw: Mapping[str, object], *, place: str) -> Quantization:
 
     """
     place = f"{place}: quantization_config"
+    names = _left_out(raw, place)
+    attention = [name for name in names if "attn" in name]
+    others = [name for name in names if "attn" not in name and not NEVER_QUANTISED.search(name)]
+    shared = [name for name in others if SHARED.search(name)]
+    dense = [name for name in others if DENSE.search(name) and not NUMBERED.search(name)]
+    unknown = [name for name in others if name not in (*shared, *dense)]
+    if unknown:
+        raise InputError(
+            f"{place}: modules left out",
+            unknown[0],
+            "attention, dense feed-forwards, shared experts, embeddings, head, routers, norms and "
+            "towers only",
+        )
     return Quantization(
-        weight_dtype=_weight_dtype(raw, place), attention=_attention_quantised(raw, place)
+        weight_dtype=_weight_dtype(raw, place),
+        attention=not attention,
+        dense=not dense,
+        shared=not shared,
     )
 
 
@@ -86,18 +110,9 @@ def _compressed(raw: Mapping[str, object], place: str) -> str:
     return _known(COMPRESSED, found.pop(), f"{place}.config_groups")
 
 
-def _attention_quantised(raw: Mapping[str, object], place: str) -> bool:
-    """Say whether attention is quantised, refusing exceptions that cannot be expressed."""
+def _left_out(raw: Mapping[str, object], place: str) -> list[str]:
+    """Return the names or patterns of modules that stay unquantised."""
     skipped = raw.get("modules_to_not_convert") or raw.get("ignore") or raw.get("exclude_modules")
     if not isinstance(skipped, list | None):
         raise InputError(f"{place}: modules left out", skipped, "a list of names")
-    names = [str(name) for name in skipped or []]
-    attention = [name for name in names if "attn" in name]
-    others = [name for name in names if "attn" not in name and not NEVER_QUANTISED.search(name)]
-    if others:
-        raise InputError(
-            f"{place}: modules left out",
-            others[0],
-            "attention, embeddings, head, routers, norms and towers only",
-        )
-    return not attention
+    return [str(name) for name in skipped or []]

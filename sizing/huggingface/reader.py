@@ -6,11 +6,13 @@ import json
 from typing import TYPE_CHECKING
 
 from sizing.errors import InputError
-from sizing.huggingface.families import EXPERT_KEYS, FAMILIES, Family
+from sizing.huggingface.attention import read_index, read_latent, read_layers, read_linear
+from sizing.huggingface.families import FAMILIES, Family
+from sizing.huggingface.feedforward import read_dense_size, read_experts
 from sizing.huggingface.keys import Keys
 from sizing.huggingface.quantization import Quantization, quantization
 from sizing.specs.architecture import architecture, architecture_hash, language_model
-from sizing.specs.model import MlaSpec, ModelSpec, MoeSpec
+from sizing.specs.model import ModelSpec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -81,10 +83,9 @@ def model_from(config: Mapping[str, object], *, name: str, source: str, place: s
     if family is None:
         known = ", ".join(sorted(FAMILIES))
         raise InputError(f"{place}: model_type", model_type, f"one of {known}")
+    keys = Keys(_renamed(values, family), family.defaults, place)
     try:
-        return _spec(
-            language_model(config), Keys(values, family.defaults, place), family, (name, source)
-        )
+        return _spec(language_model(config), keys, family, (name, source))
     except InputError as error:
         if error.place.startswith(place):
             raise
@@ -93,17 +94,22 @@ def model_from(config: Mapping[str, object], *, name: str, source: str, place: s
         ) from None
 
 
+def _renamed(values: Mapping[str, object], family: Family) -> dict[str, object]:
+    """Put a family's own names of keys under the common ones, which win where both stand."""
+    common = {ours: values[theirs] for ours, theirs in family.renamed.items() if theirs in values}
+    return {**common, **values}
+
+
 def _spec(
     config: Mapping[str, object], keys: Keys, family: Family, names: tuple[str, str]
 ) -> ModelSpec:
     """Put the spec together."""
-    for key in ("mlp_bias", "index_topk"):
-        keys.refuse(key, "the sizer cannot express it yet")
     context = _context(config, keys)
-    window, num_window_layers = _windows(keys, family, context)
+    layers = read_layers(keys, family, context)
     dtype = _dtype(config, keys.place)
     quantised = _quantization(config, dtype, keys.place)
-    mla = _mla(keys, family)
+    mla = read_latent(keys, family)
+    moe = read_experts(keys, family)
     heads = keys.count("num_attention_heads")
     hidden = keys.count("hidden_size")
     return ModelSpec(
@@ -113,26 +119,41 @@ def _spec(
         num_layers=keys.count("num_hidden_layers"),
         hidden_size=hidden,
         num_heads=heads,
-        num_kv_heads=heads if mla else keys.count("num_key_value_heads", heads),
+        num_kv_heads=heads if mla else _kv_heads(keys, heads),
         head_dim=(
             mla.qk_nope_head_dim + mla.qk_rope_head_dim
             if mla
             else keys.count("head_dim", hidden // max(heads, 1))
         ),
-        ffn_size=_dense_ffn(keys, family),
+        ffn_size=read_dense_size(keys, family, moe),
+        gated_mlp=family.gated_mlp,
         vocab_size=keys.count("vocab_size"),
         max_context_tokens=context,
         tied_embeddings=keys.flag("tie_word_embeddings"),
+        parallel_attention=keys.flag("parallel_attn"),
         attention_bias=keys.flag("attention_bias"),
-        window_tokens=window,
-        num_window_layers=num_window_layers,
+        gated_attention=keys.flag("attn_output_gate"),
+        window_tokens=layers.window_tokens,
+        chunked_window=layers.chunked,
+        num_window_layers=layers.num_windowed,
         dtype=dtype,
         weight_dtype=quantised.weight_dtype,
         attention_quantised=quantised.attention,
+        dense_quantised=quantised.dense,
+        shared_quantised=quantised.shared,
         kv_dtype=dtype,
-        moe=_moe(keys, family),
+        moe=moe,
         mla=mla,
+        index=read_index(keys, mla),
+        linear=read_linear(keys, family, layers.num_linear),
     )
+
+
+def _kv_heads(keys: Keys, heads: int) -> int:
+    """Return the key and value heads; Falcon's first decoder had one or as many as heads."""
+    if keys.has("multi_query") and not keys.flag("new_decoder_architecture"):
+        return 1 if keys.flag("multi_query") else heads
+    return keys.count("num_key_value_heads", heads)
 
 
 def _context(config: Mapping[str, object], keys: Keys) -> int:
@@ -161,89 +182,6 @@ def _context(config: Mapping[str, object], keys: Keys) -> int:
     return int(trained * factor)
 
 
-def _windows(keys: Keys, family: Family, context: int) -> tuple[int, int]:
-    """Find the sliding window and how many layers use it."""
-    kinds = _layer_kinds(keys)
-    window = keys.count("sliding_window", 0)
-    if "use_sliding_window" in family.defaults and not keys.flag("use_sliding_window"):
-        window = 0
-    if not 0 < window < context:
-        return 0, 0
-    covered = kinds.count("sliding_attention") if kinds else _covered(keys, family)
-    return (window, covered) if covered else (0, 0)
-
-
-def _layer_kinds(keys: Keys) -> list[object]:
-    """Return the kind of each layer; empty where the config leaves it to its family."""
-    layers, kinds = keys.count("num_hidden_layers"), keys.sequence("layer_types")
-    known = ("sliding_attention", "full_attention")
-    if kinds and (len(kinds) != layers or any(kind not in known for kind in kinds)):
-        raise keys.wrong(
-            "layer_types", f"{layers} entries, each sliding_attention or full_attention"
-        )
-    return kinds
-
-
-def _covered(keys: Keys, family: Family) -> int:
-    """Count the layers that use the sliding window by the rule of the family."""
-    layers = keys.count("num_hidden_layers")
-    if family.windows == "above":
-        return max(0, layers - keys.count("max_window_layers"))
-    if family.windows == "pattern":
-        return layers - layers // max(1, keys.count("sliding_window_pattern"))
-    if family.windows == "all":
-        return layers
-    raise keys.wrong("sliding_window", "no such key: nothing says which layers use it")
-
-
-def _moe(keys: Keys, family: Family) -> MoeSpec | None:
-    """Read the experts, if there are any."""
-    if not family.experts:
-        for key in EXPERT_KEYS:
-            keys.refuse(key, "models of this model_type have no experts")
-        return None
-    counts = next((key for key in EXPERT_KEYS if keys.has(key)), family.experts)
-    if family.latent_attention and not keys.has(counts):
-        return None
-    for key in ("decoder_sparse_step", "moe_layer_freq"):
-        if keys.count(key, 1) != 1:
-            raise keys.wrong(key, "1: experts in every layer after the dense ones")
-    dense = keys.sequence("mlp_only_layers")
-    if dense != list(range(len(dense))):
-        raise keys.wrong("mlp_only_layers", "the first layers only")
-    size = keys.count(family.expert_ffn)
-    num_shared = keys.count("n_shared_experts", 0)
-    shared_size = keys.count("shared_expert_intermediate_size", num_shared * size)
-    return MoeSpec(
-        num_experts=keys.count(counts),
-        experts_per_token=keys.count("num_experts_per_tok"),
-        expert_ffn_size=size,
-        num_shared_experts=num_shared or int(shared_size > 0),
-        shared_ffn_size=shared_size,
-        num_dense_layers=keys.count("first_k_dense_replace", len(dense)),
-    )
-
-
-def _dense_ffn(keys: Keys, family: Family) -> int:
-    """Return the dense feed-forward's size; 0 where every layer has experts."""
-    moe = _moe(keys, family)
-    return 0 if moe and not moe.num_dense_layers else keys.count("intermediate_size")
-
-
-def _mla(keys: Keys, family: Family) -> MlaSpec | None:
-    """Read multi-head latent attention, if the family has it."""
-    if not family.latent_attention:
-        keys.refuse("kv_lora_rank", "models of this model_type have no latent attention")
-        return None
-    return MlaSpec(
-        q_lora_rank=keys.count("q_lora_rank", 0),
-        kv_lora_rank=keys.count("kv_lora_rank"),
-        qk_nope_head_dim=keys.count("qk_nope_head_dim"),
-        qk_rope_head_dim=keys.count("qk_rope_head_dim"),
-        v_head_dim=keys.count("v_head_dim"),
-    )
-
-
 def _dtype(config: Mapping[str, object], place: str) -> str:
     """Find the dtype of what is not quantised; bf16 where the config is silent."""
     named = config.get("torch_dtype") or config.get("dtype") or "bfloat16"
@@ -257,7 +195,7 @@ def _quantization(config: Mapping[str, object], dtype: str, place: str) -> Quant
     """Read how the weights are quantised; as `dtype` where they are not."""
     raw = config.get("quantization_config") or config.get("compression_config")
     if raw is None:
-        return Quantization(weight_dtype=dtype, attention=True)
+        return Quantization(weight_dtype=dtype)
     if not isinstance(raw, dict):
         raise InputError(f"{place}: quantization_config", raw, "an object")
     return quantization(raw, place=place)

@@ -14,18 +14,27 @@ ARCHITECTURE_KEYS = frozenset({
     # width and depth
     "hidden_size", "num_hidden_layers", "intermediate_size", "vocab_size", "tie_word_embeddings",
     "max_position_embeddings", "mlp_bias",
+    "n_layer", "n_embd", "n_embed", "n_inner", "n_positions", "seq_length", "ffn_hidden_size",
+    "intermediate_size_mlp",
     # attention
+    "n_head", "num_kv_heads", "multi_query", "new_decoder_architecture", "parallel_attn",
+    "attn_output_gate", "attention_chunk_size", "no_rope_layers", "no_rope_layer_interval",
     "num_attention_heads", "num_key_value_heads", "head_dim", "attention_bias", "qkv_bias",
     "sliding_window", "use_sliding_window", "max_window_layers", "layer_types",
     "sliding_window_pattern",
+    # linear attention
+    "full_attention_interval", "linear_conv_kernel_dim", "linear_key_head_dim",
+    "linear_value_head_dim", "linear_num_key_heads", "linear_num_value_heads", "mamba_ssm_dtype",
     # multi-head latent attention
     "q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim",
-    "index_topk",
+    "index_topk", "index_n_heads", "index_head_dim", "indexer_types", "index_topk_pattern",
+    "index_topk_freq",
     # mixture of experts
     "num_local_experts", "num_experts", "n_routed_experts", "num_experts_per_tok",
     "experts_per_token", "moe_intermediate_size", "n_shared_experts",
     "shared_expert_intermediate_size", "first_k_dense_replace", "moe_layer_freq",
-    "decoder_sparse_step", "mlp_only_layers",
+    "decoder_sparse_step", "mlp_only_layers", "interleave_moe_layer_step", "moe_layers",
+    "shared_intermediate_size",
 })  # fmt: skip
 """Keys that change shapes or work; the reader of `sizing.huggingface` sees no others."""
 

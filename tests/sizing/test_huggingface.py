@@ -141,6 +141,59 @@ def test_nested_language_model() -> None:
     assert model.num_layers == 4
 
 
+def test_side_by_side_and_plain() -> None:
+    """GPT-J and Falcon: attention beside a plain feed-forward of 4 h; BLOOM: one by one."""
+    gptj = read({"model_type": "gptj", "n_embd": 64, "n_head": 8, "n_layer": 4, "n_positions": 128,
+                 "n_inner": None, "vocab_size": 100})  # fmt: skip
+    assert (gptj.parallel_attention, gptj.gated_mlp, gptj.ffn_size) == (True, False, 256)
+    assert (gptj.num_heads, gptj.num_kv_heads, gptj.max_context_tokens) == (8, 8, 128)
+    falcon = {"model_type": "falcon", "hidden_size": 64, "num_attention_heads": 8,
+              "num_hidden_layers": 4, "vocab_size": 100}  # fmt: skip
+    assert read(falcon).num_kv_heads == 1
+    assert read({**falcon, "multi_query": False}).num_kv_heads == 8
+    grouped = read({**falcon, "new_decoder_architecture": True, "num_kv_heads": 2})
+    assert (grouped.num_kv_heads, grouped.parallel_attention, grouped.ffn_size) == (2, True, 256)
+    bloom = {"model_type": "bloom", "n_embed": 64, "n_head": 8, "n_layer": 4, "vocab_size": 100}
+    assert read(bloom).parallel_attention is False
+    assert (read(bloom).attention_bias, read(bloom).tied_embeddings) == (True, True)
+
+
+def test_linear_chunked_and_sparse_attention() -> None:
+    """Every fourth layer attends to everything; the others keep a state or see their chunk."""
+    hybrid = read(of_family("qwen3_next"))
+    assert (hybrid.num_linear_layers, hybrid.num_full_layers, hybrid.gated_attention) == (
+        3,
+        1,
+        True,
+    )
+    assert (hybrid.linear.num_value_heads, hybrid.linear.state_dtype) == (32, "fp32")
+    lightning = read(of_family("minimax")).linear
+    assert (lightning.num_layers, lightning.delta_rule, lightning.key_head_dim) == (2, False, 8)
+    scout = read({**of_family("llama4_text"), "attention_chunk_size": 512})
+    assert (scout.window_tokens, scout.num_window_layers, scout.chunked_window) == (512, 3, True)
+    assert (scout.moe.shared_ffn_size, scout.moe.num_dense_layers) == (128, 0)
+    every_other = {**of_family("llama4_text"), "interleave_moe_layer_step": 2}
+    maverick = read({**every_other, "intermediate_size_mlp": 256})
+    assert (maverick.moe.num_dense_layers, maverick.ffn_size) == (2, 256)
+    sparse = {**of_family("glm_moe_dsa"), "index_topk": 16, "index_n_heads": 2, "index_head_dim": 8}
+    assert read(sparse).index.top_k == 16
+
+
+def test_experts_alone_may_be_quantised() -> None:
+    """Kimi-K2.5 quantises its routed experts and nothing else."""
+    left_out = [
+        "lm_head",
+        "re:.*self_attn.*",
+        "re:.*shared_experts.*",
+        r"re:.*mlp\.(gate|up|gate_up|down)_proj.*",
+    ]
+    groups = {"group_0": {"weights": {"num_bits": 4, "type": "int"}}}
+    config = {"quant_method": "compressed-tensors", "config_groups": groups, "ignore": left_out}
+    model = read({**of_family("kimi_k2"), "quantization_config": config})
+    assert model.weight_dtype == "int4"
+    assert (model.attention_dtype, model.dense_dtype, model.shared_dtype) == ("bf16",) * 3
+
+
 def test_dense_layers_before_the_experts() -> None:
     """DeepSeek's first layers, shared experts and Qwen's leading dense layers are kept apart."""
     deep = read({**of_family("deepseek_v3"), "first_k_dense_replace": 1, "n_shared_experts": 2})
@@ -189,7 +242,7 @@ def test_quantisation_in_a_file_beside(tmp_path: Path) -> None:
 
 
 BAD = [
-    ({"model_type": "mamba"}, "model_type", "one of deepseek_v2"),
+    ({"model_type": "mamba"}, "model_type", "one of Yi, bloom"),
     ({"model_type": None}, "model_type", "is missing"),
     ({"hidden_size": "64"}, "hidden_size", "whole number"),
     ({"hidden_size": -64}, "hidden_size", "whole number"),
@@ -199,8 +252,18 @@ BAD = [
     ({"num_key_value_heads": 3}, "num_kv_heads", "divisor"),
     ({"num_attention_heads": 0}, "num_heads", "positive"),
     ({"tie_word_embeddings": "no"}, "tie_word_embeddings", "true or false"),
-    ({"mlp_bias": True}, "mlp_bias", "cannot express"),
-    ({"index_topk": 2048}, "index_topk", "cannot express"),
+    ({"index_topk": 2048}, "index_topk", "only latent attention"),
+    (
+        {"model_type": "glm_moe_dsa", **EXPERTS, **LATENT, "index_topk": 8, "index_topk_freq": 4},
+        "index_topk_freq",
+        "an index of its own",
+    ),
+    ({"model_type": "minimax_m2", **EXPERTS, "shared_intermediate_size": 8}, "shared_int", "kind"),
+    (
+        {"model_type": "qwen3_next", **EXPERTS, "mamba_ssm_dtype": "int8"},
+        "mamba_ssm_dtype",
+        "one of float32",
+    ),
     ({"num_local_experts": 8}, "num_local_experts", "no experts"),
     ({"kv_lora_rank": 512}, "kv_lora_rank", "no latent attention"),
     ({"sliding_window": 512}, "sliding_window", "which layers"),
