@@ -27,8 +27,10 @@ class Latency:
     One latency at every statistic.
 
     Attributes:
-        error_fraction: half-width of the interval around each, relative; `None`: no measurement
-            says how far off it may be.
+        error_fraction: the wider side of the interval around each, relative; `None`: no
+            measurement says how far off it may be.
+        low_factor: 80 % of measurements like this lay between this and `high_factor` times the
+            prediction; `None` likewise.
     """
 
     __pydantic_config__ = STRICT
@@ -39,6 +41,8 @@ class Latency:
     p95_s: float
     p99_s: float
     error_fraction: float | None
+    low_factor: float | None = None
+    high_factor: float | None = None
 
     def __post_init__(self) -> None:
         """Check signs and order."""

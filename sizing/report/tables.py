@@ -61,6 +61,7 @@ def latency_table(prediction: Prediction, slo: SloSpec) -> Table:
     table.add_column("")
     for statistic in SHOWN:
         table.add_column(statistic, justify="right")
+    table.add_column(f"80 % interval at {slo.percentile}", justify="right")
     table.add_column(f"SLO at {slo.percentile}", justify="right")
     limits = {"TTFT": slo.ttft_s, "TPOT": slo.tpot_s, "ITL": slo.itl_s, "E2E": None}
     for name, limit in limits.items():
@@ -70,8 +71,21 @@ def latency_table(prediction: Prediction, slo: SloSpec) -> Table:
             holds = latency.at(slo.percentile) <= limit
             word, style = ("holds", "green") if holds else ("missed", "red")
             verdict = Text(f"< {seconds(limit)} {word}", style=style)
-        table.add_row(name, *(seconds(latency.at(each)) for each in SHOWN), verdict)
+        table.add_row(
+            name,
+            *(seconds(latency.at(each)) for each in SHOWN),
+            _interval(latency, slo.percentile),
+            verdict,
+        )
     return table
+
+
+def _interval(latency: Latency, statistic: str) -> str:
+    """Write the interval around one statistic; a dash where no measurement gives one."""
+    if latency.low_factor is None or latency.high_factor is None:
+        return "–"
+    value = latency.at(statistic)
+    return f"{seconds(value * latency.low_factor)} to {seconds(value * latency.high_factor)}"
 
 
 def parts_table(prediction: Prediction) -> Table:

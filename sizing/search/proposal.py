@@ -21,9 +21,9 @@ from sizing.plan import (
     Prediction,
     Provenance,
     Routing,
-    Validation,
 )
 from sizing.search.bottleneck import bottlenecks
+from sizing.search.evidence import interval_around, validation
 from sizing.search.headroom import headroom
 from sizing.search.layout import block_size, kv_pool_bytes, max_model_len
 from sizing.search.placement import place
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from sizing.search.candidate import Candidate
     from sizing.traffic.forecast import Forecast
     from sizing.traffic.spread import Spread
+    from sizing.validation.interval import Interval
 
 
 def propose(inputs: Inputs, chosen: Candidate, found: Forecast) -> Plan:
@@ -60,7 +61,7 @@ def propose(inputs: Inputs, chosen: Candidate, found: Forecast) -> Plan:
         cost=_cost(inputs, chosen),
         headroom=headroom(chosen, inputs.scenario.slo),
         calibration=_calibration(inputs),
-        validated_on=_validation(inputs),
+        validated_on=validation(inputs),
         deployable=Deployable(
             profile=f"{engine.name}-{engine.version}-{engine.connector}", ok=True
         ),
@@ -101,8 +102,8 @@ def prediction(inputs: Inputs, chosen: Candidate, found: Forecast) -> Prediction
     coupling = found.coupling
     load = inputs.scenario.workload
     return Prediction(
-        ttft=_latency(found.ttft),
-        tpot=_latency(found.tpot),
+        ttft=_latency(found.ttft, interval_around("ttft", inputs)),
+        tpot=_latency(found.tpot, interval_around("tpot", inputs)),
         itl=_latency(found.itl),
         e2e=_latency(found.e2e),
         output_tokens_per_s=load.requests_per_s * float(chosen.tandem.output_tokens.mean()),
@@ -115,15 +116,17 @@ def prediction(inputs: Inputs, chosen: Candidate, found: Forecast) -> Prediction
     )
 
 
-def _latency(spread: Spread) -> Latency:
-    """Read the statistics off; no measurement of a whole system says how far off they may be."""
+def _latency(spread: Spread, around: Interval | None = None) -> Latency:
+    """Read the statistics off; *around* is the interval of a prediction of one second."""
     return Latency(
         mean_s=spread.mean,
         p50_s=spread.quantile(0.5),
         p90_s=spread.quantile(0.9),
         p95_s=spread.quantile(0.95),
         p99_s=spread.quantile(0.99),
-        error_fraction=None,
+        error_fraction=None if around is None else max(1 - around.low_s, around.high_s - 1),
+        low_factor=None if around is None else around.low_s,
+        high_factor=None if around is None else around.high_s,
     )
 
 
@@ -152,17 +155,6 @@ def _calibration(inputs: Inputs) -> CalibrationNote:
         name=f"{inputs.gpu.name} op tables" if fitted else f"{inputs.gpu.name} documented defaults",
         date=max(dates, default=""),
         error_fraction=None,
-    )
-
-
-def _validation(inputs: Inputs) -> Validation:
-    """Count the measurements behind the plan; its latencies as a whole were never measured yet."""
-    if inputs.calibration is None:
-        return Validation(num_rows=0, note="no measurement like this")
-    key = inputs.calibration.key
-    return Validation(
-        num_rows=inputs.calibration.num_rows,
-        note=f"step times measured on {key.processor}, {key.engine} {key.engine_version}",
     )
 
 

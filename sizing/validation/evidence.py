@@ -7,11 +7,12 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
-from sizing.catalog import configs
+from sizing.catalog import configs, find_gpu
 from sizing.config import parse
 from sizing.errors import InputError
 from sizing.specs.checks import STRICT
 from sizing.validation.interval import Cell, Intervals, fit_intervals
+from sizing.validation.residual import QUANTITIES, summarise
 from sizing.validation.validate import SliceErrors, coverages, residuals, slices
 
 if TYPE_CHECKING:
@@ -36,6 +37,21 @@ class CoverageOf:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Support:
+    """Rows of one kind of deployment, and the median errors of their predictions."""
+
+    __pydantic_config__ = STRICT
+
+    split: bool
+    engine: str
+    gpu: str
+    weight_dtype: str
+    rows: int
+    ttft_median: float | None
+    tpot_median: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
     """
     Figures of one run of `sizing validate`; no measured row is in it.
@@ -45,6 +61,7 @@ class Evidence:
         errors: by slice.
         coverage: of the intervals on rows left out of them.
         cells: residual quantiles.
+        support: predicted rows by kind of deployment.
     """
 
     __pydantic_config__ = STRICT
@@ -53,6 +70,7 @@ class Evidence:
     errors: tuple[SliceErrors, ...]
     coverage: tuple[CoverageOf, ...]
     cells: tuple[Cell, ...]
+    support: tuple[Support, ...]
 
     @property
     def intervals(self) -> Intervals:
@@ -71,7 +89,7 @@ def read_evidence() -> Evidence:
     """
     path = configs() / FILE
     if not path.exists():
-        return Evidence(date="", errors=(), coverage=(), cells=())
+        return Evidence(date="", errors=(), coverage=(), cells=(), support=())
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -93,7 +111,36 @@ def evidence_of(verdicts: Sequence[Verdict], *, date: str) -> Evidence:
             for quantity, found in sorted(by_quantity.items())
         ),
         cells=tuple(made.cells.values()),
+        support=_support(verdicts),
     )
+
+
+def _support(verdicts: Sequence[Verdict]) -> tuple[Support, ...]:
+    """Count the predicted rows of every kind of deployment."""
+    groups: dict[tuple[bool, str, str, str], list[Verdict]] = {}
+    for verdict in verdicts:
+        row = verdict.row
+        if row is not None and verdict.found.status == "predicted":
+            gpu = find_gpu(row.gpu).name
+            key = (len(row.groups) > 1, row.engine.lower(), gpu, row.weight_dtype)
+            groups.setdefault(key, []).append(verdict)
+    found = []
+    for key in sorted(groups):
+        split, engine, gpu, weight_dtype = key
+        known = residuals(groups[key])
+        ttft, tpot = (summarise(r for r in known if r.quantity == q) for q in QUANTITIES)
+        found.append(
+            Support(
+                split=split,
+                engine=engine,
+                gpu=gpu,
+                weight_dtype=weight_dtype,
+                rows=len(groups[key]),
+                ttft_median=ttft and ttft.median,
+                tpot_median=tpot and tpot.median,
+            )
+        )
+    return tuple(found)
 
 
 def to_json(evidence: Evidence) -> str:

@@ -38,6 +38,8 @@ class Cell:
         configurations: different ones among them.
         low_log: 10 % quantile of ln(measured / predicted), shrunk to the parent's.
         high_log: 90 % quantile likewise.
+        stand_in_fraction: share of the rows that were predicted with the constants of another
+            version of the engine.
     """
 
     __pydantic_config__ = STRICT
@@ -47,6 +49,7 @@ class Cell:
     configurations: int
     low_log: float
     high_log: float
+    stand_in_fraction: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +73,9 @@ class Intervals:
 
     cells: dict[str, Cell]
 
-    def around(self, value_s: float, quantity: str, path: Sequence[str]) -> Interval | None:
+    def around(
+        self, value_s: float, quantity: str, path: Sequence[str], *, stand_in: bool = False
+    ) -> Interval | None:
         """
         Interval around a prediction; `None` where no row of the quantity was ever measured.
 
@@ -78,14 +83,17 @@ class Intervals:
             value_s: predicted.
             quantity: `ttft` or `tpot`.
             path: labels from coarse to fine; the finest group with rows is taken.
+            stand_in: predicted with the constants of another version of the engine; widens the
+                interval by 30 % where the rows behind it had their own.
 
         """
         for depth in range(len(path), -1, -1):
             cell = self.cells.get("/".join((quantity, *path[:depth])))
             if cell is not None:
+                extra = STAND_IN_LOG * (1 - cell.stand_in_fraction) if stand_in else 0.0
                 return Interval(
-                    low_s=value_s * math.exp(min(cell.low_log, 0.0)),
-                    high_s=value_s * math.exp(max(cell.high_log, 0.0)),
+                    low_s=value_s * math.exp(-math.hypot(min(cell.low_log, 0.0), extra)),
+                    high_s=value_s * math.exp(math.hypot(max(cell.high_log, 0.0), extra)),
                     rows=cell.rows,
                     group=cell.path,
                 )
@@ -138,7 +146,7 @@ def coverage(residuals: Sequence[Residual], source: str | None = None) -> dict[s
         for each in test:
             if source is not None and each.source != source:
                 continue
-            found = made.around(1.0, each.quantity, each.path)
+            found = made.around(1.0, each.quantity, each.path, stand_in=each.stand_in)
             if found is not None:
                 inside = found.low_s <= math.exp(each.log_ratio) <= found.high_s
                 tried.setdefault(each.quantity, []).append((inside, found.high_s - found.low_s))
@@ -158,7 +166,7 @@ def _stretches(known: Sequence[Residual]) -> dict[tuple[str, str], float]:
     for train, test in folds(known, FOLDS, key=lambda each: each.configuration):
         made = Intervals(cells=_cells(train, {}))
         for each in test:
-            found = made.around(1.0, each.quantity, each.path)
+            found = made.around(1.0, each.quantity, each.path, stand_in=each.stand_in)
             if found is not None:
                 low, high = math.log(found.low_s), math.log(found.high_s)
                 off = abs(each.log_ratio - (low + high) / 2) / max((high - low) / 2, 1e-3)
@@ -193,6 +201,7 @@ def _cells(residuals: Iterable[Residual], stretch: dict[tuple[str, str], float])
             configurations=len({each.configuration for each in rows}),
             low_log=middle - half,
             high_log=middle + half,
+            stand_in_fraction=sum(each.stand_in for each in rows) / len(rows),
         )
     return cells
 

@@ -10,8 +10,10 @@ import numpy as np
 
 from sizing.errors import InputError
 from sizing.latency.load import StepLoad
+from sizing.validation.label import path_of
 from sizing.validation.load import OPEN_REQUESTS, REQUESTS_PER_USER, arrivals, requests
 from sizing.validation.replay import Replay, Replica, Served
+from sizing.validation.row import kind_of
 from sizing.validation.steps import StepTable, seconds_of, step_table
 from sizing.validation.subject import Subject, subject_of
 from sizing.validation.tandem import tandem
@@ -39,6 +41,8 @@ class RowPrediction:
         reason: of the latter two; of `predicted`, what it was not sure of.
         ttft_s: in the row's statistic; `None` unless predicted.
         unloaded_s: predicted prefill of one prompt alone; of infeasible rows.
+        path: labels from coarse to fine, by which residuals are grouped.
+        stand_in: computed with the constants of another version, or of another engine.
     """
 
     status: str
@@ -47,6 +51,8 @@ class RowPrediction:
     tpot_s: float | None = None
     ttft_p99_s: float | None = None
     unloaded_s: float | None = None
+    path: tuple[str, ...] = ()
+    stand_in: bool = False
 
 
 def predict_row(row: Row) -> RowPrediction:
@@ -61,9 +67,9 @@ def predict_row(row: Row) -> RowPrediction:
             found = _split(row, subject)
     except InputError as error:
         return RowPrediction(status="unsupported", reason=str(error))
-    if found.status == "predicted":
-        return replace(found, reason="; ".join(subject.notes))
-    return found
+    path = path_of(kind_of(row), row.engine, subject.machine.model)
+    notes = "; ".join(filter(None, (found.reason, *subject.notes)))
+    return replace(found, reason=notes, path=path, stand_in=bool(subject.notes))
 
 
 def _static(row: Row, subject: Subject) -> RowPrediction:

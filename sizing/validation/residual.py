@@ -28,6 +28,7 @@ class Residual:
         log_ratio: ln(measured / predicted).
         configuration: all loads of one configuration are fitted on, or held out, together.
         path: labels from coarse to fine; intervals back off along it.
+        stand_in: predicted with the constants of another version of the engine.
     """
 
     quantity: str
@@ -35,6 +36,7 @@ class Residual:
     source: str
     configuration: str
     path: tuple[str, ...]
+    stand_in: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,20 +56,6 @@ class ErrorSummary:
     bias: float
 
 
-def kind_of(row: Row) -> str:
-    """Name what kind of load a row was under; errors of different kinds are told apart."""
-    if len(row.groups) > 1:
-        return "split"
-    if row.load == "closed" and not row.length_jitter:
-        return "closed, fixed lengths"
-    return row.load
-
-
-def path_of(row: Row) -> tuple[str, ...]:
-    """Labels of a row from coarse to fine."""
-    return (kind_of(row), row.engine.lower(), row.model.rpartition("/")[2].lower())
-
-
 def residuals_of(row: Row, found: RowPrediction) -> Iterator[Residual]:
     """Yield a residual per latency that is both predicted and measured."""
     for quantity in QUANTITIES:
@@ -79,7 +67,8 @@ def residuals_of(row: Row, found: RowPrediction) -> Iterator[Residual]:
                 log_ratio=math.log(measured / predicted),
                 source=row.source,
                 configuration=row.configuration,
-                path=path_of(row),
+                path=found.path,
+                stand_in=found.stand_in,
             )
 
 

@@ -81,6 +81,15 @@ class Row:
         return f"{names}/{self.weight_dtype}/{self.kv_dtype}/{shapes}"
 
 
+def kind_of(row: Row) -> str:
+    """Name what kind of load a row was under; errors of different kinds are told apart."""
+    if len(row.groups) > 1:
+        return "split"
+    if row.load == "closed" and not row.length_jitter:
+        return "closed, fixed lengths"
+    return row.load
+
+
 def row_from(cells: Mapping[str, str], place: str, surplus: object = None) -> Row:
     """
     Read one row.

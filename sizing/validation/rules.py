@@ -21,7 +21,9 @@ class SchedulingRules:
         max_batch_size: sequences of a step.
         reserved_fraction: share of a request's output whose KV cache has to be free before it is
             admitted.
-        fp8_kv: the KV cache of an fp8 or fp4 checkpoint is fp8 unless told otherwise.
+        fp8_kv: whose KV cache is fp8 unless told otherwise: `small`, that of every model with
+            weights of 8 bits or less; `requantised`, that of such a checkpoint of a model
+            published in more bits (NVIDIA's ModelOpt writes the scales of an fp8 cache into it).
         source: where this is written.
     """
 
@@ -30,7 +32,7 @@ class SchedulingRules:
     token_budget: int
     max_batch_size: int
     reserved_fraction: float
-    fp8_kv: bool
+    fp8_kv: str
     source: str
 
 
@@ -41,7 +43,7 @@ RULES = {
         token_budget=8192,
         max_batch_size=1024,
         reserved_fraction=0.0,
-        fp8_kv=False,
+        fp8_kv="requantised",
         source="vLLM 0.29 v1/core/sched/scheduler.py; engine/arg_utils.py, API server on 80 GB",
     ),
     "trtllm": SchedulingRules(
@@ -50,7 +52,7 @@ RULES = {
         token_budget=8192,
         max_batch_size=2048,
         reserved_fraction=1.0,
-        fp8_kv=True,
+        fp8_kv="small",
         source="TensorRT-LLM 1.0 docs, llm-api reference: max_num_tokens, enable_chunked_prefill,"
         " CapacitySchedulerPolicy.GUARANTEED_NO_EVICT; fp8 checkpoints of NVIDIA quantise KV",
     ),
@@ -60,7 +62,7 @@ RULES = {
         token_budget=8192,
         max_batch_size=2048,
         reserved_fraction=0.5,
-        fp8_kv=False,
+        fp8_kv="requantised",
         source="SGLang 0.5 srt/server_args.py: chunked_prefill_size on 80 GB, enable_mixed_chunk;"
         " managers/schedule_policy.py: new_token_ratio 0.7 falling to 0.1",
     ),

@@ -128,14 +128,16 @@ def _model(row: Row, rules: SchedulingRules) -> ModelSpec:
     for column, dtype in (("weight_dtype", row.weight_dtype), ("kv_dtype", row.kv_dtype)):
         if dtype and dtype not in DTYPE_BYTES:
             raise InputError(f"{row.place}: {column}", dtype, "one of " + ", ".join(DTYPE_BYTES))
+    published = DTYPE_BYTES[model.weight_dtype]
     if row.weight_dtype in catalog.UNQUANTISED:
         model = replace(
             model, dtype=row.weight_dtype, weight_dtype=row.weight_dtype, attention_quantised=True
         )
     elif row.weight_dtype != model.weight_dtype:
         model = replace(model, weight_dtype=row.weight_dtype)
-    small = rules.fp8_kv and DTYPE_BYTES[row.weight_dtype] <= 1
-    return replace(model, kv_dtype=row.kv_dtype or ("fp8" if small else model.dtype))
+    small = DTYPE_BYTES[row.weight_dtype] <= 1
+    fp8 = small and (rules.fp8_kv == "small" or published > 1)
+    return replace(model, kv_dtype=row.kv_dtype or ("fp8" if fp8 else model.dtype))
 
 
 def _cluster(gpu: GpuSpec, gpus: int) -> ClusterSpec:

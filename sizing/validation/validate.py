@@ -13,12 +13,10 @@ from sizing.validation.residual import (
     QUANTITIES,
     ErrorSummary,
     Residual,
-    kind_of,
-    path_of,
     residuals_of,
     summarise,
 )
-from sizing.validation.row import Row
+from sizing.validation.row import Row, kind_of
 from sizing.validation.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -68,7 +66,11 @@ def judge(line: Row | Refused, intervals: Intervals) -> Verdict:
     around: dict[str, Interval] = {}
     for quantity in QUANTITIES:
         value = getattr(found, f"{quantity}_s")
-        interval = None if value is None else intervals.around(value, quantity, path_of(line))
+        interval = (
+            None
+            if value is None
+            else intervals.around(value, quantity, found.path, stand_in=found.stand_in)
+        )
         if interval is not None:
             around[quantity] = interval
     if found.status == "predicted" and len(around) < len(QUANTITIES):
