@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import asdict
+from datetime import UTC, datetime
 from itertools import groupby
 from pathlib import Path  # noqa: TC003  (Typer reads the annotations)
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,14 +20,17 @@ from sizing.report.validation import (
     errors_table,
     infeasible_table,
     refusals_table,
+    scalars_table,
 )
 from sizing.shell import talk
+from sizing.validation.calibration import calibrated
 from sizing.validation.evidence import evidence_of, read_evidence, to_json
 from sizing.validation.output import record, to_csv
 from sizing.validation.table import read_rows
 from sizing.validation.validate import coverages, judge, refusals, slices
 
 if TYPE_CHECKING:
+    from sizing.validation.calibration import Calibrated
     from sizing.validation.verdict import Verdict
 
 
@@ -36,30 +40,45 @@ def validate(
         Path | None, typer.Option("-o", "--out", help="predictions.csv to write")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print errors and predictions")] = False,
+    calibrate: Annotated[
+        bool,
+        typer.Option(
+            "--calibrate", help="fit scalars on half the configurations, judge the others"
+        ),
+    ] = False,
     evidence: Annotated[
         Path | None, typer.Option(help="write errors and residual quantiles: what plans quote")
     ] = None,
-    date: Annotated[str, typer.Option(help="of the evidence, YYYY-MM-DD")] = "",
 ) -> None:
-    """Predict every row; print errors by source, engine, model, GPU and load."""
+    """
+    Predict every row; print errors by source, engine, model, GPU and load.
+
+    With --calibrate, -o and the rows of --json are corrected by the scalars.
+    """
     lines = read_rows(rows)
     known = read_evidence().intervals
     verdicts = [
         judge(line, known)
         for line in track(lines, "predicting", console=talk, disable=not talk.is_terminal)
     ]
+    fit, answers = calibrated(verdicts) if calibrate else (None, verdicts)
     if out is not None:
-        write_whole(out, to_csv(verdicts))
+        write_whole(out, to_csv(answers))
     if evidence is not None:
-        write_whole(evidence, to_json(evidence_of(verdicts, date=date)))
+        write_whole(evidence, to_json(evidence_of(verdicts, date=f"{datetime.now(UTC):%Y-%m-%d}")))
     if as_json:
-        sys.stdout.write(json.dumps(_document(verdicts), indent=2, allow_nan=False) + "\n")
-    else:
-        _print(verdicts)
+        document = _document(verdicts, answers)
+        if fit is not None:
+            document["calibration"] = fit.data()
+        sys.stdout.write(json.dumps(document, indent=2, allow_nan=False) + "\n")
+        return
+    _print(verdicts)
+    if fit is not None:
+        _print_fit(fit)
 
 
-def _document(verdicts: list[Verdict]) -> dict[str, Any]:
-    """Return everything that is printed, as data."""
+def _document(verdicts: list[Verdict], answers: list[Verdict]) -> dict[str, Any]:
+    """Return everything that is printed, as data; *answers* are what `-o` writes."""
     return {
         "errors": [asdict(each) for each in slices(verdicts)],
         "coverage": {
@@ -67,7 +86,7 @@ def _document(verdicts: list[Verdict]) -> dict[str, Any]:
             for source, found in coverages(verdicts).items()
         },
         "unsupported": [{"reason": r, "rows": n} for r, n in refusals(verdicts)],
-        "rows": [record(verdict) for verdict in verdicts],
+        "rows": [record(answer) for answer in answers],
     }
 
 
@@ -83,3 +102,11 @@ def _print(verdicts: list[Verdict]) -> None:
     impossible = [verdict for verdict in verdicts if verdict.found.status == "infeasible"]
     if impossible:
         console.print(infeasible_table(impossible))
+
+
+def _print_fit(fit: Calibrated) -> None:
+    """Show the scalars, and what they do to the rows that they were not fitted on."""
+    console = Console()
+    console.print(scalars_table(fit.scalars.values()))
+    for title, found in fit.errors.items():
+        console.print(errors_table(f"source and load: {title}", found))

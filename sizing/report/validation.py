@@ -6,11 +6,14 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
+from sizing.report.tables import seconds
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from sizing.validation.interval import Coverage
     from sizing.validation.residual import ErrorSummary
+    from sizing.validation.scalar import Scalars
     from sizing.validation.validate import SliceErrors
     from sizing.validation.verdict import Verdict
 
@@ -86,4 +89,27 @@ def infeasible_table(verdicts: Iterable[Verdict]) -> Table:
             "" if measured is None else f"{measured:.1f} s",
             words[verdict.answered],
         )
+    return table
+
+
+def scalars_table(scalars: Iterable[Scalars]) -> Table:
+    """Scalars of the finest groups."""
+    table = Table(title="Scalars", title_justify="left")
+    for heading, justify in (
+        ("group", "left"), ("rows", "right"), ("prefill", "right"), ("per request", "right"),
+        ("decode", "right"), ("per layer", "right"),
+    ):  # fmt: skip
+        table.add_column(heading, justify=justify)  # type: ignore[arg-type]
+    found = list(scalars)
+    parents = {each.group[:-1] for each in found}
+    for each in found:
+        if each.group and each.group not in parents:
+            table.add_row(
+                " / ".join(each.group),
+                str(each.rows),
+                f"x {each.prefill:.2f}",
+                seconds(each.request_s),
+                f"x {each.decode:.2f}",
+                seconds(each.per_layer_s),
+            )
     return table

@@ -43,6 +43,7 @@ class RowPrediction:
         unloaded_s: predicted prefill of one prompt alone; of infeasible rows.
         path: labels from coarse to fine, by which residuals are grouped.
         stand_in: computed with the constants of another version, or of another engine.
+        num_layers: of the model; what per-layer corrections are multiplied with.
     """
 
     status: str
@@ -53,6 +54,7 @@ class RowPrediction:
     unloaded_s: float | None = None
     path: tuple[str, ...] = ()
     stand_in: bool = False
+    num_layers: int = 0
 
 
 def predict_row(row: Row) -> RowPrediction:
@@ -69,7 +71,13 @@ def predict_row(row: Row) -> RowPrediction:
         return RowPrediction(status="unsupported", reason=str(error))
     path = path_of(kind_of(row), row.engine, subject.machine.model)
     notes = "; ".join(filter(None, (found.reason, *subject.notes)))
-    return replace(found, reason=notes, path=path, stand_in=bool(subject.notes))
+    return replace(
+        found,
+        reason=notes,
+        path=path,
+        stand_in=bool(subject.notes),
+        num_layers=subject.machine.model.num_layers,
+    )
 
 
 def _static(row: Row, subject: Subject) -> RowPrediction:

@@ -1,0 +1,110 @@
+"""Measured rows: what is read, and what is said of a line that is none."""
+
+from __future__ import annotations
+
+import csv
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sizing.errors import InputError
+from sizing.validation.row import Row, row_from
+from sizing.validation.table import Refused, read_rows
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+CLOSED = {
+    "id": "one", "source": "here", "licence": "own", "model": "meta-llama/Llama-3.1-8B",
+    "gpu": "h100-sxm", "engine": "vllm", "engine_version": "0.18.0", "weight_dtype": "bf16",
+    "kv_dtype": "", "serving": "aggregated", "gpus": "8", "tp": "2", "pp": "2", "ep": "1",
+    "prefill_replicas": "", "prefill_tp": "", "prefill_pp": "", "prefill_ep": "",
+    "decode_replicas": "", "decode_tp": "", "decode_pp": "", "decode_ep": "",
+    "load": "closed", "batch_size": "", "concurrency": "16", "requests_per_s": "",
+    "isl": "1024", "osl": "128", "length_jitter": "0.2", "prefix_tokens": "", "statistic": "mean",
+    "ttft_s": "0.1", "tpot_s": "0.01", "ttft_p99_s": "", "max_num_batched_tokens": "",
+}  # fmt: skip
+
+
+def written(path: Path, *lines: dict[str, str]) -> Path:
+    """Write lines as a CSV of measured rows."""
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, list(CLOSED))
+        writer.writeheader()
+        writer.writerows(lines)
+    return path
+
+
+def test_gpus_that_tp_and_pp_leave_are_copies_of_attention() -> None:
+    """`gpus` is the only column that counts hardware: 8 = tp 2 x pp 2 x dp 2."""
+    slicing = row_from(CLOSED, "rows.csv:2").groups[0].slicing
+    assert (slicing.tp, slicing.pp, slicing.dp, slicing.gpus) == (2, 2, 2, 8)
+
+
+def test_pools_of_a_disaggregated_row_have_all_its_gpus() -> None:
+    """EP wider than TP is attention data parallel; 1 x 16 + 3 x 16 GPUs make 64."""
+    row = row_from(
+        CLOSED
+        | {
+            "serving": "disaggregated", "gpus": "64", "tp": "", "pp": "", "ep": "",
+            "prefill_replicas": "1", "prefill_tp": "1", "prefill_pp": "1", "prefill_ep": "16",
+            "decode_replicas": "3", "decode_tp": "16", "decode_pp": "1", "decode_ep": "16",
+        },
+        "rows.csv:2",
+    )  # fmt: skip
+    prefill, decode = row.groups
+    assert (prefill.replicas, prefill.slicing.dp, prefill.slicing.gpus) == (1, 16, 16)
+    assert (decode.replicas, decode.slicing.dp, decode.slicing.gpus) == (3, 1, 16)
+
+
+@pytest.mark.parametrize(
+    ("column", "text", "said"),
+    [
+        ("isl", "", "expected a number above 0"),
+        ("isl", "12.5", "expected a whole number of 1 or more"),
+        ("osl", "nan", "expected a finite number"),
+        ("gpus", "6", "expected a multiple of tp x pp = 4"),
+        ("ep", "3", "expected a divisor of the 4 GPUs of a stage"),
+        ("load", "burst", "expected one of static, closed, open"),
+        ("serving", "both", "expected one of aggregated, disaggregated"),
+        ("concurrency", "-1", "expected a finite number above 0"),
+        ("length_jitter", "1", "expected 0 or more and below 1"),
+        ("prefix_tokens", "1024", "expected fewer than isl = 1024"),
+        ("statistic", "p99", "expected one of mean, median"),
+        ("ttft_s", "fast", "expected a number above 0"),
+    ],
+)
+def test_a_bad_cell_is_named(column: str, text: str, said: str) -> None:
+    """File and line, column, value and expectation."""
+    with pytest.raises(InputError) as refused:
+        row_from(CLOSED | {column: text}, "rows.csv:7")
+    message = str(refused.value)
+    assert message.startswith(f"rows.csv:7: {column} ")
+    assert said in message
+    if text:
+        assert repr(text) in message
+
+
+def test_every_line_has_an_entry(tmp_path: Path) -> None:
+    """A bad line does not hide those after it; a line with too many cells is refused."""
+    path = written(tmp_path / "rows.csv", CLOSED, CLOSED | {"id": "two", "isl": "x"})
+    with path.open("a", encoding="utf-8") as file:
+        file.write(",".join([*(CLOSED | {"id": "three"}).values(), "more"]) + "\n")
+        file.write("four\n")
+    found = read_rows(path)
+    assert [entry.id for entry in found] == ["one", "two", "three", "four"]
+    assert [type(entry) for entry in found] == [Row, Refused, Refused, Refused]
+    assert "rows.csv:3: isl is 'x'" in found[1].reason  # type: ignore[union-attr]
+
+
+def test_a_file_without_the_columns_is_refused(tmp_path: Path) -> None:
+    """The first missing column is named."""
+    path = tmp_path / "rows.csv"
+    path.write_text("id,model\n1,llama\n", encoding="utf-8")
+    with pytest.raises(InputError, match="gpu is missing; expected a column"):
+        read_rows(path)
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(InputError, match="UTF-8"):
+        read_rows(path)
+    with pytest.raises(InputError, match="CSV of measured rows"):
+        read_rows(tmp_path / "none.csv")
