@@ -222,7 +222,7 @@ class Replica(Decoding):
             len(self.ready) == 1
             and next(iter(self.pulling)) == request
             and len(self.running) < self._limit
-            and self._used_end < self._total
+            and self._used_end + self._watermark < self._total
         )
 
     def _spare(self, request: int) -> bool:
@@ -237,7 +237,7 @@ class Replica(Decoding):
         """Let arrived pulls decode, in the order in which they began; return how many."""
         taken = 0
         for request in [each for each in self.pulling if each in self.ready]:
-            if taken >= budget or len(self.running) >= self._limit:
+            if taken >= budget or len(self.running) >= self._limit or not self._above_watermark():
                 break
             del self.pulling[request]
             self.ready.discard(request)
@@ -250,6 +250,13 @@ class Replica(Decoding):
             self._fresh.append(request)
             taken += 1
         return taken
+
+    def _above_watermark(self) -> bool:
+        """Say whether a request that needs no block now may join those that run."""
+        if not self._watermark or not self.running:
+            return True
+        taking = self._phase[self.step_no % self._block_size]
+        return self.used + taking + self._watermark <= self._total
 
     def _admit(self, budget: int) -> None:
         """Admit waiting requests while tokens, sequences and blocks last."""

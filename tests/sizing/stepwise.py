@@ -112,6 +112,8 @@ class StepReplica:
         for job in [each for each in self.pulling if each in self.arrived]:
             if budget <= 0 or len(self.running) >= limits.max_num_seqs:
                 return []
+            if self.running and self.free < limits.watermark_blocks:
+                return []
             self.pulling.remove(job)
             self.arrived.remove(job)
             job.computed = job.prompt - 1

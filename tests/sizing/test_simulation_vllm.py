@@ -1,0 +1,144 @@
+"""The replica against vLLM's own scheduler: same batches, same order, same preemptions."""
+
+from __future__ import annotations
+
+import heapq
+import json
+import os
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sizing.simulation.ledger import Ledger
+from sizing.simulation.limits import EngineLimits
+from sizing.simulation.replica import Replica
+from sizing.simulation.step import FittedStep
+from sizing.specs.step import StepCoefficients
+
+DRIVER = Path(__file__).with_name("vllm_scheduler.py")
+CASES = 200
+
+
+class Recorded(Replica):
+    """A replica that keeps every step, also those of a stretch."""
+
+    def __init__(self, *args: Any, **named: Any) -> None:
+        """Start with nothing seen."""
+        super().__init__(*args, **named)
+        self.batches: list[list[tuple[int, int]]] = []
+        self.preempted: list[list[int]] = []
+        self.ends: list[float] = []
+        self.victims: list[int] = []
+
+    def complete(self, steps: int | None = None) -> list[int]:
+        """Note the steps that are over."""
+        taken = self._steps if steps is None else steps
+        new = dict(self.chunks)
+        for number in range(1, taken + 1):
+            self.batches.append([(request, new.get(request, 1)) for request in self.running])
+            self.preempted.append(sorted(self.victims))
+            self.victims = []
+            seconds = self._seconds if self.chunks else self.steps_s(number)
+            self.ends.append(self.start_s + seconds)
+        return super().complete(steps)
+
+    def _preempt(self) -> int:
+        """Note who is preempted."""
+        self.victims.append(next(reversed(self.running)))
+        return super()._preempt()
+
+
+def drawn(seed: int, kind: str) -> dict[str, Any]:
+    """Draw one case; `hit` shares a prefix that the first request has left behind."""
+    rng = np.random.default_rng([seed, len(kind)])
+    count = int(rng.integers(2, 25))
+    size = int(rng.choice([4, 16]))
+    prompts = rng.integers(1, 100, count)
+    outputs = rng.integers(1, 40, count)
+    due = np.cumsum(rng.exponential(rng.choice([0.01, 0.1]), count))
+    prefix = np.zeros(count, dtype=int)
+    if kind == "hit":
+        prefix = np.minimum(rng.integers(0, 64, count), prompts)
+        prompts[0], prefix[0], outputs[0], due[0] = 64, 64, 1, 0.0
+        due[1:] += 10.0
+    needed = -(-int((prompts + outputs).max()) // size)
+    seqs = int(rng.integers(1, 9))
+    tight = kind != "hit" and rng.random() < 0.7
+    limits = EngineLimits(
+        max_num_seqs=seqs,
+        max_num_batched_tokens=int(rng.integers(seqs, 80)),
+        kv_blocks=needed + int(rng.integers(1, needed + 2)) if tight else 20 * needed + 50,
+        block_size=size,
+        long_prefill_token_threshold=int(rng.choice([0, 0, 9])),
+        watermark_fraction=float(rng.choice([0.0, 0.0, 0.06])),
+    )
+    step = StepCoefficients(
+        base_s=float(rng.uniform(1e-3, 5e-3)), stream_s=1e-3,
+        per_prefill_token_s=float(rng.uniform(1e-5, 1e-4)), per_sequence_s=2e-4, per_pair_s=1e-7,
+        per_context_token_s=1e-6, max_tokens=1, max_batch=1, max_context_tokens=1,
+        error_fraction=0.0,
+    )  # fmt: skip
+    return {
+        "limits": asdict(limits), "step": asdict(step), "prefix_caching": kind == "hit",
+        "due_s": due.tolist(), "input_tokens": prompts.tolist(), "output_tokens": outputs.tolist(),
+        "prefix": prefix.tolist(),
+        "pull_s": rng.uniform(0.001, 0.05, count).tolist() if kind == "pull" else None,
+    }  # fmt: skip
+
+
+def simulated(case: dict[str, Any]) -> Recorded:
+    """Run one replica over the case."""
+    shared = [0, *case["prefix"][1:]]
+    ledger = Ledger(case["input_tokens"], case["output_tokens"], shared)
+    step = FittedStep(StepCoefficients(**case["step"]))
+    replica = Recorded(ledger, step, EngineLimits(**case["limits"]))
+    heap: list[tuple[float, int, int, int]] = [
+        (due, 0, number, 0) for number, due in enumerate(case["due_s"])
+    ]
+    while heap:
+        now, kind, what, epoch = heapq.heappop(heap)
+        before = replica.epoch
+        if kind == 0 and case["pull_s"] is None:
+            replica.add(what, now)
+        elif kind == 0:
+            replica.offer(what, now)
+        elif kind == 1:
+            replica.pulled(what, now)
+        elif replica.epoch == epoch:
+            replica.complete()
+            replica.schedule(now)
+        for number, time_s in replica.started:
+            heapq.heappush(heap, (time_s + case["pull_s"][number], 1, number, 0))
+        replica.started.clear()
+        if replica.epoch != before and replica.active:
+            heapq.heappush(heap, (replica.end_s, 2, 0, replica.epoch))
+    return replica
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("kind", ["local", "pull", "hit"])
+def test_same_batches_as_vllm(kind: str, tmp_path: Path) -> None:
+    """Each step has the same requests, in the same order, with as many tokens; same victims."""
+    cases = [drawn(seed, kind) for seed in range(CASES)]
+    given, answered = tmp_path / "cases.json", tmp_path / "answers.json"
+    given.write_text(json.dumps(cases), encoding="utf-8")
+    environment = dict(os.environ, HF_HUB_OFFLINE="1", VLLM_LOGGING_LEVEL="ERROR")
+    subprocess.run(
+        [sys.executable, str(DRIVER), str(given), str(answered)], check=True, env=environment
+    )
+    preemptions = 0
+    for seed, (case, answer) in enumerate(
+        zip(cases, json.loads(answered.read_text(encoding="utf-8")), strict=True)
+    ):
+        replica = simulated(case)
+        batches = [[list(each) for each in batch] for batch in replica.batches]
+        assert batches == answer["batches"], f"case {seed}"
+        assert replica.preempted == answer["preempted"], f"case {seed}"
+        np.testing.assert_allclose(replica.ends, answer["ends"], rtol=1e-9, err_msg=f"case {seed}")
+        preemptions += sum(map(len, replica.preempted))
+    assert (preemptions > CASES) == (kind != "hit")
