@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from sizing.config import parse, parse_scenario, read_toml
 from sizing.errors import InputError
+from sizing.huggingface.names import repackaged
 from sizing.huggingface.reader import model_from, read_config
 from sizing.specs.checks import STRICT
 from sizing.specs.cluster import ClusterSpec
 from sizing.specs.engine import EngineProfile
 from sizing.specs.gpu import GpuSpec, Source
+from sizing.specs.precision import with_weight_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -25,7 +27,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 DEMO_MODEL = ".minicluster/models/demo"
-UNQUANTISED = ("bf16", "fp16", "fp32")
 
 
 class Resolved(NamedTuple):
@@ -118,8 +119,9 @@ def find_model(name: str, *, place: str = "model.id") -> ModelSpec:
     Return the model that *name* stands for.
 
     Args:
-        name: a catalog name, a hub id of the catalog, or a path to a `config.json` or to the
-            directory it is in (relative to where the command runs).
+        name: a catalog name, a hub id, or a path to a `config.json` or to the directory it is in
+            (relative to where the command runs). Instruct, chat, quantised and repackaged hub ids
+            of any organisation stand for the entry of the same shapes, in the dtype that they name.
         place: named in errors.
 
     Raises:
@@ -145,13 +147,26 @@ def find_model(name: str, *, place: str = "model.id") -> ModelSpec:
             "an existing config.json or the directory it is in",
             f"paths are relative to where the command runs; `make demo` makes {DEMO_MODEL}",
         )
-    hub_ids = [alias for entry in models().values() for alias in (entry.hub_id, *entry.aliases)]
+    other = repackaged(name, _model_names())
+    if other is not None:
+        entry = models()[other.key]
+        source = name if "/" in name else entry.hub_id
+        spec = model_from(entry.config, name=name, source=source, place=f"{other.key}.toml")
+        return with_weight_dtype(spec, other.weight_dtype)
     raise _unknown(
         place,
         name,
         "a catalog name, a hub id of the catalog, or an existing path to a config.json",
-        [*models(), *hub_ids],
+        [*models(), *_model_names()],
     )
+
+
+@cache
+def _model_names() -> Mapping[str, str]:
+    """Return all names and hub ids of the model catalog, each with the key of its entry."""
+    return {
+        name: key for key, entry in models().items() for name in (key, entry.hub_id, *entry.aliases)
+    }
 
 
 def find_gpu(name: str, *, place: str = "cluster.gpu") -> GpuSpec:
@@ -272,13 +287,7 @@ def resolve(scenario: ScenarioSpec, place: str) -> Resolved:
 def _overridden(choice: ModelChoice, place: str) -> ModelSpec:
     """Return the model with the scenario's dtypes and context."""
     model = find_model(choice.id, place=f"{place}: model.id")
-    if choice.weight_dtype in UNQUANTISED:
-        dtype = choice.weight_dtype
-        model = replace(
-            model, dtype=dtype, weight_dtype=dtype, kv_dtype=dtype, attention_quantised=True
-        )
-    elif choice.weight_dtype is not None:
-        model = replace(model, weight_dtype=choice.weight_dtype)
+    model = with_weight_dtype(model, choice.weight_dtype)
     if choice.kv_dtype is not None:
         model = replace(model, kv_dtype=choice.kv_dtype)
     wanted = choice.max_context_tokens

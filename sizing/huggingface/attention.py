@@ -72,16 +72,16 @@ def _patterned(keys: Keys, family: Family, layers: int) -> list[object]:
     """Return the kind of each layer where a pattern says so, in any order."""
     if keys.has("attention_chunk_size"):
         interval = max(1, keys.count("no_rope_layer_interval"))
-        chunked = keys.sequence("no_rope_layers")
-        chunked = chunked or [int((layer + 1) % interval != 0) for layer in range(layers)]
-        return ["chunked_attention" if one else "full_attention" for one in chunked]
+        windowed: list[object] = keys.sequence("no_rope_layers")
+        windowed = windowed or [(layer + 1) % interval != 0 for layer in range(layers)]
+        return ["chunked_attention" if one else "full_attention" for one in windowed]
     if not family.linear:
         return []
     if family.linear == "delta":
         full = layers // max(1, keys.count("full_attention_interval"))
     else:
         full = layers // 2
-    return ["full_attention"] * full + ["linear_attention"] * (layers - full)
+    return [*["full_attention"] * full, *["linear_attention"] * (layers - full)]
 
 
 def _covered(keys: Keys, family: Family) -> int:

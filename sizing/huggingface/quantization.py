@@ -17,6 +17,9 @@ NAMED_FORMATS = {"FP8": "fp8", "FP8_PER_CHANNEL_PER_TOKEN": "fp8", "NVFP4": "fp4
 BITS = {"4": "int4", "8": "int8"}
 COMPRESSED = {"float 8": "fp8", "float 4": "fp4", "int 8": "int8", "int 4": "int4"}
 
+MX_GROUP = 32
+"""Values that share a scale in the OCP microscaling formats."""
+
 NEVER_QUANTISED = re.compile(
     r"lm_head|embed|norm|router|vision|visual|projector|multi_modal|score_correction"
     r"|(^|[.*])mtp|nextn|(^|\.)(shared_expert_)?gate(\.|\*|$)"
@@ -31,9 +34,15 @@ NUMBERED = re.compile(r"layers?\.\d+\.")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantization:
-    """Dtype of the quantised weights, and which parts beside routed experts are among them."""
+    """
+    Dtype of the quantised weights, and which parts beside routed experts are among them.
+
+    Attributes:
+        group: weights that share a scale; 0: as usual for the dtype.
+    """
 
     weight_dtype: str
+    group: int = 0
     attention: bool = True
     dense: bool = True
     shared: bool = True
@@ -63,6 +72,7 @@ def quantization(raw: Mapping[str, object], *, place: str) -> Quantization:
         )
     return Quantization(
         weight_dtype=_weight_dtype(raw, place),
+        group=_group(raw),
         attention=not attention,
         dense=not dense,
         shared=not shared,
@@ -85,6 +95,19 @@ def _weight_dtype(raw: Mapping[str, object], place: str) -> str:
         return _compressed(raw, place)
     known = sorted([*FLOAT_METHODS, *BITS_METHODS, "modelopt", "compressed-tensors"])
     raise InputError(f"{place}.quant_method", raw.get("quant_method"), "one of " + ", ".join(known))
+
+
+def _group(raw: Mapping[str, object]) -> int:
+    """Return how many weights share a scale; 0 where the config does not say."""
+    if raw.get("quant_method") == "mxfp4":
+        return MX_GROUP
+    found = [raw.get("group_size")]
+    groups = raw.get("config_groups")
+    for group in groups.values() if isinstance(groups, dict) else ():
+        weights = group.get("weights") if isinstance(group, dict) else None
+        found.append(weights.get("group_size") if isinstance(weights, dict) else None)
+    sizes = [size for size in found if isinstance(size, int) and size > 0]
+    return sizes[-1] if sizes else 0
 
 
 def _known(table: Mapping[str, str], value: object, place: str) -> str:

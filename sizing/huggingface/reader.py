@@ -138,6 +138,7 @@ def _spec(
         num_window_layers=layers.num_windowed,
         dtype=dtype,
         weight_dtype=quantised.weight_dtype,
+        weight_group=quantised.group,
         attention_quantised=quantised.attention,
         dense_quantised=quantised.dense,
         shared_quantised=quantised.shared,

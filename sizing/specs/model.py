@@ -16,7 +16,27 @@ DTYPE_BYTES = {
     "int4": 0.5,
     "fp4": 0.5,
 }
-"""Bytes of one value; block scales of fp8, int4 and fp4 are left out (at most 6 %)."""
+"""Bytes of one value, without the scales that quantised blocks carry."""
+
+SCALE_BYTES = {"int8": 2.0, "int4": 2.0, "fp4": 1.0}
+"""Bytes of one scale; fp8 has one per 128 x 128 weights or fewer, which is nothing."""
+
+USUAL_GROUP = {"int8": 128, "int4": 128, "fp4": 16}
+"""Weights that share a scale where a model does not say: AWQ and GPTQ, NVFP4."""
+
+
+def weight_value_bytes(dtype: str, group: int = 0) -> float:
+    """
+    Bytes of one weight in memory, its share of a scale included (docs/model.md, eq. P5).
+
+    Args:
+        dtype: of the weights.
+        group: weights that share a scale; 0: as usual for the dtype.
+
+    """
+    if dtype not in SCALE_BYTES:
+        return DTYPE_BYTES[dtype]
+    return DTYPE_BYTES[dtype] + SCALE_BYTES[dtype] / (group or USUAL_GROUP[dtype])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,6 +192,7 @@ class ModelSpec:
         num_window_layers: layers that use the window.
         dtype: of activations, and of embeddings, lm_head, norms and routers: never quantised.
         weight_dtype: of the other weights as published, unless the scenario overrides it.
+        weight_group: quantised weights that share a scale; 0: as usual for the dtype.
         attention_quantised: attention projections are in `weight_dtype`; else in `dtype`.
         dense_quantised: the same of dense feed-forwards.
         shared_quantised: the same of shared experts; routed ones always are.
@@ -201,6 +222,7 @@ class ModelSpec:
     num_window_layers: int = 0
     dtype: str = "bf16"
     weight_dtype: str = "bf16"
+    weight_group: int = 0
     attention_quantised: bool = True
     dense_quantised: bool = True
     shared_quantised: bool = True
@@ -221,7 +243,11 @@ class ModelSpec:
             vocab_size=self.vocab_size,
             max_context_tokens=self.max_context_tokens,
         )
-        not_negative(ffn_size=self.ffn_size, window_tokens=self.window_tokens)
+        not_negative(
+            ffn_size=self.ffn_size,
+            window_tokens=self.window_tokens,
+            weight_group=self.weight_group,
+        )
         one_of(("bf16", "fp16", "fp32"), dtype=self.dtype)
         one_of(tuple(DTYPE_BYTES), weight_dtype=self.weight_dtype, kv_dtype=self.kv_dtype)
         if self.num_heads % self.num_kv_heads:

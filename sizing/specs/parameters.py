@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sizing.specs.model import DTYPE_BYTES
+from sizing.specs.model import weight_value_bytes
 
 if TYPE_CHECKING:
     from sizing.specs.model import ModelSpec
@@ -214,10 +214,14 @@ def weight_bytes(model: ModelSpec) -> float:
         quantization_configs.
 
     Ignores:
-        Block scales (see `DTYPE_BYTES`); what tensor parallelism replicates.
+        Zero points; padding of experts; what tensor parallelism replicates.
 
     """
-    p, size = parameters(model), DTYPE_BYTES
+    p = parameters(model)
+    size = {
+        dtype: weight_value_bytes(dtype, model.weight_group)
+        for dtype in (model.weight_dtype, model.dtype)
+    }
     return (
         p.attention * size[model.attention_dtype]
         + p.dense_ffn * size[model.dense_dtype]

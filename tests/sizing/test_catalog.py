@@ -106,6 +106,65 @@ def test_hub_ids_and_aliases_resolve() -> None:
     assert find_gpu("NVIDIA H200").name == "h200-sxm"
 
 
+MEASURED = (
+    "EleutherAI/gpt-j-6b", "MiniMaxAI/MiniMax-M2.5", "Qwen/Qwen3-235B-A22B-FP8", "Qwen/Qwen3-32B",
+    "deepseek-ai/DeepSeek-V3", "huggyllama/llama-7b", "meta-llama/Llama-2-13b-hf",
+    "meta-llama/Llama-2-70b-hf", "meta-llama/Llama-2-7b-hf", "meta-llama/Llama-3.1-70B",
+    "meta-llama/Llama-3.1-70B-Instruct", "meta-llama/Llama-3.1-8B-Instruct",
+    "mistralai/Mistral-7B-v0.1", "mistralai/Mistral-Nemo-Instruct-2407", "moonshotai/Kimi-K2.5",
+    "nvidia/Llama-3.1-8B-Instruct-FP8", "openai/gpt-oss-120b", "tiiuae/falcon-180B",
+    "zhipuai/GLM-5",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("hub_id", MEASURED)
+def test_measured_models_resolve(hub_id: str) -> None:
+    """Every hub id of the public measurements leads to an architecture, and loads itself."""
+    assert find_model(hub_id).source == hub_id
+
+
+@pytest.mark.parametrize(
+    ("hub_id", "key", "dtype"),
+    [
+        ("RedHatAI/Meta-Llama-3.1-70B-Instruct-quantized.w4a16", "llama-3.1-70b", "int4"),
+        ("unsloth/Mistral-Nemo-Instruct-2407-bnb-4bit", "mistral-nemo", "int4"),
+        ("nvidia/DeepSeek-R1-0528-NVFP4", "deepseek-v3", "fp4"),
+        ("TheBloke/Llama-2-70B-Chat-AWQ", "llama-2-70b", "int4"),
+        ("Qwen/Qwen3-32B-FP8-Static-PerTensor", "qwen3-32b", "fp8"),
+        ("amd/Llama-3.3-70B-Instruct-FP8-KV", "llama-3.3-70b", "fp8"),
+        ("hugging-quants/Meta-Llama-3.1-405B-Instruct-AWQ-INT4", "llama-3.1-405b", "int4"),
+        ("unsloth/Llama-3.1-8B-Instruct-BF16", "llama-3.1-8b", "bf16"),
+        ("lmsys/gpt-oss-20b-bf16", "gpt-oss-20b", "bf16"),
+    ],
+)
+def test_repackaged_models_resolve(hub_id: str, key: str, dtype: str) -> None:
+    """A quantised or repackaged hub id is the catalog's architecture in the dtype it names."""
+    found = find_model(hub_id)
+    assert found.config_hash == find_model(key).config_hash
+    assert (found.weight_dtype, found.source, found.id) == (dtype, hub_id, hub_id)
+
+
+@pytest.mark.parametrize("name", ["mistralai/Mistral-7B-v0.3", "x/DeepSeek-R1-Distill-Llama-70B"])
+def test_other_shapes_do_not_resolve(name: str) -> None:
+    """Another version or a distillation has other shapes, and is no repackaging."""
+    with pytest.raises(InputError):
+        find_model(name)
+
+
+@pytest.mark.parametrize(
+    ("alias", "name"),
+    [
+        ("a100-sxm-80gb", "a100-sxm"), ("gh200", "gh200"), ("h800-sxm", "h800"),
+        ("b300", "b300-sxm"),
+        ("GB200-NVL72", "gb200"), ("L4", "l4"), ("rtx-pro-6000-server", "rtx-pro-6000"),
+        ("h100-pcie-80gb", "h100-pcie"), ("h20-96gb", "h20"), ("mi355x-288gb", "mi355x"),
+    ],
+)  # fmt: skip
+def test_gpu_names_resolve(alias: str, name: str) -> None:
+    """Names that measurements and clouds use lead to the catalog's GPU."""
+    assert find_gpu(alias).name == name
+
+
 @pytest.mark.parametrize("name", [name for name in catalog.gpus() if name != "cpu"])
 def test_peaks_are_dense_and_links_one_way(name: str) -> None:
     """Narrower types are twice as fast, not four times; links stay below 1 TB/s one way."""
@@ -116,9 +175,6 @@ def test_peaks_are_dense_and_links_one_way(name: str) -> None:
         assert peaks[narrow] / peaks["bf16"] == pytest.approx(2, rel=0.02)
     assert spec.require("scale_out_bytes_per_s") < spec.require("scale_up_bytes_per_s") < 1e12
     assert spec.require("hbm_bytes_per_s") > spec.require("scale_up_bytes_per_s")
-    assert spec.efficiency is not None
-    measured = spec.efficiency.allreduce_bus_bytes_per_s.values()
-    assert all(0.5 < bus / spec.require("scale_up_bytes_per_s") < 1.1 for bus in measured)
 
 
 def test_published_peaks() -> None:
@@ -181,13 +237,13 @@ def test_engine_versions() -> None:
     [
         (find_model, "llama-3.1-70", "did you mean llama-3.1-70b?"),
         (find_model, "meta-llama/Llama-3.1-70B-Instrct", "meta-llama/Llama-3.1-70B-Instruct?"),
-        (find_model, "zzz", "known: deepseek-v3"),
+        (find_model, "zzz", "known: bloom-176b"),
         (find_model, "./nowhere", "make demo"),
-        (find_model, "", "known: deepseek-v3"),
-        (find_model, "x" * 5000, "known: deepseek-v3"),
-        (find_model, "a\0b", "known: deepseek-v3"),
+        (find_model, "", "known: bloom-176b"),
+        (find_model, "x" * 5000, "known: bloom-176b"),
+        (find_model, "a\0b", "known: bloom-176b"),
         (find_gpu, "h100-sxn", "did you mean h100-sxm?"),
-        (find_gpu, "TPU v7", "known: a100-sxm"),
+        (find_gpu, "TPU v7", "known: a100-pcie"),
         (lambda name: find_cluster(ClusterChoice(preset=name)), "h100-9", "did you mean h100-8?"),
     ],
 )
