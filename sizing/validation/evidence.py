@@ -136,8 +136,8 @@ def _support(verdicts: Sequence[Verdict]) -> tuple[Support, ...]:
                 gpu=gpu,
                 weight_dtype=weight_dtype,
                 rows=len(groups[key]),
-                ttft_median=ttft and ttft.median,
-                tpot_median=tpot and tpot.median,
+                ttft_median=None if ttft is None else ttft.median,
+                tpot_median=None if tpot is None else tpot.median,
             )
         )
     return tuple(found)

@@ -27,6 +27,8 @@ OVERLOAD_RATIO = 10.0
 """A TTFT above both that the KV cache or the rate causes is called infeasible."""
 SPARE_FRACTION = 1.2
 """Infeasible only if the replica is overloaded with this much more KV cache, too."""
+REQUEST_S = 16.38e-3
+"""API server and back, for profiles of engines measured without one (inference-sim: vLLM 0.15.1)."""
 CONTEXT_POINTS = 9
 _TABLES: dict[object, StepTable] = {}
 
@@ -167,7 +169,7 @@ def served(
         rules=subject.rules,
         token_budget=subject.token_budget,
         kv_tokens=subject.kv_tokens(group.slicing) * spare,
-        overhead_s=subject.machine.engine.per_request_s,
+        overhead_s=subject.machine.engine.per_request_s or REQUEST_S,
     )
     count = users * REQUESTS_PER_USER or OPEN_REQUESTS
     drawn = requests(

@@ -17,23 +17,40 @@ class SchedulingRules:
             waiting prompts get steps of their own, and decoding pauses.
         chunks: a prompt that does not fit the rest of the budget is begun and continued in the
             next step; else it waits for a step with room, and has one of any size alone.
-        token_budget: tokens of a step.
+        token_budget: tokens of a step, by default.
+        spare_tokens: recipes made for one load set the budget to batch + prompt + this many
+            instead; `None`: they leave the default.
         max_batch_size: sequences of a step.
         reserved_fraction: share of a request's output whose KV cache has to be free before it is
             admitted.
         fp8_kv: whose KV cache is fp8 unless told otherwise: `small`, that of every model with
-            weights of 8 bits or less; `requantised`, that of such a checkpoint of a model
-            published in more bits (NVIDIA's ModelOpt writes the scales of an fp8 cache into it).
+            weights of 8 bits or less; `requantised`, that of such weights of a model that its
+            name stands for in other ones (ModelOpt writes the scales of an fp8 cache with them).
         source: where this is written.
     """
 
     mixes: bool
     chunks: bool
     token_budget: int
+    spare_tokens: int | None
     max_batch_size: int
     reserved_fraction: float
     fp8_kv: str
     source: str
+
+    def budget(self, *, prompt_tokens: int, users: float, own_recipe: bool) -> int:
+        """
+        Tokens of a step where nobody says how many.
+
+        Args:
+            prompt_tokens: of the load.
+            users: of the load, of one replica.
+            own_recipe: the engine was configured for this very load.
+
+        """
+        if not own_recipe or self.spare_tokens is None:
+            return self.token_budget
+        return int(users) + prompt_tokens + self.spare_tokens
 
 
 RULES = {
@@ -41,25 +58,30 @@ RULES = {
         mixes=True,
         chunks=True,
         token_budget=8192,
+        spare_tokens=1500,
         max_batch_size=1024,
         reserved_fraction=0.0,
         fp8_kv="requantised",
-        source="vLLM 0.29 v1/core/sched/scheduler.py; engine/arg_utils.py, API server on 80 GB",
+        source="vLLM 0.29 v1/core/sched/scheduler.py; engine/arg_utils.py, API server on 80 GB;"
+        " spare_tokens: aiconfigurator 0.12 generator/rule_plugin/vllm.rule",
     ),
     "trtllm": SchedulingRules(
         mixes=True,
         chunks=False,
         token_budget=8192,
+        spare_tokens=500,
         max_batch_size=2048,
         reserved_fraction=1.0,
         fp8_kv="small",
         source="TensorRT-LLM 1.0 docs, llm-api reference: max_num_tokens, enable_chunked_prefill,"
-        " CapacitySchedulerPolicy.GUARANTEED_NO_EVICT; fp8 checkpoints of NVIDIA quantise KV",
+        " CapacitySchedulerPolicy.GUARANTEED_NO_EVICT; fp8 checkpoints of NVIDIA quantise KV;"
+        " spare_tokens: aiconfigurator 0.12 generator/rule_plugin/trtllm.rule; InferenceX: 64",
     ),
     "sglang": SchedulingRules(
         mixes=False,
         chunks=True,
         token_budget=8192,
+        spare_tokens=None,
         max_batch_size=2048,
         reserved_fraction=0.5,
         fp8_kv="requantised",

@@ -86,7 +86,7 @@ def fit_scalars(verdicts: Iterable[Verdict]) -> dict[tuple[str, ...], Scalars]:
             labels = group_of(verdict.row, verdict.found)
             for depth in range(1, len(labels) + 1):
                 members.setdefault(labels[:depth], []).append(verdict)
-    fitted = {(): NONE}
+    fitted: dict[tuple[str, ...], Scalars] = {(): NONE}
     for labels in sorted(members, key=lambda group: (len(group), group)):
         fitted[labels] = _fit_group(labels, members[labels], fitted[labels[:-1]])
     return fitted

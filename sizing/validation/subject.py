@@ -12,6 +12,7 @@ from sizing.latency.memory import kv_bytes_per_token, kv_space_bytes
 from sizing.latency.step import Machine
 from sizing.specs.cluster import ClusterSpec
 from sizing.specs.model import DTYPE_BYTES, ModelSpec
+from sizing.specs.precision import with_weight_dtype
 from sizing.validation.rules import SchedulingRules, rules_of
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ NODE_GPUS = 8
 """GPUs of a node, and of its HB domain, where no preset of the GPU says otherwise."""
 LEAST_KV_FRACTION = 0.02
 """Of GPU memory: what ran had some room for KV, whatever our sum of weights and reserves says."""
+MODELOPT = "nvidia/"
+"""Whose checkpoints carry the scales of an fp8 KV cache."""
 NUMBER = re.compile(r"\d+")
 
 
@@ -62,7 +65,11 @@ def subject_of(row: Row) -> Subject:
     rules = rules_of(row.engine, place=f"{row.place}: engine")
     gpu = catalog.find_gpu(row.gpu, place=f"{row.place}: gpu")
     engine, notes = nearest_engine(row.engine, row.engine_version, catalog.engines())
-    budget = row.token_budget or rules.token_budget
+    budget = row.token_budget or rules.budget(
+        prompt_tokens=row.isl,
+        users=row.amount,
+        own_recipe=row.load == "closed" and (not row.length_jitter or not rules.chunks),
+    )
     return Subject(
         machine=Machine(
             model=_model(row, rules),
@@ -128,15 +135,10 @@ def _model(row: Row, rules: SchedulingRules) -> ModelSpec:
     for column, dtype in (("weight_dtype", row.weight_dtype), ("kv_dtype", row.kv_dtype)):
         if dtype and dtype not in DTYPE_BYTES:
             raise InputError(f"{row.place}: {column}", dtype, "one of " + ", ".join(DTYPE_BYTES))
-    published = DTYPE_BYTES[model.weight_dtype]
-    if row.weight_dtype in catalog.UNQUANTISED:
-        model = replace(
-            model, dtype=row.weight_dtype, weight_dtype=row.weight_dtype, attention_quantised=True
-        )
-    elif row.weight_dtype != model.weight_dtype:
-        model = replace(model, weight_dtype=row.weight_dtype)
+    requantised = row.weight_dtype != model.weight_dtype or row.model.startswith(MODELOPT)
     small = DTYPE_BYTES[row.weight_dtype] <= 1
-    fp8 = small and (rules.fp8_kv == "small" or published > 1)
+    fp8 = small and (rules.fp8_kv == "small" or requantised)
+    model = with_weight_dtype(model, row.weight_dtype)
     return replace(model, kv_dtype=row.kv_dtype or ("fp8" if fp8 else model.dtype))
 
 
