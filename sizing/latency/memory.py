@@ -1,68 +1,45 @@
-"""Bytes on one GPU: weights, KV cache, working memory; how many sequences fit."""
+"""Bytes on one GPU: KV cache, and what weights and working memory leave for it."""
 
 from __future__ import annotations
 
 import math
 from typing import TYPE_CHECKING
 
+from sizing.latency.latent import INDEX_SCALE_BYTES
+from sizing.latency.weights import stage_layers, weight_bytes
+from sizing.latency.working import activation_bytes, exchange_bytes
 from sizing.specs.model import DTYPE_BYTES
-from sizing.specs.parameters import parameters
-from sizing.specs.parameters import weight_bytes as all_weight_bytes
+from sizing.specs.slicing import Slicing
 
 if TYPE_CHECKING:
     from sizing.specs.engine import EngineProfile
     from sizing.specs.gpu import GpuSpec
     from sizing.specs.model import ModelSpec
 
-
-def weight_bytes(model: ModelSpec, *, tp: int) -> float:
-    """
-    Weights on the fullest of *tp* GPUs.
-
-        M_w = M / tp + (1 - 1 / tp) M_whole + 2 L D H max(0, 1 - K / tp) w
-        (docs/model.md, eq. M1)
-
-    M_whole, on every GPU: norms, routers, and the down-projections of latent attention.
-
-    Args:
-        model: shapes and dtypes.
-        tp: tensor-parallel degree.
-
-    Returns:
-        Bytes.
-
-    Source:
-        vLLM slices every projection by columns or rows and keeps a whole KV head per rank.
-
-    Ignores:
-        Block scales (at most 6 %), vision towers, padding of the vocabulary.
-
-    """
-    counts = parameters(model)
-    w = DTYPE_BYTES[model.weight_dtype if model.attention_quantised else model.dtype]
-    whole = (counts.norms + counts.router) * DTYPE_BYTES[model.dtype]
-    copied = 0.0
-    if model.mla:
-        latent = model.mla.kv_lora_rank + model.mla.qk_rope_head_dim + model.mla.q_lora_rank
-        whole += model.num_layers * model.hidden_size * latent * w
-    else:
-        head = model.num_layers * model.hidden_size * model.head_dim * w
-        copied = 2 * head * max(0.0, 1 - model.num_kv_heads / tp)
-    return all_weight_bytes(model) / tp + (1 - 1 / tp) * whole + copied
+__all__ = [
+    "kv_bytes_per_sequence",
+    "kv_bytes_per_token",
+    "kv_space_bytes",
+    "max_concurrent_tokens",
+    "state_bytes",
+    "weight_bytes",
+]
 
 
-def kv_bytes_per_token(model: ModelSpec, *, tp: int) -> float:
+def kv_bytes_per_token(model: ModelSpec, *, tp: int = 1, slicing: Slicing | None = None) -> float:
     """
     KV cache of one token on the fullest GPU, in all layers that keep every token.
 
-        b = 2 L max(1, K / tp) H w;  MLA: L (r + d_rope) w      (docs/model.md, eq. M2)
+        b = 2 L max(1, K / tp) H w;  MLA: L ((r + d_rope) w + d_index + 4)
+        (docs/model.md, eq. M2)
 
     Past tp = K every rank still holds one whole head, so a wider TP no longer saves KV memory;
-    the latent of MLA has no heads to slice.
+    the latent of MLA and the key of an index have no heads to slice.
 
     Args:
         model: L layers, K KV heads, H head dimension, w bytes per value.
-        tp: tensor-parallel degree.
+        tp: tensor-parallel degree, where nothing else is sliced.
+        slicing: in place of *tp*; a pipeline stage holds its own layers only.
 
     Returns:
         Bytes per token and GPU.
@@ -71,22 +48,55 @@ def kv_bytes_per_token(model: ModelSpec, *, tp: int) -> float:
         vLLM: max(1, total_num_kv_heads // tp) heads a rank.
 
     Ignores:
-        Layers with a sliding window: they keep at most a window (eq. M3).
+        Layers with a sliding window, which keep at most a window, and linear ones (eq. M3);
+        layouts of the fp8 latent that keep part of it in 16 bits (656 bytes in place of 576).
 
     """
-    return (model.num_layers - model.num_window_layers) * _layer_kv_bytes(model, tp=tp)
+    sliced = slicing or Slicing(tp=tp)
+    full = model.num_full_layers * _fullest_share(model, sliced)
+    return full * _layer_kv_bytes(model, tp=sliced.tp)
 
 
-def kv_bytes_per_sequence(model: ModelSpec, tokens: float, *, tp: int, block_size: int) -> float:
+def state_bytes(model: ModelSpec, *, tp: int = 1, slicing: Slicing | None = None) -> float:
     """
-    KV cache of a sequence of *tokens* tokens, in whole blocks.
+    State of linear attention of one sequence, on the fullest GPU, however long it is.
 
-        M_s = b c ceil(s / c) + b_window c ceil(min(s, w + c) / c)      (docs/model.md, eq. M3)
+        M_l = L_l (N_v d_k d_v w + (c - 1) (2 N_k d_k + N_v d_v) a) / tp    (docs/model.md, eq. M6)
+
+    Source:
+        vLLM keeps the recurrent state and the last c - 1 inputs of the convolution.
+
+    Ignores:
+        Pages that are padded to the size of attention's.
+
+    """
+    spec, sliced = model.linear, slicing or Slicing(tp=tp)
+    if spec is None:
+        return 0.0
+    recurrent = spec.num_value_heads * spec.key_head_dim * spec.value_head_dim
+    window = max(0, spec.conv_kernel - 1) * spec.mixed_size
+    layer = recurrent * DTYPE_BYTES[spec.state_dtype] + window * DTYPE_BYTES[model.dtype]
+    return spec.num_layers * _fullest_share(model, sliced) * layer / sliced.tp
+
+
+def kv_bytes_per_sequence(
+    model: ModelSpec,
+    tokens: float,
+    *,
+    tp: int = 1,
+    slicing: Slicing | None = None,
+    block_size: int,
+) -> float:
+    """
+    KV cache of a sequence of *tokens* tokens, in whole blocks, and its linear state.
+
+        M_s = b c ceil(s / c) + b_window c ceil(min(s, w + c) / c) + M_l    (docs/model.md, eq. M3)
 
     Args:
         model: shapes.
         tokens: s.
-        tp: tensor-parallel degree.
+        tp: tensor-parallel degree, where nothing else is sliced.
+        slicing: in place of *tp*.
         block_size: c.
 
     Returns:
@@ -99,26 +109,36 @@ def kv_bytes_per_sequence(model: ModelSpec, tokens: float, *, tp: int, block_siz
         Prefixes that sequences share.
 
     """
+    sliced = slicing or Slicing(tp=tp)
     kept = block_size * math.ceil(tokens / block_size)
-    size = kept * kv_bytes_per_token(model, tp=tp)
+    size = kept * kv_bytes_per_token(model, slicing=sliced) + state_bytes(model, slicing=sliced)
     if model.num_window_layers:
         window = min(tokens, model.window_tokens + block_size)
         blocks = block_size * math.ceil(window / block_size)
-        size += blocks * model.num_window_layers * _layer_kv_bytes(model, tp=tp)
+        layers = model.num_window_layers * _fullest_share(model, sliced)
+        size += blocks * layers * _layer_kv_bytes(model, tp=sliced.tp)
     return size
 
 
-def kv_space_bytes(model: ModelSpec, gpu: GpuSpec, engine: EngineProfile, *, tp: int) -> float:
+def kv_space_bytes(
+    model: ModelSpec,
+    gpu: GpuSpec,
+    engine: EngineProfile,
+    *,
+    tp: int = 1,
+    slicing: Slicing | None = None,
+) -> float:
     """
     What a GPU has left for the KV cache; negative if the weights do not fit.
 
-        M_kv = f M - M_w - M_act - M_run      (docs/model.md, eq. M4)
+        M_kv = f M - M_w - M_act - M_run - M_x      (docs/model.md, eq. M4)
 
     Args:
         model: shapes.
         gpu: M, its memory.
-        engine: f, activation and runtime bytes.
-        tp: tensor-parallel degree.
+        engine: f, M_run (context and CUDA graphs), limits of a step.
+        tp: tensor-parallel degree, where nothing else is sliced.
+        slicing: in place of *tp*.
 
     Returns:
         Bytes.
@@ -127,16 +147,55 @@ def kv_space_bytes(model: ModelSpec, gpu: GpuSpec, engine: EngineProfile, *, tp:
         vLLM profiles a step of `max_batched_tokens` and gives the rest to the KV cache.
 
     Ignores:
-        Fragmentation; how activations grow with model and token budget.
+        Fragmentation; towers for images or sound.
 
     """
+    sliced = slicing or Slicing(tp=tp)
     usable = gpu.require("hbm_bytes") * engine.memory_fraction
-    return usable - weight_bytes(model, tp=tp) - engine.activation_bytes - engine.runtime_bytes
+    working = activation_bytes(model, engine, slicing=sliced) + exchange_bytes(sliced)
+    return usable - weight_bytes(model, slicing=sliced) - working - engine.runtime_bytes
+
+
+def max_concurrent_tokens(
+    model: ModelSpec,
+    gpu: GpuSpec,
+    engine: EngineProfile,
+    *,
+    slicing: Slicing,
+    sequence_tokens: float,
+) -> float:
+    """
+    Tokens in the KV caches of all copies of attention, held by sequences of one length.
+
+        dp s floor(M_kv / M_s)      (docs/model.md, eq. M7)
+
+    Args:
+        model: shapes.
+        gpu: its memory.
+        engine: block size and working memory.
+        slicing: of one replica.
+        sequence_tokens: s.
+
+    Returns:
+        Tokens; 0 if the weights do not fit.
+
+    """
+    space = kv_space_bytes(model, gpu, engine, slicing=slicing)
+    each = kv_bytes_per_sequence(
+        model, sequence_tokens, slicing=slicing, block_size=engine.block_size
+    )
+    return slicing.dp * sequence_tokens * max(0, math.floor(space / each))
+
+
+def _fullest_share(model: ModelSpec, slicing: Slicing) -> float:
+    """Share of the layers that the fullest pipeline stage holds, every kind alike."""
+    return max(stage_layers(model.num_layers, slicing.pp)) / model.num_layers
 
 
 def _layer_kv_bytes(model: ModelSpec, *, tp: int) -> float:
     """Keys and values of one token in one layer, on one GPU."""
     w = DTYPE_BYTES[model.kv_dtype]
     if model.mla:
-        return (model.mla.kv_lora_rank + model.mla.qk_rope_head_dim) * w
+        index = model.index.head_dim + INDEX_SCALE_BYTES if model.index else 0
+        return (model.mla.kv_lora_rank + model.mla.qk_rope_head_dim) * w + index
     return 2 * max(1.0, model.num_kv_heads / tp) * model.head_dim * w
