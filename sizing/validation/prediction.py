@@ -28,7 +28,7 @@ OVERLOAD_RATIO = 10.0
 SPARE_FRACTION = 1.2
 """Infeasible only if the replica is overloaded with this much more KV cache, too."""
 REQUEST_S = 16.38e-3
-"""API server and back, for profiles of engines measured without one (inference-sim: vLLM 0.15.1)."""
+"""API server, for profiles of engines measured without one (inference-sim: vLLM 0.15.1)."""
 CONTEXT_POINTS = 9
 _TABLES: dict[object, StepTable] = {}
 
@@ -145,7 +145,7 @@ def _loaded(row: Row, subject: Subject, group: Group) -> RowPrediction:
             return RowPrediction(
                 status="infeasible",
                 reason=f"requests queue for {ttft:.0f} s: the KV cache holds"
-                f" {subject.kv_tokens(group.slicing):,.0f} tokens a rank",
+                f" {subject.kv_tokens(group.slicing, row.isl + row.osl / 2):,.0f} tokens a rank",
                 unloaded_s=unloaded,
             )
     return _statistics(found, row.statistic)
@@ -168,7 +168,7 @@ def served(
         steps=_table(subject, group.slicing, users or 256, row.isl + row.osl),
         rules=subject.rules,
         token_budget=subject.token_budget,
-        kv_tokens=subject.kv_tokens(group.slicing) * spare,
+        kv_tokens=subject.kv_tokens(group.slicing, row.isl + row.osl / 2) * spare,
         overhead_s=subject.machine.engine.per_request_s or REQUEST_S,
     )
     count = users * REQUESTS_PER_USER or OPEN_REQUESTS

@@ -22,7 +22,7 @@ LARGEST_PROMPT_TOKENS = 65_536
 
 def seconds_of(machine: Machine, load: StepLoad, slicing: Slicing) -> NDArray[np.float64]:
     """Seconds of steps (docs/model.md, eq. S5): the one place here that asks the step model."""
-    return step_s(machine, load, tp=slicing.tp)
+    return step_s(machine, load, slicing=slicing)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

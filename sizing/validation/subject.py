@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from sizing import catalog
 from sizing.errors import InputError
-from sizing.latency.memory import kv_bytes_per_token, kv_space_bytes
+from sizing.latency.memory import kv_bytes_per_sequence, kv_space_bytes
 from sizing.latency.step import Machine
 from sizing.specs.cluster import ClusterSpec
 from sizing.specs.model import DTYPE_BYTES, ModelSpec
@@ -46,12 +46,15 @@ class Subject:
     token_budget: int
     notes: tuple[str, ...]
 
-    def kv_tokens(self, slicing: Slicing) -> float:
-        """Tokens that one attention rank's KV cache holds, at least those of a small reserve."""
+    def kv_tokens(self, slicing: Slicing, sequence_tokens: float) -> float:
+        """Tokens that one attention rank's KV cache holds, in sequences of a given length."""
         m = self.machine
-        space = kv_space_bytes(m.model, m.gpu, m.engine, tp=slicing.tp)
+        space = kv_space_bytes(m.model, m.gpu, m.engine, slicing=slicing)
         least = m.gpu.require("hbm_bytes") * LEAST_KV_FRACTION
-        return max(space, least) / kv_bytes_per_token(m.model, tp=slicing.tp)
+        each = kv_bytes_per_sequence(
+            m.model, sequence_tokens, slicing=slicing, block_size=m.engine.block_size
+        )
+        return max(space, least) * sequence_tokens / each
 
 
 def subject_of(row: Row) -> Subject:
