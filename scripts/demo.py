@@ -19,6 +19,9 @@ import sys
 import time
 from pathlib import Path
 
+from sizing.child import run_child, terminable
+from sizing.errors import Exit
+
 BIN = Path(sys.executable).parent
 OUT = Path("out/demo")
 MODEL = Path(".minicluster/models/demo")
@@ -27,8 +30,8 @@ SCENARIO = "configs/scenarios/laptop.toml"
 LAYOUT = ("--prefill", "1xTP1", "--decode", "1xTP1")
 KEEP = os.environ.get("KEEP") == "1"
 
-LOAD_FRACTION = 0.56
-"""Of the predicted capacity: loaded enough to queue, not so much that the tail is all noise."""
+UTILISATION = 0.51
+"""Predicted, of the busier pool: enough to queue, not so much that the tail is all noise."""
 
 REQUESTS = 420
 """In the measured window: enough for a p99 that four requests lie above."""
@@ -41,7 +44,8 @@ def main() -> int:
     OUT.mkdir(parents=True)
     keep = False
     try:
-        code = steps(started)
+        with terminable():
+            code = steps(started)
         keep = KEEP
     except subprocess.CalledProcessError as error:
         say(f"`{Path(error.cmd[0]).name} {error.cmd[1]}` ended with exit code {error.returncode}")
@@ -85,24 +89,27 @@ def steps(started: float) -> int:
 
 
 def demo_rate(calibration: Path) -> float:
-    """Return the rate that loads the busier pool to LOAD_FRACTION of its predicted capacity."""
-    # Any small rate will do: what is asked is where the pools saturate.
-    idle = ("--set", "workload.requests_per_s=0.1")
-    predict = ["predict", SCENARIO, *LAYOUT, "--calibration", str(calibration), *idle, "--json"]
-    done = subprocess.run([BIN / "sizing", *predict], check=True, stdout=subprocess.PIPE)
-    capacity = json.loads(done.stdout)["prediction"]["capacity_requests_per_s"]
-    return round(LOAD_FRACTION * float(capacity), 2)
+    """Return the rate that loads the busier pool to UTILISATION."""
+    rate = 1.0
+    for _ in range(4):
+        at_rate = ("--set", f"workload.requests_per_s={rate}", "--json")
+        predict = ["predict", SCENARIO, *LAYOUT, "--calibration", str(calibration), *at_rate]
+        done = subprocess.run([BIN / "sizing", *predict], check=True, stdout=subprocess.PIPE)
+        found = json.loads(done.stdout)["prediction"]["utilisation_fraction"]
+        # Almost linear in the rate: a busy pool slows the other one down a little more.
+        rate = round(rate * UTILISATION / max(found.values()), 2)
+    return rate
 
 
 def command(*parts: object, may_end_with: tuple[int, ...] = (0,)) -> int:
     """Run one of our commands; stop here if it ends otherwise than it may."""
     line = [str(BIN / str(parts[0])), *map(str, parts[1:])]
-    done = subprocess.run(line, check=False)
-    if done.returncode == 130:  # noqa: PLR2004  (interrupted: Exit.INTERRUPTED)
+    code = run_child(line)
+    if code in (Exit.INTERRUPTED, -signal.SIGINT):
         raise KeyboardInterrupt
-    if done.returncode not in may_end_with:
-        raise subprocess.CalledProcessError(done.returncode, line)
-    return done.returncode
+    if code not in may_end_with:
+        raise subprocess.CalledProcessError(code, line)
+    return code
 
 
 def free_port(preferred: int = 8000) -> int:

@@ -15,8 +15,9 @@ from serving.measure import measure
 from serving.status import current, look
 from serving.takedown import take_down
 from serving.target import located
-from serving.terminal import progress, terminable
+from serving.terminal import progress
 from serving.verify import differences
+from sizing.child import terminable
 from sizing.errors import InputError, NegativeAnswer
 from sizing.plan import Deployment, Plan, read_deployment, read_plan
 from sizing.shell import run

@@ -1,4 +1,4 @@
-"""Times a running prefill/decode pair over a small grid, the other pool idle and busy."""
+"""Times a running prefill/decode pair over a small grid, alone and as in service."""
 
 from __future__ import annotations
 
@@ -17,27 +17,33 @@ from sizing.errors import TargetFailed
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine
 
+    from numpy.typing import NDArray
+
     from serving.stopwatch import Stopwatch
 
 PREFILL_TOKENS = (16, 48, 224, 352, 512)
 """Prompt lengths; none lies within those of the demo's load, so its prediction interpolates."""
 
-PREFILL_PROMPTS = 16
+PASSES = 2
+"""Over the whole grid: machines drift by 10 % within a minute, and all points share that."""
+
+PREFILL_PROMPTS = 12
 PREFILL_AT_ONCE = 4
 DECODE_BATCHES = (1, 2, 4, 8)
 DECODE_CONTEXTS = (16, 384)
 DECODE_LIMIT_TOKENS = 480
 """More than a stream makes before it is cut off."""
-DECODE_WINDOW_S = 0.8
-PATH_TOKENS = (16, 48, 224, 512)
-PATH_REPEATS = 7
+DECODE_WINDOW_S = 0.6
+PATH_TOKENS = (16, 48, 224)
+PATH_REPEATS = 6
+PATH_PAUSE_S = 0.2
+"""Before each: a request that finds nobody finds caches cold and threads asleep."""
 
-BUSY_PROMPT = 224
-BUSY_CLIENTS = 3
-PROMPT_PER_ANSWER = 16
-"""Prompt tokens per answer token, so that prefill stays the slower pool."""
-LEAD_S = 0.3
-"""Head start of what keeps the other pool busy."""
+SERVICE_TOKENS = (48, 176)
+PROMPT_PER_ANSWER = (16, 5)
+"""Prompt tokens per answer token in service: few sequences in decode at a time, and many."""
+SERVICE_CLIENTS = 16
+"""More than decode ever holds then, so that prefill always has the next prompt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,9 +52,11 @@ class GridPoint:
 
     phase: str
     tokens: int = 0
-    batch: int = 0
+    batch: float = 0.0
     context: float = 0.0
     other_busy_fraction: float = 0.0
+    other_batch: float = 0.0
+    joins: float = 0.0
     repeats: int
     seconds: float
 
@@ -57,13 +65,16 @@ async def time_grid(watch: Stopwatch, tell: Callable[[str], None]) -> tuple[Grid
     """
     Time every point of the grid; *tell* is called with what is being timed.
 
-    Each pool is timed twice: alone, and while the other one works without a pause. The path is
-    timed idle, one request at a time.
+    Each pool is timed alone, then both together as in service. The path is timed idle, one
+    request at a time.
     """
     timings: list[GridPoint] = []
     number = itertools.count(1)
-    total = 2 * (len(PREFILL_TOKENS) + len(DECODE_BATCHES) * len(DECODE_CONTEXTS)) + len(
-        PATH_TOKENS
+    total = PASSES * (
+        len(PREFILL_TOKENS)
+        + len(DECODE_BATCHES) * len(DECODE_CONTEXTS)
+        + len(SERVICE_TOKENS) * len(PROMPT_PER_ANSWER)
+        + len(PATH_TOKENS)
     )
 
     def say(what: str) -> None:
@@ -71,26 +82,19 @@ async def time_grid(watch: Stopwatch, tell: Callable[[str], None]) -> tuple[Grid
 
     tell("warm-up")
     await _warm_up(watch)
-    step_s = 0.0
-    for busy in (False, True):
-        beside = "the other pool busy" if busy else "alone"
+    for _ in range(PASSES):
         for tokens in PREFILL_TOKENS:
-            say(f"prefill of {tokens} tokens, {beside}")
-            point = await (
-                _prefill_in_service(watch, tokens, step_s) if busy else _prefill(watch, tokens)
-            )
-            timings.append(point)
-        for batch in DECODE_BATCHES:
-            for context in DECODE_CONTEXTS:
-                say(f"decode batch {batch} at {context} tokens, {beside}")
-                timings.append(await _decode(watch, batch, context, busy=busy))
-        step_s = next(point.seconds for point in timings if point.phase == "decode")
-    for tokens in PATH_TOKENS:
-        say(f"path with {tokens} tokens")
-        alone = [await watch.prefill(tokens) for _ in range(PATH_REPEATS)]
-        timings.append(_idle("request", tokens, alone))
-        whole = [(await watch.stream(tokens, 2)).ttft_s for _ in range(PATH_REPEATS)]
-        timings.append(_idle("path", tokens, whole))
+            say(f"prefill of {tokens} tokens, alone")
+            timings.append(await _prefill(watch, tokens))
+        for batch, context in itertools.product(DECODE_BATCHES, DECODE_CONTEXTS):
+            say(f"decode batch {batch} at {context} tokens, alone")
+            timings.append(await _decode(watch, batch, context))
+        for tokens, ratio in itertools.product(SERVICE_TOKENS, PROMPT_PER_ANSWER):
+            say(f"both pools, {tokens} tokens in and {tokens // ratio} out")
+            timings += await _in_service(watch, tokens, tokens // ratio)
+        for tokens in PATH_TOKENS:
+            say(f"path with {tokens} tokens")
+            timings += await _path(watch, tokens)
     return tuple(timings)
 
 
@@ -122,36 +126,59 @@ async def _prefill(watch: Stopwatch, tokens: int) -> GridPoint:
     )
 
 
-async def _prefill_in_service(watch: Stopwatch, tokens: int, step_s: float) -> GridPoint:
+async def _in_service(watch: Stopwatch, tokens: int, answer: int) -> tuple[GridPoint, GridPoint]:
     """
-    The same through the front door: each prompt is handed over and decoded, as in service.
+    Time both pools at once, through the front door.
 
-    Answers are as long as keeps decode busy and still leaves prefill the one that all wait for.
-    How busy decode is follows from its tokens, at *step_s* each.
+    Prefill is never without a prompt, as at the top of what the system carries, and decode has as
+    many sequences as that gives it.
     """
-    answer = max(2, tokens // PROMPT_PER_ANSWER)
     streams: list[Stream] = []
 
     async def client() -> None:
-        for _ in range(PREFILL_PROMPTS // PREFILL_AT_ONCE):
+        for _ in range(2):
             streams.append(await watch.stream(tokens, answer))  # noqa: PERF401  (one by one)
 
-    await asyncio.gather(*(client() for _ in range(2 * PREFILL_AT_ONCE)))
+    await asyncio.gather(*(client() for _ in range(SERVICE_CLIENTS)))
     firsts = np.sort([stream.stamps[0][0] for stream in streams])
     # While the last ones are answered nobody follows them: only the first ones are saturated.
-    firsts = firsts[: len(firsts) * 3 // 4]
-    repeats = len(firsts) - 1
-    seconds = float((firsts[-1] - firsts[0]) / repeats)
-    return GridPoint(
+    start, end = firsts[0], firsts[len(firsts) * 3 // 4]
+    repeats = len(firsts) * 3 // 4
+    spans = np.array([(stream.stamps[0][0], stream.stamps[-1][0]) for stream in streams])
+    clipped = np.clip(spans, start, end)
+    held = float(np.sum(clipped[:, 1] - clipped[:, 0]) / (end - start))
+    stamps = np.array([at for each in streams for at, _ in each.stamps[1:] if start < at <= end])
+    beside = ((spans[:, 0] < stamps[:, None]) & (stamps[:, None] <= spans[:, 1])).sum(axis=1)
+    prefill = GridPoint(
         phase="prefill",
         tokens=tokens,
-        other_busy_fraction=min(1.0, answer * step_s / seconds),
+        other_busy_fraction=_covered(clipped) / float(end - start),
+        other_batch=held,
         repeats=repeats,
-        seconds=seconds,
+        seconds=float((end - start) / repeats),
     )
+    decode = GridPoint(
+        phase="decode",
+        batch=float(beside.mean()),
+        context=tokens + answer / 2,
+        other_busy_fraction=1.0,
+        joins=float(beside.mean()) / (answer - 1),
+        repeats=len(stamps),
+        seconds=held * float(end - start) / len(stamps),
+    )
+    return prefill, decode
 
 
-async def _decode(watch: Stopwatch, batch: int, context: int, *, busy: bool) -> GridPoint:
+def _covered(spans: NDArray[np.float64]) -> float:
+    """Return the seconds in which at least one of *spans* is open."""
+    covered_s, until_s = 0.0, -np.inf
+    for start, end in spans[np.argsort(spans[:, 0])]:
+        covered_s += max(0.0, end - max(start, until_s))
+        until_s = max(until_s, end)
+    return float(covered_s)
+
+
+async def _decode(watch: Stopwatch, batch: int, context: int) -> GridPoint:
     """Seconds a step takes while exactly *batch* sequences are decoded."""
     streams = [Stream() for _ in range(batch)]
 
@@ -163,11 +190,10 @@ async def _decode(watch: Stopwatch, batch: int, context: int, *, busy: bool) -> 
         await asyncio.wait([begun, failed], return_when=asyncio.FIRST_COMPLETED)
         if failed.done():
             failed.result()
-        async with _prefilling(watch) if busy else _nothing():
-            start = time.monotonic()
-            read = sum(stream.tokens for stream in streams) / batch
-            await asyncio.sleep(DECODE_WINDOW_S)
-            end = time.monotonic()
+        start = time.monotonic()
+        read = sum(stream.tokens for stream in streams) / batch
+        await asyncio.sleep(DECODE_WINDOW_S)
+        end = time.monotonic()
     tokens = sum(stream.tokens_between(start, end) for stream in streams)
     if tokens < batch:
         raise TargetFailed(f"batch {batch} made {tokens} tokens in {DECODE_WINDOW_S} s")
@@ -175,30 +201,26 @@ async def _decode(watch: Stopwatch, batch: int, context: int, *, busy: bool) -> 
         phase="decode",
         batch=batch,
         context=context + read + tokens / batch / 2,
-        other_busy_fraction=float(busy),
         repeats=tokens // batch,
         seconds=(end - start) * batch / tokens,
     )
 
 
-def _idle(phase: str, tokens: int, seconds: list[float]) -> GridPoint:
-    """Take the median of requests that met nobody."""
-    return GridPoint(
-        phase=phase, tokens=tokens, repeats=len(seconds), seconds=float(np.median(seconds))
+async def _path(watch: Stopwatch, tokens: int) -> tuple[GridPoint, ...]:
+    """Time requests that meet nobody: through the prefill pool alone, and through both."""
+    alone: list[float] = []
+    whole: list[float] = []
+    for _ in range(PATH_REPEATS):
+        await asyncio.sleep(PATH_PAUSE_S)
+        alone.append(await watch.prefill(tokens))
+        await asyncio.sleep(PATH_PAUSE_S)
+        whole.append((await watch.stream(tokens, 2)).ttft_s)
+    return tuple(
+        GridPoint(
+            phase=phase, tokens=tokens, repeats=PATH_REPEATS, seconds=float(np.median(seconds))
+        )
+        for phase, seconds in (("request", alone), ("path", whole))
     )
-
-
-@contextlib.asynccontextmanager
-async def _prefilling(watch: Stopwatch) -> AsyncIterator[None]:
-    """Keep the prefill pool busy, through the front door as in service: the path costs too."""
-
-    async def client() -> None:
-        while True:
-            await watch.stream(BUSY_PROMPT, 1)
-
-    async with _background([client() for _ in range(BUSY_CLIENTS)]):
-        await asyncio.sleep(LEAD_S)
-        yield
 
 
 @contextlib.asynccontextmanager
@@ -215,9 +237,3 @@ async def _background(
         together.cancel()
         with contextlib.suppress(asyncio.CancelledError, TargetFailed, OSError):
             await together
-
-
-@contextlib.asynccontextmanager
-async def _nothing() -> AsyncIterator[None]:
-    """Leave the other pool alone."""
-    yield

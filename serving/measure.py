@@ -17,7 +17,8 @@ from serving.deploy import Site
 from serving.deployed import deployed
 from serving.grid import GridPoint, time_grid
 from serving.stopwatch import Stopwatch
-from serving.terminal import progress, terminable
+from serving.terminal import progress
+from sizing.child import terminable
 from sizing.errors import TargetFailed
 from sizing.machine import this_machine
 from sizing.plan import read_deployment

@@ -105,16 +105,18 @@ def stream_completion(base_url: str, model_id: str, prompt: list[int]) -> float:
     started = time.perf_counter()
     try:
         with urllib.request.urlopen(request, timeout=ROUND_LIMIT_S) as answer:  # noqa: S310
-            lines = [line for raw in answer if (line := raw.strip())]
-            events = [line.removeprefix(b"data: ") for line in lines]
-            ttft_s = time.perf_counter() - started
+            arrivals = [
+                (time.perf_counter() - started, line.removeprefix(b"data: "))
+                for raw in answer
+                if (line := raw.strip())
+            ]
     except urllib.error.HTTPError as error:
         raise TargetFailed(f"{base_url} answered {error.code}: {error.read()!r}") from None
     except OSError as error:
         raise TargetFailed(f"{base_url} does not answer: {error}") from None
-    if not events or events[-1] != b"[DONE]":
-        raise TargetFailed(f"{base_url}: the stream broke off: {events[-1:]}")
-    return ttft_s
+    if len(arrivals) < 2 or arrivals[-1][1] != b"[DONE]":  # noqa: PLR2004  (a token, the end)
+        raise TargetFailed(f"{base_url}: the stream broke off: {arrivals[-1:]}")
+    return arrivals[0][0]
 
 
 def _prompt(vocab_size: int, rng: random.Random) -> list[int]:

@@ -1,16 +1,14 @@
-"""How long commands of `serving` talk to a person, and how they take being told to end."""
+"""How long commands of `serving` talk to a person."""
 
 from __future__ import annotations
 
-import signal
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from sizing.shell import talk
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from types import FrameType
 
 
 @contextmanager
@@ -28,20 +26,3 @@ def progress() -> Iterator[Callable[[str], None]]:
             talk.print(text, highlight=False, soft_wrap=True)
 
     yield told
-
-
-@contextmanager
-def terminable() -> Iterator[None]:
-    """Treat being told to end, or losing the terminal, like Ctrl-C: stop what was started."""
-
-    def interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
-        raise KeyboardInterrupt
-
-    before = {
-        number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)
-    }
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from typing import TYPE_CHECKING
 
 import pytest
@@ -19,6 +20,8 @@ SKIPPED_WRONGLY = pytest.StashKey[list[str]]()
 def pytest_configure(config: pytest.Config) -> None:
     """Start the list of tests that skipped and had no right to."""
     config.stash[SKIPPED_WRONGLY] = []
+    # Whoever ends a run early means that its deployments end too: as Ctrl-C, fixtures and all.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 @pytest.hookimpl(wrapper=True)

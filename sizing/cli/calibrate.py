@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import signal
-import subprocess
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
+from sizing.child import run_child
 from sizing.cli.inputs import read_inputs
 from sizing.cli.plan import write_whole
 from sizing.errors import Exit, InputError, TargetFailed
@@ -90,11 +90,11 @@ def _measure(deployment: Deployment, steps: Path) -> None:
         raise InputError("serving", None, "the serving command beside this one", "run `make setup`")
     draft = steps.with_suffix(".deployment.json")
     write_whole(draft, to_json(deployment))
-    done = subprocess.run([command, "measure", str(draft), "-o", str(steps)], check=False)  # noqa: S603
-    if done.returncode in (-signal.SIGINT, Exit.INTERRUPTED):
+    code = run_child([command, "measure", str(draft), "-o", str(steps)])
+    if code in (-signal.SIGINT, Exit.INTERRUPTED):
         raise KeyboardInterrupt
-    if done.returncode:
-        raise TargetFailed(f"`serving measure {draft}` ended with exit code {done.returncode}")
+    if code:
+        raise TargetFailed(f"`serving measure {draft}` ended with exit code {code}")
 
 
 def _print(fitted: CalibrationSpec, out: Path) -> None:
@@ -103,6 +103,7 @@ def _print(fitted: CalibrationSpec, out: Path) -> None:
     for heading in ("term", "value", "error of the fit"):
         table.add_column(heading)
     prefill, decode, path = fitted.prefill, fitted.decode, fitted.path
+    between = fitted.interference
     table.add_row(
         "prefill",
         f"{prefill.base_s * 1e3:.1f} ms + {prefill.per_prefill_token_s * 1e6:.0f} µs/token",
@@ -122,8 +123,11 @@ def _print(fitted: CalibrationSpec, out: Path) -> None:
     )
     table.add_row(
         "interference",
-        f"prefill +{fitted.interference.prefill_fraction:.0%},"
-        f" decode +{fitted.interference.decode_fraction:.0%} while the other is busy",
+        f"prefill +{between.prefill_fraction:.0%} while decode is busy,"
+        f" +{between.prefill_per_sequence_fraction:.0%} per sequence in it,"
+        f" +{between.prefill_per_request_s * 1e3:.0f} ms per request;"
+        f" decode step +{between.decode_fraction:.0%} while prefill is busy,"
+        f" +{between.decode_per_request_s * 1e3:.0f} ms per request that joins",
         "",
     )
     talk.print(table)

@@ -16,7 +16,7 @@ from sizing.specs.calibration import CalibrationSpec
 from sizing.specs.step import Interference, PathCoefficients, StepCoefficients
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -57,16 +57,7 @@ def fit_calibration(rows: Sequence[Measurement], *, name: str) -> CalibrationSpe
         prefill=prefill,
         decode=decode,
         path=fit_path([row for row in alone if row.phase in ("request", "path")], prefill, decode),
-        interference=Interference(
-            prefill_fraction=_slowdown(
-                [row for row in busy if row.phase == "prefill"],
-                lambda row: float(steptime.prefill_s(prefill, row.tokens)),
-            ),
-            decode_fraction=_slowdown(
-                [row for row in busy if row.phase == "decode"],
-                lambda row: float(steptime.decode_s(decode, row.batch, row.context)),
-            ),
-        ),
+        interference=fit_interference(busy, prefill, decode),
     )
 
 
@@ -160,6 +151,63 @@ def fit_path(
     )
 
 
+def fit_interference(
+    rows: Sequence[Measurement], prefill: StepCoefficients, decode: StepCoefficients
+) -> Interference:
+    """
+    Fit how much longer steps take beside a busy pool than alone (docs/model.md, eq. C2).
+
+    Without such rows the pools share nothing.
+    """
+    if not rows:
+        return Interference()
+    prompts = [row for row in rows if row.phase == "prefill"]
+    steps = [row for row in rows if row.phase == "decode"]
+    while_busy, per_sequence, per_prompt = _longer(
+        np.array([row.seconds for row in prompts]),
+        steptime.prefill_s(prefill, [row.tokens for row in prompts]),
+        fractions=np.array([(row.other_busy_fraction, row.other_batch) for row in prompts]),
+        times=np.ones(len(prompts)),
+    )
+    beside_prefill, per_join = _longer(
+        np.array([row.seconds for row in steps]),
+        steptime.decode_s(decode, [row.batch for row in steps], [row.context for row in steps]),
+        fractions=np.array([(row.other_busy_fraction,) for row in steps]),
+        times=np.array([row.joins for row in steps]),
+    )
+    return Interference(
+        prefill_fraction=while_busy,
+        prefill_per_sequence_fraction=per_sequence,
+        prefill_per_request_s=per_prompt,
+        decode_fraction=beside_prefill,
+        decode_per_request_s=per_join,
+    )
+
+
+def _longer(
+    seconds: NDArray[np.float64],
+    alone_s: NDArray[np.float64],
+    *,
+    fractions: NDArray[np.float64],
+    times: NDArray[np.float64],
+) -> list[float]:
+    """
+    Fit seconds / alone = 1 + fractions . x + times h / alone, x and h not negative.
+
+    Args:
+        seconds: measured, shape (rows,).
+        alone_s: what the same step takes alone, shape (rows,).
+        fractions: what each of x counts for, shape (rows, terms).
+        times: how often h is paid, shape (rows,).
+
+    Returns:
+        x, then h in seconds.
+    """
+    columns = np.column_stack([fractions, times / alone_s])
+    found = nonnegative_least_squares(columns, np.maximum(seconds / alone_s - 1, 0.0))
+    return [float(value) for value in found]
+
+
 def _column(rows: Sequence[Measurement], name: str, phase: str) -> NDArray[np.float64]:
     """Return one column, or say that the grid is too small."""
     values = np.array([getattr(row, name) for row in rows], dtype=np.float64)
@@ -171,11 +219,3 @@ def _column(rows: Sequence[Measurement], name: str, phase: str) -> NDArray[np.fl
             "run `serving measure` again",
         )
     return values
-
-
-def _slowdown(rows: Sequence[Measurement], alone_s: Callable[[Measurement], float]) -> float:
-    """Return how much longer steps take per share of the time the other pool is busy."""
-    if not rows:
-        return 0.0
-    ratios = [(row.seconds / alone_s(row) - 1) / row.other_busy_fraction for row in rows]
-    return max(0.0, float(np.median(ratios)))

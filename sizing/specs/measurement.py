@@ -24,12 +24,14 @@ class Measurement:
 
     Attributes:
         phase: `prefill`: seconds of one prompt in a saturated prefill pool. `decode`: seconds of
-            one step. `request`: TTFT of the prefill pool alone, idle. `path`: TTFT of the whole
-            system, idle.
+            one step, averaged over tokens. `request`: TTFT of the prefill pool alone, idle.
+            `path`: TTFT of the whole system, idle.
         tokens: prompt tokens (0 for decode).
-        batch: sequences decoded together (0 for prefill).
+        batch: sequences decoded together, mean over tokens (0 for prefill).
         context: mean cached tokens per sequence during the step (0 for prefill).
         other_busy_fraction: share of the time in which the other pool was busy.
+        other_batch: for prefill, sequences that decode held, mean over time; else 0.
+        joins: for decode, requests that joined the batch per step; else 0.
         repeats: observations behind `seconds`.
         seconds: their mean.
         date: ISO 8601 day.
@@ -37,13 +39,15 @@ class Measurement:
 
     phase: str
     tokens: int
-    batch: int
+    batch: float
     context: float
     other_busy_fraction: float
     repeats: int
     seconds: float
     date: str
     key: CalibrationKey
+    other_batch: float = 0.0
+    joins: float = 0.0
 
     def __post_init__(self) -> None:
         """Check phase and numbers."""
@@ -54,13 +58,15 @@ class Measurement:
             batch=self.batch,
             context=self.context,
             other_busy_fraction=self.other_busy_fraction,
+            other_batch=self.other_batch,
+            joins=self.joins,
         )
 
 
 OWN = tuple(field.name for field in fields(Measurement) if field.name != "key")
 KEY = tuple(field.name for field in fields(CalibrationKey))
-INTEGERS = frozenset({"tokens", "batch", "repeats", "cores"})
-FLOATS = frozenset({"context", "other_busy_fraction", "seconds"})
+INTEGERS = frozenset({"tokens", "repeats", "cores"})
+FLOATS = frozenset({"batch", "context", "other_busy_fraction", "other_batch", "joins", "seconds"})
 
 
 def read_measurements(path: Path) -> tuple[Measurement, ...]:

@@ -96,17 +96,33 @@ class PathCoefficients:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interference:
     """
-    How much slower a pool's step is while the other pool is busy all the time.
+    How much slower a pool's step is because of what the other pool does meanwhile.
 
-    A pool whose partner is busy for a share u of the time takes (1 + u * fraction) as long.
     Zero where pools share nothing.
+
+    Attributes:
+        prefill_fraction: added to prefill while decode is busy.
+        prefill_per_sequence_fraction: added to prefill for each sequence being decoded: every
+            token on its way to a client takes time from the cores.
+        prefill_per_request_s: added to each prompt: the cores also receive, route and hand over.
+        decode_fraction: added to a decode step while prefill is busy.
+        decode_per_request_s: what each request that joins the batch holds all of it up.
     """
 
     __pydantic_config__ = STRICT
 
     prefill_fraction: float = 0.0
+    prefill_per_sequence_fraction: float = 0.0
+    prefill_per_request_s: float = 0.0
     decode_fraction: float = 0.0
+    decode_per_request_s: float = 0.0
 
     def __post_init__(self) -> None:
         """Check signs."""
-        not_negative(prefill_fraction=self.prefill_fraction, decode_fraction=self.decode_fraction)
+        not_negative(
+            prefill_fraction=self.prefill_fraction,
+            prefill_per_sequence_fraction=self.prefill_per_sequence_fraction,
+            prefill_per_request_s=self.prefill_per_request_s,
+            decode_fraction=self.decode_fraction,
+            decode_per_request_s=self.decode_per_request_s,
+        )

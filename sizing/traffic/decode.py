@@ -101,6 +101,11 @@ def busy_fraction(tandem: Tandem, held: Occupancy) -> float:
     return float(np.minimum(1.0, held.sequences / tandem.decode.replicas) @ held.mass)
 
 
+def mean_sequences(tandem: Tandem, held: Occupancy) -> float:
+    """Return the sequences of one replica, averaged over time."""
+    return float(held.sequences @ held.mass) / tandem.decode.replicas
+
+
 def imbalance(tandem: Tandem, held: Occupancy, *, before_s: float, averaged: float = 1.0) -> float:
     """
     Deviation of one replica's sequences from the mean over the pool.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -36,14 +36,16 @@ class Coupling:
     Attributes:
         prefill_busy: share of the time in which a prefill replica computes.
         decode_busy: the same of a decode replica.
-        prefill_slowdown: factor on prefill times, 1 + decode_busy x fraction.
-        decode_slowdown: factor on decode steps, 1 + prefill_busy x fraction.
+        prefill_slowdown: factor on prefill times.
+        decode_slowdown: factor on decode steps.
+        decode_held_up: the part of it that comes from requests that join, a factor too.
     """
 
     prefill_busy: float
     decode_busy: float
     prefill_slowdown: float
     decode_slowdown: float
+    decode_held_up: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,10 +72,12 @@ def couple(tandem: Tandem) -> Coupling | None:
     """
     Find the busy shares at which both pools agree, or `None` where one of them is overloaded.
 
-        t_p = t_p,alone (1 + u_d f_p),  t_d = t_d,alone (1 + u_p f_d)      (docs/model.md, eq. T12)
+        t_p = t_p,alone (1 + u_d f_p + L_d g_p) + h_p,
+        t_d = t_d,alone (1 + u_p f_d) + h_d x requests that join per step
+        (docs/model.md, eq. T12)
 
     Args:
-        tandem: load, pools, interference f.
+        tandem: load, pools, interference f, g and h.
 
     Returns:
         The smallest fixed point, reached from idle pools.
@@ -86,8 +90,10 @@ def couple(tandem: Tandem) -> Coupling | None:
 
     """
     fractions = tandem.step_model.interference
+    alone_s = float(prefill.service_s(tandem).mean())
     slow_prefill = slow_decode = 1.0
     busy_prefill = busy_decode = 0.0
+    held_up = 1.0
     for _ in range(ROUNDS):
         if max(utilisations(tandem, slow_prefill, slow_decode).values()) >= 1:
             return None
@@ -95,8 +101,18 @@ def couple(tandem: Tandem) -> Coupling | None:
         held = decode.occupancy(tandem, slow_decode)
         busy_decode = decode.busy_fraction(tandem, held)
         before = (slow_prefill, slow_decode)
-        slow_prefill = 1 + busy_decode * fractions.prefill_fraction
-        slow_decode = 1 + busy_prefill * fractions.decode_fraction
+        slow_prefill = (
+            1
+            + busy_decode * fractions.prefill_fraction
+            + decode.mean_sequences(tandem, held) * fractions.prefill_per_sequence_fraction
+            + fractions.prefill_per_request_s / alone_s
+        )
+        joining = tandem.workload.requests_per_s / tandem.decode.replicas
+        lost = fractions.decode_per_request_s * joining / busy_decode
+        if lost >= 1:
+            return None
+        held_up = 1 / (1 - lost)
+        slow_decode = (1 + busy_prefill * fractions.decode_fraction) * held_up
         if np.allclose(before, (slow_prefill, slow_decode), rtol=1e-9):
             break
     return Coupling(
@@ -104,6 +120,7 @@ def couple(tandem: Tandem) -> Coupling | None:
         decode_busy=busy_decode,
         prefill_slowdown=slow_prefill,
         decode_slowdown=slow_decode,
+        decode_held_up=held_up,
     )
 
 
@@ -127,7 +144,7 @@ def capacity_requests_per_s(tandem: Tandem) -> float:
     rate = tandem.workload.requests_per_s
     alone = rate / max(utilisations(tandem, 1.0, 1.0).values())
     fractions = tandem.step_model.interference
-    if not (fractions.prefill_fraction or fractions.decode_fraction):
+    if not any(asdict(fractions).values()):
         return alone
     low, high = 0.0, alone
     for _ in range(30):
@@ -244,13 +261,14 @@ def _slowed(tandem: Tandem, coupling: Coupling, steps: Spread, stay_s: float) ->
     variance = busy * (1 - busy) * 2 * ratio * (1 - ratio * (1 - np.exp(-1 / ratio)))
     met = np.clip(busy + np.sqrt(variance) * STANDARD_NORMAL, 0, 1)
     return spread(
-        np.multiply.outer(steps.values, 1 + fraction * met), np.multiply.outer(WEIGHTS, WEIGHTS)
+        np.multiply.outer(steps.values, (1 + fraction * met) * coupling.decode_held_up),
+        np.multiply.outer(WEIGHTS, WEIGHTS),
     )
 
 
 def _itl(tandem: Tandem, coupling: Coupling, batch: Spread) -> Spread:
     """Every gap: a step is slowed whole or not at all (eq. T12)."""
-    steps = decode.step_spread(tandem, batch, averaged=1.0)
+    steps = decode.step_spread(tandem, batch, averaged=1.0).scaled(coupling.decode_held_up)
     fraction = tandem.step_model.interference.decode_fraction
     busy = min(1.0, coupling.prefill_busy)
     if not fraction or not busy:

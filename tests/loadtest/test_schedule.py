@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -40,10 +41,14 @@ def test_same_seed_same_schedule(seed: int) -> None:
 
 @given(st.integers(0, 1000), st.integers(1, 500))
 def test_window_of_holds_exactly_so_many(seed: int, num: int) -> None:
-    """Asked for n requests, the window has n scheduled arrivals."""
+    """Asked for n requests, the window has n scheduled arrivals, at exactly the load's rate."""
     window = window_of(LOAD, WINDOW, num_requests=num, seed=seed)
+    schedule = poisson_schedule(LOAD, window, seed)
 
-    assert sum(r.in_window for r in poisson_schedule(LOAD, window, seed)) == num
+    assert sum(r.in_window for r in schedule) == num
+    assert num / window.length_s == pytest.approx(LOAD.requests_per_s)
+    assert all(a.due_s < b.due_s for a, b in itertools.pairwise(schedule))
+    assert schedule[-1].due_s < window.end_s + window.drain_s
 
 
 def test_gaps_are_exponential() -> None:

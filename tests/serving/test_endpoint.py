@@ -17,6 +17,7 @@ import pytest
 
 from serving.cluster import free_ports
 from serving.processes import marked
+from sizing.child import run_child
 from sizing.plan import to_json
 
 from .client import Answer, ask, difference, events, post
@@ -88,12 +89,18 @@ def base_url(
 ) -> Iterator[str]:
     """Have the plan deployed."""
     [port] = free_ports(1)
-    up = _serving(place, "up", "plan.json", "--port", port)
-    assert up.returncode == 0, up.stderr
-    assert f"http://127.0.0.1:{port}/v1 serves demo" in up.stdout
+    said = place.parent / "up.txt"
+    up = [sys.executable, "-m", "serving.cli", "up", "plan.json", "--port", str(port)]
+    with said.open("w") as file:
+        # Not `subprocess.run`, which at Ctrl-C would kill it before it has stopped Ray again.
+        code = run_child(up, cwd=place, stdout=file, stderr=file)
+    assert code == 0, said.read_text()
+    assert f"http://127.0.0.1:{port}/v1 serves demo" in said.read_text()
     state = json.loads((place / ".minicluster/serving/state.json").read_text())
-    yield f"http://127.0.0.1:{port}"
-    down = _serving(place, "down")
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        down = _serving(place, "down")
     assert down.returncode == 0, down.stderr
     assert marked(state["cluster_id"]) == set(), "processes left"
     assert {file.name for file in (place / ".minicluster/serving").iterdir()} == {"logs"}

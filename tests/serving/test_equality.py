@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from serving.cluster import free_ports
+from sizing.child import run_child
 from sizing.plan import to_json
 
 from .client import Answer, ask, difference
@@ -84,7 +85,7 @@ def base_url(
     [port] = free_ports(1)
     command = [sys.executable, HERE / "faulty.py", "up", "deployment.json", str(port)]
     try:
-        subprocess.run(command, cwd=place, check=True, timeout=300)
+        assert run_child(list(map(str, command)), cwd=place) == 0
         yield f"http://127.0.0.1:{port}"
     finally:
         subprocess.run([sys.executable, "-m", "serving.cli", "down"], cwd=place, check=True)
@@ -112,11 +113,6 @@ def test_split_equals_single_engine(
         len(prompt): difference(right, answer, tolerance=TOLERANCE)
         for prompt, right, answer in zip(prompts, reference, answers, strict=True)
     }
-    max(
-        abs(right.best_two[i][0] - answer.best_two[i][0])
-        for right, answer in zip(reference, answers, strict=True)
-        for i in range(MAX_TOKENS)
-    )
     worst = max(
         abs(right.best_two[i][0] - answer.best_two[i][0])
         for right, answer in zip(reference, answers, strict=True)
@@ -129,7 +125,6 @@ def test_split_equals_single_engine(
     assert {length: text for length, text in found.items() if text} == {}
 
 
-@pytest.mark.unsettled
 def test_a_zeroed_block_is_noticed(
     base_url: str, place: Path, prompts: list[list[int]], reference: list[Answer]
 ) -> None:

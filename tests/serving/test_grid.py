@@ -85,19 +85,22 @@ def against(
 
 
 def test_every_point_of_the_grid_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Alone and busy, each length and batch once; steps near what the endpoint takes."""
+    """Each length and batch once, alone and in service; steps near what the endpoint takes."""
     monkeypatch.setattr(grid, "PREFILL_TOKENS", (50, 400))
     monkeypatch.setattr(grid, "PATH_TOKENS", (50,))
     monkeypatch.setattr(grid, "DECODE_BATCHES", (1, 3))
     monkeypatch.setattr(grid, "DECODE_CONTEXTS", (16,))
     monkeypatch.setattr(grid, "DECODE_WINDOW_S", 0.3)
+    monkeypatch.setattr(grid, "SERVICE_TOKENS", (200,))
+    monkeypatch.setattr(grid, "PROMPT_PER_ANSWER", (100, 10))
     told: list[str] = []
 
     points = against(Endpoint(), lambda watch: grid.time_grid(watch, told.append))
 
     assert isinstance(points, tuple)
     kinds = [(p.phase, p.tokens, p.batch, p.other_busy_fraction) for p in points]
-    assert len(set(kinds)) == len(kinds) == 2 * (2 + 2) + 2
+    assert len(kinds) == 2 * (2 + 2 + 2 * 2 + 2)
+    assert [k[:2] for k in kinds[:10]] == [k[:2] for k in kinds[10:]]
     prefill = {
         p.tokens: p.seconds for p in points if p.phase == "prefill" and not p.other_busy_fraction
     }
@@ -106,7 +109,12 @@ def test_every_point_of_the_grid_is_timed(monkeypatch: pytest.MonkeyPatch) -> No
     assert prefill[400] > prefill[50]
     steps = [p.seconds for p in points if p.phase == "decode"]
     assert min(steps) > 0.8 * STEP_S
-    assert told[-1].startswith("measuring 9 of 9")
+    few, many, *_ = (p for p in points if p.phase == "prefill" and p.other_busy_fraction)
+    # Little's law: a prompt every 40 ms, each with one gap of 20 ms in decode, or with nineteen.
+    assert few.other_batch == pytest.approx(1 * STEP_S / few.seconds, rel=0.3)
+    assert many.other_batch == pytest.approx(19 * STEP_S / many.seconds, rel=0.3)
+    assert few.other_busy_fraction < 0.8 < many.other_busy_fraction <= 1.0
+    assert told[-1].startswith("measuring 14 of 14")
 
 
 def test_a_stream_that_breaks_off_is_an_error() -> None:

@@ -1,0 +1,61 @@
+"""A command that we start, wait for, and never leave behind."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from types import FrameType
+
+ENDINGS = tuple(
+    getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)
+)  # Windows has no SIGHUP
+
+
+@contextmanager
+def terminable() -> Iterator[None]:
+    """Treat being told to end, or losing the terminal, like Ctrl-C: stop what was started."""
+
+    def interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, interrupt) for number in ENDINGS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def run_child(command: Sequence[str], **options: Any) -> int:  # noqa: ANN401  (Popen's own)
+    """
+    Run *command* to its end.
+
+    Ctrl-C, SIGTERM and SIGHUP reach it as one SIGINT, and then it has all the time it needs to
+    stop what it started itself; `subprocess.run` would kill it after a quarter of a second.
+
+    Args:
+        command: program and arguments.
+        options: of `subprocess.Popen`.
+
+    Returns:
+        Its exit code.
+
+    Raises:
+        KeyboardInterrupt: we were told to end; the command has ended before us.
+    """
+    with terminable():
+        # In a group of its own, or the terminal would tell it too, and perhaps while it stops.
+        child = subprocess.Popen(command, process_group=0, **options)  # noqa: S603  (ours)
+        try:
+            return child.wait()
+        except KeyboardInterrupt:
+            before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+            child.send_signal(signal.SIGINT)
+            child.wait()
+            signal.signal(signal.SIGINT, before)
+            raise
