@@ -1,0 +1,146 @@
+"""Intervals and scalars on rows whose truth is known."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from sizing.validation.fold import fold_of
+from sizing.validation.interval import coverage, fit_intervals
+from sizing.validation.prediction import RowPrediction
+from sizing.validation.residual import Residual, summarise
+from sizing.validation.row import Row, row_from
+from sizing.validation.scalar import corrected, fit_scalars, in_fitted_half
+from sizing.validation.verdict import Verdict
+
+
+def residuals(spread: float, count: int = 400, bias: float = 0.0) -> list[Residual]:
+    """Rows of forty configurations, errors normal in the logarithm."""
+    draw = np.random.default_rng(7)
+    return [
+        Residual(
+            quantity="tpot",
+            log_ratio=float(draw.normal(bias, spread)),
+            source="here",
+            configuration=f"c{number % 40}",
+            path=("closed", "vllm", "dense", f"m{number % 3}"),
+        )
+        for number in range(count)
+    ]
+
+
+@pytest.mark.parametrize(("spread", "bias"), [(0.05, 0.0), (0.4, 0.0), (0.1, 0.05)])
+def test_intervals_cover_what_was_left_out(spread: float, bias: float) -> None:
+    """80 % intervals made of some configurations hold about 80 % of the others."""
+    found = coverage(residuals(spread, bias=bias))["tpot"]
+    assert 0.75 <= found.covered_fraction <= 0.85
+    normal = math.exp(1.2816 * spread) - math.exp(-1.2816 * spread)
+    assert found.median_width == pytest.approx(normal, rel=0.35)
+
+
+def test_intervals_back_off_to_what_is_known() -> None:
+    """A model that was never measured gets the interval of its engine; another quantity none."""
+    made = fit_intervals(residuals(0.1))
+    own = made.around(2.0, "tpot", ("closed", "vllm", "dense", "m1"))
+    other = made.around(2.0, "tpot", ("closed", "vllm", "dense", "new"))
+    assert own is not None
+    assert other is not None
+    assert (own.group, other.group) == (
+        "tpot/closed/vllm/dense/m1",
+        "tpot/closed/vllm/dense",
+    )
+    assert own.low_s < 2.0 < own.high_s
+    assert made.around(2.0, "ttft", ("closed",)) is None
+
+
+def test_constants_of_another_version_widen() -> None:
+    """Rows predicted with their own constants say too little of one that is not."""
+    made = fit_intervals(residuals(0.05))
+    own = made.around(1.0, "tpot", ("closed", "vllm"))
+    stand_in = made.around(1.0, "tpot", ("closed", "vllm"), stand_in=True)
+    assert own is not None
+    assert stand_in is not None
+    assert stand_in.high_s > own.high_s
+    assert stand_in.low_s < own.low_s
+
+
+def row(gpu: str, tp: int, model: str, batch: int) -> Row:
+    """Return a static row; measurements are put in by the caller."""
+    return row_from(
+        {
+            "id": f"{gpu}-{tp}-{model}-{batch}", "source": "here", "model": model, "gpu": gpu,
+            "engine": "trtllm", "weight_dtype": "fp8", "serving": "aggregated", "gpus": str(tp),
+            "tp": str(tp), "load": "static", "batch_size": str(batch), "isl": "128", "osl": "128",
+        },
+        "rows.csv:2",
+    )  # fmt: skip
+
+
+def verdict(each: Row, ttft_s: float, tpot_s: float, *, truth: tuple[float, float]) -> Verdict:
+    """Return a prediction that is off by what the scalars should find."""
+    from dataclasses import replace
+
+    measured = replace(each, ttft_s=ttft_s * truth[0], tpot_s=tpot_s * truth[1] + 32 * 1e-5)
+    found = RowPrediction(
+        status="predicted",
+        ttft_s=ttft_s,
+        tpot_s=tpot_s,
+        path=("static",),
+        num_layers=32,
+    )
+    return Verdict(id=each.id, source="here", row=measured, found=found)
+
+
+def test_scalars_find_what_is_off_per_group() -> None:
+    """H100 prefill 20 % slower than predicted, H200's 10 % faster, 10 us a layer on both."""
+    rows = [
+        verdict(
+            row(gpu, 1, f"m{m}", batch),
+            0.01 * batch,
+            0.005 * (1 + batch / 64),
+            truth=(truth, 1.1),
+        )
+        for gpu, truth in (("h100-sxm", 1.2), ("h200-sxm", 0.9))
+        for m in range(12)
+        for batch in (1, 8, 64, 256)
+    ]
+    scalars = fit_scalars(v for v in rows if v.row is not None and in_fitted_half(v.row))
+    judged = [v for v in rows if v.row is not None and not in_fitted_half(v.row)]
+    assert 20 < len(judged) < 76
+    for each in judged:
+        fixed = corrected(each, scalars)
+        assert each.row is not None
+        assert fixed.found.ttft_s == pytest.approx(each.row.ttft_s, rel=0.03)
+        assert fixed.found.tpot_s == pytest.approx(each.row.tpot_s, rel=0.03)
+
+
+def test_a_group_without_rows_gets_its_parents_scalars() -> None:
+    """TP 8 was not measured: it is corrected as its GPU and precision are."""
+    known = [
+        verdict(row("h100-sxm", 1, f"m{m}", 8), 0.1, 0.01, truth=(1.3, 1.0)) for m in range(40)
+    ]
+    scalars = fit_scalars(known)
+    new = verdict(row("h100-sxm", 8, "m1", 8), 0.1, 0.01, truth=(1.3, 1.0))
+    assert corrected(new, scalars).found.ttft_s == pytest.approx(0.13, rel=0.03)
+
+
+def test_halves_are_the_same_everywhere() -> None:
+    """A configuration's half follows from its name alone: all its loads with it."""
+    halves = {in_fitted_half(row("h100-sxm", 2, "m", batch)) for batch in (1, 2, 4, 1536)}
+    assert len(halves) == 1
+    assert [fold_of(name, 5) for name in ("a", "b", "c", "d")] == [0, 1, 0, 4]
+
+
+def test_errors_are_relative_to_the_measurement() -> None:
+    """Predicted 2 for a measured 1 is 100 % off, predicted 0.5 is 50 %."""
+    both = [
+        Residual(quantity="ttft", log_ratio=log, source="", configuration="", path=())
+        for log in (math.log(0.5), math.log(2))
+    ]
+    found = summarise(both)
+    assert found is not None
+    assert (found.mean, found.median, found.bias) == pytest.approx((0.75, 0.75, 0.25))
+    assert summarise([]) is None
