@@ -9,6 +9,7 @@ from sizing.cli.calibrate import calibrate
 from sizing.cli.explain import explain
 from sizing.cli.plan import plan
 from sizing.cli.predict import predict
+from sizing.cli.simulate import simulate
 from sizing.cli.validate import validate
 
 app = typer.Typer(
@@ -18,6 +19,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (plan, explain, predict, validate, calibrate):
+for command in (plan, explain, predict, validate, calibrate, simulate):
     app.command()(command)
 catalog.register(app)

@@ -28,7 +28,7 @@ class Decoding:
         context: tokens that they have cached together, C.
         start_s: when the stretch in progress begins, or began.
         used: KV blocks taken before the stretch.
-        gaps: per stretch, seconds of its mean step and tokens that came out of it.
+        gaps: per stretch, mean gap between two tokens of a sequence, how many, and its start.
     """
 
     __slots__ = (
@@ -56,7 +56,7 @@ class Decoding:
         self._gap_from: dict[int, int] = {}
         self.step_no = self.batch = self.context = self.used = 0
         self.start_s = 0.0
-        self.gaps: list[tuple[float, int]] = []
+        self.gaps: list[tuple[float, int, float]] = []
 
     def join(self, request: int, cached: int, remaining: int) -> None:
         """Let a sequence with *cached* tokens decode for *remaining* > 0 steps from the next on."""
@@ -147,7 +147,8 @@ class Decoding:
         self.used += self.crossings(steps)
         gaps = self.batch * steps - firsts
         if gaps:
-            self.gaps.append(((self.batch * seconds - firsts * first_s) / gaps, gaps))
+            mean_s = (self.batch * seconds - firsts * first_s) / gaps
+            self.gaps.append((mean_s, gaps, self.start_s))
         last_s = seconds if steps == 1 else seconds - self.steps_s(steps - 1)
         peaks = self._peaks
         while peaks and peaks[-1] <= last_s:

@@ -24,6 +24,7 @@ class Replica(Decoding):
     change of `end_s` raises `epoch`, so that events of earlier ends can be told apart.
 
     Attributes:
+        busy_s: time spent in stretches that are over.
         waiting: not admitted, in order.
         pulling: admitted, their KV cache on its way, in order; they hold blocks.
         ready: of those, the ones that have arrived.
@@ -36,8 +37,8 @@ class Replica(Decoding):
     """
 
     __slots__ = (
-        "_budget", "_fresh", "_limit", "_seconds", "_steps", "_threshold", "_total",
-        "_used_end", "_watermark", "active", "chunks", "end_s", "epoch", "keeps", "prefilling",
+        "_budget", "_fresh", "_limit", "_seconds", "_steps", "_threshold", "_total", "_used_end",
+        "_watermark", "active", "busy_s", "chunks", "end_s", "epoch", "keeps", "prefilling",
         "prefix_cache", "pulling", "pulls", "ready", "running", "started", "waiting",
     )  # fmt: skip
 
@@ -73,7 +74,7 @@ class Replica(Decoding):
         self.pulls: set[int] = set()
         self._fresh: list[int] = []
         self.active = False
-        self.end_s = self._seconds = 0.0
+        self.end_s = self._seconds = self.busy_s = 0.0
         self._steps = self._used_end = 0
         self.epoch = 0
 
@@ -131,6 +132,7 @@ class Replica(Decoding):
             return []
         seconds = self._seconds if taken == self._steps else self.steps_s(taken)
         end_s = self.start_s + seconds
+        self.busy_s += seconds
         done: list[int] = []
         if self.batch:
             first_s = seconds if taken == 1 else self.steps_s(1)
@@ -361,7 +363,7 @@ class Replica(Decoding):
             ledger.first_s[request] = end_s
         else:
             gap_s = end_s - ledger.last_s[request]
-            self.gaps.append((gap_s, 1))
+            self.gaps.append((gap_s, 1, ledger.last_s[request]))
             ledger.stall_s[request] = max(ledger.stall_s[request], gap_s)
         if remaining:
             self.join(request, computed, remaining)

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from sizing.errors import InputError
+from sizing.simulation.limits import EngineLimits
+from sizing.simulation.step import StepTime
 from sizing.specs.checks import not_negative, one_of, positive
-
-if TYPE_CHECKING:
-    from sizing.simulation.limits import EngineLimits
-    from sizing.simulation.step import StepTime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

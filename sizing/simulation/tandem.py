@@ -127,19 +127,15 @@ class Tandem:
         arriving = iter(self._open)
         coming = next(arriving, -1)
         coming_s = self.due_s[coming] + request_s if coming >= 0 else inf
+        take = (self._land, self._pull, self._pulled)
         every = max(1, len(self.ledger) // SAMPLES)
         for _ in range(self._events_left):
             if heap and heap[0][0] < coming_s:
                 time_s, kind, _, what, epoch = heappop(heap)
-                if kind == STRETCH:
-                    if what.epoch == epoch:
-                        self._end_stretch(what, time_s)
-                elif kind == PULLED:
-                    self._pulled(what, time_s)
-                elif kind == PULL:
-                    self._pull(what, time_s)
-                else:
-                    self._land(what, time_s)
+                if kind != STRETCH:
+                    take[kind](what, time_s)
+                elif what.epoch == epoch:
+                    self._end_stretch(what, time_s)
             elif coming >= 0:
                 if coming % every == 0:
                     self._look(coming_s)

@@ -47,6 +47,7 @@ class StepReplica:
     """One engine; every step is scheduled from lists of requests, as vLLM does it."""
 
     def __init__(self, step: StepTime, limits: EngineLimits, *, prefill_only: bool) -> None:
+        """Start idle."""
         self.step, self.limits, self.prefill_only = step, limits, prefill_only
         self.waiting: list[Job] = []
         self.pulling: list[Job] = []
@@ -59,7 +60,7 @@ class StepReplica:
         self.preempted: list[list[int]] = []
         self.empty: list[int] = []
 
-    def schedule(self, now: float) -> list[Job]:
+    def schedule(self, now: float) -> list[Job]:  # noqa: C901  (vLLM's order, in one piece)
         """Begin a step; return the requests whose pull begins with it."""
         size, limits = self.limits.block_size, self.limits
         budget = limits.max_num_batched_tokens
@@ -86,7 +87,7 @@ class StepReplica:
         begun: list[Job] = []
         if not victims:
             begun = self.admit(budget, now)
-        for job, new in self.scheduled:
+        for job, _ in self.scheduled:
             if not self.decoding(job):
                 job.times.setdefault("admitted", now)
         chunks = [(n, j.computed) for j, n in self.scheduled if not self.decoding(j)]
@@ -106,7 +107,7 @@ class StepReplica:
         """Say whether a request gets its tokens one by one now."""
         return "join" in job.times
 
-    def admit(self, budget: int, now: float) -> list[Job]:
+    def admit(self, budget: int, now: float) -> list[Job]:  # noqa: C901  (likewise)
         """Admit arrived pulls, then waiting requests."""
         size, limits = self.limits.block_size, self.limits
         for job in [each for each in self.pulling if each in self.arrived]:
@@ -192,6 +193,7 @@ class StepTandem:
     """All replicas, and one event after the other."""
 
     def __init__(self, system: System, arrivals: Arrivals, *, seed: int) -> None:
+        """Queue the requests that wait for no other."""
         self.system = system
         self.rng = random.Random(seed)  # noqa: S311
         prefix = arrivals.prefix_tokens

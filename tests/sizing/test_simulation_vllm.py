@@ -27,9 +27,9 @@ CASES = 200
 class Recorded(Replica):
     """A replica that keeps every step, also those of a stretch."""
 
-    def __init__(self, *args: Any, **named: Any) -> None:
+    def __init__(self, ledger: Ledger, step: FittedStep, limits: EngineLimits) -> None:
         """Start with nothing seen."""
-        super().__init__(*args, **named)
+        super().__init__(ledger, step, limits)
         self.batches: list[list[tuple[int, int]]] = []
         self.preempted: list[list[int]] = []
         self.ends: list[float] = []

@@ -11,7 +11,7 @@ import json
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
@@ -26,6 +26,11 @@ from vllm.v1.structured_output import StructuredOutputManager
 
 from sizing.simulation.step import FittedStep
 from sizing.specs.step import StepCoefficients
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from vllm.v1.core.sched.output import SchedulerOutput
 
 MODEL = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64,
@@ -45,23 +50,23 @@ class Pulls:
         self.remote: set[str] = set()
         self.begun: list[str] = []
 
-    def get_num_new_matched_tokens(self, request: Any, computed: int) -> tuple[int, bool]:
+    def get_num_new_matched_tokens(self, request: Request, computed: int) -> tuple[int, bool]:
         """Say how many tokens can be pulled, and that this takes a while."""
         if request.request_id in self.remote:
             return len(request.prompt_token_ids) - computed, True
         return 0, False
 
-    def update_state_after_alloc(self, request: Any, blocks: Any, external: int) -> None:  # noqa: ARG002
+    def update_state_after_alloc(self, request: Request, blocks: object, external: int) -> None:  # noqa: ARG002
         """Note a pull that begins; it is asked for once."""
         if external:
             self.remote.discard(request.request_id)
             self.begun.append(request.request_id)
 
-    def request_finished(self, *_: Any) -> tuple[bool, None]:
+    def request_finished(self, *_: object) -> tuple[bool, None]:
         """Let blocks go."""
         return False, None
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> Callable[..., None]:
         """Do nothing else."""
         return lambda *_args, **_named: None
 
@@ -180,7 +185,7 @@ class Engine:
                 chunks.append((new, before))
         return self.step.step_s(chunks, batch, context)
 
-    def update(self, output: Any, now: float) -> None:
+    def update(self, output: SchedulerOutput, now: float) -> None:
         """Tell the scheduler what came out: a token for each request whose prompt is done."""
         names = list(output.num_scheduled_tokens)
         requests = self.scheduler.requests

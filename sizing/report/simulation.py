@@ -1,0 +1,158 @@
+"""A simulated run on one screen, and request by request."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from rich.table import Table
+from rich.text import Text
+
+from sizing.report.tables import seconds
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from sizing.simulation.outcome import Outcome
+    from sizing.simulation.statistics import Interval
+    from sizing.specs.slo import SloSpec
+
+NAMES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2e": "E2E", "stall": "longest stall"}
+
+
+def simulation_json(outcome: Outcome) -> dict[str, Any]:
+    """Everything but the single requests."""
+    occupancy = outcome.occupancy
+    return {
+        "requests": len(outcome.due_s),
+        "counted_requests": int(outcome.counts.sum()),
+        "settled": outcome.settled,
+        "requests_per_s": _rate(outcome),
+        "latencies": {
+            name: {statistic: asdict(value) for statistic, value in each.items()}
+            for name, each in outcome.latencies().items()
+        },
+        "ttft_parts_s": {
+            name: float(part[outcome.counts].mean()) for name, part in outcome.parts_s.items()
+        },
+        "busy_fraction": outcome.busy_fraction,
+        "preemptions": int(outcome.preemptions.sum()),
+        "kv_capacity_blocks": outcome.kv_capacity_blocks,
+        "over_time": {
+            "time_s": occupancy.time_s.tolist(),
+            "waiting": {role: each.tolist() for role, each in occupancy.waiting.items()},
+            "running": {role: each.tolist() for role, each in occupancy.running.items()},
+            "kv_blocks": {role: each.tolist() for role, each in occupancy.kv_blocks.items()},
+        },
+    }
+
+
+def write_requests(outcome: Outcome, path: Path) -> None:
+    """Write one line a request; what a request does not have is empty."""
+    columns: dict[str, Any] = {
+        "due_s": outcome.due_s,
+        "input_tokens": outcome.input_tokens,
+        "output_tokens": outcome.output_tokens,
+        "cached_tokens": outcome.cached_tokens,
+        "prefill_replica": outcome.prefill_of,
+        "decode_replica": outcome.decode_of,
+        "ttft_s": outcome.ttft_s,
+        "tpot_s": outcome.tpot_s,
+        "e2e_s": outcome.e2e_s,
+        "longest_stall_s": outcome.stall_s,
+        "preemptions": outcome.preemptions,
+        **{f"{name.replace(' ', '_')}_s": part for name, part in outcome.parts_s.items()},
+        "counted": outcome.counts.astype(np.int64),
+    }
+    lists = [column.tolist() for column in columns.values()]
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["request", *columns])
+        for number, row in enumerate(zip(*lists, strict=True)):
+            writer.writerow([number, *("" if each != each else each for each in row)])  # noqa: PLR0124  (nan)
+
+
+def simulated_table(outcome: Outcome, slo: SloSpec) -> Table:
+    """One row a latency, with intervals."""
+    table = Table(title="Simulated latency, with 90 % intervals", title_justify="left")
+    for heading in ("", "mean", "p50", "p95", "p99"):
+        table.add_column(heading, justify="right" if heading else "left")
+    table.add_column(f"SLO at {slo.percentile}", justify="right")
+    limits = {"ttft": slo.ttft_s, "tpot": slo.tpot_s, "itl": slo.itl_s}
+    latencies = outcome.latencies()
+    for name in (each for each in NAMES if each in latencies):
+        found = latencies[name]
+        cells = [_interval(found[each]) for each in ("mean", "p50", "p95", "p99")]
+        verdict = _verdict(outcome, name, slo.percentile, limits.get(name))
+        table.add_row(NAMES[name], *cells, verdict)
+    return table
+
+
+def pools_table(outcome: Outcome) -> Table:
+    """One row a pool: how busy, how full."""
+    table = Table(title="Pools over time", title_justify="left")
+    for heading in ("pool", "busy", "waiting", "most", "running", "most", "KV used", "most"):
+        table.add_column(heading, justify="left" if heading == "pool" else "right")
+    seen = outcome.occupancy
+    for role, capacity in outcome.kv_capacity_blocks.items():
+        waiting, running = seen.waiting[role], seen.running[role]
+        used = seen.kv_blocks[role] / capacity
+        table.add_row(
+            role,
+            f"{outcome.busy_fraction[role]:.0%}",
+            f"{waiting.mean():.1f}",
+            f"{waiting.max():.0f}",
+            f"{running.mean():.1f}",
+            f"{running.max():.0f}",
+            f"{used.mean():.0%}",
+            f"{used.max():.0%}",
+        )
+    return table
+
+
+def simulation_summary(outcome: Outcome) -> Text:
+    """Say what was simulated, what counts, and what is strange about it."""
+    total, counted = len(outcome.due_s), int(outcome.counts.sum())
+    lines = [
+        (
+            f"{total:,} requests at {_rate(outcome):.3g}/s, {counted:,} of them counted"
+            " (after the warm-up by MSER-5, before the last arrivals)"
+        )
+    ]
+    if not outcome.settled:
+        lines.append(
+            "No steady state: latencies still change at the end, or the run is too short; its"
+            " numbers describe this run only"
+        )
+    if outcome.preemptions.any():
+        lines.append(f"{int(outcome.preemptions.sum()):,} preemptions for lack of KV cache")
+    return Text("\n".join(lines))
+
+
+def _rate(outcome: Outcome) -> float:
+    """Requests per second, of their arrivals."""
+    span_s = float(outcome.due_s.max() - outcome.due_s.min())
+    return (len(outcome.due_s) - 1) / span_s if span_s else 0.0
+
+
+def _interval(found: Interval) -> str:
+    """Write a value and its interval."""
+    if found.low_s is None:
+        return seconds(found.value_s)
+    high = "more" if found.high_s is None else seconds(found.high_s)
+    return f"{seconds(found.value_s)} ({seconds(found.low_s)} to {high})"
+
+
+def _verdict(outcome: Outcome, name: str, statistic: str, limit_s: float | None) -> Text:
+    """Say whether a limit holds, surely or perhaps."""
+    if limit_s is None:
+        return Text()
+    if outcome.latencies()[name][statistic].value_s > limit_s:
+        word, style = "missed", "red"
+    elif outcome.surely_below(name, statistic, limit_s):
+        word, style = "holds", "green"
+    else:
+        word, style = "holds, not surely", "yellow"
+    return Text(f"< {seconds(limit_s)} {word}", style=style)

@@ -1,0 +1,274 @@
+"""What became of the requests of one run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sizing.errors import InputError
+from sizing.simulation.statistics import (
+    QUANTILES,
+    Interval,
+    mean_interval,
+    quantile_interval,
+    settled_from,
+    surely_below,
+)
+from sizing.simulation.tandem import Tandem
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sizing.arrivals import Arrivals
+    from sizing.simulation.system import System
+
+Column = NDArray[np.float64]
+
+DRAIN = 0.99
+"""Requests count that arrived before the last arrival by this quantile of E2E: later ones meet
+replicas that empty."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Occupancy:
+    """
+    Queues and caches at some arrivals.
+
+    Attributes:
+        time_s: of the looks, shape (k,).
+        waiting, running, kv_blocks: per role, over the pool, shape (k,) each.
+    """
+
+    time_s: Column
+    waiting: dict[str, Column]
+    running: dict[str, Column]
+    kv_blocks: dict[str, Column]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """
+    One run, request by request in the order of their numbers.
+
+    Attributes:
+        due_s, ttft_s, tpot_s, e2e_s, stall_s: shape (n,); `tpot_s` is nan for one token.
+        parts_s: TTFT by phase, in the deployed order; they add up to `ttft_s`.
+        prefill_of, decode_of: replicas; -1: the prompt was computed by its decode replica.
+        gaps: seconds, how many, start; shape (g, 3), ascending by start.
+        counts: whether a request counts, after the warm-up and before the end, shape (n,).
+        settled: whether the run reached a steady state (eq. Q7).
+        busy_fraction: per role, mean share of the time in which a replica computed.
+        kv_capacity_blocks: per role, over the pool.
+    """
+
+    due_s: Column
+    ttft_s: Column
+    tpot_s: Column
+    e2e_s: Column
+    stall_s: Column
+    parts_s: dict[str, Column] = field(repr=False)
+    input_tokens: NDArray[np.int64]
+    output_tokens: NDArray[np.int64]
+    cached_tokens: NDArray[np.int64]
+    preemptions: NDArray[np.int64]
+    prefill_of: NDArray[np.int64]
+    decode_of: NDArray[np.int64]
+    gaps: Column
+    counts: NDArray[np.bool_]
+    settled: bool
+    busy_fraction: dict[str, float]
+    kv_capacity_blocks: dict[str, int]
+    occupancy: Occupancy
+
+    def latencies(self) -> dict[str, dict[str, Interval]]:
+        """Mean and percentiles of every latency, each with its interval, of what counts."""
+        return {
+            name: _statistics(*self.series(name))
+            for name in ("ttft", "tpot", "e2e", "stall", "itl")
+            if len(self.series(name)[0])
+        }
+
+    def surely_below(self, name: str, statistic: str, limit_s: float) -> bool:
+        """Say whether a limit holds at a percentile, beyond what chance may have done."""
+        values, weights = self.series(name)
+        if statistic == "mean":
+            high_s = mean_interval(values, weights).high_s
+            return high_s is not None and high_s <= limit_s
+        return surely_below(values, limit_s, QUANTILES[statistic], weights)
+
+    def series(self, name: str) -> tuple[Column, Column | None]:
+        """Values of a latency that count, in the order of time, and how often each does."""
+        if name == "itl":
+            gaps = self.counted_gaps()
+            return gaps[:, 0], gaps[:, 1]
+        column: Column = {
+            "ttft": self.ttft_s,
+            "tpot": self.tpot_s,
+            "e2e": self.e2e_s,
+            "stall": np.where(self.output_tokens > 1, self.stall_s, np.nan),
+        }[name]
+        order = np.argsort(self.due_s, kind="stable")
+        kept = column[order][self.counts[order]]
+        return kept[np.isfinite(kept)], None
+
+    def counted_gaps(self) -> Column:
+        """Gaps that began while requests that count arrived, shape (g, 3)."""
+        due = self.due_s[self.counts]
+        starts = self.gaps[:, 2]
+        return np.asarray(self.gaps[(starts >= due.min()) & (starts <= due.max())])
+
+
+def _statistics(values: Column, weights: Column | None) -> dict[str, Interval]:
+    """Mean and percentiles."""
+    found = {"mean": mean_interval(values, weights)}
+    for name, share in QUANTILES.items():
+        found[name] = quantile_interval(values, share, weights)
+    return found
+
+
+def simulate(
+    system: System,
+    arrivals: Arrivals,
+    *,
+    seed: int,
+    progress: Callable[[int], None] | None = None,
+) -> Outcome:
+    """
+    Let *arrivals* pass through *system* (docs/model.md, eq. Q5).
+
+    Args:
+        system: pools, path, routing.
+        arrivals: requests.
+        seed: of the routing; equal arguments, equal outcomes.
+        progress: called now and then with the number of requests that have arrived.
+
+    Raises:
+        InputError: no requests, one without tokens, or one that fits no replica.
+        NegativeAnswer: requests preempt one another without end.
+    """
+    _check(system, arrivals)
+    run = Tandem(system, arrivals, seed=seed)
+    run.run(progress)
+    return _outcome(system, run)
+
+
+def _check(system: System, arrivals: Arrivals) -> None:
+    """Refuse requests that would wait for ever."""
+    if not len(arrivals):
+        raise InputError("requests", 0, "at least one")
+    for name, tokens in (("input", arrivals.input_tokens), ("output", arrivals.output_tokens)):
+        if tokens.min() < 1:
+            at = int(tokens.argmin())
+            raise InputError(f"request {at}: {name}_tokens", int(tokens[at]), "at least 1")
+    longest = arrivals.input_tokens + arrivals.output_tokens - 1
+    room = system.decode.limits.max_tokens
+    pools = [("KV cache of a decode replica", longest, room)]
+    if system.prefill is not None:
+        room = system.prefill.limits.max_tokens
+        pools.append(("KV cache of a prefill replica", arrivals.input_tokens, room))
+    for name, tokens, most in pools:
+        if tokens.max() > most:
+            at = int(tokens.argmax())
+            raise InputError(
+                f"request {at}", f"{int(tokens[at]):,} tokens", f"at most {most:,}: {name}"
+            )
+
+
+def _outcome(system: System, run: Tandem) -> Outcome:
+    """Turn lists into columns."""
+    ledger = run.ledger
+    due, first = np.array(run.due_s), np.array(ledger.first_s)
+    finish, outputs = np.array(ledger.finish_s), np.array(ledger.outputs)
+    gaps = np.array([gap for replica in run.decode for gap in replica.gaps]).reshape(-1, 3)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        tpot = np.where(outputs > 1, (finish - first) / (outputs - 1), np.nan)
+    counts, settled = _counted(due, first - due, finish - due, tpot)
+    span_s = float(finish.max() - due.min())
+    pools = {"decode": run.decode, "prefill": run.prefill}
+    specs = {"decode": system.decode, "prefill": system.prefill}
+    if system.prefill is None:
+        pools, specs = {"mixed": run.decode}, {"mixed": system.decode}
+    return Outcome(
+        due_s=due,
+        ttft_s=first - due,
+        tpot_s=tpot,
+        e2e_s=finish - due,
+        stall_s=np.array(ledger.stall_s),
+        parts_s=_parts(system, run, due, first),
+        input_tokens=np.array(ledger.prompt),
+        output_tokens=outputs,
+        cached_tokens=np.array(ledger.cached),
+        preemptions=np.array(ledger.preemptions),
+        prefill_of=np.array(run.prefill_of),
+        decode_of=np.array(run.decode_of),
+        gaps=gaps[np.argsort(gaps[:, 2], kind="stable")],
+        counts=counts,
+        settled=settled,
+        busy_fraction={
+            role: sum(each.busy_s for each in pool) / len(pool) / span_s
+            for role, pool in pools.items()
+        },
+        kv_capacity_blocks={
+            role: spec.replicas * spec.limits.kv_blocks
+            for role, spec in specs.items()
+            if spec is not None
+        },
+        occupancy=_occupancy(run, tuple(pools)),
+    )
+
+
+def _parts(system: System, run: Tandem, due: Column, first: Column) -> dict[str, Column]:
+    """TTFT by phase; phases that a request skips take nothing."""
+    admitted = np.array(run.ledger.admitted_s)
+    split = np.array(run.prefill_of) >= 0
+    prefilled, pull = np.array(run.prefilled_s), np.array(run.pull_s)
+    pulled = np.array(run.pulled_s)
+    ends = [
+        due + system.path.request_s,
+        admitted,
+        np.where(split, prefilled, first),
+        np.where(split, pull, first),
+        np.where(split, pulled, first),
+        first,
+    ]
+    names = ("request overhead", "queue", "prefill", "decode admission", "kv transfer")
+    parts, before = {}, due
+    for name, end in zip((*names, "first decode step"), ends, strict=True):
+        parts[name] = end - before
+        before = end
+    return parts
+
+
+def _counted(
+    due: Column, ttft: Column, e2e: Column, tpot: Column
+) -> tuple[NDArray[np.bool_], bool]:
+    """Cut the warm-up by MSER-5 of TTFT, TPOT and E2E, the latest one, and the end by E2E."""
+    order = np.argsort(due, kind="stable")
+    columns = [ttft[order], e2e[order]]
+    if np.isfinite(tpot).all():
+        columns.append(tpot[order])
+    cuts = [settled_from(column) for column in columns]
+    start = max(cut for cut, _ in cuts)
+    last_s = due.max() - float(np.quantile(e2e, DRAIN))
+    counts = np.zeros(len(due), dtype=np.bool_)
+    counts[order[start:]] = True
+    settled = all(ok for _, ok in cuts)
+    inside = counts & (due <= last_s)
+    if inside.sum() * 2 < counts.sum():
+        return counts, False  # too short to tell an end from the rest
+    return inside, settled
+
+
+def _occupancy(run: Tandem, roles: tuple[str, ...]) -> Occupancy:
+    """Turn looks into columns."""
+    looks = np.array([pools[: len(roles)] for _, pools in run.samples], dtype=np.float64)
+    columns = [{role: looks[:, at, which] for at, role in enumerate(roles)} for which in range(3)]
+    return Occupancy(
+        time_s=np.array([time_s for time_s, _ in run.samples]),
+        waiting=columns[0],
+        running=columns[1],
+        kv_blocks=columns[2],
+    )

@@ -1,0 +1,191 @@
+"""Requests from a file: public traces of arrivals, and the load test's own schedule."""
+
+from __future__ import annotations
+
+import csv
+import json
+from dataclasses import dataclass
+from datetime import datetime
+from math import isfinite
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sizing.arrivals import Arrivals
+from sizing.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from pathlib import Path
+
+MS = 1e-3
+FORMATS = (
+    "an Azure LLM trace (TIMESTAMP,ContextTokens,GeneratedTokens), BurstGPT"
+    " (Timestamp,Model,Request tokens,Response tokens,…), Mooncake (JSON lines with timestamp,"
+    " input_length, output_length) or a schedule.jsonl of `loadtest run`"
+)
+MAX_TOKENS = 100_000_000
+"""More than this in one request is a slip."""
+
+Row = tuple[float, int, int]
+"""Seconds, prompt tokens, tokens to generate."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """
+    What a file says.
+
+    Attributes:
+        arrivals: its requests, the first one at 0 seconds.
+        skipped: requests without an answer that were left out.
+    """
+
+    arrivals: Arrivals
+    skipped: int
+
+
+def read_trace(path: Path, *, skip_unanswered: bool = False) -> Trace:
+    """
+    Read a trace in one of four formats, told apart by its first line.
+
+    Args:
+        path: the file.
+        skip_unanswered: leave out requests that generated nothing instead of refusing them.
+
+    Raises:
+        InputError: no such file, another format, nothing in it, or a line that is malformed, goes
+            back in time, or has a length of 0; the message names file and line.
+
+    Source:
+        Azure/AzurePublicDataset (2023 and 2024 LLM inference traces), kvcache-ai/Mooncake
+        (FAST25 release), HPMLL/BurstGPT: their published headers.
+
+    Ignores:
+        Mooncake's hashes: each prompt counts as computed from its first token.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except OSError as error:
+        raise InputError(str(path), error.strerror, "a trace that can be read") from None
+    except UnicodeDecodeError:
+        raise InputError(str(path), "binary data", FORMATS) from None
+    rows: list[Row] = []
+    skipped = 0
+    for number, row in _rows(path, lines):
+        place = f"{path}:{number}"
+        if rows and row[0] < rows[-1][0]:
+            raise InputError(
+                place, row[0], f"a time not before the line above, {rows[-1][0]}", "sort by time"
+            )
+        if row[2] == 0 and skip_unanswered:
+            skipped += 1
+            continue
+        _check_lengths(place, row)
+        rows.append(row)
+    if not rows:
+        raise InputError(str(path), "a trace without requests", "at least one request")
+    columns = np.array(rows, dtype=np.float64)
+    return Trace(
+        arrivals=Arrivals(
+            due_s=columns[:, 0] - columns[0, 0],
+            input_tokens=columns[:, 1].astype(np.int64),
+            output_tokens=columns[:, 2].astype(np.int64),
+        ),
+        skipped=skipped,
+    )
+
+
+def _check_lengths(place: str, row: Row) -> None:
+    """Refuse lengths that no request has."""
+    for name, tokens in (("prompt tokens", row[1]), ("generated tokens", row[2])):
+        if not 1 <= tokens <= MAX_TOKENS:
+            way_out = "--skip-unanswered leaves such requests out" if tokens == 0 else None
+            raise InputError(f"{place}: {name}", tokens, f"from 1 to {MAX_TOKENS:,}", way_out)
+
+
+def _rows(path: Path, lines: list[str]) -> Iterator[tuple[int, Row]]:
+    """Yield line numbers and rows."""
+    first = next((line for line in lines if line.strip()), "")
+    if first.lstrip().startswith("{"):
+        records: Iterable[tuple[int, Any]] = _json_lines(path, lines)
+        parse: Callable[[Any], Row] = _from_schedule if '"due_s"' in first else _from_mooncake
+    else:
+        records = _csv_lines(lines)
+        parse = _csv_format(path, first)
+    for number, record in records:
+        try:
+            row = parse(record)
+        except (KeyError, TypeError, ValueError, OverflowError):
+            raise InputError(f"{path}:{number}", lines[number - 1][:80], FORMATS) from None
+        if not isfinite(row[0]):
+            raise InputError(f"{path}:{number}", row[0], "a finite time")
+        yield number, row
+
+
+def _csv_format(path: Path, first: str) -> Callable[[dict[str, str]], Row]:
+    """Choose the parser by the header."""
+    names = {name.strip() for name in first.split(",")}
+    if {"TIMESTAMP", "ContextTokens", "GeneratedTokens"} <= names:
+        return _from_azure
+    if {"Timestamp", "Request tokens", "Response tokens"} <= names:
+        return _from_burstgpt
+    found = first[:80] if first else "an empty file"
+    raise InputError(f"{path}:1", found, FORMATS)
+
+
+def _csv_lines(lines: list[str]) -> Iterator[tuple[int, dict[str, str]]]:
+    """Yield rows of a CSV file as dictionaries, with their line numbers."""
+    reader = csv.DictReader(lines, skipinitialspace=True)
+    for record in reader:
+        yield reader.line_num, record
+
+
+def _json_lines(path: Path, lines: list[str]) -> Iterator[tuple[int, Any]]:
+    """Yield the objects of a JSON lines file, with their line numbers."""
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            try:
+                yield number, json.loads(line)
+            except ValueError as error:
+                raise InputError(f"{path}:{number}", str(error), "one JSON object") from None
+
+
+def _from_azure(record: dict[str, str]) -> Row:
+    """Read a line of the Azure trace; its times have up to seven decimals."""
+    whole, _, rest = record["TIMESTAMP"].strip().partition(".")
+    zone = rest.lstrip("0123456789")
+    decimals = rest.removesuffix(zone)
+    moment = datetime.fromisoformat(whole + zone).timestamp() if zone else _utc_s(whole)
+    seconds = moment + (float(f"0.{decimals}") if decimals else 0.0)
+    return seconds, int(record["ContextTokens"]), int(record["GeneratedTokens"])
+
+
+def _utc_s(text: str) -> float:
+    """Seconds of a time without a zone, which must not depend on where we run."""
+    return datetime.fromisoformat(text + "+00:00").timestamp()
+
+
+def _from_burstgpt(record: dict[str, str]) -> Row:
+    """Read a line of BurstGPT: seconds."""
+    tokens = record["Request tokens"], record["Response tokens"]
+    return float(record["Timestamp"]), int(tokens[0]), int(tokens[1])
+
+
+def _from_mooncake(record: dict[str, Any]) -> Row:
+    """Read a line of Mooncake: milliseconds."""
+    lengths = record["input_length"], record["output_length"]
+    return float(record["timestamp"]) * MS, _whole(lengths[0]), _whole(lengths[1])
+
+
+def _from_schedule(record: dict[str, Any]) -> Row:
+    """Read a line of our own schedule."""
+    lengths = record["input_tokens"], record["output_tokens"]
+    return float(record["due_s"]), _whole(lengths[0]), _whole(lengths[1])
+
+
+def _whole(value: object) -> int:
+    """Return a JSON integer, and nothing that only looks like one."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(value)
+    return value
