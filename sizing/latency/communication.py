@@ -12,11 +12,13 @@ from sizing.specs.model import DTYPE_BYTES
 
 if TYPE_CHECKING:
     from sizing.latency.load import StepLoad
-    from sizing.specs.model import ModelSpec, MoeSpec
+    from sizing.specs.model import ModelSpec
     from sizing.specs.slicing import Slicing
 
 
-def step_exchanges(model: ModelSpec, load: StepLoad, *, slicing: Slicing) -> tuple[Exchange, ...]:
+def step_exchanges(
+    model: ModelSpec, load: StepLoad, *, slicing: Slicing, all_to_all: bool = False
+) -> tuple[Exchange, ...]:
     """
     List the collectives that a step meets on its way through the model and all its stages.
 
@@ -24,6 +26,8 @@ def step_exchanges(model: ModelSpec, load: StepLoad, *, slicing: Slicing) -> tup
         model: shapes and dtypes.
         load: what one data-parallel copy of attention holds; arrays of any shape.
         slicing: of one replica.
+        all_to_all: tokens go to their experts' GPUs only (DeepEP), instead of to all GPUs of the
+            stage, which is the default of vLLM 0.29.0 (`allgather_reducescatter`) and SGLang.
 
     Returns:
         Exchanges whose sizes have the shape of *load*; none on a single GPU.
@@ -31,7 +35,7 @@ def step_exchanges(model: ModelSpec, load: StepLoad, *, slicing: Slicing) -> tup
     """
     return (
         *_tensor_exchanges(model, load, slicing),
-        *(_expert_exchanges(model, model.moe, load, slicing) if model.moe else ()),
+        *(_expert_exchanges(model, load, slicing, all_to_all=all_to_all) if model.moe else ()),
         *_stage_exchanges(model, load, slicing),
     )
 
@@ -79,27 +83,27 @@ def _tensor_exchanges(model: ModelSpec, load: StepLoad, slicing: Slicing) -> tup
 
 
 def _expert_exchanges(
-    model: ModelSpec, moe: MoeSpec, load: StepLoad, slicing: Slicing
+    model: ModelSpec, load: StepLoad, slicing: Slicing, *, all_to_all: bool
 ) -> tuple[Exchange, ...]:
     """
     Bring the tokens of all copies of attention to the experts, and the results back.
 
         Gather and scatter: S = dp m h a, the tokens of all copies (docs/model.md, eq. X2)
-        All to all: S = m / tp min(k, G) h w out, the same with a back (eq. X3),
+        All to all: S = m / tp G t_e h w out, the same with a back (eq. X3),
         G = ep (1 - (1 - 1 / ep)^k) groups that hold an expert of a token
 
     Each GPU sends its share m / tp of a copy's tokens, and an all-gather of m h a over tp rejoins
-    them. All to all is taken where a token's k
-    experts lie on fewer GPUs than there are copies: it then sends less.
+    them.
     """
-    if slicing.dp == 1:
+    moe = model.moe
+    if slicing.dp == 1 or moe is None:
         return ()
     layers = model.num_layers - moe.num_dense_layers
     stage = slicing.tp * slicing.dp
     groups = slicing.ep * (1 - (1 - 1 / slicing.ep) ** moe.experts_per_token)
     copies = groups * slicing.moe_tp
     values = load.tokens * model.hidden_size
-    if slicing.ep > 1 and copies < slicing.dp:
+    if all_to_all and slicing.ep > 1:
         sent = values / slicing.tp * copies * (stage - 1) / stage
         dispatch = min(DTYPE_BYTES[model.weight_dtype], ACTIVATION_BYTES)
         parts: tuple[tuple[str, str, str, float], ...] = (

@@ -1,0 +1,206 @@
+"""Work and bytes sent by every architecture of the catalog, sliced every way."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sizing import catalog
+from sizing.latency.communication import step_exchanges
+from sizing.latency.experts import busiest_share, experts_touched, popularity_variance
+from sizing.latency.load import decode_load, keys_in_reach, pairs, prefill_load
+from sizing.latency.work import step_ops
+from sizing.specs.parameters import num_active_parameters
+from sizing.specs.slicing import Slicing
+
+MODELS = tuple(catalog.models())
+SLICINGS = [
+    Slicing(tp=tp, dp=dp, ep=ep)
+    for tp in (1, 2, 8) for dp in (1, 2, 8) for ep in (1, 2, 16) if (tp * dp) % ep == 0
+]  # fmt: skip
+WHOLE = {"q down", "kv down", "index q", "index k", "moe router", "norm", "index prefill",
+         "index decode"}  # fmt: skip
+"""Ops that every GPU of a copy of attention does whole."""
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_flops_per_token(name: str) -> None:
+    """
+    A prompt's GEMMs are 2 FLOPs per token and active parameter, lm_head once; scores 4 N H pairs.
+
+    Norms and biases are parameters without a GEMM, at most 0.2 %.
+    """
+    model, tokens = catalog.find_model(name), 1000
+    ops = step_ops(model, prefill_load(tokens), slicing=Slicing())
+    gemms = sum(float(op.total.flops) for op in ops if "gemm" in op.kind and op.name != "lm_head")
+    head = model.vocab_size * model.hidden_size
+    assert gemms == pytest.approx(2 * tokens * (num_active_parameters(model) - head), rel=2e-3)
+    scores = sum(float(op.total.flops) for op in ops if op.kind == "prefill attention")
+    pair = tokens * (tokens + 1) / 2
+    if not model.mla:
+        windows = float(pairs(np.array(1000.0), np.array(0.0), model.window_tokens))
+        seen = model.num_full_layers * pair + model.num_window_layers * windows
+        assert scores == pytest.approx(4 * model.num_heads * model.head_dim * seen)
+    elif not model.index:
+        width = model.mla.qk_nope_head_dim + model.mla.qk_rope_head_dim + model.mla.v_head_dim
+        assert scores == pytest.approx(model.num_layers * 2 * model.num_heads * width * pair)
+
+
+@given(name=st.sampled_from(MODELS), slicing=st.sampled_from(SLICINGS), tokens=st.integers(1, 5000))
+def test_slicing_loses_no_flop_and_no_byte(name: str, slicing: Slicing, tokens: int) -> None:
+    """
+    All GPUs of a stage together do the FLOPs of one GPU that holds the tokens of all copies.
+
+    Exactly, but for ops that each GPU does whole, KV heads that do not divide, and the busiest
+    group of experts, all of which do more; never fewer bytes.
+    """
+    model = catalog.find_model(name)
+    gpus = slicing.tp * slicing.dp
+    for load, all_copies in (
+        (prefill_load(tokens), prefill_load(tokens, prompts=slicing.dp)),
+        (decode_load(7, tokens), decode_load(7 * slicing.dp, tokens)),
+    ):
+        one = {op.name: op for op in step_ops(model, all_copies, slicing=Slicing())}
+        for part in step_ops(model, load, slicing=slicing):
+            done, wanted = gpus * float(part.total.flops), float(one[part.name].total.flops)
+            assert done >= wanted * (1 - 1e-9)
+            more = part.name in WHOLE or "expert" in part.name or part.name == "qkv"
+            if not more:
+                assert done == pytest.approx(wanted)
+            moved = gpus * float(part.total.hbm_bytes)
+            assert moved >= float(one[part.name].total.hbm_bytes) * (1 - 1e-9)
+
+
+@given(name=st.sampled_from(MODELS), pp=st.sampled_from((1, 2, 4)))
+def test_stages_change_no_work(name: str, pp: int) -> None:
+    """A request meets every layer once, on however many stages they lie."""
+    model, load = catalog.find_model(name), prefill_load(100)
+    assert step_ops(model, load, slicing=Slicing(tp=2, pp=pp)) == step_ops(
+        model, load, slicing=Slicing(tp=2)
+    )
+
+
+@given(
+    experts=st.sampled_from((8, 128, 512)),
+    k=st.integers(1, 8),
+    tokens=st.integers(1, 10_000),
+    groups=st.sampled_from((1, 2, 8)),
+)
+def test_more_tokens_touch_no_fewer_experts(experts: int, k: int, tokens: int, groups: int) -> None:
+    """More tokens never mean fewer experts or bytes; the busiest group is never below average."""
+    few, more = (experts_touched(experts, k, np.array(float(n))) for n in (tokens, tokens + 1))
+    assert min(k, experts) - 1e-9 <= few <= more <= experts
+    share = float(busiest_share(experts, k, np.array(float(tokens)), groups=groups))
+    assert 1 <= share <= groups
+    model = catalog.find_model("glm-5")
+    moved = [
+        sum(
+            float(op.total.hbm_bytes)
+            for op in step_ops(model, decode_load(n, 10), slicing=Slicing(tp=8, ep=8))
+            if op.kind == "grouped gemm"
+        )
+        for n in (tokens, tokens + 1)
+    ]
+    assert moved[0] <= moved[1] * (1 + 1e-9)
+
+
+def test_the_busiest_group_by_simulation() -> None:
+    """The share of the busiest of 8 groups is within 10 % of drawing and dealing experts (W11)."""
+    rng = np.random.default_rng(7)
+    grid = (200.0**-0.01 - 1) * (np.arange(256) + 0.5) / 256 + 1
+    loads = grid ** (1 / -0.01)
+    found = [
+        8 * rng.permutation(loads).reshape(8, 32).sum(axis=1).max() / loads.sum()
+        for _ in range(2000)
+    ]
+    predicted = float(busiest_share(256, 8, np.array(1e9), groups=8))
+    assert predicted == pytest.approx(np.mean(found), rel=0.1)
+    assert popularity_variance(1.01, 200.0) == pytest.approx(
+        loads.var() / loads.mean() ** 2, rel=0.05
+    )
+    assert popularity_variance(1.01, 1.0) == 0
+
+
+@given(n=st.integers(1, 60), p=st.integers(0, 60), chunk=st.integers(1, 80))
+def test_chunked_pairs(n: int, p: int, chunk: int) -> None:
+    """Pairs of chunked attention are those that counting finds (eq. W2)."""
+    arrays = np.array([float(n)]), np.array([float(p)])
+    counted = sum((p + i) % chunk + 1 for i in range(n))
+    assert pairs(*arrays, chunk, chunked=True) == counted
+    assert keys_in_reach(np.array(3.0 * chunk), chunk, chunked=True) == (chunk + 1) / 2
+
+
+def test_an_index_limits_the_keys() -> None:
+    """Beyond 2,048 keys the scores of GLM-5 cost the same; its index keeps growing (eq. W9)."""
+    model = catalog.find_model("glm-5")
+    short, long = (
+        {op.name: float(op.total.hbm_bytes) for op in
+         step_ops(model, decode_load(8, context), slicing=Slicing())}
+        for context in (2048, 16_384)
+    )  # fmt: skip
+    assert long["sparse attention decode"] == short["sparse attention decode"]
+    assert long["index decode"] > 7 * short["index decode"]
+
+
+def test_a_linear_state_costs_the_same_however_long() -> None:
+    """Linear layers of Qwen3.5 read and write their state, whatever the context (eq. W10)."""
+    model = catalog.find_model("qwen3.5-397b-a17b")
+    short, long = (
+        {op.name: float(op.total.hbm_bytes) for op in
+         step_ops(model, decode_load(8, context), slicing=Slicing(tp=8))}
+        for context in (100, 10_000)
+    )  # fmt: skip
+    assert short["linear decode"] == long["linear decode"] == 45 * 2 * 8 * 8 * 128 * 128 * 4
+    assert long["attention decode"] > 50 * short["attention decode"]
+
+
+def sizes(
+    name: str, slicing: Slicing, *, all_to_all: bool = False
+) -> dict[str, tuple[int, int, int, float]]:
+    """Return group, stride, repeats and bytes of each exchange of a step of 100 tokens."""
+    exchanges = step_exchanges(
+        catalog.find_model(name), decode_load(100, 50), slicing=slicing, all_to_all=all_to_all
+    )
+    assert len({one.name for one in exchanges}) == len(exchanges)
+    return {
+        one.name: (one.group, one.stride, one.repeats, float(one.size_bytes)) for one in exchanges
+    }
+
+
+def test_exchanges_of_tensor_parallelism() -> None:
+    """Two all-reduces a layer, one where attention and feed-forward stand side by side (X1)."""
+    assert sizes("llama-3.1-70b", Slicing()) == {}
+    dense = sizes("llama-3.1-70b", Slicing(tp=8))
+    assert dense["attention all-reduce"] == (8, 1, 80, 100 * 8192 * 2)
+    assert dense["feed-forward all-reduce"] == (8, 1, 80, 100 * 8192 * 2)
+    assert dense["logits gather"] == (8, 1, 1, 100 * 128_256 * 2)
+    side_by_side = sizes("falcon-180b", Slicing(tp=8))
+    assert "attention all-reduce" not in side_by_side
+    assert side_by_side["feed-forward all-reduce"][2] == 80
+    assert sizes("mixtral-8x7b", Slicing(tp=8, ep=8)) == sizes("mixtral-8x7b", Slicing(tp=8))
+
+
+def test_exchanges_of_experts() -> None:
+    """Copies of attention gather and scatter, or send to the experts' GPUs only (X2, X3)."""
+    few = sizes("deepseek-v3", Slicing(dp=8, ep=8))
+    assert few["expert gather"] == (8, 1, 58, 8 * 100 * 7168 * 2)
+    wide = Slicing(dp=64, ep=64)
+    many = sizes("deepseek-v3", wide, all_to_all=True)
+    groups = 64 * (1 - (1 - 1 / 64) ** 8)
+    assert many["expert dispatch"][3] == pytest.approx(100 * 7168 * groups * 63 / 64)
+    assert many["expert combine"][3] == pytest.approx(2 * many["expert dispatch"][3])
+    sixteen_bits = replace(catalog.find_model("deepseek-v3"), weight_dtype="bf16")
+    sent = step_exchanges(sixteen_bits, decode_load(100, 50), slicing=wide, all_to_all=True)
+    assert float(sent[0].size_bytes) == pytest.approx(many["expert combine"][3])
+    assert "feed-forward all-reduce" in sizes("deepseek-v3", Slicing(tp=2, dp=4))
+
+
+def test_exchanges_of_stages() -> None:
+    """Hidden state and residual go to the next stage, a slice from each GPU (eq. X4)."""
+    found = sizes("llama-3.1-70b", Slicing(tp=4, pp=3))
+    assert found["stage send"] == (2, 4, 2, 2 * 100 * 8192 * 2 / 4)
+    assert found["stage gather"] == (4, 1, 2, 2 * 100 * 8192 * 2)
