@@ -81,10 +81,10 @@ def _document(verdicts: list[Verdict], answers: list[Verdict]) -> dict[str, Any]
     """Return everything that is printed, as data; *answers* are what `-o` writes."""
     return {
         "errors": [asdict(each) for each in slices(verdicts)],
-        "coverage": {
-            source: {quantity: asdict(each) for quantity, each in found.items()}
-            for source, found in coverages(verdicts).items()
-        },
+        "coverage": [
+            {"source": source, "quantity": quantity, **asdict(found)}
+            for (source, quantity), found in coverages(verdicts).items()
+        ],
         "unsupported": [{"reason": r, "rows": n} for r, n in refusals(verdicts)],
         "rows": [record(answer) for answer in answers],
     }

@@ -45,7 +45,7 @@ def figures(summary: ErrorSummary | None) -> str:
     return f"{summary.mean:.1%} / {summary.median:.1%} / {summary.bias:+.1%}"
 
 
-def coverage_table(coverages: Mapping[str, Mapping[str, Coverage]]) -> Table:
+def coverage_table(coverages: Mapping[tuple[str, str], Coverage]) -> Table:
     """Share of left-out rows inside their 80 % interval, by source."""
     table = Table(title="80 % intervals on rows left out of them", title_justify="left")
     for heading, justify in (
@@ -53,15 +53,14 @@ def coverage_table(coverages: Mapping[str, Mapping[str, Coverage]]) -> Table:
         ("median width", "right"),
     ):  # fmt: skip
         table.add_column(heading, justify=justify)  # type: ignore[arg-type]
-    for source, quantities in coverages.items():
-        for quantity, found in sorted(quantities.items()):
-            table.add_row(
-                source,
-                quantity.upper(),
-                str(found.rows),
-                f"{found.covered_fraction:.0%}",
-                f"{found.median_width:.0%}",
-            )
+    for (source, quantity), found in coverages.items():
+        table.add_row(
+            source,
+            quantity.upper(),
+            str(found.rows),
+            f"{found.covered_fraction:.0%}",
+            f"{found.median_width:.0%}",
+        )
     return table
 
 

@@ -107,8 +107,7 @@ def evidence_of(verdicts: Sequence[Verdict], *, date: str) -> Evidence:
         errors=slices(verdicts),
         coverage=tuple(
             CoverageOf(source=source, quantity=quantity, **asdict(found))
-            for source, by_quantity in coverages(verdicts).items()
-            for quantity, found in sorted(by_quantity.items())
+            for (source, quantity), found in coverages(verdicts).items()
         ),
         cells=tuple(made.cells.values()),
         support=_support(verdicts),

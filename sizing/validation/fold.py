@@ -19,10 +19,16 @@ def fold_of(name: str, count: int) -> int:
 def folds(
     items: Sequence[T], count: int, key: Callable[[T], str]
 ) -> Iterator[tuple[list[T], list[T]]]:
-    """Yield, per fold, the items outside and inside it; items of one key stay together."""
-    numbers = [fold_of(key(item), count) for item in items]
+    """
+    Yield, per fold, the items outside and inside it.
+
+    Items of one key stay together; keys are dealt out in their order, so that those that begin
+    alike are spread over all folds.
+    """
+    keys = [key(item) for item in items]
+    number = {name: place % count for place, name in enumerate(sorted(set(keys)))}
     for fold in range(count):
-        inside = [item for item, number in zip(items, numbers, strict=True) if number == fold]
-        outside = [item for item, number in zip(items, numbers, strict=True) if number != fold]
+        inside = [item for item, name in zip(items, keys, strict=True) if number[name] == fold]
+        outside = [item for item, name in zip(items, keys, strict=True) if number[name] != fold]
         if inside:
             yield outside, inside

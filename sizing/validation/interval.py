@@ -22,7 +22,7 @@ PARENT_ROWS = 20.0
 """Rows of its own at which a group's quantiles weigh as much as its parent's."""
 LARGEST_SHARE = 0.25
 """A configuration measured at many loads counts for at most this share of its group."""
-FOLDS = 5
+FOLDS = 10
 STAND_IN_LOG = math.log(1.3)
 """Versions of an engine differ by 30 % in TPOT: added in squares where rows had own constants."""
 
@@ -138,32 +138,43 @@ def fit_intervals(residuals: Iterable[Residual]) -> Intervals:
     return Intervals(cells=_cells(known, _stretches(known)))
 
 
-def coverage(residuals: Sequence[Residual], source: str | None = None) -> dict[str, Coverage]:
-    """Cross-fit: every configuration is judged by intervals made from the others, per quantity."""
-    tried: dict[str, list[tuple[bool, float]]] = {}
-    for train, test in folds(residuals, FOLDS, key=lambda each: each.configuration):
+def coverage(residuals: Sequence[Residual]) -> dict[tuple[str, str], Coverage]:
+    """
+    Cross-fit: every configuration is judged by intervals made from the others.
+
+    Returns:
+        By source and quantity; the source `all` is all of them.
+
+    """
+    tried: dict[tuple[str, str], list[tuple[bool, float]]] = {}
+    for train, test in folds(residuals, FOLDS, key=_together):
         made = fit_intervals(train)
         for each in test:
-            if source is not None and each.source != source:
-                continue
             found = made.around(1.0, each.quantity, each.path, stand_in=each.stand_in)
             if found is not None:
                 inside = found.low_s <= math.exp(each.log_ratio) <= found.high_s
-                tried.setdefault(each.quantity, []).append((inside, found.high_s - found.low_s))
+                for source in ("all", each.source):
+                    hits = tried.setdefault((source, each.quantity), [])
+                    hits.append((inside, found.high_s - found.low_s))
     return {
-        quantity: Coverage(
-            rows=len(hits),
-            covered_fraction=float(np.mean([inside for inside, _ in hits])),
-            median_width=float(np.median([width for _, width in hits])),
+        key: Coverage(
+            rows=len(tried[key]),
+            covered_fraction=float(np.mean([inside for inside, _ in tried[key]])),
+            median_width=float(np.median([width for _, width in tried[key]])),
         )
-        for quantity, hits in tried.items()
+        for key in sorted(tried)
     }
+
+
+def _together(each: Residual) -> str:
+    """What is left out together: a configuration, near others of its load and engine."""
+    return "/".join((*each.path[:2], each.configuration))
 
 
 def _stretches(known: Sequence[Residual]) -> dict[tuple[str, str], float]:
     """Factor on the widths of each kind of load that covers left-out folds to 80 %."""
     needed: dict[tuple[str, str], list[float]] = {}
-    for train, test in folds(known, FOLDS, key=lambda each: each.configuration):
+    for train, test in folds(known, FOLDS, key=_together):
         made = Intervals(cells=_cells(train, {}))
         for each in test:
             found = made.around(1.0, each.quantity, each.path, stand_in=each.stand_in)

@@ -134,8 +134,6 @@ def refusals(verdicts: Iterable[Verdict]) -> list[tuple[str, int]]:
     return reasons.most_common()
 
 
-def coverages(verdicts: Sequence[Verdict]) -> dict[str, dict[str, Coverage]]:
-    """Cross-fitted coverage of the intervals of all rows, and of every source."""
-    known = residuals(verdicts)
-    sources = sorted({each.source for each in known})
-    return {name or "all": coverage(known, name) for name in (None, *sources)} if known else {}
+def coverages(verdicts: Sequence[Verdict]) -> dict[tuple[str, str], Coverage]:
+    """Cross-fitted coverage of the intervals by source and quantity, `all` sources among them."""
+    return coverage(residuals(verdicts))

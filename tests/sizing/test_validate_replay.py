@@ -55,7 +55,7 @@ def test_a_long_prompt_is_computed_in_chunks() -> None:
 
 
 def test_without_chunks_a_prompt_waits_for_a_step_of_its_own() -> None:
-    """Two prompts of 60 in a budget of 100: vLLM cuts the second, TensorRT-LLM does not begin it."""
+    """Two prompts of 60 in a budget of 100: vLLM cuts the second, TensorRT-LLM waits."""
     two = [Request(60, 0, 1), Request(60, 0, 1)]
     cut = Replay(replica("vllm"), two, None, 2).run()
     whole = Replay(replica("trtllm"), two, None, 2).run()
