@@ -108,10 +108,11 @@ def clusters() -> Mapping[str, ClusterSpec]:
 
 @cache
 def engines() -> tuple[EngineProfile, ...]:
-    """Read the engine profiles."""
-    return tuple(
+    """Read the engine profiles, those that can be deployed first."""
+    profiles = [
         parse(EngineProfile, read_toml(path), place=path.name) for path in files("engines").values()
-    )
+    ]
+    return tuple(sorted(profiles, key=lambda profile: not profile.deployable))
 
 
 def find_model(name: str, *, place: str = "model.id") -> ModelSpec:
@@ -178,12 +179,13 @@ def find_gpu(name: str, *, place: str = "cluster.gpu") -> GpuSpec:
 
 
 def find_engine(choice: EngineChoice, *, place: str = "engine") -> EngineProfile:
-    """Return the profile of an engine version; `0.29` stands for the only 0.29.x there is."""
-    for profile in engines():
+    """Return what can be deployed of an engine; `0.29` stands for the only 0.29.x there is."""
+    deployable = [profile for profile in engines() if profile.deployable]
+    for profile in deployable:
         versions = (profile.version, profile.version.rpartition(".")[0])
         if choice.name == profile.name and choice.version in versions:
             return profile
-    known = [f"{profile.name} {profile.version}" for profile in engines()]
+    known = [f"{profile.name} {profile.version}" for profile in deployable]
     raise _unknown(place, f"{choice.name} {choice.version}", "an engine with a profile", known)
 
 

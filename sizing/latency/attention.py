@@ -58,6 +58,7 @@ def _scores(model: ModelSpec, load: StepLoad, *, tp: int) -> tuple[Op, ...]:
                 bytes_per_key=2 * kv_heads * model.head_dim * DTYPE_BYTES[model.kv_dtype],
                 window=window,
                 chunked=model.chunked_window,
+                kv_dtype=model.kv_dtype,
             )
             ops += [scores.prefill(load), scores.decode(load)]
     return tuple(ops)

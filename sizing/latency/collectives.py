@@ -1,4 +1,4 @@
-"""Seconds that data spends between GPUs: all-reduce, all-gather, KV transfer."""
+"""Seconds that data spends between GPUs: collectives of a step, KV transfer."""
 
 from __future__ import annotations
 
@@ -8,90 +8,141 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sizing.errors import InputError
+from sizing.latency.exchange import Exchange
+from sizing.latency.roofline import efficiency_of
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
     from sizing.specs.cluster import ClusterSpec
-    from sizing.specs.gpu import GpuEfficiency, GpuSpec
+    from sizing.specs.efficiency import CollectiveTable, Tables
+    from sizing.specs.gpu import GpuSpec
 
 OVERLAP_LEFT = 0.2
 """Share of the shorter tier that a hierarchical all-reduce does not hide behind the longer one."""
+DOMAIN = 8
+"""GPUs of an HB domain that the tables of all-reduces across domains were measured with."""
+TRAFFIC = {
+    "all-reduce": lambda n: 2 * (n - 1) / n,
+    "all-gather": lambda n: (n - 1) / n,
+    "reduce-scatter": lambda n: (n - 1) / n,
+    "all-to-all": lambda _: 1.0,
+    "point-to-point": lambda _: 1.0,
+}
+"""Bytes that each GPU sends, of `Exchange.size_bytes`, in a group of n."""
+
+
+def exchange_s(
+    exchange: Exchange, gpu: GpuSpec, cluster: ClusterSpec, *, engine: str = ""
+) -> NDArray[np.float64]:
+    """
+    Time one run of a collective of a step.
+
+    Within an HB domain from the table of its pattern and group, or from the link (eq. N1);
+    beyond it by tiers (eq. N2, docs/model.md).
+
+    Args:
+        exchange: pattern, group, stride and bytes.
+        gpu: tables and bandwidths.
+        cluster: the HB domain and the network.
+        engine: whose all-reduce to take where the GPU has a table of its own.
+
+    Returns:
+        Seconds, shape of the bytes; zero bytes cost nothing.
+
+    Raises:
+        InputError: the catalog lacks a number that is needed.
+
+    """
+    size = np.asarray(exchange.size_bytes, dtype=np.float64)
+    group, stride = exchange.group, exchange.stride
+    if group == 1:
+        return 0 * size
+    if exchange.pattern == "point-to-point":
+        return point_to_point_s(size, gpu, cluster, distance=stride)
+    inner = max(1, min(group, cluster.gpus_per_hb_domain // stride))
+    pattern = exchange.pattern
+    if inner >= group:
+        return np.where(size > 0, _inside_s(size, group, pattern, gpu, engine), 0.0)
+    if pattern == "all-reduce" and inner == DOMAIN:
+        across = efficiency_of(gpu).all_reduce_across.get(str(math.ceil(group / inner)))
+        own = cluster.scale_out_bytes_per_s in (None, gpu.scale_out_bytes_per_s)
+        if across is not None and own:
+            return np.where(size > 0, looked_up_s(size, across), 0.0)
+    return np.where(size > 0, _across_s(size, group, inner, exchange, gpu, cluster), 0.0)
 
 
 def all_reduce_s(
     size_bytes: ArrayLike, group: int, gpu: GpuSpec, cluster: ClusterSpec
 ) -> NDArray[np.float64]:
-    """
-    Sum *size_bytes* over *group* GPUs, the result on each.
-
-        t = l(g) + 2 (g - 1) / g S / B                              (docs/model.md, eq. N1)
-        t = l(g) + 2 ceil(log2 k) l_net + max(t_i, t_o) + 0.2 min(t_i, t_o),
-        t_i = 2 (g - 1) / g S / B,  t_o = 2 (k - 1) / (k g) S / B_net     (eq. N2)
-
-    Args:
-        size_bytes: S, any shape; zero costs nothing.
-        group: GPUs; those beyond the HB domain are reached over the network (eq. N2).
-        gpu: bandwidths, latencies.
-        cluster: g, the size of the HB domain, and the network.
-
-    Returns:
-        Seconds, shape of *size_bytes*.
-
-    Raises:
-        InputError: the catalog lacks a number that is needed.
-
-    Source:
-        Ring and NVLS bus bandwidth as NCCL counts it; the tiers overlap as measured on 2 and 4
-        nodes of H100, H200 and B200 (within 11 %).
-
-    Ignores:
-        Algorithm switches between message sizes; contention with the KV transfer.
-
-    """
-    size = np.asarray(size_bytes, dtype=np.float64)
-    if group == 1:
-        return 0 * size
-    inner = min(group, cluster.gpus_per_hb_domain)
-    moved = size > 0
-    local = 2 * (inner - 1) / inner * size / _bus_bytes_per_s(inner, gpu) if inner > 1 else 0 * size
-    latency = _latency_s(inner, gpu)
-    if group <= cluster.gpus_per_hb_domain:
-        return np.asarray(local + latency * moved)
-    domains = math.ceil(group / inner)
-    network = 2 * (domains - 1) / (domains * inner) * size / scale_out_bytes_per_s(gpu, cluster)
-    latency += 2 * math.ceil(math.log2(domains)) * _hop_s(cluster)
-    overlapped = np.maximum(local, network) + OVERLAP_LEFT * np.minimum(local, network)
-    return np.asarray(overlapped + latency * moved)
+    """Sum *size_bytes* over *group* neighbouring GPUs, the result on each (eq. N1, N2)."""
+    return exchange_s(_exchange("all-reduce", size_bytes, group), gpu, cluster)
 
 
 def all_gather_s(
     size_bytes: ArrayLike, group: int, gpu: GpuSpec, cluster: ClusterSpec
 ) -> NDArray[np.float64]:
-    """
-    Collect *size_bytes*, spread evenly over *group* GPUs, on each of them.
+    """Collect *size_bytes*, spread evenly over *group* GPUs, on each of them (eq. N1, N2)."""
+    return exchange_s(_exchange("all-gather", size_bytes, group), gpu, cluster)
 
-        Half of an all-reduce of the same size, at the same latency.      (docs/model.md, eq. N3)
+
+def point_to_point_s(
+    size_bytes: ArrayLike, gpu: GpuSpec, cluster: ClusterSpec, *, distance: int
+) -> NDArray[np.float64]:
+    """
+    Send *size_bytes* to the GPU *distance* further on.
+
+        t = l + S / (B e)      (docs/model.md, eq. N5)
 
     Args:
-        size_bytes: S, the whole, any shape.
-        group: GPUs.
-        gpu: bandwidths, latencies.
-        cluster: the network.
+        size_bytes: S, any shape.
+        gpu: bandwidths.
+        cluster: whether the two share an HB domain.
+        distance: in GPU order; a pipeline stage away may be another domain.
 
     Returns:
         Seconds, shape of *size_bytes*.
 
     Source:
-        A ring all-reduce is a reduce-scatter and an all-gather of equal traffic.
+        Link bandwidth times what large transfers achieve of it; l is a small collective's
+        latency inside a domain, and one hop of the network beyond.
 
     Ignores:
-        NVLS, which speeds up the reduction only.
+        Stages that share a domain while others do not: where a replica is wider than the domain,
+        every send is taken to leave it.
 
     """
     size = np.asarray(size_bytes, dtype=np.float64)
-    nothing = all_reduce_s(np.where(size > 0, 1e-9, 0.0), group, gpu, cluster)
-    return np.asarray(nothing + (all_reduce_s(size, group, gpu, cluster) - nothing) / 2)
+    efficiency = efficiency_of(gpu)
+    if distance < cluster.gpus_per_hb_domain:
+        per_s = gpu.require("scale_up_bytes_per_s") * efficiency.scale_up_fraction
+        latency = efficiency.collective_latency_s
+    else:
+        per_s, latency = scale_out_bytes_per_s(gpu, cluster), _hop_s(cluster)
+    return np.where(size > 0, latency + size / per_s, 0.0)
+
+
+def looked_up_s(size_bytes: ArrayLike, table: CollectiveTable) -> NDArray[np.float64]:
+    """
+    Read a table: log-log between points, the first below them, the last bandwidth above.
+
+        ln t is linear in ln S between two measured sizes      (docs/model.md, eq. N1)
+
+    Args:
+        size_bytes: S, any shape, above zero.
+        table: measured points.
+
+    Returns:
+        Seconds, never falling with S.
+
+    Source:
+        Libraries switch algorithms between sizes, so that no one line fits (network tables).
+
+    """
+    size = np.maximum(1.0, np.asarray(size_bytes, dtype=np.float64))
+    known, seconds = np.asarray(table.size_bytes), np.asarray(table.seconds)
+    inside = np.exp(np.interp(np.log(size), np.log(known), np.log(seconds)))
+    return np.asarray(inside * np.maximum(1.0, size / known[-1]))
 
 
 def kv_pull_s_per_byte(
@@ -118,7 +169,7 @@ def kv_pull_s_per_byte(
         NIXL reads between ranks that overlap in heads, one flow a pair.
 
     Ignores:
-        Contention of concurrent pulls, cost per descriptor, pools that share an HB domain.
+        Contention of concurrent pulls, pools that share an HB domain.
 
     """
     return max(1.0, decode_tp / prefill_tp) / scale_out_bytes_per_s(gpu, cluster)
@@ -126,7 +177,7 @@ def kv_pull_s_per_byte(
 
 def scale_out_bytes_per_s(gpu: GpuSpec, cluster: ClusterSpec) -> float:
     """Return what one GPU achieves over the network; scale-up where there is one HB domain only."""
-    efficiency = _efficiency(gpu)
+    efficiency = efficiency_of(gpu)
     peak = cluster.scale_out_bytes_per_s or gpu.scale_out_bytes_per_s
     if peak is not None:
         return peak * efficiency.scale_out_fraction
@@ -139,27 +190,84 @@ def scale_out_bytes_per_s(gpu: GpuSpec, cluster: ClusterSpec) -> float:
     )
 
 
-def _bus_bytes_per_s(group: int, gpu: GpuSpec) -> float:
-    """Bus bandwidth of a large all-reduce inside the HB domain, measured where it was."""
-    efficiency = _efficiency(gpu)
-    measured = efficiency.allreduce_bus_bytes_per_s.get(str(group))
-    if measured is not None:
-        return measured
-    return gpu.require("scale_up_bytes_per_s") * efficiency.scale_up_fraction
-
-
-def _latency_s(group: int, gpu: GpuSpec) -> float:
-    """Fixed part inside the HB domain, that of the next larger group that was measured."""
-    if group == 1:
-        return 0.0
-    known = sorted(
-        (int(size), value) for size, value in _efficiency(gpu).allreduce_latency_s.items()
+def _exchange(pattern: str, size_bytes: ArrayLike, group: int) -> Exchange:
+    """Make an exchange among neighbours."""
+    return Exchange(
+        name=pattern,
+        equation="N1",
+        pattern=pattern,
+        group=group,
+        stride=1,
+        repeats=1,
+        size_bytes=np.asarray(size_bytes, dtype=np.float64),
     )
-    if not known:
-        raise InputError(
-            f"gpu {gpu.name}: efficiency.allreduce_latency_s", None, "at least one group size"
-        )
-    return next((value for size, value in known if size >= group), known[-1][1])
+
+
+def _inside_s(
+    size: NDArray[np.float64], group: int, pattern: str, gpu: GpuSpec, engine: str = ""
+) -> NDArray[np.float64]:
+    """
+    Time a collective inside an HB domain.
+
+        t from the table; without one t = l log2 g + f(g) S / (B e)      (docs/model.md, eq. N1)
+
+    f is `TRAFFIC`. A group between two tables takes the wider one's; one wider than all takes
+    the widest table's, its bytes scaled by f and its latency by the logarithm.
+    """
+    efficiency = efficiency_of(gpu).of_engine(engine)
+    tables: Tables = {
+        "all-reduce": efficiency.all_reduce,
+        "all-gather": efficiency.all_gather,
+        "reduce-scatter": efficiency.reduce_scatter,
+        "all-to-all": efficiency.all_to_all,
+    }[pattern]
+    per_s = gpu.require("scale_up_bytes_per_s") * efficiency.scale_up_fraction
+    if not tables:
+        latency = efficiency.collective_latency_s * math.log2(group)
+        return np.asarray(latency + TRAFFIC[pattern](group) * size / per_s)
+    known = sorted(int(key) for key in tables)
+    nearest = next((key for key in known if key >= group), known[-1])
+    seconds = looked_up_s(size, tables[str(nearest)])
+    if group <= nearest:
+        return seconds
+    latency = tables[str(nearest)].seconds[0]
+    hops = math.log2(group) / math.log2(nearest)
+    traffic = TRAFFIC[pattern](group) / TRAFFIC[pattern](nearest)
+    return np.asarray(latency * hops + (seconds - latency) * traffic)
+
+
+def _across_s(
+    size: NDArray[np.float64],
+    group: int,
+    inner: int,
+    exchange: Exchange,
+    gpu: GpuSpec,
+    cluster: ClusterSpec,
+) -> NDArray[np.float64]:
+    """
+    Time a collective over k domains of g GPUs each.
+
+        t = l_i + h ceil(log2 k) l_net + max(t_i, t_o) + 0.2 min(t_i, t_o)
+        (docs/model.md, eq. N2)
+
+    t_i is the collective within a domain less its latency l_i; t_o what a GPU sends over its
+    NIC: f(k) S / g, all to all S (k - 1) / k; h = 2 for an all-reduce, 1 for the others.
+    """
+    domains = math.ceil(group / inner)
+    pattern = exchange.pattern
+    within = 0 * size
+    latency = np.zeros_like(size)
+    if inner > 1:
+        share = size * inner / group if pattern == "all-to-all" else size
+        latency = _inside_s(np.ones_like(size), inner, pattern, gpu)
+        within = _inside_s(share, inner, pattern, gpu) - latency
+    sent = size * (domains - 1) / domains
+    if pattern != "all-to-all":
+        sent = size * TRAFFIC[pattern](domains) / inner
+    network = sent / scale_out_bytes_per_s(gpu, cluster)
+    hops = (2 if pattern == "all-reduce" else 1) * math.ceil(math.log2(domains))
+    overlapped = np.maximum(within, network) + OVERLAP_LEFT * np.minimum(within, network)
+    return np.asarray(latency + hops * _hop_s(cluster) + overlapped)
 
 
 def _hop_s(cluster: ClusterSpec) -> float:
@@ -168,13 +276,6 @@ def _hop_s(cluster: ClusterSpec) -> float:
         raise InputError(
             f"cluster {cluster.name}: scale_out_latency_s",
             None,
-            "the latency of one hop: tensor parallelism crosses the HB domain",
+            "the latency of one hop: the layout crosses the HB domain",
         )
     return cluster.scale_out_latency_s
-
-
-def _efficiency(gpu: GpuSpec) -> GpuEfficiency:
-    """Return the efficiencies, or say which GPU lacks them."""
-    if gpu.efficiency is None:
-        raise InputError(f"gpu {gpu.name}: efficiency", None, "efficiencies of a catalog GPU")
-    return gpu.efficiency

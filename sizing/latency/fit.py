@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from sizing.specs.model import ModelSpec
+    from sizing.specs.slicing import Slicing
 
 GRID = 24
 """Points along each axis of a fit."""
@@ -26,14 +27,14 @@ BATCHED_TOKENS = 1024
 
 
 def prefill_coefficients(
-    machine: Machine, *, tp: int, shortest: int, longest: int, cached: int
+    machine: Machine, *, slicing: Slicing, shortest: int, longest: int, cached: int
 ) -> StepCoefficients:
     """
     Fit eq. S2 of docs/model.md to the modelled time of prompts.
 
     Args:
         machine: model, GPU, cluster, engine.
-        tp: tensor-parallel degree.
+        slicing: of one replica.
         shortest: fewest prompt tokens computed.
         longest: most prompt tokens computed.
         cached: tokens before them, in the prefix cache.
@@ -44,7 +45,7 @@ def prefill_coefficients(
     """
     longest = max(longest, BATCHED_TOKENS)
     n = np.unique(np.rint(np.geomspace(max(1, shortest / 2), longest, GRID)))
-    seconds = step_s(machine, prefill_load(n, cached), tp=tp)
+    seconds = step_s(machine, prefill_load(n, cached), slicing=slicing)
     attended = pairs(n, np.full_like(n, cached))
     line = fit_bent_line(n, (_touched(machine.model, n), attended), seconds)
     experts, rate = line.rates
@@ -65,14 +66,14 @@ def prefill_coefficients(
 
 
 def decode_coefficients(
-    machine: Machine, *, tp: int, max_batch: int, contexts: tuple[float, float]
+    machine: Machine, *, slicing: Slicing, max_batch: int, contexts: tuple[float, float]
 ) -> StepCoefficients:
     """
     Fit eq. S3 of docs/model.md to the modelled time of decode steps.
 
     Args:
         machine: model, GPU, cluster, engine.
-        tp: tensor-parallel degree.
+        slicing: of one replica.
         max_batch: largest batch.
         contexts: shortest and longest mean context of a batch, tokens.
 
@@ -84,7 +85,7 @@ def decode_coefficients(
     batch, context = (
         axis.ravel() for axis in np.meshgrid(sizes, np.linspace(*contexts, 4), indexing="ij")
     )
-    seconds = step_s(machine, decode_load(batch, context), tp=tp)
+    seconds = step_s(machine, decode_load(batch, context), slicing=slicing)
     line = fit_bent_line(batch, (_touched(machine.model, batch), batch * context), seconds)
     experts, rate = line.rates
     return StepCoefficients(

@@ -36,6 +36,7 @@ def latent_ops(model: ModelSpec, mla: MlaSpec, load: StepLoad, *, tp: int) -> tu
         "heads": heads,
         "bytes_per_key": latent * DTYPE_BYTES[model.kv_dtype],
         "window": model.index.top_k if model.index else 0,
+        "kv_dtype": model.kv_dtype,
     }
     absorbed = Scores(
         name="sparse attention" if model.index else "attention",

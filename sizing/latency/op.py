@@ -56,6 +56,7 @@ class Op:
         keys: keys that each query sees at most in attention.
         heads: query heads on this GPU, in attention.
         head_dim: of a query, in attention.
+        kv_dtype: of the cache that decode attention reads.
     """
 
     name: str
@@ -66,11 +67,12 @@ class Op:
     work: Work
     rows: NDArray[np.float64] | None = None
     columns: NDArray[np.float64] | float | None = None
-    inner: float | None = None
+    inner: float | NDArray[np.float64] | None = None
     groups: NDArray[np.float64] | None = None
     keys: NDArray[np.float64] | None = None
-    heads: float | None = None
-    head_dim: float | None = None
+    heads: float | NDArray[np.float64] | None = None
+    head_dim: float | NDArray[np.float64] | None = None
+    kv_dtype: str | None = None
 
     @property
     def total(self) -> Work:

@@ -9,13 +9,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sizing.errors import InputError
+from sizing.latency.op import ACTIVATION_BYTES
 
 if TYPE_CHECKING:
-    from sizing.latency.op import Op
-    from sizing.specs.gpu import GemmEfficiency, GpuEfficiency, GpuSpec
+    from collections.abc import Callable
 
-TILE = 128
-"""Rows and columns of a GEMM's result that one SM computes at a time."""
+    from sizing.latency.op import Op
+    from sizing.specs.efficiency import (
+        DecodeAttentionEfficiency,
+        GemmEfficiency,
+        GpuEfficiency,
+        PrefillAttentionEfficiency,
+        StreamEfficiency,
+    )
+    from sizing.specs.gpu import GpuSpec
+
+TILES = ((128, 256), (64, 128))
+"""Rows and columns of a GEMM's result that one SM computes at a time: large and small kernels."""
+HEAD_DIM = 128
+"""Head dimension that the compute fraction of prefill attention is for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +38,7 @@ class OpTime:
     Attributes:
         compute_s: if only compute bound it.
         memory_s: if only HBM bound it.
-        launch_s: fixed part.
+        launch_s: what it takes however little it does.
     """
 
     seconds: NDArray[np.float64]
@@ -35,71 +47,77 @@ class OpTime:
     launch_s: NDArray[np.float64]
 
 
-def op_time(op: Op, gpu: GpuSpec) -> OpTime:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Parts:
+    """Seconds of one run: t = (sum of overlapped^p)^(1/p) + added (docs/model.md, eq. R1)."""
+
+    compute: NDArray[np.float64]
+    memory: NDArray[np.float64]
+    latency: NDArray[np.float64] | float = 0.0
+    smoothness: float | None = None
+    exposed_memory: NDArray[np.float64] | float = 0.0
+    launch: NDArray[np.float64] | float = 0.0
+
+
+def op_time(op: Op, gpu: GpuSpec, *, engine: str = "") -> OpTime:
     """
-    Time one op by its kind (docs/model.md, eq. R1, R2, R3 or R4); without work, it is not launched.
+    Time one op by its kind (docs/model.md, eq. R1 to R5); without work, it is not launched.
+
+    Args:
+        op: what to time.
+        gpu: peaks and efficiencies.
+        engine: whose kernels to take where the GPU has some of its own.
 
     Raises:
         InputError: the GPU has no peaks, as a CPU has none.
+
     """
-    efficiency = _efficiency(gpu)
-    hbm = gpu.require("hbm_bytes_per_s")
-    flops, moved = op.work.flops, op.work.hbm_bytes
-    smoothness: float | None = None
-    if op.kind in ("gemm", "grouped gemm"):
-        compute, memory, launch, smoothness = _gemm(op, gpu, efficiency)
-    elif op.kind == "prefill attention":
-        length = np.maximum(1.0, op.keys if op.keys is not None else 1.0)
-        ramp = 1 + efficiency.prefill_attention_half_tokens / length
-        peak = _peak(gpu, "bf16") * efficiency.prefill_attention_compute_fraction
-        compute, memory = flops / peak * ramp, moved / hbm
-        launch, smoothness = efficiency.prefill_attention_latency_s, 1.0
-    elif op.kind == "decode attention":
-        peak = _peak(gpu, "bf16") * efficiency.prefill_attention_compute_fraction
-        compute = flops / peak
-        memory = moved / (hbm * efficiency.decode_attention_memory_fraction)
-        launch = efficiency.decode_attention_latency_s
-    else:
-        compute, memory = 0 * flops, moved / (hbm * efficiency.elementwise_memory_fraction)
-        launch = efficiency.elementwise_latency_s
-    fixed = np.asarray(launch * ((flops > 0) | (moved > 0)), dtype=np.float64)
+    return timed(op, gpu, efficiency_of(gpu).of_engine(engine))
+
+
+def timed(op: Op, gpu: GpuSpec, efficiency: GpuEfficiency) -> OpTime:
+    """Time one op with the *efficiency* of one engine (as `op_time`)."""
+    parts = _BY_KIND[op.kind](op, gpu, efficiency)
+    runs = op.repeats * ((op.work.flops > 0) | (op.work.hbm_bytes > 0))
+    joined = smooth_max(
+        parts.compute, parts.memory, np.asarray(parts.latency), smoothness=parts.smoothness
+    )
     return OpTime(
-        seconds=op.repeats * (smooth_max(compute, memory, smoothness) + fixed),
-        compute_s=op.repeats * compute,
-        memory_s=op.repeats * memory,
-        launch_s=op.repeats * fixed,
+        seconds=np.asarray(runs * (joined + parts.exposed_memory + parts.launch)),
+        compute_s=np.asarray(runs * parts.compute),
+        memory_s=np.asarray(runs * (parts.memory + parts.exposed_memory)),
+        launch_s=np.asarray(runs * (parts.latency + parts.launch)),
     )
 
 
-def smooth_max(
-    compute_s: NDArray[np.float64], memory_s: NDArray[np.float64], smoothness: float | None
-) -> NDArray[np.float64]:
+def smooth_max(*bounds_s: NDArray[np.float64], smoothness: float | None) -> NDArray[np.float64]:
     """
-    Join the two bounds of a roofline.
+    Join the bounds of a roofline.
 
-        t = (t_c^p + t_m^p)^(1/p)      (docs/model.md, eq. R1)
+        t = (t_1^p + t_2^p + ...)^(1/p)      (docs/model.md, eq. R1)
 
     Args:
-        compute_s: t_c.
-        memory_s: t_m.
-        smoothness: p; 1 adds the two, `None` takes the larger.
+        bounds_s: seconds that each bound alone would take.
+        smoothness: p; 1 adds them, `None` takes the largest.
 
     Returns:
-        Seconds, at least the larger and at most the sum.
+        Seconds, at least the largest and at most the sum.
 
     Source:
-        Fits of GEMM tables: near the ridge neither bound is reached (p from 1.8 to 3.8).
+        Fits of GEMM tables: near the ridge neither bound is reached (p from 1.5 to 3).
 
     Ignores:
         Launch and tail effects: those are in the fixed time and in the waves.
 
     """
-    larger = np.maximum(compute_s, memory_s)
+    largest = bounds_s[0]
+    for bound in bounds_s[1:]:
+        largest = np.maximum(largest, bound)
     if smoothness is None:
-        return larger
-    safe = np.where(larger > 0, larger, 1.0)
-    ratio = np.minimum(compute_s, memory_s) / safe
-    return np.asarray(larger * (1 + ratio**smoothness) ** (1 / smoothness))
+        return np.asarray(largest)
+    safe = np.where(largest > 0, largest, 1.0)
+    total = sum((bound / safe) ** smoothness for bound in bounds_s)
+    return np.asarray(safe * total ** (1 / smoothness))
 
 
 def multiply_dtype(weight_dtype: str, gpu: GpuSpec) -> str:
@@ -112,7 +130,7 @@ def multiply_dtype(weight_dtype: str, gpu: GpuSpec) -> str:
     Raises:
         InputError: fp32 weights, for which no 16-bit multiplication stands in.
     """
-    if weight_dtype in gpu.peak_flops_per_s and weight_dtype in _efficiency(gpu).gemm:
+    if weight_dtype in gpu.peak_flops_per_s and weight_dtype in efficiency_of(gpu).gemm:
         return weight_dtype
     if weight_dtype == "fp32":
         raise InputError(
@@ -124,39 +142,7 @@ def multiply_dtype(weight_dtype: str, gpu: GpuSpec) -> str:
     return "bf16"
 
 
-def _gemm(
-    op: Op, gpu: GpuSpec, efficiency: GpuEfficiency
-) -> tuple[NDArray[np.float64], NDArray[np.float64], float, float | None]:
-    """
-    Time a GEMM.
-
-        t_c = F (1 + h (W - 1)) / (P e_c),  t_m = Q / (BW e_m)      (docs/model.md, eq. R2)
-    """
-    dtype = multiply_dtype(op.dtype, gpu)
-    fit = efficiency.gemm[dtype]
-    waves = _wave_penalty(op, gpu, fit)
-    compute = op.work.flops * waves / (_peak(gpu, dtype) * fit.compute_fraction)
-    memory = op.work.hbm_bytes / (gpu.require("hbm_bytes_per_s") * fit.memory_fraction)
-    return compute, memory, fit.latency_s, fit.smoothness
-
-
-def _wave_penalty(op: Op, gpu: GpuSpec, fit: GemmEfficiency) -> NDArray[np.float64] | float:
-    """
-    Return how much longer the last, partly filled wave of tiles makes a GEMM.
-
-        1 + h (W - 1),  W = ceil(T / SM) SM / T,  T = ceil(m / 128) ceil(n / 128)
-        (docs/model.md, eq. R2)
-    """
-    if not fit.wave_fraction or gpu.num_sms is None or op.rows is None or op.columns is None:
-        return 1.0
-    groups = np.maximum(1.0, op.groups) if op.groups is not None else 1.0
-    tiles = groups * np.ceil(op.rows / groups / TILE) * np.ceil(np.asarray(op.columns) / TILE)
-    tiles = np.maximum(1.0, tiles)
-    waves = np.ceil(tiles / gpu.num_sms) * gpu.num_sms / tiles
-    return np.asarray(1 + fit.wave_fraction * (waves - 1))
-
-
-def _efficiency(gpu: GpuSpec) -> GpuEfficiency:
+def efficiency_of(gpu: GpuSpec) -> GpuEfficiency:
     """Return the efficiencies, or say what a machine without them needs."""
     if gpu.efficiency is None:
         raise InputError(
@@ -166,6 +152,136 @@ def _efficiency(gpu: GpuSpec) -> GpuEfficiency:
             "run `serving measure -o steps.csv`, then `sizing calibrate --engine steps.csv`",
         )
     return gpu.efficiency
+
+
+def _gemm(op: Op, gpu: GpuSpec, efficiency: GpuEfficiency) -> _Parts:
+    """
+    Time a GEMM, or one per group.
+
+        t_c = F / (P e_c f) A / (m n) (1 + k_0 / k),  t_m = Q_w / (BW e_m),
+        t = (t_c^p + t_m^p)^(1/p) + b Q_a / BW + r k + t_0      (docs/model.md, eq. R2)
+
+    Q_w are the bytes of the weights, Q_a those of the activations, A the area of R2's tiles,
+    f what the power limit leaves of e_c.
+    """
+    dtype = multiply_dtype(op.dtype, gpu)
+    fit = efficiency.gemm.get(op.dtype, efficiency.gemm[dtype])
+    if op.kind == "grouped gemm":
+        fit = efficiency.grouped_gemm.get(op.dtype, efficiency.grouped_gemm.get(dtype, fit))
+    hbm = gpu.require("hbm_bytes_per_s")
+    if op.rows is None or op.columns is None or op.inner is None:
+        raise InputError(f"op {op.name}", op.kind, "rows, columns and inner of a GEMM")
+    activations = op.rows * (op.inner + op.columns) * ACTIVATION_BYTES
+    sustained = fit.compute_fraction * efficiency.sustained_fraction.get(dtype, 1.0)
+    compute = op.work.flops / (_peak(gpu, dtype) * sustained)
+    return _Parts(
+        compute=np.asarray(compute * _padding(op, gpu, fit) * (1 + fit.ramp_inner / op.inner)),
+        memory=np.maximum(0.0, op.work.hbm_bytes - activations) / (hbm * fit.memory_fraction),
+        smoothness=fit.smoothness,
+        exposed_memory=activations * fit.activation_fraction / hbm,
+        launch=fit.latency_s + fit.inner_latency_s * op.inner,
+    )
+
+
+def _padding(op: Op, gpu: GpuSpec, fit: GemmEfficiency) -> NDArray[np.float64] | float:
+    """
+    Return how much the tiles of a GEMM, whole waves of them, are larger than its result.
+
+        A / (m n),  A = min(A(128, 256), A(64, 128) / e_s),
+        A(a, b) = (1 - h) m n + h ceil(T / SM) SM a b,
+        T = g ceil(m / (g a)) ceil(n / b)      (docs/model.md, eq. R2)
+    """
+    if not fit.wave_fraction or gpu.num_sms is None:
+        return 1.0
+    columns = np.asarray(op.columns, dtype=np.float64)
+    groups: NDArray[np.float64] | float = 1.0 if op.groups is None else np.maximum(1.0, op.groups)
+    rows = np.maximum(1e-9, np.asarray(op.rows, dtype=np.float64))
+    best: NDArray[np.float64] | None = None
+    for (high, wide), fraction in zip(TILES, (1.0, fit.small_tile_fraction), strict=True):
+        tiles = groups * np.ceil(rows / groups / high) * np.ceil(columns / wide)
+        waves = np.ceil(tiles / gpu.num_sms) * gpu.num_sms
+        padded = fit.wave_fraction * waves * (high * wide) / (rows * columns)
+        area = (1 - fit.wave_fraction + padded) / fraction
+        best = area if best is None else np.minimum(best, area)
+    return np.asarray(best)
+
+
+def _prefill_attention(op: Op, gpu: GpuSpec, efficiency: GpuEfficiency) -> _Parts:
+    """
+    Time attention over prompts.
+
+        t_c = F / (P e_c) (1 + s_0 / s) (128 / d)^x,  t_l = l s d / 128,
+        t = (t_c^p + t_l^p)^(1/p) + Q / (BW e_m) + t_0      (docs/model.md, eq. R3)
+
+    s are the keys that a query sees at most: the last block of queries meets them one by one.
+    """
+    fit: PrefillAttentionEfficiency = efficiency.prefill_attention
+    keys = np.maximum(1.0, _number(op.keys, op.rows))
+    head = _number(op.head_dim) / HEAD_DIM
+    ramp = (1 + fit.half_tokens / keys) * head**-fit.head_exponent
+    return _Parts(
+        compute=op.work.flops / (_peak(gpu, "bf16") * fit.compute_fraction) * ramp,
+        memory=0 * op.work.flops,
+        latency=fit.key_latency_s * keys * head,
+        smoothness=fit.smoothness,
+        exposed_memory=op.work.hbm_bytes / (gpu.require("hbm_bytes_per_s") * fit.memory_fraction),
+        launch=fit.latency_s,
+    )
+
+
+def _decode_attention(op: Op, gpu: GpuSpec, efficiency: GpuEfficiency) -> _Parts:
+    """
+    Time attention of one token per sequence over its cache.
+
+        t_m = Q / (BW e_m),  t_c = F / (P e_c),  t_l = l s,
+        t = (t_m^p + t_c^p + t_l^p)^(1/p) + r B N / tp + t_0      (docs/model.md, eq. R5)
+
+    Over a latent (MLA: heads wider than any other) with the constants of those kernels.
+    """
+    fit: DecodeAttentionEfficiency = efficiency.decode_attention
+    latent = efficiency.latent_decode_attention
+    if latent is not None and np.max(_number(op.head_dim)) > LATENT_DIM:
+        fit = latent
+    keys, sequences = _number(op.keys), _number(op.rows)
+    streamed = fit.memory_fraction * (fit.fp8_fraction if op.kv_dtype == "fp8" else 1.0)
+    return _Parts(
+        compute=op.work.flops / (_peak(gpu, "bf16") * fit.compute_fraction),
+        memory=op.work.hbm_bytes / (gpu.require("hbm_bytes_per_s") * streamed),
+        latency=fit.key_latency_s * keys,
+        smoothness=fit.smoothness,
+        launch=fit.latency_s + fit.item_latency_s * sequences * _number(op.heads),
+    )
+
+
+LATENT_DIM = 512
+"""Decode heads wider than this attend over a latent; no model has keys so wide."""
+
+
+def _streaming(op: Op, gpu: GpuSpec, efficiency: GpuEfficiency) -> _Parts:
+    """Time what mostly moves bytes: t = max(F / (P e_c), Q / (BW e_m)) + r n + t_0 (eq. R4)."""
+    fit: StreamEfficiency = efficiency.elementwise
+    if op.kind == "linear attention" and efficiency.linear_attention is not None:
+        fit = efficiency.linear_attention
+    return _Parts(
+        compute=op.work.flops / (_peak(gpu, "bf16") * fit.compute_fraction),
+        memory=op.work.hbm_bytes / (gpu.require("hbm_bytes_per_s") * fit.memory_fraction),
+        launch=fit.latency_s + fit.row_latency_s * (0.0 if op.rows is None else op.rows),
+    )
+
+
+_BY_KIND: dict[str, Callable[[Op, GpuSpec, GpuEfficiency], _Parts]] = {
+    "gemm": _gemm,
+    "grouped gemm": _gemm,
+    "prefill attention": _prefill_attention,
+    "decode attention": _decode_attention,
+    "linear attention": _streaming,
+    "elementwise": _streaming,
+}
+
+
+def _number(*values: NDArray[np.float64] | float | None) -> NDArray[np.float64] | float:
+    """Return the first that is given, else 1."""
+    return next((value for value in values if value is not None), 1.0)
 
 
 def _peak(gpu: GpuSpec, dtype: str) -> float:

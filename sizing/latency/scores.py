@@ -33,6 +33,7 @@ class Scores:
         window: keys that a query sees at most; 0: all.
         chunked: the window is a chunk of the sequence.
         dtype: that it multiplies in.
+        kv_dtype: of the cache.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Scores:
     window: int = 0
     chunked: bool = False
     dtype: str = "bf16"
+    kv_dtype: str = "bf16"
 
     def prefill(self, load: StepLoad) -> Op:
         """
@@ -93,4 +95,5 @@ class Scores:
             keys=keys,
             heads=self.heads,
             head_dim=self.head_dim,
+            kv_dtype=self.kv_dtype,
         )

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sizing.latency.collectives import all_gather_s, all_reduce_s
-from sizing.latency.op import ACTIVATION_BYTES
-from sizing.latency.roofline import op_time
+from sizing.latency.collectives import exchange_s
+from sizing.latency.communication import step_exchanges
+from sizing.latency.roofline import efficiency_of, timed
 from sizing.latency.work import step_ops
 from sizing.specs.cluster import ClusterSpec
 from sizing.specs.engine import EngineProfile
 from sizing.specs.gpu import GpuSpec
 from sizing.specs.model import ModelSpec
-from sizing.specs.slicing import Slicing
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from sizing.latency.exchange import Exchange
     from sizing.latency.load import StepLoad
+    from sizing.latency.op import Op
+    from sizing.specs.slicing import Slicing
 
 BOUNDS = ("compute", "memory bandwidth", "network", "launch")
 
@@ -68,30 +72,33 @@ class Term:
         return BOUNDS[int(np.argmax([np.sum(part) for part in parts]))]
 
 
-def step_terms(machine: Machine, load: StepLoad, *, tp: int) -> tuple[Term, ...]:
+def step_terms(machine: Machine, load: StepLoad, *, slicing: Slicing) -> tuple[Term, ...]:
     """
     Split the seconds of a step into terms.
 
-        t = sum of ops + 2 L all-reduces + logits gather + L t_layer + t_step + B t_seq
+        t = sum of ops + sum of exchanges + L t_layer + X t_exchange + t_step + B t_seq
         (docs/model.md, eq. S5)
 
     Args:
         machine: model, GPU, cluster, engine.
-        load: what the step holds, arrays of any shape.
-        tp: tensor-parallel degree.
+        load: what the step holds on one data-parallel copy, arrays of any shape.
+        slicing: how a replica's GPUs share the model.
 
     Returns:
-        Terms whose seconds add up to the step, each of the shape of *load*.
+        Terms whose seconds add up to the step, each of the shape of *load*. With pipeline stages
+        that is the way through all of them; `stage_s` is the time between two steps.
 
     Source:
         Ops run one after another on a stream; sums of op tables predict static batches within
-        6 to 12 % (aiconfigurator, measured in our research notes).
+        6 to 12 % (docs/validation.md).
 
     Ignores:
         Overlap of communication with compute, and of the host with the GPU beyond what the
         engine's constants were fitted with.
 
     """
+    efficiency = efficiency_of(machine.gpu).of_engine(machine.engine.name)
+    efficiency = efficiency.with_kernels(machine.engine.kernels)
     terms = [
         _term(
             op.name,
@@ -103,57 +110,130 @@ def step_terms(machine: Machine, load: StepLoad, *, tp: int) -> tuple[Term, ...]
             flops=op.total.flops,
             hbm_bytes=op.total.hbm_bytes,
         )
-        for op in step_ops(machine.model, load, slicing=Slicing(tp=tp))
-        for time in (op_time(op, machine.gpu),)
+        for op in _ops(machine, load, slicing)
+        for time in (timed(op, machine.gpu, efficiency),)
     ]
-    return (*terms, *_network_terms(machine, load, tp=tp), *_engine_terms(machine, load))
+    exchanges = step_exchanges(machine.model, load, slicing=slicing)
+    runs = sum(exchange.repeats for exchange in exchanges)
+    return (
+        *terms,
+        *_network_terms(machine, exchanges),
+        *_engine_terms(machine, load, exchanges=runs),
+    )
 
 
-def step_s(machine: Machine, load: StepLoad, *, tp: int) -> NDArray[np.float64]:
+def step_s(machine: Machine, load: StepLoad, *, slicing: Slicing) -> NDArray[np.float64]:
     """Sum the terms of `step_terms` (docs/model.md, eq. S5)."""
-    return np.asarray(sum(term.seconds for term in step_terms(machine, load, tp=tp)))
+    return np.asarray(sum(term.seconds for term in step_terms(machine, load, slicing=slicing)))
 
 
-def beyond_hb_domain_s(machine: Machine, load: StepLoad, *, tp: int) -> NDArray[np.float64]:
+def stage_s(machine: Machine, load: StepLoad, *, slicing: Slicing) -> NDArray[np.float64]:
+    """
+    Seconds between two steps of a pipeline that is kept full: its slowest stage.
+
+        t_stage = (t - t_head) ceil(L / pp) / L + t_head      (docs/model.md, eq. S6)
+
+    Args:
+        machine: model, GPU, cluster, engine.
+        load: one of the pp batches that are under way at a time.
+        slicing: pp stages; one stage is the whole step.
+
+    Returns:
+        Seconds; a sequence gets a token every pp times that, or every `step_s` if longer.
+
+    Source:
+        Layers dealt out evenly, what is left over to the first stages; lm_head on the last.
+
+    Ignores:
+        Bubbles while fewer batches than stages are under way.
+
+    """
+    terms = step_terms(machine, load, slicing=slicing)
+    whole = np.asarray(sum(term.seconds for term in terms))
+    if slicing.pp == 1:
+        return whole
+    head = np.asarray(sum(term.seconds for term in terms if term.name in ONCE))
+    layers = machine.model.num_layers
+    share = -(-layers // slicing.pp) / layers
+    return np.asarray((whole - head) * share + head)
+
+
+ONCE = ("lm_head", "logits gather", "engine per step", "engine per sequence")
+"""Terms that one stage of a pipeline pays alone, or every stage pays in full."""
+
+
+def beyond_hb_domain_s(
+    machine: Machine, load: StepLoad, *, slicing: Slicing
+) -> NDArray[np.float64]:
     """
     What crossing the HB domain adds to a step: its collectives, less those within one domain.
 
-    Zero while *tp* fits the domain.
+    Zero while a stage fits the domain.
     """
-    inner = min(tp, machine.cluster.gpus_per_hb_domain)
+    cluster = machine.cluster
+    joined = replace(cluster, gpus_per_hb_domain=10**6, gpus_per_node=10**6)
+    exchanges = [
+        exchange
+        for exchange in step_exchanges(machine.model, load, slicing=slicing)
+        if exchange.pattern != "point-to-point"
+    ]
     across, inside = (
-        sum(term.seconds for term in _network_terms(machine, load, tp=group))
-        for group in (tp, inner)
+        sum((term.seconds for term in _network_terms(one, exchanges)), np.zeros(()))
+        for one in (machine, replace(machine, cluster=joined))
     )
-    return np.asarray(across - inside)
+    return np.maximum(0.0, np.asarray(across - inside))
 
 
-def _network_terms(machine: Machine, load: StepLoad, *, tp: int) -> tuple[Term, ...]:
-    """All-reduces after attention and feed-forward (eq. N1, N2), gather of the logits (eq. N3)."""
-    if tp == 1:
-        return ()
+def _ops(machine: Machine, load: StepLoad, slicing: Slicing) -> Iterator[Op]:
+    """
+    Yield the ops of a step as the engine's kernels do them.
+
+        Q = B min(s, w) 2 N H w / tp instead of 2 K' H where heads are not shared
+        (docs/model.md, eq. S7)
+    """
     model = machine.model
-    hidden = load.tokens * model.hidden_size * ACTIVATION_BYTES
-    logits = (load.prompts + load.sequences) * model.vocab_size * ACTIVATION_BYTES
+    group = model.num_heads / model.num_kv_heads
+    for op in step_ops(model, load, slicing=slicing):
+        unshared = op.kind == "decode attention" and op.name.startswith("window")
+        if unshared and machine.engine.window_per_query_head:
+            work = replace(op.work, hbm_bytes=op.work.hbm_bytes * group)
+            yield replace(op, work=work)
+        else:
+            yield op
+
+
+def _network_terms(machine: Machine, exchanges: Iterable[Exchange]) -> tuple[Term, ...]:
+    """Every exchange of the step, its fixed part apart (eq. N1, N2, N5)."""
     terms = []
-    for name, equation, repeats, size, seconds_of in (
-        ("all-reduce", "N1", 2 * model.num_layers, hidden, all_reduce_s),
-        ("logits gather", "N3", 1, logits, all_gather_s),
-    ):
-        seconds = repeats * seconds_of(size, tp, machine.gpu, machine.cluster)
-        tiny = np.where(size > 0, 1e-9, 0.0)
-        fixed = repeats * seconds_of(tiny, tp, machine.gpu, machine.cluster)
-        terms.append(_term(name, equation, seconds, network=seconds - fixed, launch=fixed))
+    for exchange in exchanges:
+        size = exchange.size_bytes
+        tiny = replace(exchange, size_bytes=np.where(size > 0, 1.0, 0.0))
+        seconds, fixed = (
+            exchange.repeats
+            * exchange_s(one, machine.gpu, machine.cluster, engine=machine.engine.name)
+            for one in (exchange, tiny)
+        )
+        fixed = np.minimum(fixed, seconds)
+        terms.append(
+            _term(
+                exchange.name,
+                exchange.equation,
+                seconds,
+                network=np.asarray(seconds - fixed),
+                launch=fixed,
+            )
+        )
     return tuple(terms)
 
 
-def _engine_terms(machine: Machine, load: StepLoad) -> tuple[Term, ...]:
+def _engine_terms(machine: Machine, load: StepLoad, *, exchanges: int) -> tuple[Term, ...]:
     """Host time that the GPU waits for, constants of the engine version (eq. S5)."""
     engine, one = machine.engine, np.ones_like(load.tokens)
     return tuple(
         _term(name, "S5", seconds, launch=seconds)
         for name, seconds in (
             ("engine per layer", engine.per_layer_s * machine.model.num_layers * one),
+            ("engine per exchange", engine.per_exchange_s * exchanges * one),
             ("engine per step", engine.per_step_s * one),
             ("engine per sequence", engine.per_sequence_s * (load.prompts + load.sequences)),
         )

@@ -9,6 +9,7 @@ import numpy as np
 from sizing.latency.load import decode_load, prefill_load
 from sizing.latency.step import BOUNDS, step_terms
 from sizing.search.step_models import machine
+from sizing.specs.slicing import Slicing
 
 if TYPE_CHECKING:
     from sizing.latency.step import Term
@@ -50,9 +51,9 @@ def representative_terms(
     tandem = chosen.tandem
     if role == "prefill":
         load = prefill_load(float(tandem.computed_tokens.mean()), tandem.workload.prefix_tokens)
-        return step_terms(machine(inputs), load, tp=chosen.layout.prefill_tp)
+        return step_terms(machine(inputs), load, slicing=Slicing(tp=chosen.layout.prefill_tp))
     load = decode_load(max(1.0, batch), tandem.context[0])
-    return step_terms(machine(inputs), load, tp=chosen.layout.decode_tp)
+    return step_terms(machine(inputs), load, slicing=Slicing(tp=chosen.layout.decode_tp))
 
 
 def _step_bound(inputs: Inputs, chosen: Candidate, role: str, batch: float, context: float) -> str:

@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING
 from sizing.errors import InputError, NegativeAnswer
 from sizing.latency.load import decode_load, prefill_load
 from sizing.latency.step import beyond_hb_domain_s
-from sizing.plan import Pool, Prediction
+from sizing.plan import Pool, Prediction, Validation
 from sizing.search.candidate import smallest
+from sizing.search.evidence import validation
 from sizing.search.layout import Layout, check_degree, memory_rule, pairing_rule
 from sizing.search.proposal import pools, prediction
 from sizing.search.search import largest_batch
 from sizing.search.slo import checks
 from sizing.search.step_models import StepModels, machine
+from sizing.specs.slicing import Slicing
 from sizing.traffic.forecast import capacity_requests_per_s, forecast
 
 if TYPE_CHECKING:
@@ -38,6 +40,7 @@ class Given:
     meets_slo: bool
     misses: tuple[str, ...]
     beyond_hb_domain_s: dict[str, float]
+    validated_on: Validation
 
 
 def given(inputs: Inputs, *, prefill: tuple[int, int], decode: tuple[int, int]) -> Given:
@@ -72,6 +75,7 @@ def given(inputs: Inputs, *, prefill: tuple[int, int], decode: tuple[int, int]) 
         meets_slo=not missed,
         misses=missed,
         beyond_hb_domain_s=_beyond(inputs, chosen, found.mean_batch),
+        validated_on=validation(inputs),
     )
 
 
@@ -97,7 +101,7 @@ def _beyond(inputs: Inputs, chosen: Candidate, batch: float) -> dict[str, float]
         "decode": (decode_load(batch, chosen.tandem.context[0]), chosen.layout.decode_tp),
     }
     return {
-        role: float(beyond_hb_domain_s(machine(inputs), load, tp=tp))
+        role: float(beyond_hb_domain_s(machine(inputs), load, slicing=Slicing(tp=tp)))
         for role, (load, tp) in steps.items()
         if tp > inputs.cluster.gpus_per_hb_domain
     }

@@ -11,6 +11,7 @@ from sizing.errors import InputError
 from sizing.latency.fit import decode_coefficients, path_coefficients, prefill_coefficients
 from sizing.latency.step import Machine
 from sizing.plan import StepModel
+from sizing.specs.slicing import Slicing
 from sizing.specs.step import Interference
 from sizing.traffic.stage import QUANTILES
 
@@ -75,7 +76,7 @@ class StepModels:
             computed = length_quantiles(load.input_tokens, QUANTILES) - load.prefix_tokens
             self._prefill[tp] = prefill_coefficients(
                 machine(self._inputs),
-                tp=tp,
+                slicing=Slicing(tp=tp),
                 shortest=max(1, int(computed.min())),
                 longest=max(1, int(computed.max())),
                 cached=load.prefix_tokens,
@@ -91,7 +92,7 @@ class StepModels:
             middle = float(prompts.mean() + np.mean(answers**2) / (2 * answers.mean()))
             self._decode[tp] = decode_coefficients(
                 machine(self._inputs),
-                tp=tp,
+                slicing=Slicing(tp=tp),
                 max_batch=self._inputs.engine.max_batch_size,
                 contexts=(middle / 2, middle * 1.5),
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sizing.specs.checks import STRICT, fraction, not_negative, positive
+from sizing.specs.efficiency import EngineKernels
 from sizing.specs.gpu import Source
 
 
@@ -17,15 +18,23 @@ class EngineProfile:
         pp: pipeline degrees that can be deployed.
         block_size: KV block, tokens, on GPUs; `cpu_block_size` on CPUs.
         memory_fraction: share of GPU memory the engine takes.
-        activation_bytes: working memory per GPU at `max_batched_tokens`.
-        runtime_bytes: CUDA context, collectives and graphs per GPU.
+        activation_bytes: working memory per GPU at `max_batched_tokens`; 0: as vLLM allocates it,
+            by the model (docs/model.md, eq. M8).
+        runtime_bytes: CUDA context and graphs per GPU; buffers of collectives are counted apart.
         max_batch_size: largest number of sequences in a step.
         max_batched_tokens: token budget of a step.
         per_layer_s: launch and host time per layer and step, not hidden.
+        per_exchange_s: time per collective and step beyond that of its kernel in a CUDA graph.
         per_step_s: scheduler and sampler per step.
         per_sequence_s: host time per sequence and step.
         per_request_s: API server, tokenisation and routing, once per request.
         transfer_base_s: fixed part of one KV pull.
+        transfer_per_descriptor_s: per contiguous piece of KV cache in a pull: a block of a layer.
+        deployable: whether a plan may be made for it; else it only predicts measured rows.
+        window_per_query_head: whether decode attention with a window reads keys and values once per
+            query head, as kernels do that know no shared heads.
+        kernels: of this version, on every GPU, in place of those that the GPU lists.
+        cuda_graphs: whether decode steps are captured; else every kernel is launched by the host.
     """
 
     __pydantic_config__ = STRICT
@@ -46,6 +55,12 @@ class EngineProfile:
     per_sequence_s: float
     per_request_s: float
     transfer_base_s: float
+    per_exchange_s: float = 0.0
+    transfer_per_descriptor_s: float = 0.0
+    deployable: bool = True
+    cuda_graphs: bool = True
+    window_per_query_head: bool = False
+    kernels: EngineKernels | None = None
     sources: tuple[Source, ...] = ()
 
     def __post_init__(self) -> None:
@@ -65,4 +80,6 @@ class EngineProfile:
             per_sequence_s=self.per_sequence_s,
             per_request_s=self.per_request_s,
             transfer_base_s=self.transfer_base_s,
+            per_exchange_s=self.per_exchange_s,
+            transfer_per_descriptor_s=self.transfer_per_descriptor_s,
         )

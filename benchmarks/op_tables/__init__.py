@@ -1,0 +1,1 @@
+"""Op tables of the aiconfigurator-core wheel: read, turned into our ops, fitted."""

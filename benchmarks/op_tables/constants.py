@@ -1,0 +1,380 @@
+"""Constants of one GPU, kind of op by kind of op."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from op_tables import shapes, tables
+from op_tables.solver import solved
+from sizing.latency.roofline import timed
+from sizing.specs.efficiency import (
+    DecodeAttentionEfficiency,
+    GemmEfficiency,
+    GpuEfficiency,
+    PrefillAttentionEfficiency,
+    StreamEfficiency,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from op_tables.tables import Table
+    from sizing.latency.op import Op
+    from sizing.specs.gpu import GpuSpec
+
+SMALLEST, LARGEST = 1024, 2**28
+"""Bytes of the collectives kept: less costs the same, more goes at the last bandwidth."""
+ROWS = 4000
+"""Rows of a table that a fit sees, evenly over octaves of what grows with the load."""
+SMALLEST_WEIGHT = 2e6
+LARGE_CACHE = {"l40s": 1e8, "rtx-pro-6000": 1.4e8}
+"""Values of a weight below which a benchmark finds it in cache, as no engine does: these GPUs have
+96 and 128 MB of it."""
+SMALLEST_SIDE = 256
+FEWEST_ROWS = 100
+"""Shapes below which a table is too small to fit."""
+FEWEST_PROMPT, FEWEST_CONTEXT, LARGEST_HEAD, LARGEST_GROUP = 32, 60, 256, 16
+"""Attention shapes that are served: prompt, context, head dimension, heads per KV head."""
+GEMM_DTYPES = {
+    "bf16": {"bfloat16", "float16"},
+    "fp8": {"fp8"},
+    "int8": {"sq"},
+    "fp4": {"nvfp4"},
+    "int4": {"int4_wo"},
+}
+EXPERT_DTYPES = {
+    "bf16": {"bfloat16", "float16"},
+    "fp8": {"fp8_block"},
+    "int4": {"int4_wo"},
+    "fp4": {"nvfp4", "w4a16_mxfp4", "w4a8_mxfp4_mxfp8"},
+}
+RELATIVES = {
+    "a100-sxm": ("a100-sxm-40gb", "a100-pcie"),
+    "h100-sxm": ("h100-pcie", "h800", "gh200"),
+    "l40s": ("l4",),
+}
+ENGINES = ("vllm", "trtllm", "sglang")
+KV_BYTES = {"bfloat16": 2.0, "float16": 2.0, "fp8": 1.0}
+GEMM_BOUNDS = {
+    "compute_fraction": (0.1, 0.7, 1.0),
+    "memory_fraction": (0.1, 0.8, 1.0),
+    "latency_s": (1e-7, 4e-6, 1e-4),
+    "wave_fraction": (1e-3, 0.1, 1.0),
+    "smoothness": (1.0, 2.0, 20.0),
+    "small_tile_fraction": (0.1, 0.7, 1.0),
+    "ramp_inner": (1e-3, 50.0, 1000.0),
+    "inner_latency_s": (1e-14, 1e-10, 3e-9),
+    "activation_fraction": (1e-2, 1.0, 4.0),
+}
+EXPERT_BOUNDS = {**GEMM_BOUNDS, "latency_s": (1e-7, 8e-6, 1e-4), "ramp_inner": (1e-3, 1e-3, 1e-3)}
+PREFILL_BOUNDS = {
+    "compute_fraction": (0.1, 0.6, 1.0),
+    "memory_fraction": (0.1, 0.6, 1.0),
+    "latency_s": (1e-7, 1e-5, 1e-4),
+    "half_tokens": (1.0, 300.0, 5000.0),
+    "head_exponent": (0.01, 0.2, 2.0),
+    "key_latency_s": (1e-12, 5e-9, 1e-7),
+    "smoothness": (1.0, 2.0, 10.0),
+}
+DECODE_BOUNDS = {
+    "memory_fraction": (0.1, 0.8, 1.0),
+    "compute_fraction": (0.02, 0.3, 1.0),
+    "latency_s": (1e-7, 1e-5, 1e-4),
+    "key_latency_s": (1e-13, 2e-10, 5e-8),
+    "item_latency_s": (1e-12, 1e-9, 1e-7),
+    "smoothness": (1.0, 2.0, 20.0),
+    "fp8_fraction": (0.3, 0.8, 1.0),
+}
+STREAM_BOUNDS = {
+    "memory_fraction": (0.02, 0.5, 1.0),
+    "compute_fraction": (0.01, 0.2, 1.0),
+    "latency_s": (1e-7, 1e-5, 1e-3),
+    "row_latency_s": (1e-13, 1e-9, 1e-6),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fitted:
+    """
+    Constants of one kind of op.
+
+    Attributes:
+        key: its table in `[efficiency]`, dotted.
+        numbers: the constants.
+        errors: predicted over measured, less 1, of every row of the fit.
+        engines: whose tables were read.
+    """
+
+    key: str
+    numbers: dict[str, float]
+    errors: NDArray[np.float64]
+    engines: tuple[str, ...]
+
+
+def relatives(gpu: str) -> tuple[str, ...]:
+    """GPUs of the catalog with the kernels of *gpu*, itself first; only it counts as fitted."""
+    return (gpu, *RELATIVES.get(gpu, ()))
+
+
+def fitted(gpu: GpuSpec) -> list[Fitted]:
+    """Fit all kinds of ops that the wheel has tables of for *gpu*."""
+    return [
+        *_gemms(gpu),
+        *_experts(gpu),
+        *_attention(gpu),
+        *_latent(gpu),
+        *_linear(gpu),
+    ]
+
+
+def collectives(gpu: str) -> dict[str, tuple[list[float], list[float]]]:
+    """
+    Tables of collectives in a CUDA graph: key in `[efficiency]` -> bytes and seconds.
+
+    All-reduce: the engine's own, or NCCL where that is faster; the others: NCCL. Sizes of the
+    wheel are elements of 2 bytes, of the whole; in an all to all one share of a GPU's stays put.
+    """
+    nccl = tables.tables(gpu, "comm", "nccl").get("nccl", {})
+    found: dict[str, tuple[list[float], list[float]]] = {}
+    for ours, theirs in (
+        ("all_reduce", "all_reduce"),
+        ("all_gather", "all_gather"),
+        ("reduce_scatter", "reduce_scatter"),
+        ("all_to_all", "alltoall"),
+    ):
+        for group, points in _points(nccl, {"op_name": theirs, "nccl_dtype": "half"}).items():
+            sent = (group - 1) / group if ours == "all_to_all" else 1.0
+            found[f"{ours}.{group}"] = _table({s * sent: t for s, t in points.items()})
+    shared = dict(found)
+    for engine, own in tables.tables(gpu, "comm", "custom_allreduce").items():
+        captured = {"backend": f"{engine}_graph"} if "backend" in own else {}
+        prefix = "" if engine == "vllm" else f"engines.{engine}."
+        for group, points in _points(own, captured).items():
+            both = dict(points)
+            for size, seconds in zip(*shared.get(f"all_reduce.{group}", ((), ())), strict=True):
+                both[size] = min(seconds, both.get(size, np.inf))
+            found[f"{prefix}all_reduce.{group}"] = _table(both)
+    return found
+
+
+def _points(table: Table, chosen: dict[str, str]) -> dict[int, dict[float, float]]:
+    """Seconds by bytes, by group."""
+    if not table:
+        return {}
+    keep = np.ones(len(table["latency"]), dtype=bool)
+    for column, value in chosen.items():
+        keep &= table[column].astype(str) == value
+    found: dict[int, dict[float, float]] = {}
+    rows = zip(
+        table["num_gpus"][keep].tolist(),
+        table["message_size"][keep].tolist(),
+        table["latency"][keep].tolist(),
+        strict=True,
+    )
+    for group, elements, latency in rows:
+        points = found.setdefault(int(group), {})
+        size = float(elements) * 2
+        points[size] = min(latency * 1e-3, points.get(size, np.inf))
+    return found
+
+
+def _table(points: dict[float, float]) -> tuple[list[float], list[float]]:
+    """Points from 1 KiB to 256 MiB, in order, none undercut by a larger one."""
+    sizes = [size for size in sorted(points) if SMALLEST <= size <= LARGEST]
+    seconds = np.minimum.accumulate([points[size] for size in sizes][::-1])[::-1]
+    return sizes, [float(f"{value:.4g}") for value in seconds]
+
+
+def _gemms(gpu: GpuSpec) -> Iterator[Fitted]:
+    """Dense GEMMs, per dtype, on matrices that no cache holds."""
+    found = tables.tables(gpu.name, "gemm", "gemm")
+    for dtype, names in GEMM_DTYPES.items():
+        if dtype not in gpu.peak_flops_per_s and dtype != "int4":
+            continue
+        table = tables.minimum(found, ("m", "n", "k"), {"gemm_dtype": names})
+        keep = (table["n"] >= SMALLEST_SIDE) & (table["k"] >= SMALLEST_SIDE)
+        keep &= table["n"] * table["k"] >= LARGE_CACHE.get(gpu.name, SMALLEST_WEIGHT)
+        table = {key: values[keep] for key, values in table.items()}
+        if not keep.any():
+            continue
+        table = tables.rising(table, "m", ("n", "k"))
+        table = tables.sampled(table, ROWS, along="m")
+        op = shapes.gemms(table, dtype)
+        yield _fit(
+            f"gemm.{dtype}",
+            GEMM_BOUNDS,
+            table["seconds"],
+            lambda numbers, op=op, dtype=dtype: _seconds(
+                op, gpu, gemm={dtype: GemmEfficiency(**numbers), "bf16": GemmEfficiency(**numbers)}
+            ),
+            tuple(found),
+        )
+
+
+def _experts(gpu: GpuSpec) -> Iterator[Fitted]:
+    """Experts up and down in one op, per dtype, tokens spread evenly."""
+    found = tables.tables(gpu.name, "moe", "moe", every=True)
+    keys = ("num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size")
+    spreads = {"balanced"}
+    if not any("balanced" in set(t["distribution"].astype(str)) for t in found.values()):
+        spreads = {"power_law_1.01"}
+    for dtype, names in EXPERT_DTYPES.items():
+        table = tables.minimum(
+            found,
+            keys,
+            {"moe_dtype": names, "distribution": spreads, "moe_ep_size": {"1"}},
+        )
+        if len(table["seconds"]) < FEWEST_ROWS:
+            continue
+        table = tables.rising(table, "num_tokens", keys[1:])
+        table = tables.sampled(table, ROWS, along="num_tokens")
+        ops = shapes.experts(table, dtype)
+        yield _fit(
+            f"grouped_gemm.{dtype}",
+            EXPERT_BOUNDS,
+            table["seconds"],
+            lambda numbers, ops=ops, dtype=dtype: sum(
+                _seconds(op, gpu, grouped_gemm={dtype: GemmEfficiency(**numbers)}) for op in ops
+            ),
+            tuple(found),
+        )
+
+
+def _attention(gpu: GpuSpec) -> Iterator[Fitted]:
+    """Attention without a window, per engine: vLLM's is the shared one."""
+    for engine in ENGINES:
+        prefix = "" if engine == "vllm" else f"engines.{engine}."
+        keys = ("batch_size", "isl", "num_heads", "num_key_value_heads", "head_dim")
+        found = _unwindowed(tables.tables(gpu.name, "attention", "context_attention", engine))
+        plain = {"attn_dtype": {"bfloat16", "float16"}, "kv_cache_dtype": {"bfloat16", "float16"}}
+        table = tables.minimum(found, keys, plain)
+        keep = (table["isl"] >= FEWEST_PROMPT) & (table["head_dim"] <= LARGEST_HEAD)
+        table = tables.sampled({k: v[keep] for k, v in table.items()}, ROWS, along="isl")
+        if keep.any():
+            op = shapes.prefills(table)
+            yield _fit(
+                f"{prefix}prefill_attention",
+                PREFILL_BOUNDS,
+                table["seconds"],
+                lambda numbers, op=op: _seconds(
+                    op, gpu, prefill_attention=PrefillAttentionEfficiency(**numbers)
+                ),
+                tuple(found),
+            )
+        keys = ("batch_size", "step", "num_heads", "num_key_value_heads", "head_dim")
+        found = _unwindowed(tables.tables(gpu.name, "attention", "generation_attention", engine))
+        yield from _decode(
+            gpu, f"{prefix}decode_attention", found, keys, shapes.decodes, "decode_attention"
+        )
+
+
+def _latent(gpu: GpuSpec) -> Iterator[Fitted]:
+    """Attention over the latent of MLA, over all engines that have kernels of it alone."""
+    found = tables.tables(gpu.name, "mla", "generation_mla")
+    keys = ("batch_size", "step", "num_heads")
+    yield from _decode(
+        gpu,
+        "latent_decode_attention",
+        found,
+        keys,
+        shapes.latents,
+        "latent_decode_attention",
+    )
+
+
+def _decode(
+    gpu: GpuSpec,
+    key: str,
+    found: dict[str, Table],
+    keys: tuple[str, ...],
+    ops_of: Callable[[Table], Op],
+    field: str,
+) -> Iterator[Fitted]:
+    """Fit decode attention on caches of 16 and of 8 bits together."""
+    parts = []
+    for name, kinds in (("bf16", {"bfloat16", "float16"}), ("fp8", {"fp8"})):
+        table = tables.minimum(found, keys, {"kv_cache_dtype": kinds})
+        keep = table["step"] >= FEWEST_CONTEXT
+        if "head_dim" in table:
+            keep &= table["head_dim"] <= LARGEST_HEAD
+            groups = table["num_heads"] / np.maximum(1.0, table["num_key_value_heads"])
+            keep &= groups <= LARGEST_GROUP
+        if not keep.any():
+            continue
+        table = {k: v[keep] for k, v in table.items()}
+        table = tables.sampled(table, ROWS, along="step")
+        table["kv_bytes"] = np.full(len(table["seconds"]), 1.0 if name == "fp8" else 2.0)
+        parts.append((replace(ops_of(table), kv_dtype=name), table["seconds"]))
+    if parts:
+        bounds = dict(DECODE_BOUNDS)
+        if len(parts) == 1:
+            bounds["fp8_fraction"] = (1.0, 1.0, 1.0)
+        yield _fit(
+            key,
+            bounds,
+            np.concatenate([seconds for _, seconds in parts]),
+            lambda numbers: np.concatenate(
+                [
+                    _seconds(op, gpu, **{field: DecodeAttentionEfficiency(**numbers)})
+                    for op, _ in parts
+                ]
+            ),
+            tuple(found),
+        )
+
+
+def _linear(gpu: GpuSpec) -> Iterator[Fitted]:
+    """Gated delta rule, prompts and single steps together."""
+    found = tables.tables(gpu.name, "linear_attention", "gdn")
+    for table in found.values():
+        table["rule"] = np.char.find(table["kernel_source"].astype(str), "delta_rule") >= 0
+    keys = ("num_tokens", "seq_len", "num_k_heads", "head_k_dim", "num_v_heads", "head_v_dim")
+    table = tables.minimum(found, keys, {"rule": {"True"}})
+    if len(table["seconds"]) < FEWEST_ROWS:
+        return
+    table = tables.sampled(table, ROWS, along="num_tokens")
+    op = shapes.recurrences(table)
+    yield _fit(
+        "linear_attention",
+        STREAM_BOUNDS,
+        table["seconds"],
+        lambda numbers: _seconds(op, gpu, linear_attention=StreamEfficiency(**numbers)),
+        tuple(found),
+    )
+
+
+def _unwindowed(found: dict[str, Table]) -> dict[str, Table]:
+    """Leave out rows with a window; some tables know of none."""
+    kept = {}
+    for engine, table in found.items():
+        keep = table.get("window_size", np.zeros(len(table["latency"]))).astype(float) == 0
+        kept[engine] = {column: values[keep] for column, values in table.items()}
+    return kept
+
+
+def _fit(
+    key: str,
+    bounds: dict[str, tuple[float, float, float]],
+    seconds: NDArray[np.float64],
+    predict: Callable[[dict[str, float]], NDArray[np.float64]],
+    engines: tuple[str, ...],
+) -> Fitted:
+    """Fit, round as it is written, and keep the errors of the rounded constants."""
+    numbers = {k: float(f"{v:.4g}") for k, v in solved(predict, bounds, seconds).items()}
+    return Fitted(key=key, numbers=numbers, errors=predict(numbers) / seconds - 1, engines=engines)
+
+
+def _seconds(op: Op, gpu: GpuSpec, **changed: object) -> NDArray[np.float64]:
+    """Time *op* with some efficiencies changed."""
+    efficiency: GpuEfficiency | None = gpu.efficiency
+    if efficiency is None:
+        raise ValueError(gpu.name)
+    for name in ("gemm", "grouped_gemm"):
+        if name in changed:
+            changed[name] = {**getattr(efficiency, name), **changed[name]}  # type: ignore[dict-item]
+    changed["sustained_fraction"] = {}  # the tables were measured in short bursts
+    return timed(op, gpu, replace(efficiency, **changed)).seconds  # type: ignore[arg-type]
