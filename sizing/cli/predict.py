@@ -42,6 +42,8 @@ def predict(
     console.print(latency_table(answer.prediction, inputs.scenario.slo))
     console.print(parts_table(answer.prediction))
     console.print(f"Saturates at {answer.prediction.capacity_requests_per_s:.3g} requests/s")
+    behind = answer.validated_on
+    console.print(f"{behind.num_rows} measured rows behind it: {behind.note}", highlight=False)
     for role, extra_s in answer.beyond_hb_domain_s.items():
         console.print(
             f"TP beyond the HB domain costs {seconds(extra_s)} a step in {role}", highlight=False
