@@ -22,12 +22,16 @@ MX_GROUP = 32
 
 NEVER_QUANTISED = re.compile(
     r"lm_head|embed|norm|router|vision|visual|projector|multi_modal|score_correction"
+    r"|indexer|conv1d"
     r"|(^|[.*])mtp|nextn|(^|\.)(shared_expert_)?gate(\.|\*|$)"
 )
 """Modules whose absence from the quantised ones is what the sizer assumes anyway."""
 
 SHARED = re.compile(r"shared_expert")
 DENSE = re.compile(r"mlp\\?\.\(?(gate|up|gate_up|down)(_proj|\b)(?!.*experts)")
+FEEDFORWARD = re.compile(r"layers?\.\d+(\*|\.\*|\.mlp(\*|\.\*|\.(gate|up|down|gate_up)_proj)?)?$")
+"""A whole layer, its feed-forward, or a part of that."""
+
 NUMBERED = re.compile(r"layers?\.\d+\.")
 """Modules of one layer only, which no flag of a whole model can express."""
 
@@ -48,20 +52,32 @@ class Quantization:
     shared: bool = True
 
 
-def quantization(raw: Mapping[str, object], *, place: str) -> Quantization:
+def quantization(
+    raw: Mapping[str, object], *, num_layers: int, num_dense_layers: int, place: str
+) -> Quantization:
     """
     Read a `quantization_config`.
+
+    Args:
+        raw: the config.
+        num_layers: of the model; what lies beyond them predicts further tokens and is left out.
+        num_dense_layers: of those, the first ones, with a dense feed-forward.
+        place: named in errors.
 
     Raises:
         InputError: a method, a format or an exception from it that the sizer cannot express.
 
     """
     place = f"{place}: quantization_config"
-    names = _left_out(raw, place)
+    names = [name for name in _left_out(raw, place) if _layer(name) < num_layers]
+    names = [name for name in names if not NEVER_QUANTISED.search(name)]
     attention = [name for name in names if "attn" in name]
-    others = [name for name in names if "attn" not in name and not NEVER_QUANTISED.search(name)]
+    others = [name for name in names if "attn" not in name]
     shared = [name for name in others if SHARED.search(name)]
     dense = [name for name in others if DENSE.search(name) and not NUMBERED.search(name)]
+    first = [name for name in others if FEEDFORWARD.search(name) and _layer(name) >= 0]
+    if {_layer(name) for name in first} == set(range(num_dense_layers)):
+        dense += first
     unknown = [name for name in others if name not in (*shared, *dense)]
     if unknown:
         raise InputError(
@@ -131,6 +147,12 @@ def _compressed(raw: Mapping[str, object], place: str) -> str:
             f"{place}.config_groups", sorted(found) or groups, "one format for all weights"
         )
     return _known(COMPRESSED, found.pop(), f"{place}.config_groups")
+
+
+def _layer(name: str) -> int:
+    """Return the number of the layer that a module belongs to; -1 where it names none."""
+    found = re.search(r"layers?\.(\d+)", name)
+    return int(found[1]) if found else -1
 
 
 def _left_out(raw: Mapping[str, object], place: str) -> list[str]:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from sizing.specs.model import MoeSpec
+
 LONGEST = 1e6
 """Factor of RoPE scaling that nobody means."""
 
@@ -107,9 +109,9 @@ def _spec(
     context = _context(config, keys)
     layers = read_layers(keys, family, context)
     dtype = _dtype(config, keys.place)
-    quantised = _quantization(config, dtype, keys.place)
     mla = read_latent(keys, family)
     moe = read_experts(keys, family)
+    quantised = _quantization(config, dtype, keys, moe)
     heads = keys.count("num_attention_heads")
     hidden = keys.count("hidden_size")
     return ModelSpec(
@@ -192,11 +194,19 @@ def _dtype(config: Mapping[str, object], place: str) -> str:
     return dtype
 
 
-def _quantization(config: Mapping[str, object], dtype: str, place: str) -> Quantization:
+def _quantization(
+    config: Mapping[str, object], dtype: str, keys: Keys, moe: MoeSpec | None
+) -> Quantization:
     """Read how the weights are quantised; as `dtype` where they are not."""
     raw = config.get("quantization_config") or config.get("compression_config")
     if raw is None:
         return Quantization(weight_dtype=dtype)
     if not isinstance(raw, dict):
-        raise InputError(f"{place}: quantization_config", raw, "an object")
-    return quantization(raw, place=place)
+        raise InputError(f"{keys.place}: quantization_config", raw, "an object")
+    layers = keys.count("num_hidden_layers")
+    return quantization(
+        raw,
+        num_layers=layers,
+        num_dense_layers=moe.num_dense_layers if moe else layers,
+        place=keys.place,
+    )

@@ -194,6 +194,18 @@ def test_experts_alone_may_be_quantised() -> None:
     assert (model.attention_dtype, model.dense_dtype, model.shared_dtype) == ("bf16",) * 3
 
 
+def test_modules_left_out_by_layer() -> None:
+    """All dense layers left out by number count; layers beyond the last predict tokens ahead."""
+    config = {**of_family("deepseek_v3"), "first_k_dense_replace": 2}
+    left_out = ["model.layers.0*", "model.layers.1.mlp.up_proj", "model.layers.4.eh_proj"]
+    quantised = {"quant_method": "fp8", "modules_to_not_convert": left_out}
+    model = read({**config, "quantization_config": quantised})
+    assert (model.dense_dtype, model.attention_dtype, model.shared_dtype) == ("bf16", "fp8", "fp8")
+    quantised = {"quant_method": "fp8", "modules_to_not_convert": left_out[:1]}
+    with pytest.raises(InputError, match=r"layers\.0"):
+        read({**config, "quantization_config": quantised})
+
+
 def test_dense_layers_before_the_experts() -> None:
     """DeepSeek's first layers, shared experts and Qwen's leading dense layers are kept apart."""
     deep = read({**of_family("deepseek_v3"), "first_k_dense_replace": 1, "n_shared_experts": 2})
