@@ -1,0 +1,47 @@
+"""Choice of replicas."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from sizing.errors import InputError
+from sizing.routing import POLICIES, chooser, counts_tokens
+
+
+def shares(policy: str, loads: list[float], *, rng: object) -> list[float]:
+    """Return how often each replica is chosen."""
+    choose = chooser(policy)
+    seen = Counter(choose(loads, rng, turn) for turn in range(30_000))  # type: ignore[arg-type]
+    return [seen[at] / 30_000 for at in range(len(loads))]
+
+
+@pytest.mark.parametrize(
+    "rng",
+    [random.Random(0), np.random.default_rng(0)],  # noqa: S311
+    ids=["standard", "numpy"],
+)
+def test_policies_choose_as_they_say(rng: object) -> None:
+    """Of loads 5, 0 and 2: in turn, evenly, the least, the less loaded of two."""
+    loads = [5.0, 0.0, 2.0]
+    third = pytest.approx([1 / 3] * 3, abs=0.02)
+    assert shares("round-robin", loads, rng=rng) == third
+    assert shares("random", loads, rng=rng) == third
+    assert shares("least-tokens", loads, rng=rng) == [0, 1, 0]
+    assert shares("power-of-two", loads, rng=rng) == pytest.approx([0, 2 / 3, 1 / 3], abs=0.02)
+
+
+def test_one_replica_takes_all() -> None:
+    """Every policy knows what to do with one replica."""
+    for policy in POLICIES:
+        assert chooser(policy)([3.0], random.Random(0), 17) == 0  # noqa: S311
+
+
+def test_names_are_those_of_a_plan() -> None:
+    """An unknown name is refused; tokens are the loads of one policy."""
+    with pytest.raises(InputError, match="one of power-of-two"):
+        chooser("fastest")
+    assert [policy for policy in POLICIES if counts_tokens(policy)] == ["least-tokens"]

@@ -1,0 +1,80 @@
+"""How requests are drawn."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from sizing.arrivals import poisson_arrivals
+from sizing.errors import InputError
+from sizing.sources import Source, drawn
+from sizing.specs.workload import Lengths, WorkloadSpec
+
+WORKLOAD = WorkloadSpec(
+    requests_per_s=4.0,
+    input_tokens=Lengths(distribution="lognormal", median=100, sigma=1.0, high=5000),
+    output_tokens=Lengths(distribution="uniform", low=5, high=50),
+)
+
+
+def test_poisson_is_the_load_test_s_schedule() -> None:
+    """The first requests drawn are those of `poisson_arrivals` with the same seed."""
+    known = poisson_arrivals(WORKLOAD, duration_s=100.0, seed=5)
+    same = drawn(WORKLOAD, Source(), count=len(known), seed=5)
+    np.testing.assert_array_equal(same.due_s, known.due_s)
+    np.testing.assert_array_equal(same.input_tokens, known.input_tokens)
+    np.testing.assert_array_equal(same.output_tokens, known.output_tokens)
+
+
+@pytest.mark.parametrize(
+    ("source", "variation"),
+    [
+        (Source(), 1.0),
+        (Source(process="constant"), 0.0),
+        (Source(process="gamma", gap_cv=3.0), 3.0),
+        (Source(process="gamma", gap_cv=0.5), 0.5),
+    ],
+)
+def test_gaps_vary_as_asked(source: Source, variation: float) -> None:
+    """Rate and coefficient of variation of the gaps are those given; lengths stay the same."""
+    found = drawn(WORKLOAD, source, count=100_000, seed=0)
+    gaps = np.diff(found.due_s, prepend=0.0)
+    assert gaps.mean() == pytest.approx(0.25, rel=0.03)
+    assert gaps.std() / gaps.mean() == pytest.approx(variation, abs=0.06 + 1e-9)
+    plain = drawn(WORKLOAD, Source(), count=100_000, seed=0)
+    np.testing.assert_array_equal(found.input_tokens, plain.input_tokens)
+
+
+def test_conversations_grow() -> None:
+    """A turn's prompt is the conversation before it and a new input."""
+    found = drawn(WORKLOAD, Source(turns=3), count=8, seed=0)
+    alone = drawn(WORKLOAD, Source(), count=8, seed=0)
+    assert found.session is not None
+    assert found.previous is not None
+    assert found.session.tolist() == [0, 0, 0, 1, 1, 1, 2, 2]
+    assert found.previous.tolist() == [-1, 0, 1, -1, 3, 4, -1, 6]
+    for first in (0, 3):
+        said = 0
+        for each in range(first, first + 3):
+            assert found.input_tokens[each] == said + alone.input_tokens[each]
+            said += int(alone.input_tokens[each] + alone.output_tokens[each])
+    assert np.diff(found.due_s[[0, 3, 6]]).min() > 0
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"process": "fractal"},
+        {"process": "gamma"},
+        {"gap_cv": 2.0},
+        {"users": 0},
+        {"users": 3, "turns": 2},
+        {"users": 3, "process": "constant"},
+        {"think_s": -1.0},
+        {"process": "gamma", "gap_cv": 0.0},
+    ],
+)
+def test_contradictions_are_refused(keys: dict[str, object]) -> None:
+    """Keys that do not fit one another are no source."""
+    with pytest.raises(InputError):
+        Source(**keys)  # type: ignore[arg-type]

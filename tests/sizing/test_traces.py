@@ -1,0 +1,90 @@
+"""Traces of the published formats, and what is refused."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from sizing.errors import InputError
+from sizing.traces import read_trace
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+AZURE_2023 = """TIMESTAMP,ContextTokens,GeneratedTokens
+2023-11-16 18:15:46.6805900,374,44
+2023-11-16 18:15:50.9951690,396,109
+"""
+AZURE_2024 = """TIMESTAMP,ContextTokens,GeneratedTokens
+2024-05-10 00:00:00.009930+00:00,374,44
+2024-05-10 00:00:04.324509+00:00,396,109
+"""
+BURSTGPT = """Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type
+5,ChatGPT,374,44,418,Conversation log
+9.314579,GPT-4,396,109,505,API log
+"""
+MOONCAKE = """{"timestamp": 0, "input_length": 374, "output_length": 44, "hash_ids": [0, 1]}
+{"timestamp": 4314.579, "input_length": 396, "output_length": 109, "hash_ids": [0, 2]}
+"""
+SCHEDULE = """{"index": 0, "due_s": 1.0, "input_tokens": 374, "output_tokens": 44}
+{"index": 1, "due_s": 5.314579, "input_tokens": 396, "output_tokens": 109}
+"""
+
+
+def written(folder: Path, text: str) -> Path:
+    """Return a file with *text*."""
+    path = folder / "trace"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("text", [AZURE_2023, AZURE_2024, BURSTGPT, MOONCAKE, SCHEDULE])
+def test_formats_say_the_same(text: str, tmp_path: Path) -> None:
+    """Each published format gives the same two requests, the first one at 0 seconds."""
+    read = read_trace(written(tmp_path, text)).arrivals
+    np.testing.assert_allclose(read.due_s, [0.0, 4.314579], atol=2e-6)
+    assert read.input_tokens.tolist() == [374, 396]
+    assert read.output_tokens.tolist() == [44, 109]
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("", "trace:1"),
+        ("TIMESTAMP,ContextTokens,GeneratedTokens\n", "without requests"),
+        ("a,b,c\n1,2,3\n", "trace:1"),
+        (AZURE_2023 + "2023-11-16 18:15:40.0,5,5\n", "trace:4"),
+        (AZURE_2023 + "yesterday,5,5\n", "trace:4"),
+        (AZURE_2023 + "2023-11-16 18:16:00.0,5\n", "trace:4"),
+        (AZURE_2023 + "2023-11-16 18:16:00.0,5,0\n", "trace:4: generated tokens is 0"),
+        (AZURE_2023 + "2023-11-16 18:16:00.0,-5,1\n", "trace:4: prompt tokens"),
+        (BURSTGPT + "nan,GPT-4,5,5,10,API log\n", "trace:4"),
+        (MOONCAKE + "{not json\n", "trace:3"),
+        (MOONCAKE + '{"timestamp": 5000}\n', "trace:3"),
+        (MOONCAKE + '{"timestamp": 5000, "input_length": 1.5, "output_length": 1}\n', "trace:3"),
+        (MOONCAKE + '["a list"]\n', "trace:3"),
+        (SCHEDULE + '{"due_s": 0.5, "input_tokens": 1, "output_tokens": 1}\n', "trace:3"),
+    ],
+)
+def test_bad_lines_are_refused_by_number(text: str, place: str, tmp_path: Path) -> None:
+    """What is malformed, out of order or empty is named by file and line."""
+    with pytest.raises(InputError, match=place):
+        read_trace(written(tmp_path, text))
+
+
+def test_unanswered_requests_can_be_left_out(tmp_path: Path) -> None:
+    """With the flag, requests that generated nothing are counted and left out."""
+    path = written(tmp_path, BURSTGPT + "12,GPT-4,5,0,5,API log\n")
+    read = read_trace(path, skip_unanswered=True)
+    assert (len(read.arrivals), read.skipped) == (2, 1)
+
+
+def test_files_that_are_none(tmp_path: Path) -> None:
+    """A missing file and a binary one are refused."""
+    with pytest.raises(InputError, match="No such file"):
+        read_trace(tmp_path / "none")
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00\x80")
+    with pytest.raises(InputError, match="binary"):
+        read_trace(tmp_path / "binary")
