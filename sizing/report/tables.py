@@ -81,9 +81,9 @@ def latency_table(prediction: Prediction, slo: SloSpec) -> Table:
 
 
 def _interval(latency: Latency, statistic: str) -> str:
-    """Write the interval around one statistic; a dash where no measurement gives one."""
+    """Write the interval around one statistic; a hyphen where no measurement gives one."""
     if latency.low_factor is None or latency.high_factor is None:
-        return "–"
+        return "-"
     value = latency.at(statistic)
     return f"{seconds(value * latency.low_factor)} to {seconds(value * latency.high_factor)}"
 

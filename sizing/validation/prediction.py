@@ -130,8 +130,12 @@ def _prefill_s(
 
 
 def _loaded(row: Row, subject: Subject, group: Group) -> RowPrediction:
-    """Users or arrivals at one replica: each attention rank has its share of them (eq. V2)."""
-    ranks = group.slicing.dp
+    """
+    Users or arrivals at one replica (eq. V2).
+
+    Attention ranks share them, and so do the batches that are under way in a pipeline, one a stage.
+    """
+    ranks = group.slicing.dp * group.slicing.pp
     found = served(row, subject, group, ranks=ranks)
     ttft = float(np.mean([each.first_s - each.sent_s for each in found]))
     unloaded = _prefill_s(
@@ -162,13 +166,15 @@ def _split(row: Row, subject: Subject) -> RowPrediction:
 def served(
     row: Row, subject: Subject, group: Group, *, ranks: int, spare: float = 1.0
 ) -> list[Served]:
-    """Replay the row's load on one attention rank."""
+    """Replay the share of the row's load that one attention rank and pipeline batch has."""
     users = max(1, math.ceil(row.amount / ranks)) if row.load == "closed" else 0
     replica = Replica(
         steps=_table(subject, group.slicing, users or 256, row.isl + row.osl),
         rules=subject.rules,
         token_budget=subject.token_budget,
-        kv_tokens=subject.kv_tokens(group.slicing, row.isl + row.osl / 2) * spare,
+        kv_tokens=subject.kv_tokens(group.slicing, row.isl + row.osl / 2)
+        * spare
+        / group.slicing.pp,
         overhead_s=subject.machine.engine.per_request_s or REQUEST_S,
     )
     count = users * REQUESTS_PER_USER or OPEN_REQUESTS
