@@ -12,6 +12,8 @@ from sizing.latency.exchange import Exchange
 from sizing.latency.roofline import efficiency_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import ArrayLike, NDArray
 
     from sizing.specs.cluster import ClusterSpec
@@ -22,12 +24,11 @@ OVERLAP_LEFT = 0.2
 """Share of the shorter tier that a hierarchical all-reduce does not hide behind the longer one."""
 DOMAIN = 8
 """GPUs of an HB domain that the tables of all-reduces across domains were measured with."""
-TRAFFIC = {
+TRAFFIC: dict[str, Callable[[int], float]] = {
     "all-reduce": lambda n: 2 * (n - 1) / n,
     "all-gather": lambda n: (n - 1) / n,
     "reduce-scatter": lambda n: (n - 1) / n,
     "all-to-all": lambda _: 1.0,
-    "point-to-point": lambda _: 1.0,
 }
 """Bytes that each GPU sends, of `Exchange.size_bytes`, in a group of n."""
 
@@ -212,7 +213,7 @@ def _inside_s(
         t from the table; without one t = l log2 g + f(g) S / (B e)      (docs/model.md, eq. N1)
 
     f is `TRAFFIC`. A group between two tables takes the wider one's; one wider than all takes
-    the widest table's, its bytes scaled by f and its latency by the logarithm.
+    the widest table's, its bytes scaled by f and its latency by the logarithm (eq. N3).
     """
     efficiency = efficiency_of(gpu).of_engine(engine)
     tables: Tables = {

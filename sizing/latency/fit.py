@@ -111,10 +111,12 @@ def path_coefficients(
     block = machine.engine.block_size
     held = kv_bytes_per_sequence(machine.model, tokens, tp=decode_tp, block_size=block)
     per_byte = kv_pull_s_per_byte(prefill_tp, decode_tp, machine.gpu, machine.cluster)
+    pieces = machine.model.num_layers / block
     return PathCoefficients(
         request_s=machine.engine.per_request_s,
         transfer_base_s=machine.engine.transfer_base_s,
-        transfer_per_token_s=held / tokens * per_byte,
+        transfer_per_token_s=held / tokens * per_byte
+        + pieces * machine.engine.transfer_per_descriptor_s,
         error_fraction=0.0,
     )
 

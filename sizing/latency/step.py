@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from sizing.latency.collectives import exchange_s
 from sizing.latency.communication import step_exchanges
-from sizing.latency.roofline import efficiency_of, timed
+from sizing.latency.roofline import efficiency_of, multiply_dtype, timed
 from sizing.latency.work import step_ops
 from sizing.specs.cluster import ClusterSpec
 from sizing.specs.engine import EngineProfile
@@ -53,6 +53,7 @@ class Term:
         launch_s: fixed part, whatever the size.
         flops: on one GPU.
         hbm_bytes: on one GPU.
+        dtype: that it multiplies in; empty where it multiplies nothing.
     """
 
     name: str
@@ -64,6 +65,7 @@ class Term:
     launch_s: NDArray[np.float64]
     flops: NDArray[np.float64]
     hbm_bytes: NDArray[np.float64]
+    dtype: str = ""
 
     @property
     def bound(self) -> str:
@@ -100,15 +102,17 @@ def step_terms(machine: Machine, load: StepLoad, *, slicing: Slicing) -> tuple[T
     efficiency = efficiency_of(machine.gpu).of_engine(machine.engine.name)
     efficiency = efficiency.with_kernels(machine.engine.kernels)
     terms = [
-        _term(
-            op.name,
-            op.equation,
-            time.seconds,
-            compute=time.compute_s,
-            memory=time.memory_s,
-            launch=time.launch_s,
+        Term(
+            name=op.name,
+            equation=op.equation,
+            seconds=time.seconds,
+            compute_s=time.compute_s,
+            memory_s=time.memory_s,
+            network_s=np.zeros_like(time.seconds),
+            launch_s=time.launch_s,
             flops=op.total.flops,
             hbm_bytes=op.total.hbm_bytes,
+            dtype=multiply_dtype(op.dtype, machine.gpu) if "gemm" in op.kind else "bf16",
         )
         for op in _ops(machine, load, slicing)
         for time in (timed(op, machine.gpu, efficiency),)
@@ -249,10 +253,10 @@ def _term(
         name=name,
         equation=equation,
         seconds=seconds,
-        compute_s=parts.get("compute", zero),
-        memory_s=parts.get("memory", zero),
+        compute_s=zero,
+        memory_s=zero,
         network_s=parts.get("network", zero),
         launch_s=parts.get("launch", zero),
-        flops=parts.get("flops", zero),
-        hbm_bytes=parts.get("hbm_bytes", zero),
+        flops=zero,
+        hbm_bytes=zero,
     )

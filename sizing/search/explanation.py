@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sizing.errors import InputError
-from sizing.latency.roofline import multiply_dtype
 from sizing.search.bottleneck import representative_terms
 from sizing.search.candidate import Candidate
 from sizing.search.layout import Layout, decode_slots
@@ -181,9 +180,7 @@ def _achieved(term: Term, plan: Plan) -> float | None:
     """Return the share of the datasheet peak that a term reaches, of the resource that binds it."""
     gpu, seconds = plan.inputs.gpu, float(term.seconds)
     if term.bound == "compute":
-        dtype = multiply_dtype(plan.inputs.model.weight_dtype, gpu)
-        peak = gpu.peak_flops_per_s["bf16" if "attention" in term.name else dtype]
-        return float(term.flops) / seconds / peak
+        return float(term.flops) / seconds / gpu.peak_flops_per_s[term.dtype]
     if float(term.hbm_bytes) > 0:
         return float(term.hbm_bytes) / seconds / gpu.require("hbm_bytes_per_s")
     return None

@@ -34,7 +34,6 @@ class EngineProfile:
         window_per_query_head: whether decode attention with a window reads keys and values once per
             query head, as kernels do that know no shared heads.
         kernels: of this version, on every GPU, in place of those that the GPU lists.
-        cuda_graphs: whether decode steps are captured; else every kernel is launched by the host.
     """
 
     __pydantic_config__ = STRICT
@@ -58,7 +57,6 @@ class EngineProfile:
     per_exchange_s: float = 0.0
     transfer_per_descriptor_s: float = 0.0
     deployable: bool = True
-    cuda_graphs: bool = True
     window_per_query_head: bool = False
     kernels: EngineKernels | None = None
     sources: tuple[Source, ...] = ()
