@@ -31,7 +31,10 @@ from sizing.validation.validate import coverages, judge, refusals, slices
 
 if TYPE_CHECKING:
     from sizing.validation.calibration import Calibrated
+    from sizing.validation.interval import Coverage
     from sizing.validation.verdict import Verdict
+
+    Covered = dict[tuple[str, str], Coverage]
 
 
 def validate(
@@ -64,38 +67,40 @@ def validate(
     fit, answers = calibrated(verdicts) if calibrate else (None, verdicts)
     if out is not None:
         write_whole(out, to_csv(answers))
+    covered = coverages(verdicts)
     if evidence is not None:
-        write_whole(evidence, to_json(evidence_of(verdicts, date=f"{datetime.now(UTC):%Y-%m-%d}")))
+        today = f"{datetime.now(UTC):%Y-%m-%d}"
+        write_whole(evidence, to_json(evidence_of(verdicts, covered, date=today)))
     if as_json:
-        document = _document(verdicts, answers)
+        document = _document(verdicts, answers, covered)
         if fit is not None:
             document["calibration"] = fit.data()
         sys.stdout.write(json.dumps(document, indent=2, allow_nan=False) + "\n")
         return
-    _print(verdicts)
+    _print(verdicts, covered)
     if fit is not None:
         _print_fit(fit)
 
 
-def _document(verdicts: list[Verdict], answers: list[Verdict]) -> dict[str, Any]:
+def _document(verdicts: list[Verdict], answers: list[Verdict], covered: Covered) -> dict[str, Any]:
     """Return everything that is printed, as data; *answers* are what `-o` writes."""
     return {
         "errors": [asdict(each) for each in slices(verdicts)],
         "coverage": [
             {"source": source, "quantity": quantity, **asdict(found)}
-            for (source, quantity), found in coverages(verdicts).items()
+            for (source, quantity), found in covered.items()
         ],
         "unsupported": [{"reason": r, "rows": n} for r, n in refusals(verdicts)],
         "rows": [record(answer) for answer in answers],
     }
 
 
-def _print(verdicts: list[Verdict]) -> None:
+def _print(verdicts: list[Verdict], covered: Covered) -> None:
     """Show errors, coverage, and what was not predicted."""
     console = Console()
     for by, found in groupby(slices(verdicts), key=lambda each: each.by):
         console.print(errors_table(by, found))
-    console.print(coverage_table(coverages(verdicts)))
+    console.print(coverage_table(covered))
     refused = refusals(verdicts)
     if refused:
         console.print(refusals_table(refused))

@@ -13,11 +13,12 @@ from sizing.errors import InputError
 from sizing.specs.checks import STRICT
 from sizing.validation.interval import Cell, Intervals, fit_intervals
 from sizing.validation.residual import QUANTITIES, summarise
-from sizing.validation.validate import SliceErrors, coverages, residuals, slices
+from sizing.validation.validate import SliceErrors, residuals, slices
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
+    from sizing.validation.interval import Coverage
     from sizing.validation.verdict import Verdict
 
 FILE = "validation/evidence.json"
@@ -99,15 +100,17 @@ def read_evidence() -> Evidence:
     return parse(Evidence, raw, place=FILE)
 
 
-def evidence_of(verdicts: Sequence[Verdict], *, date: str) -> Evidence:
-    """Gather what a run shows."""
+def evidence_of(
+    verdicts: Sequence[Verdict], covered: Mapping[tuple[str, str], Coverage], *, date: str
+) -> Evidence:
+    """Gather what a run shows; *covered* by source and quantity."""
     made = fit_intervals(residuals(verdicts))
     return Evidence(
         date=date,
         errors=slices(verdicts),
         coverage=tuple(
             CoverageOf(source=source, quantity=quantity, **asdict(found))
-            for (source, quantity), found in coverages(verdicts).items()
+            for (source, quantity), found in covered.items()
         ),
         cells=tuple(made.cells.values()),
         support=_support(verdicts),

@@ -196,12 +196,9 @@ def _cells(residuals: Iterable[Residual], stretch: dict[tuple[str, str], float])
     cells = {}
     for labels in sorted(members, key=lambda path: (len(path), path)):
         rows = members[labels]
-        low, high = _quantiles(rows)
-        parent = shrunk.get(labels[:-1], (low, high))
-        weight = len(rows) / (len(rows) + PARENT_ROWS)
-        low, high = (
-            weight * own + (1 - weight) * up for own, up in zip((low, high), parent, strict=True)
-        )
+        low, high = _shrunk(_quantiles(rows), shrunk.get(labels[:-1]), len(rows))
+        if len(rows) == len(members.get(labels[:-1], ())):
+            low, high = shrunk[labels[:-1]]  # the same rows under a longer name
         shrunk[labels] = (low, high)
         factor = stretch.get((labels[0], labels[1]), 1.0) if len(labels) > 1 else 1.0
         middle, half = (low + high) / 2, (high - low) / 2 * factor
@@ -215,6 +212,17 @@ def _cells(residuals: Iterable[Residual], stretch: dict[tuple[str, str], float])
             stand_in_fraction=sum(each.stand_in for each in rows) / len(rows),
         )
     return cells
+
+
+def _shrunk(
+    own: tuple[float, float], parent: tuple[float, float] | None, rows: int
+) -> tuple[float, float]:
+    """Move a group's quantiles towards its parent's, the fewer rows the further."""
+    if parent is None:
+        return own
+    weight = rows / (rows + PARENT_ROWS)
+    low, high = (weight * x + (1 - weight) * up for x, up in zip(own, parent, strict=True))
+    return low, high
 
 
 def _quantiles(rows: Sequence[Residual]) -> tuple[float, float]:
