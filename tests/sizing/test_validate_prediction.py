@@ -1,0 +1,151 @@
+"""Predictions of rows: the step table against the step model, engines, memory, split pools."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+
+from sizing import catalog
+from sizing.cli.inputs import read_inputs
+from sizing.latency.load import StepLoad, decode_load
+from sizing.latency.step import step_s
+from sizing.search.evidence import interval_around, validation
+from sizing.validation.prediction import predict_row
+from sizing.validation.row import Row, row_from
+from sizing.validation.steps import step_table
+from sizing.validation.subject import nearest_engine, subject_of
+
+CELLS = {
+    "id": "one", "model": "meta-llama/Llama-3.1-70B", "gpu": "h100-sxm", "engine": "vllm",
+    "engine_version": "0.18.0", "weight_dtype": "fp8", "serving": "aggregated", "gpus": "8",
+    "tp": "8", "load": "closed", "concurrency": "16", "isl": "1024", "osl": "256",
+}  # fmt: skip
+SPLIT = {
+    "model": "deepseek-ai/DeepSeek-V3", "gpu": "h200-sxm", "serving": "disaggregated",
+    "gpus": "24", "tp": "", "prefill_replicas": "1", "prefill_tp": "8", "decode_replicas": "2",
+    "decode_tp": "8", "concurrency": "64",
+}  # fmt: skip
+
+
+def row(**cells: str) -> Row:
+    """Return a row of eight H100, some cells changed."""
+    return row_from(CELLS | cells, "rows.csv:2")
+
+
+def test_the_table_is_the_step_model() -> None:
+    """Between grid points, for chunks, batches and contexts, it is within 3 % of it."""
+    subject, slicing = subject_of(row()), row().groups[0].slicing
+    table = step_table(subject.machine, slicing, max_sequences=256, max_context=16384)
+    for n, p, b, s in product((0, 37, 900, 6000), (0, 3000), (0, 5, 77, 200), (300, 5000, 15000)):
+        if not n and not b:
+            continue
+        load = StepLoad(
+            prompts=np.array(float(n > 0)),
+            prompt_tokens=np.array(float(n)),
+            cached_tokens=np.array(float(p)),
+            sequences=np.array(float(b)),
+            context_tokens=np.array(float(s)),
+        )
+        exact = float(step_s(subject.machine, load, slicing=slicing))
+        assert table.seconds(n, p, b, s) == pytest.approx(exact, rel=0.03), (n, p, b, s)
+
+
+def test_one_user_waits_for_nobody() -> None:
+    """TPOT of a single stream is that of its own steps."""
+    one = row(concurrency="1")
+    subject, slicing = subject_of(one), one.groups[0].slicing
+    step = step_s(subject.machine, decode_load(1, 1024 + 128), slicing=slicing)
+    assert predict_row(one).tpot_s == pytest.approx(float(step), rel=0.03)
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
+def test_more_users_wait_longer(engine: str) -> None:
+    """TTFT and TPOT grow with concurrency, whatever the scheduler."""
+    found = [predict_row(row(engine=engine, concurrency=f"{c}")) for c in (1, 8, 64, 256)]
+    for name in ("ttft_s", "tpot_s"):
+        values = [getattr(each, name) for each in found]
+        assert values == sorted(values), name
+
+
+def test_a_faster_rate_waits_longer() -> None:
+    """Poisson arrivals; a rate that no replica can serve is infeasible."""
+    slow, fast, none = (
+        predict_row(row(load="open", requests_per_s=rate)) for rate in ("1", "10", "500")
+    )
+    assert slow.ttft_s is not None
+    assert fast.ttft_s is not None
+    assert slow.ttft_s < fast.ttft_s
+    assert slow.ttft_p99_s is not None
+    assert slow.ttft_p99_s > slow.ttft_s
+    assert none.status == "infeasible"
+
+
+def test_cached_prompts_are_not_computed() -> None:
+    """TTFT falls with the prefix that is in the cache; contexts and TPOT stay."""
+    whole, cached = predict_row(row()), predict_row(row(prefix_tokens="900"))
+    assert whole.ttft_s is not None
+    assert cached.ttft_s is not None
+    assert cached.ttft_s < whole.ttft_s / 2
+
+
+def test_split_pools_have_a_ttft_and_a_tpot() -> None:
+    """More decode replicas lower TPOT; the first wave of many users waits for prefill."""
+    two = predict_row(row(**SPLIT))
+    four = predict_row(row(**SPLIT | {"gpus": "40", "decode_replicas": "4"}))
+    crowd = predict_row(row(**SPLIT | {"concurrency": "512"}))
+    for each in (two, four, crowd):
+        assert each.status == "predicted", each.reason
+    assert (four.tpot_s or 0) < (two.tpot_s or 0) < (crowd.tpot_s or 0)
+    assert (crowd.ttft_s or 0) > (two.ttft_s or 0)
+
+
+def test_the_nearest_version_of_an_engine_stands_in() -> None:
+    """Its own version: no note; a nearer one before a newer one; another engine at the last."""
+    base = catalog.engines()[0]
+    known = [
+        replace(base, name=name, version=version)
+        for name, version in (("vllm", "0.9.1"), ("vllm", "0.18.0"), ("trtllm", "1.0.0"))
+    ]
+    asked = {
+        ("vllm", "0.18"): ("vllm", "0.18.0", False),
+        ("vllm", "0.16.2"): ("vllm", "0.18.0", True),
+        ("vllm", "0.10"): ("vllm", "0.9.1", True),
+        ("vllm", ""): ("vllm", "0.18.0", True),
+        ("vllm", "nightly"): ("vllm", "0.18.0", True),
+        ("sglang", "0.5.9"): ("vllm", "0.9.1", True),
+    }
+    for (name, version), (own, nearest, noted) in asked.items():
+        profile, notes = nearest_engine(name, version, known)
+        assert (profile.name, profile.version, bool(notes)) == (own, nearest, noted)
+
+
+@pytest.mark.parametrize(
+    ("model", "engine", "dtype"),
+    [
+        ("meta-llama/Llama-3.1-70B", "vllm", "fp8"),
+        ("nvidia/Llama-3.1-8B-Instruct-FP8", "vllm", "fp8"),
+        ("Qwen/Qwen3-235B-A22B-FP8", "vllm", "bf16"),
+        ("Qwen/Qwen3-235B-A22B-FP8", "trtllm", "fp8"),
+    ],
+)
+def test_the_default_kv_dtype_is_the_checkpoints(model: str, engine: str, dtype: str) -> None:
+    """Only checkpoints with scales for it have an fp8 cache, or where the engine does it itself."""
+    assert subject_of(row(model=model, engine=engine)).machine.model.kv_dtype == dtype
+    assert subject_of(row(model=model, kv_dtype="bf16")).machine.model.kv_dtype == "bf16"
+
+
+def test_plans_say_what_stands_behind_them() -> None:
+    """An interval from measured rows; what was never measured on a GPU is said."""
+    h100 = read_inputs(catalog.files("scenarios")["llama-3.1-70b-h100"], [], None)
+    around = interval_around("tpot", h100)
+    assert around is not None
+    assert around.low_s <= 1 <= around.high_s
+    assert around.low_s < around.high_s
+    assert around.rows > 0
+    assert "no measurement like this" in validation(h100).note
+    assert "median error" in validation(h100).note
+    other = replace(h100, gpu=catalog.find_gpu("mi300x"))
+    assert "nothing was ever validated on mi300x" in validation(other).note
