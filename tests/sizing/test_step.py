@@ -94,7 +94,9 @@ def test_faster_hardware_divides_times(
 ) -> None:
     """Without latencies, hardware k times as fast takes exactly a k-th: no unit slips in."""
     base = machine(model)
-    engine = replace(base.engine, per_layer_s=0.0, per_step_s=0.0, per_sequence_s=0.0)
+    engine = replace(
+        base.engine, per_layer_s=0.0, per_exchange_s=0.0, per_step_s=0.0, per_sequence_s=0.0
+    )
     cluster = replace(base.cluster, scale_out_latency_s=0.0)
     slow, fast = (
         replace(base, gpu=without_latency(base.gpu, k), engine=engine, cluster=cluster)
