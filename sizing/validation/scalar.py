@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -19,8 +20,10 @@ if TYPE_CHECKING:
     from sizing.validation.row import Row
     from sizing.validation.verdict import Verdict
 
-PRIOR_ROWS = 4.0
+PRIOR_ROWS = 8.0
 """Rows of its own at which a group weighs as much as its parent."""
+ROWS_OF_CONFIGURATION = 2.0
+"""What all rows of one configuration weigh at most: they err alike."""
 ROUNDS = 20
 HUBER = 0.15
 """Relative errors beyond this count by their size, not by its square."""
@@ -65,7 +68,8 @@ def fit_scalars(verdicts: Iterable[Verdict]) -> dict[tuple[str, ...], Scalars]:
     Fit scalars of every group (docs/model.md, eq. V6).
 
         minimise sum over rows of rho(predicted' / measured - 1)
-            + k (theta - theta_parent)^2,  rho of Huber, k = 4 rows
+            + k (theta - theta_parent)^2,  rho of Huber, k = 8 rows,
+            the rows of one configuration weighing 2 together at most
 
     Args:
         verdicts: predicted rows to fit on.
@@ -88,7 +92,11 @@ def fit_scalars(verdicts: Iterable[Verdict]) -> dict[tuple[str, ...], Scalars]:
                 members.setdefault(labels[:depth], []).append(verdict)
     fitted: dict[tuple[str, ...], Scalars] = {(): NONE}
     for labels in sorted(members, key=lambda group: (len(group), group)):
-        fitted[labels] = _fit_group(labels, members[labels], fitted[labels[:-1]])
+        parent = fitted[labels[:-1]]
+        if len(members[labels]) == len(members.get(labels[:-1], ())):
+            fitted[labels] = replace(parent, group=labels)  # the same rows under a longer name
+        else:
+            fitted[labels] = _fit_group(labels, members[labels], parent)
     return fitted
 
 
@@ -118,6 +126,7 @@ def corrected(verdict: Verdict, scalars: Mapping[tuple[str, ...], Scalars]) -> V
 def _fit_group(labels: tuple[str, ...], rows: Sequence[Verdict], parent: Scalars) -> Scalars:
     """Fit both quantities of one group."""
     values = {}
+    counts = Counter(each.row.configuration for each in rows if each.row is not None)
     for quantity, prior in zip(
         QUANTITIES,
         ((parent.prefill, parent.request_s), (parent.decode, parent.per_layer_s)),
@@ -125,8 +134,14 @@ def _fit_group(labels: tuple[str, ...], rows: Sequence[Verdict], parent: Scalars
     ):
         data = np.array(
             [
-                (predicted, measured, 1.0 if quantity == "ttft" else each.found.num_layers)
+                (
+                    predicted,
+                    measured,
+                    1.0 if quantity == "ttft" else each.found.num_layers,
+                    min(1.0, ROWS_OF_CONFIGURATION / counts[each.row.configuration]),
+                )
                 for each in rows
+                if each.row is not None
                 for predicted in (getattr(each.found, f"{quantity}_s"),)
                 for measured in (getattr(each.row, f"{quantity}_s"),)
                 if predicted and measured
@@ -145,14 +160,14 @@ def _fit_group(labels: tuple[str, ...], rows: Sequence[Verdict], parent: Scalars
 
 def _line(data: NDArray[np.float64], prior: tuple[float, float]) -> tuple[float, float]:
     """Factor and offset of predictions, robust and shrunk; the offset is not negative."""
-    predicted, measured, unit = data.T
+    predicted, measured, unit, share = data.T
     x = np.stack([predicted / measured, unit / measured], axis=1)
     scale = np.array([1.0, 1.0 / max(float(np.median(x[:, 1])), 1e-12)])
     x = x * scale
     start = np.array(prior) / scale
     theta = start
     for _ in range(ROUNDS):
-        weight = np.minimum(1.0, HUBER / np.maximum(np.abs(x @ theta - 1), 1e-9))
+        weight = share * np.minimum(1.0, HUBER / np.maximum(np.abs(x @ theta - 1), 1e-9))
         normal = (x * weight[:, None]).T @ x + PRIOR_ROWS * np.eye(2)
         theta = np.linalg.solve(normal, (x * weight[:, None]).sum(axis=0) + PRIOR_ROWS * start)
         if theta[1] < 0:

@@ -102,17 +102,17 @@ def test_scalars_find_what_is_off_per_group() -> None:
             truth=(truth, 1.1),
         )
         for gpu, truth in (("h100-sxm", 1.2), ("h200-sxm", 0.9))
-        for m in range(12)
+        for m in range(60)
         for batch in (1, 8, 64, 256)
     ]
     scalars = fit_scalars(v for v in rows if v.row is not None and in_fitted_half(v.row))
     judged = [v for v in rows if v.row is not None and not in_fitted_half(v.row)]
-    assert 20 < len(judged) < 76
+    assert 160 < len(judged) < 320
     for each in judged:
         fixed = corrected(each, scalars)
         assert each.row is not None
-        assert fixed.found.ttft_s == pytest.approx(each.row.ttft_s, rel=0.03)
-        assert fixed.found.tpot_s == pytest.approx(each.row.tpot_s, rel=0.03)
+        assert fixed.found.ttft_s == pytest.approx(each.row.ttft_s, rel=0.05)
+        assert fixed.found.tpot_s == pytest.approx(each.row.tpot_s, rel=0.05)
 
 
 def test_a_group_without_rows_gets_its_parents_scalars() -> None:
