@@ -78,7 +78,8 @@ def step_terms(machine: Machine, load: StepLoad, *, slicing: Slicing) -> tuple[T
     """
     Split the seconds of a step into terms.
 
-        t = sum of ops + sum of exchanges + L t_layer + X t_exchange + t_step + B t_seq
+        t = sum of ops + sum of exchanges + L t_layer + [prompts] L_e t_expert + X t_exchange
+            + t_step + B t_seq
         (docs/model.md, eq. S5)
 
     Args:
@@ -233,11 +234,17 @@ def _network_terms(machine: Machine, exchanges: Iterable[Exchange]) -> tuple[Ter
 def _engine_terms(machine: Machine, load: StepLoad, *, exchanges: int) -> tuple[Term, ...]:
     """Host time that the GPU waits for, constants of the engine version (eq. S5)."""
     engine, one = machine.engine, np.ones_like(load.tokens)
+    expert_layers = machine.model.num_layers - machine.model.num_dense_layers
+    with_prompts = np.where(load.prompts > 0, 1.0, 0.0)
     return tuple(
         _term(name, "S5", seconds, launch=seconds)
         for name, seconds in (
             ("engine per layer", engine.per_layer_s * machine.model.num_layers * one),
             ("engine per exchange", engine.per_exchange_s * exchanges * one),
+            (
+                "engine per expert layer",
+                engine.prompt_expert_layer_s * expert_layers * with_prompts,
+            ),
             ("engine per step", engine.per_step_s * one),
             ("engine per sequence", engine.per_sequence_s * (load.prompts + load.sequences)),
         )

@@ -24,6 +24,8 @@ class EngineProfile:
         max_batch_size: largest number of sequences in a step.
         max_batched_tokens: token budget of a step.
         per_layer_s: launch and host time per layer and step, not hidden.
+        prompt_expert_layer_s: per layer with experts of a step that holds prompts: such steps are
+            not captured whole, and experts take many kernels.
         per_exchange_s: time per collective and step beyond that of its kernel in a CUDA graph.
         per_step_s: scheduler and sampler per step.
         per_sequence_s: host time per sequence and step.
@@ -55,6 +57,7 @@ class EngineProfile:
     per_request_s: float
     transfer_base_s: float
     per_exchange_s: float = 0.0
+    prompt_expert_layer_s: float = 0.0
     transfer_per_descriptor_s: float = 0.0
     deployable: bool = True
     window_per_query_head: bool = False
@@ -79,5 +82,6 @@ class EngineProfile:
             per_request_s=self.per_request_s,
             transfer_base_s=self.transfer_base_s,
             per_exchange_s=self.per_exchange_s,
+            prompt_expert_layer_s=self.prompt_expert_layer_s,
             transfer_per_descriptor_s=self.transfer_per_descriptor_s,
         )

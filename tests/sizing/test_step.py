@@ -95,7 +95,12 @@ def test_faster_hardware_divides_times(
     """Without latencies, hardware k times as fast takes exactly a k-th: no unit slips in."""
     base = machine(model)
     engine = replace(
-        base.engine, per_layer_s=0.0, per_exchange_s=0.0, per_step_s=0.0, per_sequence_s=0.0
+        base.engine,
+        per_layer_s=0.0,
+        per_exchange_s=0.0,
+        prompt_expert_layer_s=0.0,
+        per_step_s=0.0,
+        per_sequence_s=0.0,
     )
     cluster = replace(base.cluster, scale_out_latency_s=0.0)
     slow, fast = (
