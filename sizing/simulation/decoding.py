@@ -11,9 +11,6 @@ if TYPE_CHECKING:
     from sizing.simulation.ledger import Ledger
     from sizing.simulation.step import StepTime
 
-ROUNDING = 1e-12
-"""Below this share of a step, a time difference is rounding."""
-
 
 class Decoding:
     """

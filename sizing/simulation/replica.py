@@ -188,7 +188,9 @@ class Replica(Scheduler):
     def _spare(self, request: int) -> bool:
         """Say whether a pull begins at the next boundary, whatever joins until then."""
         blocks = -(-self._ledger.prompt[request] // self._block_size)
+        # If that is the end of the stretch, the step after it takes its blocks first.
+        taking = self._phase[(self.step_no + self._steps) % self._block_size]
         return (
             len(self.running) + len(self.pulling) < self._limit
-            and self._used_end + blocks + self._watermark <= self._total
+            and self._used_end + taking + blocks + self._watermark <= self._total
         )
