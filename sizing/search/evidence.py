@@ -37,6 +37,17 @@ def validation(inputs: Inputs) -> Validation:
             num_rows=inputs.calibration.num_rows,
             note=f"step times measured on {key.processor}, {key.engine} {key.engine_version}",
         )
+    found = _alike(inputs)
+    around = interval_around("tpot", inputs)
+    if around is None:
+        return found
+    group = around.group.partition("/")[2] or "any kind"
+    note = f"{found.note}; intervals from {around.rows} rows ({group})"
+    return Validation(num_rows=found.num_rows, note=note)
+
+
+def _alike(inputs: Inputs) -> Validation:
+    """Count rows of the same engine, GPU and precision, split as plans are."""
     engine, gpu, dtype = inputs.engine.name, inputs.gpu.name, inputs.model.weight_dtype
     kind = f"split {engine} on {gpu}, {dtype}"
     alike = [s for s in read_evidence().support if s.gpu == gpu]
