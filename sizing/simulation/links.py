@@ -15,8 +15,8 @@ class Links:
     A pull holds the NICs of both replicas for its bytes; its fixed part and the handshake of two
     replicas that meet for the first time pass beside other pulls.
 
-    Ignores: sharing. NICs that carry several pulls at a time finish them together and later; the
-    mean over all pulls is larger than here by at most their number.
+    Ignores: sharing. NICs that carry several pulls at a time finish none of them earlier than here
+    if they are equal; and a pull that waits for one NIC keeps the other one from those behind it.
     """
 
     __slots__ = ("_free_in", "_free_out", "_met", "_path")
