@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass, field, replace
+import re
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
@@ -17,15 +18,21 @@ from sizing.specs.cluster import ClusterSpec
 from sizing.specs.engine import EngineProfile
 from sizing.specs.gpu import GpuSpec, Source
 from sizing.specs.precision import with_weight_dtype
+from sizing.specs.tier import NAMES as UNITS_BY_NAME
+from sizing.specs.tier import TierSpec
+from sizing.specs.topology import topology_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from sizing.specs.model import ModelSpec
     from sizing.specs.scenario import ClusterChoice, EngineChoice, ModelChoice, ScenarioSpec
+    from sizing.specs.topology import Topology
 
 T = TypeVar("T")
 
+BANDWIDTH = re.compile(r"band|bw|bps|_per_s|gb|gbit", re.IGNORECASE)
+"""What keys look like that mean a bandwidth."""
 DEMO_MODEL = ".minicluster/models/demo"
 
 
@@ -100,10 +107,44 @@ def gpus() -> Mapping[str, GpuEntry]:
 @cache
 def clusters() -> Mapping[str, ClusterSpec]:
     """Read the cluster presets."""
-    return {
-        name: parse(ClusterSpec, read_toml(path), place=path.name)
-        for name, path in files("clusters").items()
-    }
+    return {name: read_cluster(path) for name, path in files("clusters").items()}
+
+
+def read_cluster(path: Path) -> ClusterSpec:
+    """
+    Read a cluster file.
+
+    Raises:
+        InputError: the first thing wrong with it; a bandwidth without its unit is told how to
+            say one.
+
+    """
+    raw = read_toml(path)
+    tiers = raw.get("tiers", [])
+    known = {spec.name for spec in fields(TierSpec)}
+    for tier in tiers if isinstance(tiers, list) else []:
+        for key in tier if isinstance(tier, dict) else ():
+            if key not in known and BANDWIDTH.search(key):
+                place = f"{path.name}: tiers.{tier.get('name', '?')}.{key}"
+                raise InputError(place, tier[key], "a key that says its unit", UNITS_BY_NAME)
+    return parse(ClusterSpec, raw, place=path.name)
+
+
+def find_network(name: str, *, place: str = "cluster") -> tuple[ClusterSpec, Topology]:
+    """
+    Return a cluster and its network by the name of a preset or the path of a file like one.
+
+    Raises:
+        InputError: neither, or something is wrong with it.
+
+    """
+    if name in clusters():
+        cluster = clusters()[name]
+    elif _exists(Path(name)) and Path(name).is_file():
+        cluster = read_cluster(Path(name))
+    else:
+        raise _unknown(place, name, "a cluster preset or a file like one", clusters())
+    return cluster, topology_of(cluster, find_gpu(cluster.gpu, place=f"{name}: gpu"))
 
 
 @cache
@@ -204,10 +245,8 @@ def find_cluster(choice: ClusterChoice, *, place: str = "cluster") -> ClusterSpe
     per_node = choice.gpus_per_node or preset.gpus_per_node
     kept = preset.gpus_per_hb_domain if per_node == preset.gpus_per_node else per_node
     return replace(
-        preset,
+        preset.with_nodes(per_node, kept),
         gpu=gpu,
-        gpus_per_node=per_node,
-        gpus_per_hb_domain=kept,
         max_gpus=choice.max_gpus or preset.max_gpus,
         price_usd_per_gpu_hour=choice.price_usd_per_gpu_hour,
     )

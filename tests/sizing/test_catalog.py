@@ -27,6 +27,7 @@ SPECS = {"gpus": GpuSpec, "clusters": ClusterSpec, "engines": EngineProfile}
 FILES = [path for kind in SPECS for path in catalog.files(kind).values()]
 NO_QUANTITIES = {
     *("name", "version", "connector", "vendor", "kind", "gpu", "fitted", "aliases", "deployable"),
+    *("tier", "model"),
 }
 
 
@@ -37,6 +38,10 @@ def quantities(raw: dict[str, Any], prefix: str = "") -> Iterator[str]:
             continue
         if isinstance(value, dict):
             yield from quantities(value, f"{prefix}{key}.")
+        elif isinstance(value, list) and value and isinstance(value[0], dict):
+            for part in value:
+                name = part.get("name", part.get("tier"))
+                yield from quantities(part, f"{prefix}{key}.{name}.")
         else:
             yield prefix + key
 

@@ -50,7 +50,7 @@ MODELS = (
 def machine(model: str = "llama-3.1-70b", gpu: str = "h100-sxm") -> Machine:
     """Return a model on a GPU of the catalog, in its preset, under the only engine there is."""
     spec = catalog.find_gpu(gpu)
-    cluster = next(c for c in catalog.clusters().values() if c.gpu == spec.name)
+    cluster = catalog.clusters()[f"{spec.name.partition('-')[0]}-8"]
     return Machine(
         model=catalog.find_model(model), gpu=spec, cluster=cluster, engine=catalog.engines()[0]
     )
