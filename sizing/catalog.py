@@ -18,6 +18,7 @@ from sizing.specs.cluster import ClusterSpec
 from sizing.specs.engine import EngineProfile
 from sizing.specs.gpu import GpuSpec, Source
 from sizing.specs.precision import with_weight_dtype
+from sizing.specs.switch import SwitchSpec
 from sizing.specs.tier import NAMES as UNITS_BY_NAME
 from sizing.specs.tier import TierSpec
 from sizing.specs.topology import topology_of
@@ -108,6 +109,15 @@ def gpus() -> Mapping[str, GpuEntry]:
 def clusters() -> Mapping[str, ClusterSpec]:
     """Read the cluster presets."""
     return {name: read_cluster(path) for name, path in files("clusters").items()}
+
+
+@cache
+def switches() -> Mapping[str, SwitchSpec]:
+    """Read the catalog of network switches."""
+    return {
+        name: parse(SwitchSpec, read_toml(path), place=path.name)
+        for name, path in files("switches").items()
+    }
 
 
 def read_cluster(path: Path) -> ClusterSpec:
@@ -331,6 +341,7 @@ def _overridden(choice: ModelChoice, place: str) -> ModelSpec:
     model = with_weight_dtype(model, choice.weight_dtype)
     if choice.kv_dtype is not None:
         model = replace(model, kv_dtype=choice.kv_dtype)
+    model = _assumed(model, choice.assumed_context_tokens, place)
     wanted = choice.max_context_tokens
     if wanted is None:
         return model
@@ -339,9 +350,24 @@ def _overridden(choice: ModelChoice, place: str) -> ModelSpec:
             f"{place}: model.max_context_tokens",
             wanted,
             f"at most {model.max_context_tokens}, what {model.id} was made for",
-            "for a RoPE-scaled variant give the path of its own config.json as model.id",
+            "for a RoPE-scaled variant give the path of its own config.json as model.id; to plan"
+            " as if there were one, set model.assumed_context_tokens",
         )
     return replace(model, max_context_tokens=wanted)
+
+
+def _assumed(model: ModelSpec, tokens: int | None, place: str) -> ModelSpec:
+    """Raise the context beyond what the model was made for, because the scenario says so."""
+    if tokens is None:
+        return model
+    if tokens <= model.max_context_tokens:
+        raise InputError(
+            f"{place}: model.assumed_context_tokens",
+            tokens,
+            f"more than {model.max_context_tokens}, what {model.id} was made for",
+            "model.max_context_tokens shortens the context",
+        )
+    return replace(model, max_context_tokens=tokens)
 
 
 def _exists(path: Path) -> bool:

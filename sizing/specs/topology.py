@@ -55,7 +55,11 @@ class Topology:
         return gpu // self.tiers[tier].gpus
 
     def meeting(self, gpus: Sequence[int]) -> int:
-        """Return the innermost tier of which one unit holds all *gpus*; 0 for the HB domain."""
+        """
+        Return the innermost tier of which one unit holds all *gpus*; 0 for the HB domain.
+
+        Its latency and bandwidth are those of their way (docs/model.md, eq. F3).
+        """
         low, high = min(gpus), max(gpus)
         if low < 0 or high >= self.gpus:
             outside = low if low < 0 else high

@@ -18,12 +18,18 @@ from sizing.specs.cluster import ClusterSpec
 from sizing.specs.engine import EngineProfile
 from sizing.specs.gpu import GpuSpec, Source
 from sizing.specs.scenario import ClusterChoice, EngineChoice
+from sizing.specs.switch import SwitchSpec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-SPECS = {"gpus": GpuSpec, "clusters": ClusterSpec, "engines": EngineProfile}
+SPECS = {
+    "gpus": GpuSpec,
+    "clusters": ClusterSpec,
+    "engines": EngineProfile,
+    "switches": SwitchSpec,
+}
 FILES = [path for kind in SPECS for path in catalog.files(kind).values()]
 NO_QUANTITIES = {
     *("name", "version", "connector", "vendor", "kind", "gpu", "fitted", "aliases", "deployable"),
