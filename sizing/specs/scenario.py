@@ -22,6 +22,8 @@ class ModelChoice:
         weight_dtype: of the weights that are quantised; absent: as published.
         kv_dtype: of cached keys and values; absent: as the model computes.
         max_context_tokens: longest sequence to serve; absent: the model's own limit.
+        assumed_context_tokens: a limit beyond the model's own, as if it had been trained for it; an
+            assumption that every answer repeats.
     """
 
     __pydantic_config__ = STRICT
@@ -30,6 +32,7 @@ class ModelChoice:
     weight_dtype: str | None = None
     kv_dtype: str | None = None
     max_context_tokens: int | None = None
+    assumed_context_tokens: int | None = None
 
     def __post_init__(self) -> None:
         """Check dtypes and the context."""
@@ -50,6 +53,9 @@ class ClusterChoice:
         gpus_per_node: GPUs that share a host, needed without a preset.
         max_gpus: the budget, needed without a preset.
         price_usd_per_gpu_hour: price of one GPU; absent: no cost is given.
+        power_w_per_gpu: at the wall, with its share of host, network and cooling; absent: the
+            datasheet's power of the GPU alone.
+        energy_usd_per_kwh: price of energy where it is paid apart; absent: in the price of the GPU.
     """
 
     __pydantic_config__ = STRICT
@@ -59,6 +65,8 @@ class ClusterChoice:
     gpus_per_node: int | None = None
     max_gpus: int | None = None
     price_usd_per_gpu_hour: float | None = None
+    power_w_per_gpu: float | None = None
+    energy_usd_per_kwh: float | None = None
 
     def __post_init__(self) -> None:
         """Check that a preset or a GPU is named."""
@@ -105,9 +113,12 @@ class SearchChoice:
 
 LIMITS = {
     "model.max_context_tokens": (1, 100_000_000),
+    "model.assumed_context_tokens": (1, 100_000_000),
     "cluster.gpus_per_node": (1, 1_024),
     "cluster.max_gpus": (1, 1_000_000),
     "cluster.price_usd_per_gpu_hour": (1e-6, 10_000),
+    "cluster.power_w_per_gpu": (1, 100_000),
+    "cluster.energy_usd_per_kwh": (1e-6, 100),
     "workload.requests_per_s": (1e-6, 1_000_000),
     "workload.input_tokens.max_tokens": (1, 100_000_000),
     "workload.output_tokens.max_tokens": (1, 100_000_000),
