@@ -99,7 +99,8 @@ def utilisations(plan: Plan, arrived: Sequence[Sample], window_s: float) -> dict
     prefill *= (
         1 + min(1.0, held) * between.prefill_fraction + held * between.prefill_per_sequence_fraction
     )
-    prefill += len(arrived) * between.prefill_per_request_s / window_s / pools["prefill"].replicas
+    handled_s = min(1.0, held) * len(arrived) * between.prefill_per_request_s
+    prefill += handled_s / window_s / pools["prefill"].replicas
     decode = _decode_share(plan, pools["decode"], arrived) / window_s
     decode *= 1 + min(1.0, prefill) * between.decode_fraction
     decode += len(arrived) * between.decode_per_request_s / window_s / pools["decode"].replicas

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from sizing.errors import InputError
 from sizing.latency.memory import kv_bytes_per_sequence, kv_bytes_per_token
 from sizing.simulation.limits import EngineLimits
 from sizing.simulation.outcome import simulate
+from sizing.simulation.sharing import SharedDecode, SharedPrefill
 from sizing.simulation.step import FittedStep
 from sizing.simulation.system import Path, SimulatedPool, System
 
@@ -18,21 +19,6 @@ if TYPE_CHECKING:
     from sizing.arrivals import Arrivals
     from sizing.plan import Plan, Pool
     from sizing.simulation.outcome import Outcome
-    from sizing.specs.step import StepCoefficients
-
-ROUNDS = 8
-"""Runs at most, where the pools slow each other down."""
-
-CLOSE = 1e-3
-"""Busy shares that differ by less have settled."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Slowdown:
-    """Factors on the step times of the two pools (docs/model.md, eq. T12)."""
-
-    prefill: float = 1.0
-    decode: float = 1.0
 
 
 def kv_blocks(plan: Plan, pool: Pool) -> int:
@@ -58,13 +44,12 @@ def kv_blocks(plan: Plan, pool: Pool) -> int:
     return blocks
 
 
-def planned_system(plan: Plan, slowdown: Slowdown, *, handshake_s: float = 0.0) -> System:
+def planned_system(plan: Plan, *, handshake_s: float = 0.0) -> System:
     """
     Return what a plan deploys.
 
     Args:
         plan: pools, routing, step times.
-        slowdown: what the pools cost each other.
         handshake_s: of two replicas that meet for the first time; no plan has measured it.
 
     Raises:
@@ -74,11 +59,14 @@ def planned_system(plan: Plan, slowdown: Slowdown, *, handshake_s: float = 0.0) 
     path, policy = plan.step_model.path, plan.routing.policy
     last = roles.get("mixed") or plan.pool("decode")
     first = roles.get("prefill")
+    model = plan.step_model
+    prefill, decode = FittedStep(model.prefill), FittedStep(model.decode)
+    if any(asdict(model.interference).values()):
+        prefill = SharedPrefill(model.prefill, model.interference)
+        decode = SharedDecode(model.decode, model.interference)
     return System(
-        decode=_pool(plan, last, plan.step_model.decode, slowdown.decode),
-        prefill=None
-        if first is None
-        else _pool(plan, first, plan.step_model.prefill, slowdown.prefill),
+        decode=_pool(plan, last, decode),
+        prefill=None if first is None else _pool(plan, first, prefill),
         path=Path(
             request_s=path.request_s,
             transfer_base_s=path.transfer_base_s,
@@ -104,39 +92,15 @@ def simulate_plan(
     """
     Simulate a plan under *arrivals*.
 
-    Where its pools share a machine, step times grow with the other pool's busy share, and runs
-    are repeated until the shares agree.
+    Where its pools share a machine, each step is as slow as what the other pool does when it
+    begins makes it (docs/model.md, eq. Q9).
 
     Raises:
         InputError: a request that the plan cannot serve, or a plan that cannot be simulated.
-
-    Ignores:
-        When the other pool computes: a step is slowed by the mean, not all or nothing (T12).
     """
     _check_context(plan, arrivals)
-    fractions, slowdown = plan.step_model.interference, Slowdown()
-    coupled = bool(fractions.prefill_fraction or fractions.decode_fraction)
-    for _ in range(ROUNDS):
-        system = planned_system(plan, slowdown, handshake_s=handshake_s)
-        outcome = simulate(system, arrivals, seed=seed, progress=progress)
-        before = slowdown
-        busy = outcome.busy_fraction
-        slowdown = replace(
-            slowdown,
-            prefill=1 + busy.get("decode", 0.0) * fractions.prefill_fraction,
-            decode=1 + busy.get("prefill", 0.0) * fractions.decode_fraction,
-        )
-        if not coupled or _close(before, slowdown):
-            break
-    return outcome
-
-
-def _close(one: Slowdown, other: Slowdown) -> bool:
-    """Say whether two slowdowns are the same for all we know."""
-    return (
-        abs(one.prefill - other.prefill) < CLOSE * other.prefill
-        and abs(one.decode - other.decode) < CLOSE * other.decode
-    )
+    system = planned_system(plan, handshake_s=handshake_s)
+    return simulate(system, arrivals, seed=seed, progress=progress)
 
 
 def _check_context(plan: Plan, arrivals: Arrivals) -> None:
@@ -152,7 +116,7 @@ def _check_context(plan: Plan, arrivals: Arrivals) -> None:
         )
 
 
-def _pool(plan: Plan, pool: Pool, step: StepCoefficients, slowdown: float) -> SimulatedPool:
+def _pool(plan: Plan, pool: Pool, step: FittedStep) -> SimulatedPool:
     """Return one pool; vLLM caches prefixes unless told otherwise."""
     return SimulatedPool(
         replicas=pool.replicas,
@@ -162,6 +126,6 @@ def _pool(plan: Plan, pool: Pool, step: StepCoefficients, slowdown: float) -> Si
             kv_blocks=kv_blocks(plan, pool),
             block_size=plan.engine.block_size,
         ),
-        step=FittedStep(step, slowdown=slowdown),
+        step=step,
         prefix_cache=True,
     )

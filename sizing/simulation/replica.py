@@ -25,9 +25,10 @@ class Replica(Scheduler):
     Attributes:
         active: whether a stretch is in progress.
         busy_s: time spent in stretches that are over.
+        held_up: requests that have joined since the last step and held up the others for it.
     """
 
-    __slots__ = ("_seconds", "_steps", "_used_end", "active", "busy_s", "end_s", "epoch")
+    __slots__ = ("_seconds", "_steps", "_used_end", "active", "busy_s", "end_s", "epoch", "held_up")
 
     def __init__(
         self,
@@ -43,7 +44,7 @@ class Replica(Scheduler):
         self.active = False
         self.end_s = self._seconds = self.busy_s = 0.0
         self._steps = self._used_end = 0
-        self.epoch = 0
+        self.epoch = self.held_up = 0
 
     def add(self, request: int, now_s: float) -> None:
         """Take a request that computes its own prompt."""
@@ -108,6 +109,7 @@ class Replica(Scheduler):
                 for request in self.fresh:
                     self.first_token(request, self.start_s + first_s, one_step=taken == 1)
                 self.fresh.clear()
+                self.held_up = 0
             self.tally(taken, seconds, firsts=firsts, first_s=first_s)
             if self._ends[0][0] <= self.step_no:
                 done = self.ended()
@@ -115,6 +117,11 @@ class Replica(Scheduler):
         if self.chunks:
             done += self.compute(end_s)
         return done
+
+    def refresh(self, now_s: float) -> None:
+        """End the stretch at the next boundary: steps take another time from now on."""
+        if self.active:
+            self._cut(now_s)
 
     def schedule(self, now_s: float) -> None:
         """Begin the next stretch."""
@@ -137,6 +144,10 @@ class Replica(Scheduler):
                 [(new, done[request]) for request, new in self.chunks], self.batch, self.context
             )
         elif self.batch:
+            if self._step.join_s and len(self.fresh) > self.held_up:
+                if self.batch > len(self.fresh):
+                    self.start_s += (len(self.fresh) - self.held_up) * self._step.join_s
+                self.held_up = len(self.fresh)
             self._step_s, self._per_token_s = self._step.decode_line(self.batch)
             steps = 1 if one_step else self.next_end() - self.step_no
             self._used_end = self.used + self.crossings(steps)

@@ -15,7 +15,12 @@ class StepTime(Protocol):
     Any model of a step that is linear in the context of the sequences decoded.
 
     Linear, because a stretch of decode steps is then one formula (docs/model.md, eq. Q2).
+
+    Attributes:
+        join_s: what a request that joins a batch holds up those that are in it already.
     """
+
+    join_s: float
 
     def decode_line(self, batch: int) -> tuple[float, float]:
         """Seconds of a decode step of *batch* sequences: without context, and per token of it."""
@@ -33,17 +38,18 @@ class StepTime(Protocol):
 
 class FittedStep:
     """
-    The step of a plan's coefficients (docs/model.md, eq. S1), scaled by a slowdown.
+    The step of a plan's coefficients (docs/model.md, eq. S1).
 
     Ignores: nothing of S1; see there.
     """
 
-    __slots__ = ("_coefficients", "_lines", "_slowdown")
+    __slots__ = ("_lines", "coefficients")
 
-    def __init__(self, coefficients: StepCoefficients, *, slowdown: float = 1.0) -> None:
-        """Keep the coefficients; *slowdown* is what another pool on the same machine costs."""
-        self._coefficients = coefficients
-        self._slowdown = slowdown
+    join_s = 0.0
+
+    def __init__(self, coefficients: StepCoefficients) -> None:
+        """Keep the coefficients."""
+        self.coefficients = coefficients
         self._lines: dict[int, tuple[float, float]] = {}
 
     def decode_line(self, batch: int) -> tuple[float, float]:
@@ -51,13 +57,13 @@ class FittedStep:
         line = self._lines.get(batch)
         if line is None:
             fixed = self.step_s((), batch, 0)
-            line = (fixed, self._coefficients.per_context_token_s * self._slowdown)
+            line = (fixed, self.coefficients.per_context_token_s)
             self._lines[batch] = line
         return line
 
     def step_s(self, chunks: Iterable[tuple[int, int]], batch: int, context: int) -> float:
         """See `StepTime`."""
-        step = self._coefficients
+        step = self.coefficients
         tokens, pairs = 0, 0.0
         for new, cached in chunks:
             tokens += new
@@ -70,4 +76,4 @@ class FittedStep:
         )
         if step.experts_s:
             seconds += step.experts_s * (1 - step.expert_miss_fraction ** (tokens + batch))
-        return seconds * self._slowdown
+        return seconds

@@ -14,6 +14,7 @@ from sizing.simulation.ledger import Ledger
 from sizing.simulation.links import Links
 from sizing.simulation.prefix import PrefixCache
 from sizing.simulation.replica import Replica
+from sizing.simulation.sharing import SharedDecode, SharedPrefill
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -88,6 +89,7 @@ class Tandem:
         self.prefill = (
             [] if system.prefill is None else self._replicas(system.prefill, prefill_only=True)
         )
+        self._share()
         self._links = Links(system.path, prefill=len(self.prefill), decode=len(self.decode))
         self._choose_decode = chooser(system.decode_policy)
         self._choose_prefill = chooser(system.prefill_policy)
@@ -99,6 +101,17 @@ class Tandem:
         self._ingress: deque[int] = deque()
         self._index = {replica: at for at, replica in enumerate(self.decode)}
         self._index.update({replica: at for at, replica in enumerate(self.prefill)})
+
+    def _share(self) -> None:
+        """Let pools on the same cores see what the other one does."""
+        system, self._computing, self._shared = self._system, 0, False
+        if system.prefill is None:
+            return
+        if isinstance(system.prefill.step, SharedPrefill):
+            system.prefill.step.decode = self.decode
+        if isinstance(system.decode.step, SharedDecode):
+            system.decode.step.prefill = self.prefill
+            self._shared = True
 
     def _replicas(self, pool: SimulatedPool, *, prefill_only: bool) -> list[Replica]:
         """Return a pool's replicas."""
@@ -188,6 +201,18 @@ class Tandem:
             heappush(self._heap, (replica.end_s, STRETCH, self._serial, replica, replica.epoch))
         if replica.started:
             self._begin_pulls(replica)
+        if self._shared and replica.keeps:
+            self._refresh_decode(replica.start_s)
+
+    def _refresh_decode(self, now_s: float) -> None:
+        """Have decode step at another pace if prefill has begun or ceased to compute."""
+        computing = sum(replica.active for replica in self.prefill)
+        if computing != self._computing:
+            self._computing = computing
+            for replica in self.decode:
+                epoch = replica.epoch
+                replica.refresh(now_s)
+                self._expect(replica, epoch)
 
     def _begin_pulls(self, replica: Replica) -> None:
         """Queue the pulls that a decode replica has begun."""

@@ -14,10 +14,11 @@ from sizing.errors import InputError
 from sizing.routing import power_of_two
 from sizing.simulation.limits import EngineLimits
 from sizing.simulation.outcome import simulate
+from sizing.simulation.sharing import SharedDecode, SharedPrefill
 from sizing.simulation.step import FittedStep
 from sizing.simulation.system import Path, SimulatedPool, System
 from sizing.sources import Source, drawn
-from sizing.specs.step import StepCoefficients
+from sizing.specs.step import Interference, StepCoefficients
 from sizing.specs.workload import Lengths, WorkloadSpec
 from sizing.traffic.queue import single_server_wait
 from sizing.traffic.spread import spread
@@ -27,6 +28,12 @@ if TYPE_CHECKING:
 
 PER_TOKEN_S = 1e-3
 TINY_S = 1e-9
+LOAD = WorkloadSpec(
+    requests_per_s=5.0,
+    input_tokens=Lengths(distribution="uniform", low=60, high=140),
+    output_tokens=Lengths(distribution="uniform", low=8, high=20),
+)
+"""Of two pools on the same cores."""
 
 
 def linear(**given: float) -> FittedStep:
@@ -293,3 +300,63 @@ def test_overload_ends_and_says_so() -> None:
     found = simulate(chat(), hurried, seed=0)
     assert np.isfinite(found.e2e_s).all()
     assert not found.settled
+
+
+def shared(between: Interference | None) -> System:
+    """Return one prefill and one decode replica, on the same cores unless *between* is `None`."""
+    step = linear(base_s=2e-2, per_prefill_token_s=4e-4)
+    limits = EngineLimits(
+        max_num_seqs=64, max_num_batched_tokens=2048, kv_blocks=20_000, block_size=16
+    )
+    pool = SimulatedPool(replicas=1, limits=limits, step=step)
+    prefill = decode = pool
+    if between is not None:
+        prefill = replace(pool, step=SharedPrefill(step.coefficients, between))
+        decode = replace(pool, step=SharedDecode(step.coefficients, between))
+    path = Path(request_s=1e-3, transfer_base_s=1e-3)
+    return System(prefill=prefill, decode=decode, path=path)
+
+
+def test_pools_that_share_nothing_are_as_fast_as_apart() -> None:
+    """Without interference the shared steps are the plain ones, to the last digit."""
+    arrivals = drawn(LOAD, Source(), count=500, seed=3)
+    apart = shared(Interference())
+    plain = shared(None)
+
+    one, other = (simulate(each, arrivals, seed=1) for each in (apart, plain))
+
+    assert np.allclose(one.ttft_s, other.ttft_s, rtol=1e-12)
+    assert np.allclose(one.e2e_s, other.e2e_s, rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "between",
+    [
+        Interference(prefill_fraction=0.4),
+        Interference(prefill_per_sequence_fraction=0.1),
+        Interference(prefill_per_request_s=0.01),
+        Interference(decode_fraction=0.4),
+        Interference(decode_per_request_s=0.01),
+    ],
+)
+def test_every_interference_costs_time(between: Interference) -> None:
+    """Each constant alone makes requests slower, and an idle system pays none of them."""
+    arrivals = drawn(LOAD, Source(), count=500, seed=3)
+    apart, beside = (simulate(shared(each), arrivals, seed=1) for each in (Interference(), between))
+    assert beside.e2e_s.mean() > apart.e2e_s.mean() * 1.005
+
+    lonely = drawn(replace(LOAD, requests_per_s=0.01), Source(), count=50, seed=3)
+    apart, beside = (simulate(shared(each), lonely, seed=1) for each in (Interference(), between))
+    assert np.allclose(apart.ttft_s, beside.ttft_s)
+
+
+def test_full_interference_of_a_saturated_pool_is_the_fraction() -> None:
+    """A prefill pool that is never idle slows decode by all of its fraction."""
+    arrivals = drawn(replace(LOAD, requests_per_s=50.0), Source(), count=300, seed=3)
+    apart, beside = (
+        simulate(shared(each), arrivals, seed=1)
+        for each in (Interference(), Interference(decode_fraction=0.5))
+    )
+    middle = slice(50, 200)
+    ratio = np.nanmean(beside.tpot_s[middle]) / np.nanmean(apart.tpot_s[middle])
+    assert ratio == pytest.approx(1.5, rel=0.05)
