@@ -1,0 +1,97 @@
+"""A training estimate on one screen."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+
+from sizing.report.tables import seconds, size
+
+if TYPE_CHECKING:
+    from sizing.training.estimate import TrainingEstimate
+    from sizing.training.layout import TrainingLayout
+    from sizing.training.search import Trial
+
+JOULES_PER_MWH = 3.6e9
+
+
+def degrees(layout: TrainingLayout) -> str:
+    """Write a layout as people read it."""
+    named = (("TP", layout.tp), ("CP", layout.cp), ("PP", layout.pp), ("DP", layout.dp),
+             ("EP", layout.ep))  # fmt: skip
+    parts = [f"{name}{value}" for name, value in named if value > 1] or ["one GPU"]
+    tail = f", micro-batch {layout.micro_batch}"
+    if layout.pp > 1:
+        tail += f", {layout.interleave} chunks a stage"
+    return " ".join(parts) + tail
+
+
+def layouts_table(ranked: list[Trial]) -> Table:
+    """One row a layout, the fastest first."""
+    table = Table("layout", "step", "memory a GPU", title="Layouts", title_justify="left")
+    for trial in ranked:
+        table.add_row(degrees(trial.layout), seconds(trial.step_s), size(trial.memory_bytes))
+    return table
+
+
+def training_table(found: TrainingEstimate) -> Table:
+    """Everything about one layout."""
+    table = Table("", "", title=f"Training on {found.gpus:,} GPUs", title_justify="left",
+                  show_header=False)  # fmt: skip
+    rows = [
+        ("layout", degrees(found.layout)),
+        ("parameters", f"{found.parameters / 1e9:,.2f} billion"),
+        ("step", f"{seconds(found.step_s)} for {found.tokens_per_step:,} tokens"),
+        ("of it", _shares(found)),
+        (
+            "achieved",
+            (
+                f"{found.flops_per_gpu_per_s / 1e12:.0f} TFLOP/s a GPU,"
+                f" HFU {found.hfu_fraction:.1%}, MFU {found.mfu_fraction:.1%}"
+            ),
+        ),
+        ("scale factor", f"{found.scale_factor:.3f} of linear, against one replica"),
+        ("memory", _memory(found)),
+    ]
+    if found.days is not None and found.gpu_hours is not None and found.energy_j is not None:
+        rows.append(
+            (
+                "run",
+                (
+                    f"{found.days:.1f} days, {found.gpu_hours:,.0f} GPU-hours,"
+                    f" {found.energy_j / JOULES_PER_MWH:,.0f} MWh of GPUs at their limit"
+                ),
+            )
+        )
+    if found.failures is not None:
+        failures = found.failures
+        text = (
+            f"one in {failures.job_mtbf_s / 3600:.2f} h, checkpoint every"
+            f" {failures.checkpoint_interval_s / 60:.1f} min,"
+            f" {failures.effective_fraction:.1%} effective"
+        )
+        rows.append(("failures", text + (f", {failures.days:.1f} days" if failures.days else "")))
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _shares(found: TrainingEstimate) -> str:
+    """Write what a step is made of, largest first."""
+    parts = asdict(found.step)
+    shown = {
+        key.removesuffix("_s"): value / found.step_s
+        for key, value in parts.items()
+        if key not in ("step_s", "recompute_s", "replica_s")
+    }
+    ordered = sorted(shown.items(), key=lambda each: -each[1])
+    return ", ".join(f"{name.replace('_', ' ')} {share:.1%}" for name, share in ordered if share)
+
+
+def _memory(found: TrainingEstimate) -> str:
+    """Write the parts of memory."""
+    parts = ", ".join(f"{name} {size(value)}" for name, value in asdict(found.memory).items())
+    verdict = "fits" if found.fits else "does not fit"
+    return f"{size(found.memory_bytes)} a GPU, {verdict} {size(found.hbm_bytes)}: {parts}"

@@ -1,0 +1,1 @@
+"""Training: FLOPs, memory, step time and layout of a job on the same GPUs and links."""

@@ -1,0 +1,222 @@
+"""A training run: step, memory, days, energy and failures of a job in a layout."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from sizing.errors import InputError
+from sizing.fabric.failures import checkpoint_interval_s, effective_fraction, job_mtbf_s
+from sizing.latency.collectives import exchange_s
+from sizing.latency.roofline import multiply_dtype
+from sizing.specs.checks import not_negative, positive
+from sizing.specs.cluster import ClusterSpec
+from sizing.specs.gpu import GpuSpec
+from sizing.training.closed_forms import scale_factor
+from sizing.training.flops import StepFlops, step_flops
+from sizing.training.layout import TrainingLayout
+from sizing.training.memory import TrainingMemory, trained_parameters, training_memory
+from sizing.training.step import TrainingStep, training_step
+
+if TYPE_CHECKING:
+    from sizing.latency.exchange import Exchange
+    from sizing.training.job import TrainingJob
+
+SECONDS_PER_DAY = 86_400.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingMachine:
+    """GPUs and the links between them; times exchanges for `training_step`."""
+
+    gpu: GpuSpec
+    cluster: ClusterSpec
+
+    def exchange_s(self, exchange: Exchange) -> float:
+        """Seconds of one run of *exchange* (eq. N1, N2, N5)."""
+        return float(exchange_s(exchange, self.gpu, self.cluster))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interruptions:
+    """
+    How failures stop a run.
+
+    Attributes:
+        gpu_mtbf_s: of one GPU, anything that stops the job counted.
+        checkpoint_s: that a checkpoint stops the job.
+        restart_s: from a failure until the last checkpoint runs again.
+    """
+
+    gpu_mtbf_s: float
+    checkpoint_s: float
+    restart_s: float
+
+    def __post_init__(self) -> None:
+        """Check times."""
+        positive(gpu_mtbf_s=self.gpu_mtbf_s, checkpoint_s=self.checkpoint_s)
+        not_negative(restart_s=self.restart_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailureEstimate:
+    """
+    What failures cost.
+
+    Attributes:
+        job_mtbf_s: of the whole job (eq. U1).
+        checkpoint_interval_s: Daly's (eq. U2).
+        effective_fraction: of the wall clock in which the job makes progress (eq. U3).
+        days: with failures; `None` without a number of tokens.
+        interruptions: expected in that time.
+    """
+
+    job_mtbf_s: float
+    checkpoint_interval_s: float
+    effective_fraction: float
+    days: float | None
+    interruptions: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingEstimate:
+    """
+    Everything about one layout of a job.
+
+    Attributes:
+        step_s: one optimiser step.
+        flops_per_gpu_per_s: executed, with what is recomputed: what publications call achieved.
+        model_flops_per_gpu_per_s: without recompute.
+        hfu_fraction: executed FLOPs over the dense peak; `mfu_fraction` without recompute.
+        days: of all tokens without failures; `None` without a number of tokens.
+        gpu_hours: the same on all GPUs.
+        energy_j: of the GPUs at their power limit; no hosts, switches or cooling.
+        memory_bytes: of the fullest GPU; `fits` compares it with the GPU's memory.
+        scale_factor: tokens/s over those of a single replica times replicas.
+    """
+
+    gpus: int
+    layout: TrainingLayout
+    parameters: int
+    tokens_per_step: int
+    step_s: float
+    tokens_per_s: float
+    flops_per_step: float
+    flops_per_gpu_per_s: float
+    model_flops_per_gpu_per_s: float
+    hfu_fraction: float
+    mfu_fraction: float
+    memory_bytes: float
+    hbm_bytes: float
+    fits: bool
+    scale_factor: float
+    tokens: float | None
+    days: float | None
+    gpu_hours: float | None
+    energy_j: float | None
+    step: TrainingStep
+    memory: TrainingMemory
+    flops: StepFlops
+    failures: FailureEstimate | None
+
+
+def estimate(
+    job: TrainingJob,
+    layout: TrainingLayout,
+    machine: TrainingMachine,
+    *,
+    tokens: float | None = None,
+    interruptions: Interruptions | None = None,
+) -> TrainingEstimate:
+    """
+    Estimate a training run.
+
+    Args:
+        job: what is trained.
+        layout: how.
+        machine: GPU and cluster.
+        tokens: of the whole run; `None`: only the step.
+        interruptions: MTBF and checkpoint; `None`: no failures.
+
+    Returns:
+        The estimate; a layout that does not fit memory is estimated, too, and says so.
+
+    Raises:
+        InputError: a layout that does not fit the job, a number that the catalog lacks.
+
+    """
+    positive(tokens=tokens)
+    step = training_step(job, layout, machine.gpu, machine)
+    memory, flops = training_memory(job, layout), step_flops(job)
+    per_gpu = 1 / (layout.gpus * step.step_s)
+    peak = machine.gpu.peak_flops_per_s[multiply_dtype(job.model.weight_dtype, machine.gpu)]
+    seconds = None if tokens is None else tokens / job.tokens_per_step * step.step_s
+    hbm = machine.gpu.require("hbm_bytes")
+    return TrainingEstimate(
+        gpus=layout.gpus,
+        layout=layout,
+        parameters=trained_parameters(job),
+        tokens_per_step=job.tokens_per_step,
+        step_s=step.step_s,
+        tokens_per_s=job.tokens_per_step / step.step_s,
+        flops_per_step=flops.executed,
+        flops_per_gpu_per_s=flops.executed * per_gpu,
+        model_flops_per_gpu_per_s=flops.model * per_gpu,
+        hfu_fraction=flops.executed * per_gpu / peak,
+        mfu_fraction=flops.model * per_gpu / peak,
+        memory_bytes=memory.total,
+        hbm_bytes=hbm,
+        fits=memory.total <= hbm,
+        scale_factor=_scale_factor(job, layout, machine, step),
+        tokens=tokens,
+        days=None if seconds is None else seconds / SECONDS_PER_DAY,
+        gpu_hours=None if seconds is None else seconds * layout.gpus / 3600,
+        energy_j=None
+        if seconds is None
+        else seconds * layout.gpus * machine.gpu.require("power_w"),
+        step=step,
+        memory=memory,
+        flops=flops,
+        failures=None if interruptions is None else _failures(layout.gpus, interruptions, seconds),
+    )
+
+
+def _scale_factor(
+    job: TrainingJob, layout: TrainingLayout, machine: TrainingMachine, step: TrainingStep
+) -> float:
+    """Compare with one replica that has its share of the batch (eq. J13)."""
+    if layout.dp == 1:
+        return 1.0
+    alone = replace(job, batch_sequences=job.batch_sequences // layout.dp)
+    single = replace(layout, dp=1, ep=1) if layout.ep > layout.cp else replace(layout, dp=1)
+    one = training_step(alone, single, machine.gpu, machine)
+    found = scale_factor(
+        job.tokens_per_step / step.step_s, layout.dp, alone.tokens_per_step / one.step_s
+    )
+    return float(found)
+
+
+def _failures(gpus: int, given: Interruptions, seconds: float | None) -> FailureEstimate:
+    """Take the best checkpoint interval and what it leaves."""
+    mtbf = job_mtbf_s(given.gpu_mtbf_s, gpus)
+    if given.checkpoint_s >= 2 * mtbf:
+        raise InputError(
+            "checkpoint_s", given.checkpoint_s, f"below the job's MTBF of {float(mtbf):.3g} s"
+        )
+    interval = checkpoint_interval_s(given.checkpoint_s, mtbf)
+    fraction = float(
+        effective_fraction(
+            mtbf,
+            interval_s=interval,
+            checkpoint_s=given.checkpoint_s,
+            restart_s=given.restart_s,
+        )
+    )
+    wall = None if seconds is None else seconds / fraction
+    return FailureEstimate(
+        job_mtbf_s=float(mtbf),
+        checkpoint_interval_s=float(interval),
+        effective_fraction=fraction,
+        days=None if wall is None else wall / SECONDS_PER_DAY,
+        interruptions=None if wall is None else wall / float(mtbf),
+    )

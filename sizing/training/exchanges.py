@@ -1,0 +1,187 @@
+"""What the GPUs of a training job send each other in a step: bytes, no seconds yet."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from sizing.latency.exchange import Exchange
+from sizing.latency.op import ACTIVATION_BYTES
+from sizing.training.memory import GRADIENT_BYTES, WEIGHT_BYTES, stage_parameters
+
+if TYPE_CHECKING:
+    from sizing.training.job import TrainingJob
+    from sizing.training.layout import TrainingLayout
+
+
+class Links(Protocol):
+    """Whatever times an exchange between GPUs."""
+
+    def exchange_s(self, exchange: Exchange) -> float:
+        """Seconds of one run of *exchange*."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchanges:
+    """
+    Exchanges of one GPU.
+
+    Attributes:
+        slices: of one micro-batch, over all layers: tensor slices, slices of sequences, experts.
+        stages: of one micro-batch, those of one stage.
+        weights: of a step, over replicas.
+        gradients: of a step, over replicas.
+    """
+
+    slices: tuple[Exchange, ...]
+    stages: tuple[Exchange, ...]
+    weights: tuple[Exchange, ...]
+    gradients: tuple[Exchange, ...]
+
+
+def exchanges(job: TrainingJob, layout: TrainingLayout) -> Exchanges:
+    """
+    List what one GPU exchanges.
+
+    Args:
+        job: model, batch, recompute, sharding.
+        layout: groups and their strides: r = tp + TP (cp + CP (pp + PP dp)).
+
+    Returns:
+        Exchanges; none of a degree of 1.
+
+    """
+    return Exchanges(
+        slices=(*_tensor(job, layout), *_sequence(job, layout), *_experts(job, layout)),
+        stages=_stages(job, layout),
+        weights=_weights(job, layout),
+        gradients=_gradients(job, layout),
+    )
+
+
+def _hidden_bytes(job: TrainingJob, layout: TrainingLayout) -> float:
+    """Bytes of the hidden state of a micro-batch, of one slice of the sequence."""
+    tokens = layout.micro_batch * job.sequence_tokens / layout.cp
+    return tokens * job.model.hidden_size * ACTIVATION_BYTES
+
+
+def _tensor(job: TrainingJob, layout: TrainingLayout) -> tuple[Exchange, ...]:
+    """
+    Sum partial results over tensor slices.
+
+        S = m h a: two all-reduces forward, two backward, two more if every layer is run again;
+        sequence parallel: an all-gather and a reduce-scatter in place of each
+        (docs/model.md, eq. J10)
+    """
+    if layout.tp == 1:
+        return ()
+    size = _hidden_bytes(job, layout)
+    times = job.model.num_layers * (6 if job.recompute == "full" else 4)
+    patterns = ("all-gather", "reduce-scatter") if job.sequence_parallel else ("all-reduce",)
+    return tuple(
+        _exchange(f"tensor {pattern}", "J10", pattern, (layout.tp, 1, times), size)
+        for pattern in patterns
+    )
+
+
+def _sequence(job: TrainingJob, layout: TrainingLayout) -> tuple[Exchange, ...]:
+    """
+    Gather keys and values of the whole sequence, and scatter their gradients.
+
+        S = b s 2 K H a / tp, once forward, once (gather and scatter) backward
+        (docs/model.md, eq. J10)
+    """
+    if layout.cp == 1:
+        return ()
+    model = job.model
+    keys = 2 * max(model.num_kv_heads, layout.tp) * model.head_dim / layout.tp
+    size = layout.micro_batch * job.sequence_tokens * keys * ACTIVATION_BYTES
+    gathers = 2 if job.recompute == "none" else 3
+    group = (layout.cp, layout.tp)
+    return (
+        _exchange("sequence all-gather", "J10", "all-gather",
+                  (*group, gathers * model.num_layers), size),
+        _exchange("sequence reduce-scatter", "J10", "reduce-scatter",
+                  (*group, model.num_layers), size),
+    )  # fmt: skip
+
+
+def _experts(job: TrainingJob, layout: TrainingLayout) -> tuple[Exchange, ...]:
+    """
+    Send tokens to their experts and back.
+
+        S = m k h a / tp (1 - 1/ep), out and back, forward and backward (and again if full)
+        (docs/model.md, eq. J10)
+    """
+    moe = job.model.moe
+    if layout.ep == 1 or moe is None:
+        return ()
+    layers = job.model.num_layers - moe.num_dense_layers
+    size = _hidden_bytes(job, layout) * moe.experts_per_token / layout.tp * (1 - 1 / layout.ep)
+    times = layers * (6 if job.recompute == "full" else 4)
+    stride = layout.tp if layout.cp >= layout.ep else layout.tp * layout.cp * layout.pp
+    return (_exchange("expert all-to-all", "J10", "all-to-all", (layout.ep, stride, times), size),)
+
+
+def _stages(job: TrainingJob, layout: TrainingLayout) -> tuple[Exchange, ...]:
+    """Send the hidden state on and its gradient back: S = m h a / tp, 2 v times (eq. J10)."""
+    if layout.pp == 1:
+        return ()
+    size = _hidden_bytes(job, layout) / layout.tp
+    stride = layout.tp * layout.cp
+    times = 2 * layout.interleave
+    return (_exchange("stage send", "J10", "point-to-point", (2, stride, times), size),)
+
+
+def _weights(job: TrainingJob, layout: TrainingLayout) -> tuple[Exchange, ...]:
+    """
+    Gather weights that are sharded over the dp cp copies.
+
+        S = 2 p, once a step (zero 1, 2), twice a micro-batch (zero 3)
+        (docs/model.md, eq. J11)
+    """
+    if layout.copies == 1 or not job.zero:
+        return ()
+    size = WEIGHT_BYTES * stage_parameters(job, layout)
+    times = 2 * layout.micro_batches(job) if job.zero == 3 else 1  # noqa: PLR2004
+    return (_exchange("weight all-gather", "J11", "all-gather", _copies(layout, times), size),)
+
+
+def _gradients(job: TrainingJob, layout: TrainingLayout) -> tuple[Exchange, ...]:
+    """
+    Sum gradients over the dp cp copies.
+
+        S = 4 p: an all-reduce, or a reduce-scatter where the optimiser is sharded
+        (docs/model.md, eq. J11)
+    """
+    if layout.copies == 1:
+        return ()
+    size = GRADIENT_BYTES * stage_parameters(job, layout)
+    pattern = "reduce-scatter" if job.zero else "all-reduce"
+    return (_exchange(f"gradient {pattern}", "J11", pattern, _copies(layout, 1), size),)
+
+
+def _copies(layout: TrainingLayout, times: int) -> tuple[int, int, int]:
+    """Group, stride and runs of an exchange over copies of the weights."""
+    stride = layout.tp if layout.dp == 1 else layout.tp * layout.cp * layout.pp
+    if layout.pp == 1:
+        stride = layout.tp
+    return layout.copies, stride, times
+
+
+def _exchange(
+    name: str, equation: str, pattern: str, group: tuple[int, int, int], size: float
+) -> Exchange:
+    """Make an exchange of (GPUs, stride, runs)."""
+    return Exchange(
+        name=name,
+        equation=equation,
+        pattern=pattern,
+        group=group[0],
+        stride=group[1],
+        repeats=group[2],
+        size_bytes=np.asarray(size),
+    )

@@ -1,0 +1,240 @@
+"""Bytes of a training job on its fullest GPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sizing.specs.parameters import parameters
+
+if TYPE_CHECKING:
+    from sizing.specs.model import ModelSpec
+    from sizing.training.job import TrainingJob
+    from sizing.training.layout import TrainingLayout
+
+WEIGHT_BYTES = 2.0
+GRADIENT_BYTES = 4.0
+"""Gradients are summed up in 32 bits."""
+OPTIMISER_BYTES = 12.0
+"""Adam: 32-bit weights and two moments."""
+LOGIT_BYTES = 4.0
+VALUE = 2.0
+"""Bytes of an activation."""
+MASK = 1.0
+"""Bytes of a value's dropout mask."""
+STAGES = ("first", "second", "last")
+"""Pipeline stages of which one is the fullest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingMemory:
+    """
+    Bytes on one GPU.
+
+    Attributes:
+        weights: in 16 bits.
+        gradients: in 32 bits.
+        optimiser: 32-bit weights and two moments.
+        activations: kept for the backward passes under way.
+        working: of the layer that is being run again, and the logits.
+    """
+
+    weights: float
+    gradients: float
+    optimiser: float
+    activations: float
+    working: float
+
+    @property
+    def total(self) -> float:
+        """All of them."""
+        return (
+            self.weights + self.gradients + self.optimiser + self.activations + self.working
+        )  # fmt: skip
+
+
+def trained_parameters(job: TrainingJob) -> int:
+    """
+    Count the parameters of the job's model.
+
+        gpt: P + 11 h L + s h      (docs/model.md, eq. J3)
+
+    Args:
+        job: P by eq. P1; the gpt family has biases (3 h of the queries, keys and values, h of the
+            output, 5 h of the feed-forward, 2 h of the norms) and s learned positions.
+
+    Returns:
+        Parameters of one copy.
+
+    Source:
+        Megatron (arXiv 2104.04473), section 5.1: 12 L h^2 (1 + 13/12h + (V + s)/12 L h).
+
+    Ignores:
+        What P1 ignores, in the llama family.
+
+    """
+    model = job.model
+    extra = 0
+    if job.family == "gpt":
+        extra = 11 * model.hidden_size * model.num_layers
+        extra += job.sequence_tokens * model.hidden_size
+    return parameters(model).total + extra
+
+
+def stage_parameters(job: TrainingJob, layout: TrainingLayout, stage: str = "first") -> float:
+    """
+    Parameters on one GPU of a pipeline stage.
+
+        p = L_stage / (L tp) (P - P_experts - tables + P_experts / ep) + tables of the stage / tp
+        (docs/model.md, eq. J3)
+
+    Args:
+        job: P and its parts by eq. P1; layers are taken to be alike.
+        layout: degrees.
+        stage: one of `STAGES`.
+
+    Returns:
+        Parameters; a tied table lies on both end stages.
+
+    """
+    parts = parameters(job.model)
+    layers = layout.stage_layers(job) if stage == "second" else layout.end_layers(job)
+    positions = job.sequence_tokens * job.model.hidden_size if job.family == "gpt" else 0
+    body = trained_parameters(job) - parts.embedding - parts.lm_head - positions - parts.experts
+    if layout.pp == 1:
+        tables = parts.embedding + parts.lm_head + positions
+    else:
+        head = parts.lm_head or parts.embedding
+        tables = {"first": parts.embedding + positions, "second": 0, "last": head}[stage]
+    share = layers / job.model.num_layers / layout.tp
+    return share * (body + parts.experts / layout.ep) + tables / layout.tp
+
+
+def layer_activation_bytes(
+    job: TrainingJob, layout: TrainingLayout, *, recompute: str | None = None
+) -> float:
+    """
+    Bytes that one layer keeps of one micro-batch for its backward pass, on one GPU.
+
+        none: m h (10 + 24/t + 5 N s/(h t)) (gpt, f = 4 h); selective: without 5 N s/(h t);
+        full: 2 m h; sequence parallel: all over t      (docs/model.md, eq. J4)
+
+    Args:
+        job: model, family, attention.
+        layout: m = micro-batch x s / cp tokens, t = tp.
+        recompute: in place of the job's.
+
+    Returns:
+        Bytes. llama: no dropout masks, and a gated feed-forward keeps its two inputs and their
+        product, 6 f; flash attention keeps 4 bytes per query and head instead of scores.
+
+    Source:
+        Korthikanti et al. (arXiv 2205.05198), section 4, eq. 2, 4 and 6; its terms by tensor.
+
+    Ignores:
+        Expert layers: kept as k routed copies of each token, permuted once.
+
+    """
+    model, t = job.model, layout.tp
+    h, d = model.hidden_size, model.head_dim
+    m = layout.micro_batch * job.sequence_tokens / layout.cp
+    recompute = recompute or job.recompute
+    if recompute == "full":
+        return m * h * VALUE
+    outside = 4 * VALUE * h  # inputs of two norms and of what follows them
+    queries, keys = model.num_heads * d, max(model.num_kv_heads, t) * d
+    inside = VALUE * (2 * queries + 2 * keys) + _feedforward_values(model) * VALUE
+    if job.family == "gpt":
+        outside += 2 * MASK * h
+    scores = 0.0
+    if job.attention == "flash":
+        scores = 4.0 * model.num_heads
+    elif recompute == "none":
+        masks = VALUE + MASK if job.family == "gpt" else 0.0
+        scores = model.num_heads * job.sequence_tokens * (VALUE + masks)
+    outer = outside / t if job.sequence_parallel else outside
+    return m * (outer + (inside + scores) / t)
+
+
+def _feedforward_values(model: ModelSpec) -> float:
+    """Values a token keeps inside the feed-forward of an average layer, all slices together."""
+    kept = 3.0 if model.gated_mlp else 2.0
+    if model.moe is None:
+        return kept * model.ffn_size
+    moe, layers = model.moe, model.num_layers
+    routed = moe.experts_per_token * (2 * model.hidden_size + kept * moe.expert_ffn_size)
+    expert_layers = layers - moe.num_dense_layers
+    return (
+        moe.num_dense_layers * kept * model.ffn_size
+        + expert_layers * (routed + kept * moe.shared_ffn_size)
+    ) / layers
+
+
+def layers_in_flight(job: TrainingJob, layout: TrainingLayout, stage: str = "first") -> float:
+    """
+    Layers times micro-batches whose activations a stage holds at its peak.
+
+        first stage: L_stage p; in v chunks L_stage p (1 + (p - 1)/(p v)); at most L_stage n
+        (docs/model.md, eq. J5)
+
+    Args:
+        job: batch.
+        layout: p stages of v chunks, n micro-batches.
+        stage: the second holds one micro-batch less, in chunks two chunks less; the last one.
+
+    Source:
+        Korthikanti et al. (arXiv 2205.05198), section 4.2.3; the warm-up of Megatron-LM's
+        schedule: 2 (p - 1 - r) + (v - 1) p chunks on stage r.
+
+    """
+    p, v = layout.pp, layout.interleave
+    rank = {"first": 0, "second": 1, "last": p - 1}[stage]
+    chunks = p - rank if v == 1 else 2 * (p - 1 - rank) + (v - 1) * p + 1
+    layers = layout.stage_layers(job) if stage == "second" else layout.end_layers(job)
+    return layers / v * min(chunks, layout.micro_batches(job) * v)
+
+
+def training_memory(job: TrainingJob, layout: TrainingLayout) -> TrainingMemory:
+    """
+    Bytes of the fullest GPU, that of the first, the second or the last pipeline stage.
+
+        M = p (2 + 4 + 12), sharded over the dp cp copies from the optimiser on (zero 1, 2, 3),
+            + activations (J4) x layers in flight (J5)      (docs/model.md, eq. J6)
+
+    Args:
+        job: what is trained.
+        layout: how.
+
+    Returns:
+        Bytes by part; with the logits in 32 bits where the stage has the head.
+
+    Source:
+        ZeRO (arXiv 1910.02054), section 3; Megatron-LM's mixed precision: 18 bytes a parameter.
+
+    Ignores:
+        CUDA context, communication buffers and fragmentation: the search leaves room for them;
+        all-gathered weights of zero 3 (two layers at a time).
+
+    """
+    stages = STAGES if layout.pp > 2 else STAGES[:: layout.pp]  # noqa: PLR2004
+    return max((_stage_memory(job, layout, s) for s in stages), key=lambda each: each.total)
+
+
+def _stage_memory(job: TrainingJob, layout: TrainingLayout, stage: str) -> TrainingMemory:
+    """Bytes of one GPU of a stage."""
+    p = stage_parameters(job, layout, stage)
+    shards = [layout.copies if job.zero >= least else 1 for least in (3, 2, 1)]
+    kept = layer_activation_bytes(job, layout)
+    working = 0.0
+    if job.recompute != "none":
+        working = max(0.0, layer_activation_bytes(job, layout, recompute="none") - kept)
+    if stage == "last" or layout.pp == 1:
+        tokens = layout.micro_batch * job.sequence_tokens / layout.cp
+        working += LOGIT_BYTES * tokens * job.model.vocab_size / layout.tp
+    return TrainingMemory(
+        weights=p * WEIGHT_BYTES / shards[0],
+        gradients=p * GRADIENT_BYTES / shards[1],
+        optimiser=p * OPTIMISER_BYTES / shards[2],
+        activations=kept * layers_in_flight(job, layout, stage),
+        working=working,
+    )

@@ -1,0 +1,219 @@
+"""What a user says about a training run, and what follows where nothing is said."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from sizing import catalog
+from sizing.errors import InputError
+from sizing.specs.checks import STRICT, positive
+from sizing.specs.model import ModelSpec
+from sizing.specs.scenario import ClusterChoice
+from sizing.training.estimate import Interruptions, TrainingMachine
+from sizing.training.job import TrainingJob
+from sizing.training.layout import TrainingLayout
+
+if TYPE_CHECKING:
+    from sizing.specs.cluster import ClusterSpec
+    from sizing.specs.gpu import GpuSpec
+
+PLAIN_RATIO = 4
+"""Feed-forward over hidden size of a plain (GPT) feed-forward; gated ones take two thirds."""
+SHAPE = ("layers", "hidden", "heads", "ffn", "vocab")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingRequest:
+    """
+    A training scenario; every key is also an option of `sizing train`.
+
+    Attributes:
+        model: of the catalog; or the shape: layers, hidden, heads, kv_heads, head_dim, ffn, vocab.
+        seq: tokens of a sequence.
+        batch: sequences of a step.
+        cluster: a preset; left out: nodes of the GPU's first preset, no oversubscription.
+        gpus: left out: tp x pp x cp x dp.
+        dp: left out: what is left of the GPUs.
+        micro_batch, interleave: left out: chosen.
+        family: left out: gpt where ffn = 4 hidden (a plain feed-forward), else llama.
+        attention: left out: materialised in gpt, flash in llama.
+        sequence_parallel: left out: on with tp in llama, in gpt with selective recompute.
+        zero: left out: 0 in gpt; in llama 3, or 2 with pipeline stages.
+        tokens: of the whole run.
+        gpu_mtbf_s: left out: the cluster's.
+        checkpoint_s: that a checkpoint stops the job; left out: no failures are estimated.
+        restart_s: from a failure until the job runs again.
+    """
+
+    __pydantic_config__ = STRICT
+
+    model: str | None = None
+    layers: int | None = None
+    hidden: int | None = None
+    heads: int | None = None
+    kv_heads: int | None = None
+    head_dim: int | None = None
+    ffn: int | None = None
+    vocab: int | None = None
+    seq: int
+    batch: int
+    gpu: str | None = None
+    cluster: str | None = None
+    gpus: int | None = None
+    tp: int = 1
+    pp: int = 1
+    cp: int = 1
+    dp: int | None = None
+    ep: int = 1
+    micro_batch: int | None = None
+    interleave: int | None = None
+    recompute: str = "none"
+    dtype: str = "bf16"
+    family: str | None = None
+    attention: str | None = None
+    sequence_parallel: bool | None = None
+    zero: int | None = None
+    tokens: float | None = None
+    gpu_mtbf_s: float | None = None
+    checkpoint_s: float | None = None
+    restart_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Check counts."""
+        counts = (*SHAPE, "kv_heads", "head_dim", "seq", "batch", "gpus", "tp", "pp", "cp", "dp",
+                  "ep", "micro_batch", "interleave", "tokens")  # fmt: skip
+        positive(**{name: getattr(self, name) for name in counts})
+
+    def layout(self) -> TrainingLayout:
+        """
+        Return the degrees, dp from the GPUs where it is not given.
+
+        Raises:
+            InputError: they do not multiply to the GPUs.
+        """
+        inner = self.tp * self.pp * self.cp
+        dp = self.dp
+        if dp is None:
+            if self.gpus is None:
+                raise InputError("gpus", None, "a number of GPUs, or dp")
+            if self.gpus % inner:
+                raise InputError("gpus", self.gpus, f"a multiple of tp x pp x cp = {inner}")
+            dp = self.gpus // inner
+        elif self.gpus not in (None, inner * dp):
+            raise InputError("gpus", self.gpus, f"tp x pp x cp x dp = {inner * dp}")
+        return TrainingLayout(
+            tp=self.tp, pp=self.pp, cp=self.cp, dp=dp, ep=self.ep,
+            micro_batch=self.micro_batch or 1, interleave=self.interleave or 1,
+        )  # fmt: skip
+
+    def job(self, layout: TrainingLayout) -> TrainingJob:
+        """Return what is trained, with what follows from the model's family and the layout."""
+        model = self._model()
+        family = self.family or ("llama" if model.gated_mlp else "gpt")
+        gpt = family == "gpt"
+        sliced = layout.tp > 1 and (not gpt or self.recompute == "selective")
+        return TrainingJob(
+            model=model,
+            sequence_tokens=self.seq,
+            batch_sequences=self.batch,
+            family=family,
+            recompute=self.recompute,
+            attention=self.attention or ("materialised" if gpt else "flash"),
+            sequence_parallel=sliced if self.sequence_parallel is None else self.sequence_parallel,
+            zero=(0 if gpt else 2 if layout.pp > 1 else 3) if self.zero is None else self.zero,
+        )
+
+    def machine(self) -> TrainingMachine:
+        """
+        Return GPU and cluster.
+
+        Raises:
+            InputError: neither is given, they contradict, or the cluster is too small.
+        """
+        if self.gpu is None and self.cluster is None:
+            raise InputError("gpu", None, "a GPU of the catalog, or a cluster preset")
+        wanted = self.gpus or self.tp * self.pp * self.cp * (self.dp or 1)
+        gpu = None if self.gpu is None else catalog.find_gpu(self.gpu, place="gpu")
+        if self.cluster is None:
+            assert gpu is not None  # noqa: S101  (checked above)
+            return TrainingMachine(gpu=gpu, cluster=_plain_cluster(gpu, wanted))
+        cluster = catalog.find_cluster(ClusterChoice(preset=self.cluster), place="cluster")
+        if gpu is not None and gpu.name != cluster.gpu:
+            raise InputError("gpu", gpu.name, f"{cluster.gpu}, the GPU of {cluster.name}")
+        there = cluster.tiers[-1].gpus if cluster.tiers else None
+        if there is not None and wanted > there:
+            raise InputError(
+                "gpus",
+                wanted,
+                f"at most the {there} GPUs of {cluster.name}: {wanted - there} fewer",
+            )
+        cluster = replace(cluster, max_gpus=max(cluster.max_gpus, wanted))
+        return TrainingMachine(gpu=catalog.find_gpu(cluster.gpu), cluster=cluster)
+
+    def interruptions(self, cluster: ClusterSpec) -> Interruptions | None:
+        """Return failures and checkpoints; `None` where no checkpoint is given."""
+        if self.checkpoint_s is None:
+            return None
+        mtbf = self.gpu_mtbf_s
+        if mtbf is None and cluster.failures is not None:
+            mtbf = cluster.failures.gpu_mtbf_s
+        if mtbf is None:
+            raise InputError(
+                "gpu_mtbf_s", None, f"a number: cluster {cluster.name} has no [failures]"
+            )
+        return Interruptions(
+            gpu_mtbf_s=mtbf, checkpoint_s=self.checkpoint_s, restart_s=self.restart_s
+        )
+
+    def _model(self) -> ModelSpec:
+        """Return the model of the catalog, or one of the given shape."""
+        shape = {name: getattr(self, name) for name in SHAPE}
+        if self.model is not None:
+            given = [name for name, value in shape.items() if value is not None]
+            if given:
+                raise InputError(given[0], shape[given[0]], "nothing beside a model's name")
+            found = catalog.find_model(self.model, place="model")
+            return replace(
+                found, weight_dtype=self.dtype, dtype="bf16",
+                max_context_tokens=max(found.max_context_tokens, self.seq),
+            )  # fmt: skip
+        missing = [name for name, value in shape.items() if value is None]
+        if missing:
+            raise InputError(missing[0], None, "a number, or a model of the catalog")
+        return self._given(**shape)
+
+    def _given(self, *, layers: int, hidden: int, heads: int, ffn: int, vocab: int) -> ModelSpec:
+        """Make a model of the given shape."""
+        if self.head_dim is None and hidden % heads:
+            raise InputError("heads", heads, f"a divisor of hidden = {hidden}, or a head_dim")
+        gpt = self.family == "gpt" or (self.family is None and ffn == PLAIN_RATIO * hidden)
+        return ModelSpec(
+            id="given",
+            source="given",
+            config_hash="",
+            num_layers=layers,
+            hidden_size=hidden,
+            num_heads=heads,
+            num_kv_heads=self.kv_heads or heads,
+            head_dim=self.head_dim or hidden // heads,
+            ffn_size=ffn,
+            vocab_size=vocab,
+            max_context_tokens=self.seq,
+            gated_mlp=not gpt,
+            tied_embeddings=gpt,
+            weight_dtype=self.dtype,
+        )
+
+
+def _plain_cluster(gpu: GpuSpec, gpus: int) -> ClusterSpec:
+    """Return nodes as in the GPU's first preset without tiers, as many as needed."""
+    found = [c for c in catalog.clusters().values() if c.gpu == gpu.name]
+    plain = [c for c in found if not c.tiers] or found
+    if not plain:
+        return catalog.find_cluster(
+            ClusterChoice(gpu=gpu.name, gpus_per_node=8, max_gpus=max(8, gpus)), place="cluster"
+        )
+    if plain[0].tiers and gpus > plain[0].tiers[-1].gpus:
+        raise InputError("gpus", gpus, f"at most the {plain[0].tiers[-1].gpus} of {plain[0].name}")
+    return replace(plain[0], max_gpus=max(plain[0].max_gpus, gpus))

@@ -1,0 +1,313 @@
+"""Training estimates against published runs, and what has to hold for any run."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sizing.errors import InputError
+from sizing.training.closed_forms import scale_factor, training_s, weight_set_bytes
+from sizing.training.estimate import TrainingEstimate, TrainingMachine, estimate
+from sizing.training.flops import step_flops, training_flops
+from sizing.training.layout import TrainingLayout
+from sizing.training.memory import layer_activation_bytes, stage_parameters, trained_parameters
+from sizing.training.request import TrainingRequest
+from sizing.training.search import search_layouts, settled
+from sizing.training.step import BUSY_FRACTION, training_step
+
+ROOT = Path(__file__).parents[2]
+PUBLISHED = tomllib.loads((ROOT / "tests/published/training.toml").read_text(encoding="utf-8"))
+GIB = 2**30
+GPT = {"seq": 2048, "vocab": 51_200, "gpu": "a100"}
+
+
+def estimated(**keys: object) -> TrainingEstimate:
+    """Estimate as `sizing train` does."""
+    request = TrainingRequest(**keys)
+    machine = request.machine()
+    job = request.job(request.layout())
+    layout = settled(
+        job,
+        request.layout(),
+        machine,
+        micro_batch=request.micro_batch,
+        interleave=request.interleave,
+    )
+    return estimate(job, layout, machine, tokens=request.tokens)
+
+
+def gpt(row: dict[str, Any], **keys: object) -> TrainingEstimate:
+    """Estimate a row of a GPT table."""
+    shape = {key: row[key] for key in ("layers", "hidden", "heads", "tp", "pp", "batch")}
+    return estimated(**shape, ffn=4 * row["hidden"], **GPT, **keys)
+
+
+def error(found: float, published: float) -> float:
+    """Return the relative error."""
+    return found / published - 1
+
+
+@pytest.mark.parametrize("row", PUBLISHED["korthikanti"]["rows"], ids=lambda row: row["name"])
+@pytest.mark.parametrize("recompute", ["full", "selective"])
+@pytest.mark.parametrize("told", [True, False], ids=["layout told", "layout chosen"])
+def test_step_times_of_korthikanti(row: dict[str, Any], recompute: str, *, told: bool) -> None:
+    """Step times are within 10 %, with the paper's micro-batch and chunks or with our own."""
+    keys = {key: row[key] for key in ("micro_batch", "interleave")} if told else {}
+    found = gpt(row, dp=1, recompute=recompute, **keys)
+
+    assert abs(error(found.step_s, row[f"{recompute}_step_s"])) < 0.10
+
+
+@pytest.mark.parametrize("row", PUBLISHED["korthikanti"]["rows"], ids=lambda row: row["name"])
+@pytest.mark.parametrize("recompute", ["none", "selective"])
+def test_memory_of_korthikanti(row: dict[str, Any], recompute: str) -> None:
+    """Memory is within 10 % in total, activations within 1 %."""
+    keys = {key: row[key] for key in ("micro_batch", "interleave")}
+    found = gpt(row, dp=1, recompute=recompute, **keys)
+    activations = row[f"{recompute}_activation_gib"]
+
+    assert abs(error(found.memory.activations / GIB, activations)) < 0.01
+    assert abs(error(found.memory_bytes / GIB, row["state_gib"] + activations)) < 0.10
+
+
+@pytest.mark.parametrize(
+    "row", PUBLISHED["megatron"]["rows"], ids=lambda row: str(row["parameters_billion"])
+)
+def test_rows_of_megatron(row: dict[str, Any]) -> None:
+    """Parameters are exact, FLOP/s with recompute within 15 %."""
+    found = gpt(row, gpus=row["gpus"], recompute="full")
+
+    assert round(found.parameters / 1e9, 1) == row["parameters_billion"]
+    assert abs(error(found.flops_per_gpu_per_s, row["flops_per_gpu_per_s"])) < 0.15
+
+
+@pytest.mark.parametrize("row", PUBLISHED["llama"]["rows"], ids=lambda row: f"cp{row['cp']}")
+def test_rows_of_llama(row: dict[str, Any]) -> None:
+    """FLOP/s are within 15 %, and the layout fits the memory that it fitted."""
+    keys = {key: row[key] for key in ("seq", "batch", "gpus", "tp", "cp", "pp", "dp")}
+    found = estimated(model="llama-3.1-405b", gpu="h100", **keys)
+
+    assert abs(error(found.flops_per_gpu_per_s, row["flops_per_gpu_per_s"])) < 0.15
+    assert found.fits
+
+
+def test_gaps_are_what_published_step_times_say() -> None:
+    """The one fitted share is the geometric mean over all rows, to a hundredth."""
+    logs = []
+    for row in PUBLISHED["korthikanti"]["rows"]:
+        for recompute in ("full", "selective"):
+            keys = {key: row[key] for key in ("micro_batch", "interleave")}
+            found = gpt(row, dp=1, recompute=recompute, **keys)
+            logs.append(np.log(row[f"{recompute}_step_s"] / (found.step_s * BUSY_FRACTION)))
+    for row in PUBLISHED["megatron"]["rows"]:
+        found = gpt(row, gpus=row["gpus"], recompute="full")
+        modelled = found.flops_per_gpu_per_s / BUSY_FRACTION
+        logs.append(np.log(modelled / row["flops_per_gpu_per_s"]))
+    for row in PUBLISHED["llama"]["rows"]:
+        keys = {key: row[key] for key in ("seq", "batch", "gpus", "tp", "cp", "pp", "dp")}
+        found = estimated(model="llama-3.1-405b", gpu="h100", **keys)
+        modelled = found.flops_per_gpu_per_s / BUSY_FRACTION
+        logs.append(np.log(modelled / row["flops_per_gpu_per_s"]))
+
+    assert abs(np.exp(-np.mean(logs)) - BUSY_FRACTION) < 0.01
+
+
+def test_published_layout_ranks_among_the_best() -> None:
+    """The layout that Llama 3 was trained in is among the ten fastest of all there are."""
+    request = TrainingRequest(model="llama-3.1-405b", seq=8192, batch=2048, gpu="h100", gpus=16_384)
+    ranked = search_layouts(request.job, 16_384, request.machine(), top=10)
+
+    found = [(t.layout.tp, t.layout.cp, t.layout.pp, t.layout.dp) for t in ranked]
+    assert (8, 1, 16, 128) in found
+    assert [t.step_s for t in ranked] == sorted(t.step_s for t in ranked)
+
+
+LAYOUTS = st.sampled_from([(1, 1), (2, 1), (4, 2), (8, 4), (2, 8)])
+
+
+def request(**keys: object) -> TrainingRequest:
+    """Make a request for a model of 8 layers."""
+    base = {"layers": 8, "hidden": 1024, "heads": 16, "kv_heads": 8, "ffn": 2816, "vocab": 32_000,
+            "seq": 1024, "batch": 64, "gpu": "h100"}  # fmt: skip
+    return TrainingRequest(**{**base, **keys})
+
+
+@given(degrees=LAYOUTS, zero=st.integers(0, 3), dp=st.sampled_from([1, 2, 4, 8]))
+def test_sharding_conserves_memory(degrees: tuple[int, int], zero: int, dp: int) -> None:
+    """Slices add up to the model, and what ZeRO shards is divided by the replicas."""
+    tp, pp = degrees
+    asked = request(tp=tp, pp=pp, dp=dp, zero=zero, micro_batch=1, interleave=1)
+    layout = asked.layout()
+    job = asked.job(layout)
+    found = estimate(job, layout, asked.machine()).memory
+    whole = estimate(replace(job, zero=0), layout, asked.machine()).memory
+    stages = [stage_parameters(job, layout)]
+    if pp > 1:
+        stages += [stage_parameters(job, layout, "second")] * (pp - 2)
+        stages += [stage_parameters(job, layout, "last")]
+
+    assert tp * sum(stages) == pytest.approx(trained_parameters(job))
+    for part, least in (("optimiser", 1), ("gradients", 2), ("weights", 3)):
+        share = dp if zero >= least else 1
+        assert getattr(found, part) == pytest.approx(getattr(whole, part) / share)
+    assert found.activations == pytest.approx(whole.activations)
+
+
+@given(family=st.sampled_from(["gpt", "llama"]), degrees=LAYOUTS)
+def test_recompute_trades_memory_for_flops(family: str, degrees: tuple[int, int]) -> None:
+    """More recompute keeps fewer bytes, and runs again exactly what it does not keep."""
+    tp, pp = degrees
+    flops, kept, seconds = [], [], []
+    for recompute in ("none", "selective", "full"):
+        asked = request(tp=tp, pp=pp, dp=1, family=family, recompute=recompute,
+                        attention="materialised", sequence_parallel=True)  # fmt: skip
+        layout = asked.layout()
+        job = asked.job(layout)
+        flops.append(step_flops(job))
+        kept.append(layer_activation_bytes(job, layout))
+        machine = asked.machine()
+        seconds.append(training_step(job, layout, machine.gpu, machine).step_s)
+
+    assert kept[0] > kept[1]
+    assert [f.recompute for f in flops[:2]] == [0, flops[1].core]
+    assert flops[2].recompute == flops[2].forward - flops[2].head
+    assert len({f.model for f in flops}) == 1
+    assert seconds == sorted(seconds)
+
+
+@given(degrees=LAYOUTS, log_dp=st.integers(0, 4), zero=st.integers(0, 3))
+def test_more_gpus_are_never_slower(degrees: tuple[int, int], log_dp: int, zero: int) -> None:
+    """Twice the replicas, same batch: a step takes no longer, and scales at most linearly."""
+    tp, pp = degrees
+    steps = []
+    for dp in (2**log_dp, 2 ** (log_dp + 1)):
+        asked = request(tp=tp, pp=pp, dp=dp, zero=zero, micro_batch=1, interleave=1,
+                        seq=8192, hidden=4096, ffn=11_008)  # fmt: skip
+        layout = asked.layout()
+        machine = asked.machine()
+        steps.append(training_step(asked.job(layout), layout, machine.gpu, machine).step_s)
+
+    assert steps[1] <= steps[0] * (1 + 1e-9)
+    assert steps[1] >= steps[0] / 2 * (1 - 1e-9)
+
+
+def test_parts_add_up_to_the_step() -> None:
+    """What is not hidden adds up."""
+    asked = request(tp=2, pp=4, dp=4, recompute="full", interleave=2)
+    layout = asked.layout()
+    machine = asked.machine()
+    step = training_step(asked.job(layout), layout, machine.gpu, machine)
+    parts = (step.compute_s, step.tensor_s, step.stage_s, step.bubble_s, step.exposed_replica_s,
+             step.optimiser_s, step.gaps_s)  # fmt: skip
+
+    assert sum(parts) == pytest.approx(step.step_s)
+
+
+def test_fsdp_hides_what_plain_replicas_expose() -> None:
+    """The same bytes over replicas are exposed without ZeRO 2 and mostly hidden with it."""
+    steps = []
+    for zero in (1, 2):
+        asked = request(dp=16, zero=zero, hidden=4096, ffn=11_008, layers=32, seq=8192)
+        layout = asked.layout()
+        machine = asked.machine()
+        steps.append(training_step(asked.job(layout), layout, machine.gpu, machine))
+
+    assert steps[0].replica_s == pytest.approx(steps[1].replica_s)
+    assert steps[0].exposed_replica_s == steps[0].replica_s
+    assert steps[1].exposed_replica_s < steps[1].replica_s / 2
+
+
+def test_experts_are_counted_once_and_slice_evenly() -> None:
+    """A mixture's FLOPs are those of the experts visited; EP divides the experts' weights."""
+    base = {"model": "mixtral-8x7b", "seq": 4096, "batch": 64, "gpu": "h100", "gpus": 64, "pp": 1}
+    one, eight = (TrainingRequest(**base, tp=2, ep=ep, zero=0) for ep in (1, 8))
+    jobs = [asked.job(asked.layout()) for asked in (one, eight)]
+    weights = [stage_parameters(job, a.layout()) for job, a in zip(jobs, (one, eight), strict=True)]
+
+    assert step_flops(jobs[0]).model == step_flops(jobs[1]).model
+    assert step_flops(jobs[0]).model == pytest.approx(6 * 12.7e9 * 64 * 4096, rel=0.06)
+    assert weights[1] < weights[0] / 4
+
+
+def test_closed_forms() -> None:
+    """Rules of thumb agree with each other and with the layers' sum."""
+    assert training_flops(70e9, 2e12) == pytest.approx(8.4e23)
+    assert training_flops(175e9, 300e9, recompute=True) / 6 * 8 != training_flops(175e9, 300e9)
+    days = training_s(training_flops(175e9, 300e9, recompute=True), 1024, 140e12) / 86_400
+    assert days == pytest.approx(33.9, rel=0.01)
+    assert weight_set_bytes(175e9) == 700e9
+    assert scale_factor(90.0, 10, 10.0) == pytest.approx(0.9)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"gpus": 7, "tp": 2}, "a multiple of tp x pp x cp = 2"),
+        ({"gpus": 16, "tp": 2, "dp": 4}, "tp x pp x cp x dp = 8"),
+        ({"tp": 3, "dp": 1}, "a divisor of 16 heads"),
+        ({"pp": 16, "dp": 1}, "at most 8 layers"),
+        ({"dp": 3}, "a multiple of dp x micro-batch = 3"),
+        ({"ep": 2, "dp": 2}, "the model has no experts"),
+        ({"dp": 1, "gpu": "h1000"}, "did you mean h"),
+        ({"dp": 1, "recompute": "some"}, "one of none, selective, full"),
+        ({"gpu": None, "dp": 1}, "a GPU of the catalog, or a cluster preset"),
+        ({"heads": 7, "dp": 1, "kv_heads": 7}, "a divisor of hidden = 1024"),
+    ],
+)
+def test_bad_requests_are_refused_with_their_reason(keys: dict[str, object], message: str) -> None:
+    """Each thing that cannot be is said in one line."""
+    with pytest.raises(InputError, match=message):
+        timed_step(**keys)
+
+
+def timed_step(**keys: object) -> float:
+    """Time a step as `sizing train` does."""
+    asked = request(**keys)
+    layout = asked.layout()
+    machine = asked.machine()
+    return training_step(asked.job(layout), layout, machine.gpu, machine).step_s
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run `sizing train`."""
+    command = [sys.executable, "-c", "from sizing.cli import main; main()", "train", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_command_prints_the_fields(tmp_path: Path) -> None:
+    """A scenario file, an option over it, and the promised fields; 3 where it does not fit."""
+    file = tmp_path / "job.toml"
+    file.write_text(
+        "layers = 48\nhidden = 6144\nheads = 64\nffn = 24576\nvocab = 51200\nseq = 2048\n"
+        'batch = 4\ngpu = "a100"\ntp = 8\ndp = 1\nmicro_batch = 4\nrecompute = "selective"\n'
+    )
+    done = run(str(file), "--tokens", "3e11", "--json")
+    found = json.loads(done.stdout)
+
+    assert done.returncode == 0, done.stderr
+    assert {"step_s", "flops_per_gpu_per_s", "days", "gpu_hours", "memory_bytes"} <= set(found)
+    assert found["gpu_hours"] == pytest.approx(found["days"] * 24 * 8)
+    too_big = run(str(file), "--recompute", "none", "--json")
+    assert too_big.returncode == 3
+    assert json.loads(too_big.stdout)["fits"] is False
+    wrong = run(str(file), "--dp", "3")
+    assert wrong.returncode == 2
+    assert "a multiple of dp x micro-batch" in wrong.stderr
+
+
+def test_machine_of_a_cluster_refuses_more_gpus_than_there_are() -> None:
+    """A preset with tiers says by how many GPUs a job is too wide."""
+    with pytest.raises(InputError, match="5424 fewer"):
+        request(gpu=None, cluster="roce-24k", gpus=30_000).machine()
+    assert isinstance(request(dp=8).machine(), TrainingMachine)
+    assert request(dp=8).layout() == TrainingLayout(dp=8)
