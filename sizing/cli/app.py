@@ -10,6 +10,7 @@ from sizing.cli.explain import explain
 from sizing.cli.plan import plan
 from sizing.cli.predict import predict
 from sizing.cli.simulate import simulate
+from sizing.cli.train import train
 from sizing.cli.validate import validate
 
 app = typer.Typer(
@@ -19,6 +20,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (plan, explain, predict, validate, calibrate, simulate):
+for command in (plan, explain, predict, validate, calibrate, simulate, train):
     app.command()(command)
 catalog.register(app)
