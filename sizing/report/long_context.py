@@ -1,0 +1,94 @@
+"""A long prompt in an empty system, on one screen."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+
+from sizing.report.tables import seconds
+from sizing.study.long_context import SIZES, preferences
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from sizing.plan import Inputs
+    from sizing.study.long_context import Difference, LongPrompt
+    from sizing.study.rule import ComputeRule
+
+
+def long_context_table(found: Sequence[LongPrompt], limit_s: float) -> Table:
+    """TTFT of every layout and length; what holds the limit is marked."""
+    table = Table(
+        title=f"TTFT of one prompt in an empty system; * within {seconds(limit_s)}",
+        title_justify="left",
+        caption="TPOT: of one sequence after the shortest and the longest prompt",
+        caption_justify="left",
+    )
+    table.add_column("layout")
+    for heading in ("GPUs", *(f"{each.tokens:,}" for each in found), "TPOT"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for layouts in zip(*(each.layouts for each in found), strict=True):
+        cells = [
+            f"{seconds(each.ttft_s)}{'*' if each.ttft_s <= limit_s else ' '}"
+            if each.fits
+            else "no memory"
+            for each in layouts
+        ]
+        tpot = f"{layouts[0].tpot_s * 1e3:.1f} - {layouts[-1].tpot_s * 1e3:.1f} ms"
+        table.add_row(layouts[0].layout, str(layouts[0].gpus), *cells, tpot)
+    return table
+
+
+def answers_table(found: Sequence[LongPrompt], rule: ComputeRule, budget: int) -> Table:
+    """GPUs needed by the rule and by the model."""
+    table = Table(title="GPUs needed", title_justify="left")
+    for heading in ("tokens", "PFLOP", f"{rule.name}: exactly", f"{rule.name}", "model", "TTFT"):
+        table.add_column(heading, justify="right")
+    table.add_column("layout")
+    for each in found:
+        fewest = each.fewest
+        table.add_row(
+            f"{each.tokens:,}",
+            f"{sum(each.flops.values()) / 1e15:.2f}",
+            f"{each.rule.exact:.1f}",
+            f"> {rule.most_gpus}" if each.rule.gpus is None else str(each.rule.gpus),
+            str(fewest.gpus) if fewest else f"> {budget}",
+            seconds(fewest.ttft_s) if fewest else "",
+            fewest.layout if fewest else "",
+        )
+    return table
+
+
+def long_context_lines(
+    inputs: Inputs, found: Sequence[LongPrompt], rule: ComputeRule
+) -> Iterator[str]:
+    """Yield what the tables do not say: differences, preferences, assumptions."""
+    for each in found:
+        if each.difference is not None:
+            yield f"{each.tokens:,} tokens: {_why(each.difference, rule)}"
+    for size, first, token in preferences(found[0]):
+        where = f"On {size} GPUs after {found[0].tokens:,} tokens"
+        if first.layout == token.layout:
+            yield f"{where} prefill and decode are both fastest on {first.layout}"
+        else:
+            yield f"{where} prefill is fastest on {first.layout}, decode on {token.layout}"
+    yield (
+        f"Preset {rule.name}: {rule.compute_fraction:.0%} of the dense peak, compute only"
+        f"{', sizes in powers of two' if rule.powers_of_two else ''}, up to {rule.most_gpus} GPUs"
+    )
+    assumed = inputs.scenario.model.assumed_context_tokens
+    if assumed is not None:
+        yield f"Assumption of the scenario: {inputs.model.id} serves {assumed:,} tokens"
+
+
+def _why(difference: Difference, rule: ComputeRule) -> str:
+    """Name the term that makes the difference."""
+    if difference.term == SIZES:
+        return f"the model needs fewer GPUs because {rule.name} counts in powers of two"
+    excess_s = difference.excess_s[difference.term]
+    return (
+        f"the difference is the {difference.term}, {seconds(abs(excess_s))}"
+        f" {'more' if excess_s > 0 else 'less'} than by {rule.name} on {difference.at.gpus} GPUs,"
+        f" where {difference.at.layout} takes {seconds(difference.at.ttft_s)}"
+    )
