@@ -15,6 +15,7 @@ from sizing.huggingface.names import repackaged
 from sizing.huggingface.reader import model_from, read_config
 from sizing.specs.checks import STRICT
 from sizing.specs.cluster import ClusterSpec
+from sizing.specs.collective import CollectiveEntry
 from sizing.specs.engine import EngineProfile
 from sizing.specs.gpu import GpuSpec, Source
 from sizing.specs.precision import with_weight_dtype
@@ -117,6 +118,15 @@ def switches() -> Mapping[str, SwitchSpec]:
     return {
         name: parse(SwitchSpec, read_toml(path), place=path.name)
         for name, path in files("switches").items()
+    }
+
+
+@cache
+def collectives() -> Mapping[str, CollectiveEntry]:
+    """Read what collective libraries were measured to take, by GPU, and their protocols."""
+    return {
+        name: parse(CollectiveEntry, read_toml(path), place=path.name)
+        for name, path in files("collectives").items()
     }
 
 

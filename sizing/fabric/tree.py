@@ -69,9 +69,8 @@ def tiers_needed(endpoints: int, radix: int, *, place: str = "--radix") -> int:
 
 
 def _radix_for(endpoints: int) -> int:
-    """Return the smallest even radix that a tree of three tiers needs."""
-    half = math.ceil((endpoints / 2) ** (1 / MAX_TIERS) - 1e-9)
-    return 2 * half
+    """Return the smallest even radix that a tree of three tiers, `MAX_TIERS`, needs."""
+    return 2 * math.ceil(math.cbrt(endpoints / 2) - 1e-9)
 
 
 def tree(endpoints: int, radix: int, *, leaves: int | None = None) -> Tree:

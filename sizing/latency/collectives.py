@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,27 +11,18 @@ import numpy as np
 from sizing.errors import InputError
 from sizing.latency.exchange import Exchange
 from sizing.latency.roofline import efficiency_of
+from sizing.latency.tiered import TRAFFIC, hops, network, overlapped_s, sent_s
+from sizing.specs.topology import topology_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from numpy.typing import ArrayLike, NDArray
 
     from sizing.specs.cluster import ClusterSpec
     from sizing.specs.efficiency import CollectiveTable, Tables
     from sizing.specs.gpu import GpuSpec
 
-OVERLAP_LEFT = 0.2
-"""Share of the shorter tier that a hierarchical all-reduce does not hide behind the longer one."""
 DOMAIN = 8
 """GPUs of an HB domain that the tables of all-reduces across domains were measured with."""
-TRAFFIC: dict[str, Callable[[int], float]] = {
-    "all-reduce": lambda n: 2 * (n - 1) / n,
-    "all-gather": lambda n: (n - 1) / n,
-    "reduce-scatter": lambda n: (n - 1) / n,
-    "all-to-all": lambda _: 1.0,
-}
-"""Bytes that each GPU sends, of `Exchange.size_bytes`, in a group of n."""
 
 
 def exchange_s(
@@ -67,8 +59,7 @@ def exchange_s(
         return np.where(size > 0, _inside_s(size, group, pattern, gpu, engine), 0.0)
     if pattern == "all-reduce" and inner == DOMAIN:
         across = efficiency_of(gpu).all_reduce_across.get(str(math.ceil(group / inner)))
-        own = cluster.scale_out_bytes_per_s in (None, gpu.scale_out_bytes_per_s)
-        if across is not None and own:
+        if across is not None and _as_measured(group, gpu, cluster):
             return np.where(size > 0, looked_up_s(size, across), 0.0)
     return np.where(size > 0, _across_s(size, group, inner, exchange, gpu, cluster), 0.0)
 
@@ -119,7 +110,7 @@ def point_to_point_s(
         per_s = gpu.require("scale_up_bytes_per_s") * efficiency.scale_up_fraction
         latency = efficiency.collective_latency_s
     else:
-        per_s, latency = scale_out_bytes_per_s(gpu, cluster), _hop_s(cluster)
+        per_s, latency = _away(distance, gpu, cluster)
     return np.where(size > 0, latency + size / per_s, 0.0)
 
 
@@ -177,7 +168,17 @@ def kv_pull_s_per_byte(
 
 
 def scale_out_bytes_per_s(gpu: GpuSpec, cluster: ClusterSpec) -> float:
-    """Return what one GPU achieves over the network; scale-up where there is one HB domain only."""
+    """
+    Return what one GPU achieves over the network; scale-up where there is one HB domain only.
+
+    Over tiers: across the one that prefill and decode pools meet in, all GPUs of a unit sending
+    at once, so that its whole oversubscription counts (docs/model.md, eq. F2).
+    """
+    if cluster.tiers:
+        topology = topology_of(cluster, gpu)
+        named = cluster.pools_meet_in
+        index = topology.holding(cluster.max_gpus) if named is None else topology.index(named)
+        return topology.tiers[index].achieved_bytes_per_s()
     efficiency = efficiency_of(gpu)
     peak = cluster.scale_out_bytes_per_s or gpu.scale_out_bytes_per_s
     if peak is not None:
@@ -252,9 +253,9 @@ def _across_s(
         (docs/model.md, eq. N2)
 
     t_i is the collective within a domain less its latency l_i; t_o what a GPU sends over its
-    NIC: f(k) S / g, all to all S (k - 1) / k; h = 2 for an all-reduce, 1 for the others.
+    NIC, f(k) S / g, and l_net a hop, over the tiers that the group spans (eq. H1, H2); h = 2 for
+    an all-reduce, 1 for the others.
     """
-    domains = math.ceil(group / inner)
     pattern = exchange.pattern
     within = 0 * size
     latency = np.zeros_like(size)
@@ -262,17 +263,42 @@ def _across_s(
         share = size * inner / group if pattern == "all-to-all" else size
         latency = _inside_s(np.ones_like(size), inner, pattern, gpu)
         within = _inside_s(share, inner, pattern, gpu) - latency
-    sent = size * (domains - 1) / domains
-    if pattern != "all-to-all":
-        sent = size * TRAFFIC[pattern](domains) / inner
-    network = sent / scale_out_bytes_per_s(gpu, cluster)
-    hops = (2 if pattern == "all-reduce" else 1) * math.ceil(math.log2(domains))
-    overlapped = np.maximum(within, network) + OVERLAP_LEFT * np.minimum(within, network)
-    return np.asarray(latency + hops * _hop_s(cluster) + overlapped)
+    topology = topology_of(_wide_enough(cluster, group * exchange.stride), gpu)
+    between = network(topology, topology.spans(group, exchange.stride))
+    outside = sent_s(size, pattern, inner, between)
+    slow = hops(pattern, between.domains) * between.hop_s
+    return np.asarray(latency + slow + overlapped_s(within, outside))
+
+
+def _as_measured(group: int, gpu: GpuSpec, cluster: ClusterSpec) -> bool:
+    """Say whether the network of a group is the one that the GPU's tables were measured on."""
+    if not cluster.tiers:
+        return cluster.scale_out_bytes_per_s in (None, gpu.scale_out_bytes_per_s)
+    topology = topology_of(cluster, gpu)
+    tier = topology.tiers[topology.holding(group)]
+    return tier.bytes_per_s == gpu.scale_out_bytes_per_s and tier.oversubscription == 1
+
+
+def _away(distance: int, gpu: GpuSpec, cluster: ClusterSpec) -> tuple[float, float]:
+    """Return bandwidth and latency to the GPU *distance* further on, beyond the HB domain."""
+    if not cluster.tiers:
+        return scale_out_bytes_per_s(gpu, cluster), _hop_s(cluster)
+    tiers = topology_of(cluster, gpu).tiers
+    index = next((i for i, tier in enumerate(tiers) if distance < tier.gpus), len(tiers) - 1)
+    # Of a unit's GPUs, those within the distance of its end send out of it at the same time.
+    sending = min(1.0, distance / tiers[max(0, index - 1)].gpus)
+    return tiers[index].achieved_bytes_per_s(sending), tiers[index].latency_s
+
+
+def _wide_enough(cluster: ClusterSpec, gpus: int) -> ClusterSpec:
+    """Return the cluster, one without tiers as wide as a group of it: its network has no end."""
+    if cluster.tiers or gpus <= cluster.max_gpus:
+        return cluster
+    return replace(cluster, max_gpus=gpus)
 
 
 def _hop_s(cluster: ClusterSpec) -> float:
-    """One hop between nodes."""
+    """One hop between nodes of a cluster without tiers."""
     if cluster.scale_out_latency_s is None:
         raise InputError(
             f"cluster {cluster.name}: scale_out_latency_s",

@@ -15,6 +15,7 @@ from sizing.config import parse, read_toml
 from sizing.errors import InputError
 from sizing.specs.architecture import architecture_hash
 from sizing.specs.cluster import ClusterSpec
+from sizing.specs.collective import CollectiveEntry
 from sizing.specs.engine import EngineProfile
 from sizing.specs.gpu import GpuSpec, Source
 from sizing.specs.scenario import ClusterChoice, EngineChoice
@@ -29,11 +30,12 @@ SPECS = {
     "clusters": ClusterSpec,
     "engines": EngineProfile,
     "switches": SwitchSpec,
+    "collectives": CollectiveEntry,
 }
 FILES = [path for kind in SPECS for path in catalog.files(kind).values()]
 NO_QUANTITIES = {
     *("name", "version", "connector", "vendor", "kind", "gpu", "fitted", "aliases", "deployable"),
-    *("tier", "model"),
+    *("tier", "model", "library", "pattern", "cuda_graph", "from_gpu"),
 }
 
 
@@ -46,7 +48,7 @@ def quantities(raw: dict[str, Any], prefix: str = "") -> Iterator[str]:
             yield from quantities(value, f"{prefix}{key}.")
         elif isinstance(value, list) and value and isinstance(value[0], dict):
             for part in value:
-                name = part.get("name", part.get("tier"))
+                name = part.get("name", part.get("tier", part.get("library")))
                 yield from quantities(part, f"{prefix}{key}.{name}.")
         else:
             yield prefix + key
