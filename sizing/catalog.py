@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from sizing.config import parse, parse_scenario, read_toml
+from sizing.config import overridden, parse, parse_scenario, read_toml
 from sizing.errors import InputError
 from sizing.huggingface.names import repackaged
 from sizing.huggingface.reader import model_from, read_config
@@ -19,6 +19,7 @@ from sizing.specs.collective import CollectiveEntry
 from sizing.specs.engine import EngineProfile
 from sizing.specs.gpu import GpuSpec, Source
 from sizing.specs.precision import with_weight_dtype
+from sizing.specs.study import Conventions
 from sizing.specs.switch import SwitchSpec
 from sizing.specs.tier import NAMES as UNITS_BY_NAME
 from sizing.specs.tier import TierSpec
@@ -128,6 +129,23 @@ def collectives() -> Mapping[str, CollectiveEntry]:
         name: parse(CollectiveEntry, read_toml(path), place=path.name)
         for name, path in files("collectives").items()
     }
+
+
+def find_study(name: str, overrides: Sequence[str] = ()) -> Conventions:
+    """
+    Return the conventions of a study, some of them overridden.
+
+    Args:
+        name: of a file in `configs/studies`, or the path of one like it.
+        overrides: `key=value` each, as TOML writes it.
+
+    """
+    known = files("studies")
+    path = known.get(name, Path(name))
+    if name not in known and not _exists(path):
+        raise _unknown("--study", name, "a study or a file like one", known)
+    raw = overridden(read_toml(path), overrides)
+    return parse(Conventions, raw, place=" ".join([path.name, *overrides]))
 
 
 def read_cluster(path: Path) -> ClusterSpec:

@@ -123,6 +123,13 @@ def _lengths(raw: object, *, place: str) -> object:
     return raw
 
 
+def overridden(raw: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """Put each `key=value` over a parsed file, which is changed; see `parse_scenario`."""
+    for override in overrides:
+        _override(raw, override)
+    return raw
+
+
 def _override(raw: dict[str, Any], override: str) -> None:
     """Put one `key=value` into a parsed scenario."""
     key, equals, text = override.partition("=")

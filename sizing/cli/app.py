@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from sizing.cli import catalog, studies
+from sizing.cli import catalog, fabric, studies
 from sizing.cli.calibrate import calibrate
 from sizing.cli.explain import explain
 from sizing.cli.plan import plan
@@ -23,4 +23,5 @@ app = typer.Typer(
 for command in (plan, explain, predict, validate, calibrate, simulate, train):
     app.command()(command)
 catalog.register(app)
+fabric.register(app)
 studies.register(app)

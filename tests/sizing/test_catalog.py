@@ -19,6 +19,7 @@ from sizing.specs.collective import CollectiveEntry
 from sizing.specs.engine import EngineProfile
 from sizing.specs.gpu import GpuSpec, Source
 from sizing.specs.scenario import ClusterChoice, EngineChoice
+from sizing.specs.study import Conventions
 from sizing.specs.switch import SwitchSpec
 
 if TYPE_CHECKING:
@@ -31,11 +32,12 @@ SPECS = {
     "engines": EngineProfile,
     "switches": SwitchSpec,
     "collectives": CollectiveEntry,
+    "studies": Conventions,
 }
 FILES = [path for kind in SPECS for path in catalog.files(kind).values()]
 NO_QUANTITIES = {
     *("name", "version", "connector", "vendor", "kind", "gpu", "fitted", "aliases", "deployable"),
-    *("tier", "model", "library", "pattern", "cuda_graph", "from_gpu"),
+    *("tier", "model", "library", "pattern", "cuda_graph", "from_gpu", "warning"),
 }
 
 
