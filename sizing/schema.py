@@ -5,8 +5,8 @@ from __future__ import annotations
 import inspect
 import re
 import types
-from dataclasses import MISSING, dataclass, fields, is_dataclass
-from typing import get_args, get_type_hints
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from typing import Any, get_args, get_origin, get_type_hints
 
 from sizing.specs.scenario import LIMITS, ScenarioSpec
 from sizing.specs.workload import Lengths
@@ -22,7 +22,7 @@ UNITS = (
     ("_fraction", "share, 0 to 1"),
     ("_s", "seconds"),
     ("_bytes", "bytes"),
-    ("gpus", "GPUs"),
+    ("max_gpus", "GPUs"),
     ("gpus_per_node", "GPUs"),
 )
 """Units by how a name ends: names carry their unit."""
@@ -76,7 +76,7 @@ def _keys(cls: type, prefix: str) -> list[Key]:
                 type=_type_name(hint),
                 unit=unit(spec.name),
                 required=required,
-                default=None if spec.default is MISSING else spec.default,
+                default=_default(spec),
                 minimum=low,
                 maximum=high,
                 meaning=meanings.get(spec.name, ""),
@@ -85,6 +85,13 @@ def _keys(cls: type, prefix: str) -> list[Key]:
         if hint is Lengths:
             found += _keys(Lengths, f"{key}.")
     return found
+
+
+def _default(spec: Field[Any]) -> object:
+    """Return what holds where the file does not say; `None` where it has to."""
+    if spec.default is not MISSING:
+        return spec.default
+    return None if spec.default_factory is MISSING else spec.default_factory()
 
 
 def unit(name: str) -> str:
@@ -98,6 +105,8 @@ def _type_name(hint: object) -> str:
         return " or ".join(_type_name(part) for part in get_args(hint) if part is not type(None))
     if hint is Lengths:
         return "integer or table"
+    if get_origin(hint) is dict:
+        return f"table of {_type_name(get_args(hint)[1])}"
     if get_args(hint):
         return f"list of {_type_name(get_args(hint)[0])}"
     names = {int: "integer", float: "number", str: "string", bool: "boolean"}

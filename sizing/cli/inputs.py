@@ -31,6 +31,9 @@ def read_inputs(scenario: Path, overrides: list[str], calibration: Path | None) 
         cluster=cluster,
         engine=engine,
         calibration=None if calibration is None else read_calibration(calibration),
+        gpus=tuple(
+            catalog.find_gpu(name, place=f"{scenario}: search.gpus") for name in chosen.search.gpus
+        ),
     )
 
 

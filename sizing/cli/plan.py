@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 
 from sizing.cli.inputs import naming, read_inputs
-from sizing.errors import InputError, NegativeAnswer
+from sizing.errors import Exit, InputError, NegativeAnswer
 from sizing.plan import to_json
 from sizing.report.tables import latency_table, layout_table, summary
 from sizing.search.proposal import propose
@@ -34,13 +34,17 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="print the plan")] = False,
     overrides: OVERRIDES = None,
     calibration: CALIBRATION = None,
+    layouts: Annotated[
+        str | None, typer.Option(help="any: also what serving cannot deploy (search.layouts)")
+    ] = None,
 ) -> None:
     """Find the fewest GPUs and their layout for the SLO; say what binds, or why there are none."""
-    inputs = read_inputs(scenario, overrides or [], calibration)
+    keys = [*(overrides or []), *([] if layouts is None else [f"search.layouts={layouts}"])]
+    inputs = read_inputs(scenario, keys, calibration)
     with naming(scenario), talk.status("searching layouts"):
         found = search(inputs)
         if not isinstance(found, Infeasible):
-            proposed = propose(inputs, found.candidate, found.forecast)
+            proposed = propose(inputs, found)
     if isinstance(found, Infeasible):
         if as_json:
             sys.stdout.write(json.dumps({"infeasible": asdict(found)}, indent=2) + "\n")
@@ -53,11 +57,14 @@ def plan(
         write_whole(out, to_json(proposed))
     if as_json:
         sys.stdout.write(to_json(proposed))
-        return
-    console = Console()
-    console.print(summary(proposed))
-    console.print(layout_table(proposed.pools, proposed.prediction))
-    console.print(latency_table(proposed.prediction, proposed.slo))
+    else:
+        console = Console()
+        console.print(summary(proposed))
+        console.print(layout_table(proposed.pools, proposed.prediction))
+        console.print(latency_table(proposed.prediction, proposed.slo))
+    if found.interrupted:
+        talk.print("interrupted: the best plan so far", style="red")
+        raise typer.Exit(Exit.INTERRUPTED)
 
 
 def write_whole(path: Path, text: str) -> None:

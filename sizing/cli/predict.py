@@ -16,9 +16,14 @@ from sizing.cli.inputs import naming, read_inputs
 from sizing.cli.plan import CALIBRATION, OVERRIDES  # noqa: TC001  (Typer reads the annotations)
 from sizing.errors import InputError
 from sizing.report.tables import latency_table, layout_table, parts_table, seconds
-from sizing.search.given import given
+from sizing.search.given import Size, given
+from sizing.specs.slicing import Slicing
 
-SIZE = re.compile(r"([1-9]\d*)xTP([1-9]\d*)", re.IGNORECASE)
+SIZE = re.compile(
+    r"(?P<replicas>[1-9]\d*)xTP(?P<tp>[1-9]\d*)(?:xPP(?P<pp>[1-9]\d*))?(?:xDP(?P<dp>[1-9]\d*))?"
+    r"(?:xEP(?P<ep>[1-9]\d*))?(?:@(?P<gpu>\S+))?",
+    re.IGNORECASE,
+)
 
 
 def predict(
@@ -52,9 +57,11 @@ def predict(
         console.print(f"SLO missed: {miss}", style="red", highlight=False)
 
 
-def parse_size(text: str, place: str) -> tuple[int, int]:
-    """Read replicas and TP."""
+def parse_size(text: str, place: str) -> Size:
+    """Read replicas, slicing and GPU."""
     match = SIZE.fullmatch(text)
     if match is None:
-        raise InputError(place, text, "replicas x TP, for example 2xTP4")
-    return int(match[1]), int(match[2])
+        raise InputError(place, text, "replicas x TP, for example 2xTP4 or 2xTP4xPP2@h200-sxm")
+    found = match.groupdict()
+    degrees = {name: int(found[name] or 1) for name in ("tp", "pp", "dp", "ep")}
+    return Size(replicas=int(found["replicas"]), slicing=Slicing(**degrees), gpu=found["gpu"])

@@ -13,6 +13,7 @@ from sizing.plan.document import (
 )
 from sizing.plan.prediction import (
     CalibrationNote,
+    Confidence,
     Cost,
     Deployable,
     Headroom,
@@ -25,6 +26,7 @@ from sizing.plan.prediction import (
 __all__ = [
     "SCHEMA_VERSION",
     "CalibrationNote",
+    "Confidence",
     "Cost",
     "Deployable",
     "Deployment",

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from sizing.errors import InputError
 from sizing.specs.checks import STRICT, fraction, not_negative, one_of, positive
 from sizing.specs.model import ModelSpec
+from sizing.specs.slicing import Slicing
 
 ROLES = ("prefill", "decode", "mixed")
 
@@ -62,11 +63,13 @@ class Pool:
     Replicas of one role.
 
     Attributes:
-        max_batch_size: sequences in one step (`max_num_seqs`).
+        max_batch_size: sequences of one copy of attention (`max_num_seqs`), shared by its stages.
         max_batched_tokens: token budget of one step (`max_num_batched_tokens`).
         kv_bytes: KV cache per GPU.
         placement: one entry a node of each replica, replica after replica; a replica wider
             than a node takes several entries.
+        dp: copies of attention in one replica, each with its own requests.
+        spare_replicas: of the replicas, those that the SLO does not need.
     """
 
     __pydantic_config__ = STRICT
@@ -82,6 +85,8 @@ class Pool:
     max_batched_tokens: int
     kv_bytes: float
     placement: tuple[Placement, ...]
+    dp: int = 1
+    spare_replicas: int = 0
 
     def __post_init__(self) -> None:
         """Check role and counts, and that the placement holds every GPU of every replica."""
@@ -94,18 +99,20 @@ class Pool:
                     "tp",
                     "pp",
                     "ep",
+                    "dp",
                     "max_batch_size",
                     "max_batched_tokens",
                     "kv_bytes",
                 )
             }
         )
+        not_negative(**{f"pools[{self.role}].spare_replicas": self.spare_replicas})
         placed = sum(len(p.gpus) for p in self.placement)
         if placed != self.gpus:
             raise InputError(
                 f"pools[{self.role}].placement",
                 f"{placed} GPUs",
-                f"{self.gpus}: replicas x tp x pp",
+                f"{self.gpus}: replicas x tp x pp x dp",
             )
         seen = [(p.node, g) for p in self.placement for g in p.gpus]
         if len(set(seen)) != len(seen):
@@ -114,7 +121,17 @@ class Pool:
     @property
     def gpus(self) -> int:
         """GPUs of all replicas together."""
-        return self.replicas * self.tp * self.pp
+        return self.replicas * self.slicing.gpus
+
+    @property
+    def slicing(self) -> Slicing:
+        """How a replica's GPUs share the model."""
+        return Slicing(tp=self.tp, pp=self.pp, ep=self.ep, dp=self.dp)
+
+    @property
+    def lanes(self) -> int:
+        """Queues of the pool: every copy of attention and every stage has a batch of its own."""
+        return self.replicas * self.dp * self.pp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

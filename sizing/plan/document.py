@@ -11,6 +11,7 @@ from sizing.errors import InputError
 from sizing.plan.deployment import Deployment, EngineSettings, PlanModel, Pool, Routing
 from sizing.plan.prediction import (
     CalibrationNote,
+    Confidence,
     Cost,
     Deployable,
     Headroom,
@@ -36,7 +37,12 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inputs:
-    """Everything the plan was computed from, so that no other file is needed to check it."""
+    """
+    Everything the plan was computed from, so that no other file is needed to check it.
+
+    Attributes:
+        gpus: kinds that `search.gpus` allows; empty: `gpu` alone.
+    """
 
     __pydantic_config__ = STRICT
 
@@ -46,6 +52,12 @@ class Inputs:
     cluster: ClusterSpec
     engine: EngineProfile
     calibration: CalibrationSpec | None
+    gpus: tuple[GpuSpec, ...] = ()
+
+    @property
+    def kinds(self) -> dict[str, GpuSpec]:
+        """GPUs that a pool may be made of, by name."""
+        return {gpu.name: gpu for gpu in self.gpus or (self.gpu,)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +72,12 @@ class Provenance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A cluster order: pools, the load they are for, and the latencies promised."""
+    """
+    A cluster order: pools, the load they are for, and the latencies promised.
+
+    Attributes:
+        confidence: what was simulated; `None` where closed forms alone decided.
+    """
 
     __pydantic_config__ = STRICT
 
@@ -80,6 +97,7 @@ class Plan:
     validated_on: Validation
     deployable: Deployable
     provenance: Provenance
+    confidence: Confidence | None = None
 
     def __post_init__(self) -> None:
         """Check that the pools make a system, and that they fit one another."""

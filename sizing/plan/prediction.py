@@ -126,7 +126,12 @@ class Deployable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """GPUs used, whole nodes taken, and dollars where the scenario gives a price."""
+    """
+    GPUs used, whole nodes taken, and dollars where the scenario gives a price.
+
+    Attributes:
+        stranded_gpus: of the nodes taken, those that no replica uses.
+    """
 
     __pydantic_config__ = STRICT
 
@@ -134,3 +139,34 @@ class Cost:
     nodes: int
     gpu_power_w: float | None
     price_usd_per_hour: float | None
+    stranded_gpus: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Confidence:
+    """
+    How sure the promise is, and of what.
+
+    Attributes:
+        fraction: chance that the SLO holds, of arrivals and of the step-time model's own error.
+        prefill_factor: factor on prefill steps in the simulations that the plan passed.
+        decode_factor: likewise.
+        requests: simulated in them.
+        seeds: of arrivals, each a run of its own.
+        tightest: limits that were used up most, seconds simulated by name.
+        gpus_at: GPUs that this layout needs at other confidences.
+        other_pools: what the other kind of pools (aggregated or split) would take.
+        interrupted: the search was stopped: the best plan so far.
+    """
+
+    __pydantic_config__ = STRICT
+
+    fraction: float
+    prefill_factor: float
+    decode_factor: float
+    requests: int
+    seeds: int
+    tightest: dict[str, float]
+    gpus_at: dict[str, int]
+    other_pools: str = ""
+    interrupted: bool = False

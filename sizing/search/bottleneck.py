@@ -9,7 +9,6 @@ import numpy as np
 from sizing.latency.load import decode_load, prefill_load
 from sizing.latency.step import BOUNDS, step_terms
 from sizing.search.step_models import machine
-from sizing.specs.slicing import Slicing
 
 if TYPE_CHECKING:
     from sizing.latency.step import Term
@@ -49,11 +48,12 @@ def representative_terms(
 ) -> tuple[Term, ...]:
     """Split a step of *role* at the load's mean lengths into the terms of eq. S5."""
     tandem = chosen.tandem
-    if role == "prefill":
-        load = prefill_load(float(tandem.computed_tokens.mean()), tandem.workload.prefix_tokens)
-        return step_terms(machine(inputs), load, slicing=Slicing(tp=chosen.layout.prefill_tp))
+    shape = chosen.layout.decode
     load = decode_load(max(1.0, batch), tandem.context[0])
-    return step_terms(machine(inputs), load, slicing=Slicing(tp=chosen.layout.decode_tp))
+    if role == "prefill":
+        shape = chosen.layout.prefill or shape
+        load = prefill_load(float(tandem.computed_tokens.mean()), tandem.workload.prefix_tokens)
+    return step_terms(machine(inputs, shape.gpu), load, slicing=shape.slicing)
 
 
 def _step_bound(inputs: Inputs, chosen: Candidate, role: str, batch: float, context: float) -> str:

@@ -6,11 +6,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from sizing.search.layout import Layout, decode_slots
+from sizing.search.step_models import slower
 from sizing.traffic.prefill import batch_s
 from sizing.traffic.stage import Stage, Tandem
 
 if TYPE_CHECKING:
     from sizing.plan import Inputs
+    from sizing.search.evidence import StepErrors
     from sizing.search.step_models import StepModels
 
 COMPANY = 1.5
@@ -23,8 +25,9 @@ class Candidate:
     A configuration.
 
     Attributes:
-        slots: sequences that fit a decode replica's KV cache.
-        tandem: its queues.
+        slots: sequences that one batch of a decode (or mixed) replica has room for.
+        tandem: its queues, one for each batch of a replica; where pools are mixed its decode stage
+            stands for both.
     """
 
     layout: Layout
@@ -32,17 +35,35 @@ class Candidate:
     tandem: Tandem
 
     @property
+    def replicas(self) -> dict[str, int]:
+        """Replicas by role."""
+        sizes = {"prefill": self.tandem.prefill, "decode": self.tandem.decode}
+        sizes["mixed"] = sizes["decode"]
+        return {
+            role: sizes[role].replicas // shape.lanes for role, shape in self.layout.shapes.items()
+        }
+
+    @property
     def gpus(self) -> int:
-        """GPUs of both pools."""
-        prefill, decode = self.tandem.prefill.replicas, self.tandem.decode.replicas
-        return prefill * self.layout.prefill_tp + decode * self.layout.decode_tp
+        """GPUs of all pools."""
+        shapes = self.layout.shapes
+        return sum(count * shapes[role].gpus for role, count in self.replicas.items())
+
+    @property
+    def gpus_by_kind(self) -> dict[str, int]:
+        """GPUs of each kind."""
+        found: dict[str, int] = {}
+        for role, shape in self.layout.shapes.items():
+            found[shape.gpu] = found.get(shape.gpu, 0) + self.replicas[role] * shape.gpus
+        return found
 
     def __str__(self) -> str:
         """Write as `sizing predict` takes it."""
-        prefill, decode = self.tandem.prefill.replicas, self.tandem.decode.replicas
-        return (
-            f"--prefill {prefill}xTP{self.layout.prefill_tp}"
-            f" --decode {decode}xTP{self.layout.decode_tp}"
+        shapes = self.layout.shapes
+        several = len({shape.gpu for shape in shapes.values()}) > 1
+        return " ".join(
+            f"--{role} {count}x{shapes[role]}" + (f"@{shapes[role].gpu}" if several else "")
+            for role, count in self.replicas.items()
         )
 
     def limited(self, max_batch_size: int) -> Candidate:
@@ -51,29 +72,43 @@ class Candidate:
         return replace(self, tandem=replace(self.tandem, decode=stage))
 
     def sized(self, prefill: int, decode: int) -> Candidate:
-        """Return the same with other numbers of replicas."""
+        """Return the same with other numbers of replicas; *prefill* is 0 where pools are mixed."""
+        first, last = self.layout.prefill or self.layout.decode, self.layout.decode
         tandem = replace(
             self.tandem,
-            prefill=replace(self.tandem.prefill, replicas=prefill),
-            decode=replace(self.tandem.decode, replicas=decode),
+            prefill=replace(self.tandem.prefill, replicas=max(1, prefill) * first.lanes),
+            decode=replace(self.tandem.decode, replicas=decode * last.lanes),
         )
         return replace(self, tandem=tandem)
+
+    def off_by(self, errors: StepErrors) -> Candidate:
+        """Return the same with steps that take longer than the model says."""
+        model = self.tandem.step_model
+        if self.layout.prefill is None:
+            decode = replace(
+                slower(model.decode, errors.decode),
+                per_prefill_token_s=model.decode.per_prefill_token_s * errors.prefill,
+                per_pair_s=model.decode.per_pair_s * errors.prefill,
+            )
+        else:
+            decode = slower(model.decode, errors.decode)
+        model = replace(model, prefill=slower(model.prefill, errors.prefill), decode=decode)
+        return replace(self, tandem=replace(self.tandem, step_model=model))
 
 
 def smallest(inputs: Inputs, layout: Layout, models: StepModels) -> Candidate:
     """Return one replica a pool, with the largest decode batch that fits memory and engine."""
-    model = models.of(layout)
     budget = inputs.engine.max_batched_tokens
-    stage = Stage(replicas=1, max_batch_size=1, max_batched_tokens=budget)
+    one = Stage(replicas=1, max_batch_size=1, max_batched_tokens=budget)
     tandem = Tandem(
-        workload=inputs.scenario.workload, step_model=model, prefill=stage, decode=stage
+        workload=inputs.scenario.workload, step_model=models.of(layout), prefill=one, decode=one
     )
-    slots = decode_slots(
-        inputs, layout.decode_tp, context=tandem.context[0], deviation=tandem.context[1]
-    )
-    batch = prefill_batch(tandem)
-    whole = replace(tandem, prefill=replace(stage, max_batch_size=batch))
-    return Candidate(layout=layout, slots=slots, tandem=whole).limited(max(1, slots))
+    mean, deviation = tandem.context
+    slots = decode_slots(inputs, layout.decode, context=mean, deviation=deviation)
+    batch = 1 if layout.prefill is None else prefill_batch(tandem)
+    whole = replace(tandem, prefill=replace(one, max_batch_size=batch))
+    start = Candidate(layout=layout, slots=slots, tandem=whole).limited(max(1, slots))
+    return start.sized(1, 1)
 
 
 def prefill_batch(tandem: Tandem) -> int:

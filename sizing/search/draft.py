@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 from sizing.latency.memory import kv_bytes_per_sequence
 from sizing.plan import Deployment, EngineSettings, PlanModel, Pool, Routing
-from sizing.search.layout import block_size, kv_pool_bytes
+from sizing.search.layout import Shape, block_size, kv_pool_bytes
 from sizing.search.placement import place
+from sizing.specs.slicing import Slicing
 
 if TYPE_CHECKING:
     from sizing.plan import Inputs
@@ -65,6 +66,7 @@ def draft_deployment(inputs: Inputs) -> Deployment:
 def _kv_bytes(inputs: Inputs, context: int, sequences: int) -> float:
     """KV cache per pool: what memory leaves, on a CPU what *sequences* of *context* need."""
     if inputs.gpu.kind != "cpu":
-        return kv_pool_bytes(inputs, 1, sequences=sequences)
+        shape = Shape(slicing=Slicing(), gpu=inputs.gpu.name)
+        return kv_pool_bytes(inputs, shape, sequences=sequences)
     each = kv_bytes_per_sequence(inputs.model, context, tp=1, block_size=block_size(inputs))
     return float(sequences * each)

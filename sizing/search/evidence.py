@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
+from statistics import NormalDist
 from typing import TYPE_CHECKING
 
 from sizing.plan import Validation
@@ -15,6 +18,55 @@ if TYPE_CHECKING:
 
 LOAD = "open"
 """Plans are for Poisson arrivals."""
+
+
+UNLOADED = "static"
+"""Of rows without queues: TTFT is the time of a prefill step there, TPOT that of a decode step."""
+
+MEASURED_LEVEL = 0.9
+"""Residual quantile that the evidence carries."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepErrors:
+    """Factors on the step times of a pool, at some confidence."""
+
+    prefill: float = 1.0
+    decode: float = 1.0
+
+
+def step_errors(inputs: Inputs, confidence: float) -> StepErrors:
+    """
+    How much longer than predicted steps may take, with a chance of *confidence* at most.
+
+        ln f(c) = q_90 z(c) / z(0.9), q_90: 90 % quantile of ln(measured / predicted) of rows
+        without queues (docs/model.md, eq. L3)
+
+    Args:
+        inputs: model and engine, whose rows count where there are any; else all rows.
+        confidence: c, from one half on.
+
+    Returns:
+        Factors of at least 1; 1 for a measured machine, whose own load tests say more, and where
+        no row was ever measured.
+
+    Source:
+        Residuals of `sizing validate` in configs/validation/evidence.json. Step times of one
+        deployment err alike, so that one factor holds for a whole run.
+
+    Ignores:
+        That prefill and decode may err apart: both are taken at the same quantile.
+    """
+    if inputs.calibration is not None:
+        return StepErrors()
+    path = path_of(UNLOADED, inputs.engine.name, inputs.model)
+    known = read_evidence().intervals
+    share = NormalDist().inv_cdf(confidence) / NormalDist().inv_cdf(MEASURED_LEVEL)
+    factors = []
+    for quantity in ("ttft", "tpot"):
+        around = known.around(1.0, quantity, path)
+        factors.append(1.0 if around is None else math.exp(share * math.log(around.high_s)))
+    return StepErrors(prefill=factors[0], decode=factors[1])
 
 
 def interval_around(quantity: str, inputs: Inputs) -> Interval | None:

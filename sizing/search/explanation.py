@@ -10,7 +10,7 @@ import numpy as np
 from sizing.errors import InputError
 from sizing.search.bottleneck import representative_terms
 from sizing.search.candidate import Candidate
-from sizing.search.layout import Layout, decode_slots
+from sizing.search.layout import Layout, Shape, decode_slots
 from sizing.traffic.forecast import forecast
 from sizing.traffic.stage import Stage, Tandem
 
@@ -108,25 +108,29 @@ def explain_plan(plan: Plan) -> Explanation:
 def planned(plan: Plan) -> Candidate:
     """Return the configuration that a plan holds."""
     prefill, decode = plan.pool("prefill"), plan.pool("decode")
+    layout = Layout(prefill=_shape(prefill), decode=_shape(decode))
     tandem = Tandem(
         workload=plan.workload,
         step_model=plan.step_model,
         prefill=_stage(prefill),
         decode=_stage(decode),
     )
-    slots = decode_slots(
-        plan.inputs, decode.tp, context=tandem.context[0], deviation=tandem.context[1]
-    )
-    return Candidate(
-        layout=Layout(prefill_tp=prefill.tp, decode_tp=decode.tp), slots=slots, tandem=tandem
-    )
+    context, deviation = tandem.context
+    slots = decode_slots(plan.inputs, layout.decode, context=context, deviation=deviation)
+    return Candidate(layout=layout, slots=slots, tandem=tandem)
+
+
+def _shape(pool: Pool) -> Shape:
+    """Return what one replica of a pool is."""
+    return Shape(slicing=pool.slicing, gpu=pool.gpu)
 
 
 def _stage(pool: Pool) -> Stage:
-    """Return the queue of a pool."""
+    """Return the queues of a pool that the SLO needs: spare replicas are not counted on."""
+    lanes = pool.slicing.dp * pool.slicing.pp
     return Stage(
-        replicas=pool.replicas,
-        max_batch_size=pool.max_batch_size,
+        replicas=(pool.replicas - pool.spare_replicas) * lanes,
+        max_batch_size=max(1, pool.max_batch_size // pool.slicing.pp),
         max_batched_tokens=pool.max_batched_tokens,
     )
 

@@ -10,11 +10,19 @@ from sizing.latency.load import decode_load, prefill_load
 from sizing.latency.step import beyond_hb_domain_s
 from sizing.plan import Pool, Prediction, Validation
 from sizing.search.candidate import smallest
+from sizing.search.deployment import pools
 from sizing.search.evidence import validation
-from sizing.search.layout import Layout, check_degree, memory_rule, pairing_rule
-from sizing.search.proposal import pools, prediction
-from sizing.search.search import largest_batch
+from sizing.search.layout import (
+    Layout,
+    Shape,
+    check_degree,
+    memory_rule,
+    pairing_rule,
+    profile_rule,
+)
+from sizing.search.proposal import prediction
 from sizing.search.slo import checks
+from sizing.search.starts import largest_batch
 from sizing.search.step_models import StepModels, machine
 from sizing.specs.slicing import Slicing
 from sizing.traffic.forecast import capacity_requests_per_s, forecast
@@ -43,19 +51,28 @@ class Given:
     validated_on: Validation
 
 
-def given(inputs: Inputs, *, prefill: tuple[int, int], decode: tuple[int, int]) -> Given:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """Replicas of a pool and what one of them is; without a GPU the cluster's own."""
+
+    replicas: int
+    slicing: Slicing
+    gpu: str | None = None
+
+
+def given(inputs: Inputs, *, prefill: Size, decode: Size) -> Given:
     """
-    Predict pools of given replicas and TP.
+    Predict pools of given replicas and slicing.
 
     Raises:
         InputError: a TP that the model, the connector, the memory or the calibration rules out.
         NegativeAnswer: the load saturates a pool, so that no latency exists.
     """
-    layout = Layout(prefill_tp=prefill[1], decode_tp=decode[1])
+    layout = Layout(prefill=_shape(inputs, prefill), decode=_shape(inputs, decode))
     _check(inputs, layout)
     start = smallest(inputs, layout, StepModels(inputs))
     chosen = start.limited(max(1, largest_batch(start, inputs.scenario.slo)))
-    chosen = chosen.sized(prefill[0], decode[0])
+    chosen = chosen.sized(prefill.replicas, decode.replicas)
     found = forecast(chosen.tandem)
     if found is None:
         capacity = capacity_requests_per_s(chosen.tandem)
@@ -79,16 +96,29 @@ def given(inputs: Inputs, *, prefill: tuple[int, int], decode: tuple[int, int]) 
     )
 
 
+def _shape(inputs: Inputs, size: Size) -> Shape:
+    """Return what a replica is; its GPU must be one that the scenario allows."""
+    gpu = size.gpu or inputs.gpu.name
+    if gpu not in inputs.kinds:
+        raise InputError(
+            "--prefill, --decode", gpu, "one of search.gpus: " + ", ".join(inputs.kinds)
+        )
+    return Shape(slicing=size.slicing, gpu=gpu)
+
+
 def _check(inputs: Inputs, layout: Layout) -> None:
     """Refuse what cannot be deployed or was never measured."""
-    for option, tp in (("--prefill", layout.prefill_tp), ("--decode", layout.decode_tp)):
-        if tp != 1 and (inputs.calibration is not None or inputs.gpu.kind == "cpu"):
-            raise InputError(option, f"TP{tp}", "TP1: step times come from a calibration at TP 1")
+    for role, shape in layout.shapes.items():
+        option, tp = f"--{role}", shape.slicing.tp
+        if shape.gpus != 1 and (inputs.calibration is not None or inputs.gpu.kind == "cpu"):
+            raise InputError(option, str(shape), "TP1: step times come from a calibration at TP 1")
         check_degree(inputs, tp, place=option)
-        rule = memory_rule(inputs, tp)
+        rule = memory_rule(inputs, shape)
         if rule is not None:
-            raise InputError(option, f"TP{tp}", f"a layout that the model fits on: {rule}")
+            raise InputError(option, str(shape), f"a layout that the model fits on: {rule}")
     rule = pairing_rule(inputs.model, layout)
+    if rule is None and inputs.scenario.search.layouts == "deployable":
+        rule = profile_rule(inputs, layout)
     if rule is not None:
         raise InputError("--prefill, --decode", str(layout), rule)
 
@@ -97,11 +127,13 @@ def _beyond(inputs: Inputs, chosen: Candidate, batch: float) -> dict[str, float]
     """What crossing the HB domain costs a step of each pool, where one crosses it."""
     tokens = float(chosen.tandem.computed_tokens.mean())
     steps = {
-        "prefill": (prefill_load(tokens), chosen.layout.prefill_tp),
-        "decode": (decode_load(batch, chosen.tandem.context[0]), chosen.layout.decode_tp),
+        "prefill": prefill_load(tokens),
+        "decode": decode_load(batch, chosen.tandem.context[0]),
     }
     return {
-        role: float(beyond_hb_domain_s(machine(inputs), load, slicing=Slicing(tp=tp)))
-        for role, (load, tp) in steps.items()
-        if tp > inputs.cluster.gpus_per_hb_domain
+        role: float(
+            beyond_hb_domain_s(machine(inputs, shape.gpu), steps[role], slicing=shape.slicing)
+        )
+        for role, shape in chosen.layout.shapes.items()
+        if shape.slicing.tp * shape.slicing.dp > inputs.cluster.gpus_per_hb_domain
     }

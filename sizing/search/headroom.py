@@ -12,19 +12,23 @@ if TYPE_CHECKING:
     from sizing.search.candidate import Candidate
     from sizing.specs.slo import SloSpec
 
-STEPS = 12
-"""Halvings of the load factor: a four-thousandth of the range."""
+STEPS = 8
+"""Halvings of the load factor: a 256th of the range between the plan and saturation."""
 
 
 def headroom(chosen: Candidate, slo: SloSpec) -> Headroom:
     """
-    Bisect the largest load factor at which the SLO holds; below 1 where it does not now.
+    Bisect the largest load factor at which the SLO holds; below 1 only where it does not now.
 
     The upper end is the rate at which the first pool saturates.
     """
     tandem = chosen.tandem
     rate = tandem.workload.requests_per_s
     low, high = 0.0, capacity_requests_per_s(tandem) / rate
+    if meets(forecast(tandem), slo):
+        low, high = 1.0, max(1.0, high)
+    elif high > 1:
+        high = 1.0
     for _ in range(STEPS):
         middle = (low + high) / 2
         if meets(forecast(at_rate(tandem, middle * rate)), slo):

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def place(
-    groups: list[tuple[str, int, int]], cluster: ClusterSpec
+    groups: list[tuple[str, int, int]], cluster: ClusterSpec, *, first_node: int = 0
 ) -> dict[str, tuple[Placement, ...]]:
     """
     Pack replicas into HB domains, the widest first, each into the first that has room.
@@ -19,8 +19,9 @@ def place(
     A replica wider than a domain takes whole domains. Pools may share a node.
 
     Args:
-        groups: role, replicas and TP of each pool.
+        groups: role, replicas and GPUs of a replica of each pool.
         cluster: sizes of node and HB domain.
+        first_node: number of the first node.
 
     Returns:
         Per role, one placement a node of each replica, replica after replica.
@@ -32,7 +33,7 @@ def place(
     for role, replicas, tp in sorted(groups, key=lambda group: -group[2]):
         for _ in range(replicas):
             taken = _whole(free, tp, domain) if tp > domain else _first(free, tp, domain)
-            placed[role] += _by_node(taken, cluster.gpus_per_node)
+            placed[role] += _by_node(taken, cluster.gpus_per_node, first_node)
     return {role: tuple(found) for role, found in placed.items()}
 
 
@@ -56,9 +57,9 @@ def _whole(free: list[list[int]], tp: int, domain: int) -> list[int]:
     return list(range(start, start + tp))
 
 
-def _by_node(gpus: list[int], per_node: int) -> list[Placement]:
+def _by_node(gpus: list[int], per_node: int, first: int) -> list[Placement]:
     """Split numbered GPUs into one placement a node."""
     nodes: dict[int, list[int]] = {}
     for gpu in gpus:
-        nodes.setdefault(gpu // per_node, []).append(gpu % per_node)
+        nodes.setdefault(first + gpu // per_node, []).append(gpu % per_node)
     return [Placement(node=f"node-{node}", gpus=tuple(found)) for node, found in nodes.items()]

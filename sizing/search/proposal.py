@@ -11,94 +11,73 @@ from typing import TYPE_CHECKING
 from sizing.plan import (
     SCHEMA_VERSION,
     CalibrationNote,
+    Confidence,
     Cost,
     Deployable,
-    EngineSettings,
+    Headroom,
     Latency,
     Plan,
-    PlanModel,
-    Pool,
     Prediction,
     Provenance,
-    Routing,
 )
+from sizing.search.aggregated import simulated_prediction
 from sizing.search.bottleneck import bottlenecks
+from sizing.search.deployment import deployment
 from sizing.search.evidence import interval_around, validation
 from sizing.search.headroom import headroom
-from sizing.search.layout import block_size, kv_pool_bytes, max_model_len
-from sizing.search.placement import place
+from sizing.search.layout import profile_rule
+from sizing.search.objective import total_power_w, total_price_usd_per_hour
 from sizing.traffic.forecast import capacity_requests_per_s, utilisations
 
 if TYPE_CHECKING:
-    from sizing.plan import Inputs
+    from sizing.plan import Inputs, Pool
+    from sizing.search.answer import Found
     from sizing.search.candidate import Candidate
     from sizing.traffic.forecast import Forecast
     from sizing.traffic.spread import Spread
     from sizing.validation.interval import Interval
 
 
-def propose(inputs: Inputs, chosen: Candidate, found: Forecast) -> Plan:
-    """Write *chosen* out as a plan; equal inputs give an equal plan."""
-    model, engine = inputs.model, inputs.engine
+def propose(inputs: Inputs, found: Found) -> Plan:
+    """Write what was found out as a plan; equal inputs give an equal plan."""
+    engine, chosen = inputs.engine, found.candidate
+    spares = inputs.scenario.search.spare_replicas
+    runs = deployment(inputs, chosen, spares=spares)
+    rule = profile_rule(inputs, chosen.layout)
     return Plan(
         schema_version=SCHEMA_VERSION,
-        model=PlanModel(id=model.id, source=model.source, config_hash=model.config_hash),
-        engine=EngineSettings(
-            name=engine.name,
-            version=engine.version,
-            max_model_len=max_model_len(inputs),
-            block_size=block_size(inputs),
-            kv_dtype=model.kv_dtype,
-            memory_fraction=engine.memory_fraction,
-        ),
+        model=runs.model,
+        engine=runs.engine,
         step_model=chosen.tandem.step_model,
         inputs=inputs,
         slo=inputs.scenario.slo,
         workload=inputs.scenario.workload,
-        pools=pools(inputs, chosen),
-        routing=Routing(),
-        prediction=prediction(inputs, chosen, found),
-        cost=_cost(inputs, chosen),
-        headroom=headroom(chosen, inputs.scenario.slo),
+        pools=runs.pools,
+        routing=runs.routing,
+        prediction=promise(inputs, found),
+        cost=_cost(inputs, runs.pools),
+        headroom=_headroom(inputs, found),
         calibration=_calibration(inputs),
         validated_on=validation(inputs),
         deployable=Deployable(
-            profile=f"{engine.name}-{engine.version}-{engine.connector}", ok=True
+            profile=f"{engine.name}-{engine.version}-{engine.connector}",
+            ok=rule is None,
+            rule_broken=rule,
         ),
         provenance=Provenance(version=version("minicluster"), inputs_hash=_hash(inputs)),
+        confidence=_confidence(inputs, found),
     )
 
 
-def pools(inputs: Inputs, chosen: Candidate) -> tuple[Pool, ...]:
-    """Return both pools, placed."""
-    tandem, layout = chosen.tandem, chosen.layout
-    sizes = [
-        ("prefill", tandem.prefill.replicas, layout.prefill_tp),
-        ("decode", tandem.decode.replicas, layout.decode_tp),
-    ]
-    placement = place(sizes, inputs.cluster)
-    # A prompt's KV cache stays with prefill until decode has pulled it.
-    held = tandem.prefill.max_batch_size + tandem.decode.max_batch_size
-    return tuple(
-        Pool(
-            role=role,
-            replicas=replicas,
-            tp=tp,
-            pp=1,
-            ep=1,
-            gpu=inputs.gpu.name,
-            dtype=inputs.model.weight_dtype,
-            max_batch_size=getattr(tandem, role).max_batch_size,
-            max_batched_tokens=getattr(tandem, role).max_batched_tokens,
-            kv_bytes=kv_pool_bytes(inputs, tp, sequences=held),
-            placement=placement[role],
-        )
-        for role, replicas, tp in sizes
-    )
+def promise(inputs: Inputs, found: Found) -> Prediction:
+    """Return what the plan promises: of split pools by closed forms, of mixed ones simulated."""
+    if found.forecast is not None:
+        return prediction(inputs, found.candidate, found.forecast)
+    return simulated_prediction(inputs, found.candidate)
 
 
 def prediction(inputs: Inputs, chosen: Candidate, found: Forecast) -> Prediction:
-    """Return what the plan promises."""
+    """Return the closed forms' prediction of split pools."""
     coupling = found.coupling
     load = inputs.scenario.workload
     return Prediction(
@@ -130,15 +109,51 @@ def _latency(spread: Spread, around: Interval | None = None) -> Latency:
     )
 
 
-def _cost(inputs: Inputs, chosen: Candidate) -> Cost:
-    """Count GPUs, whole nodes, power and dollars."""
-    nodes = {p.node for pool in pools(inputs, chosen) for p in pool.placement}
-    price, power = inputs.cluster.price_usd_per_gpu_hour, inputs.gpu.power_w
+def _cost(inputs: Inputs, pools: tuple[Pool, ...]) -> Cost:
+    """Count GPUs, whole nodes, power and dollars, spare replicas included."""
+    used: dict[str, int] = {}
+    for pool in pools:
+        used[pool.gpu] = used.get(pool.gpu, 0) + pool.gpus
+    nodes = {p.node for pool in pools for p in pool.placement}
+    gpus = sum(used.values())
     return Cost(
-        gpus=chosen.gpus,
+        gpus=gpus,
         nodes=len(nodes),
-        gpu_power_w=None if power is None else power * chosen.gpus,
-        price_usd_per_hour=None if price is None else price * chosen.gpus,
+        gpu_power_w=total_power_w(inputs, used),
+        price_usd_per_hour=total_price_usd_per_hour(inputs, used),
+        stranded_gpus=len(nodes) * inputs.cluster.gpus_per_node - gpus,
+    )
+
+
+def _headroom(inputs: Inputs, found: Found) -> Headroom:
+    """Bisect it by closed forms, which mixed pools do not have."""
+    if found.forecast is None:
+        return Headroom(load_factor=1.0, binds="not searched: aggregated pools")
+    return headroom(found.candidate, inputs.scenario.slo)
+
+
+def _confidence(inputs: Inputs, found: Found) -> Confidence | None:
+    """Write down what was simulated; `None` of a measured machine, where nothing was."""
+    if not found.verdicts:
+        return None
+    return Confidence(
+        fraction=inputs.scenario.search.confidence_fraction,
+        prefill_factor=found.errors.prefill,
+        decode_factor=found.errors.decode,
+        requests=sum(each.requests for each in found.verdicts),
+        seeds=len(found.verdicts),
+        tightest={
+            each.check.name: max(
+                one.check.seconds
+                for one in found.verdicts
+                if one.check is not None and one.check.name == each.check.name
+            )
+            for each in found.verdicts
+            if each.check is not None
+        },
+        gpus_at={f"{share:g}": gpus for share, gpus in found.gpus_at.items()},
+        other_pools=found.other,
+        interrupted=found.interrupted,
     )
 
 

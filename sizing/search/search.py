@@ -1,284 +1,309 @@
-"""The fewest GPUs that hold the SLO, or why there are none."""
+"""The cheapest configuration that holds the SLO, or why there is none."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from itertools import product
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from sizing.search.candidate import Candidate, smallest
-from sizing.search.layout import Layout, legal_degrees, memory_rule, pairing_rule
-from sizing.search.slo import Check, meets, tightest
+from sizing.search.answer import (
+    Found,
+    Infeasible,
+    Verdict,
+    below_floor,
+    fits_nowhere,
+    over_budget,
+    too_many,
+)
+from sizing.search.closed_form import MOST_REPLICAS, Sized, fewest, fewest_by_utilisation, limits
+from sizing.search.evidence import StepErrors, step_errors
+from sizing.search.objective import cost, cost_of
+from sizing.search.settle import Settling, mixed_lowest, settle_mixed, settle_split
+from sizing.search.slo import level
+from sizing.search.starts import Starts, starting_points
 from sizing.search.step_models import StepModels
-from sizing.traffic import decode, prefill
-from sizing.traffic.forecast import Forecast, at_rate, forecast
-from sizing.traffic.spread import constant
+from sizing.search.trial import Trials
+from sizing.traffic.forecast import forecast
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from sizing.plan import Inputs
-    from sizing.specs.slo import SloSpec
+    from sizing.search.candidate import Candidate
 
-MOST_REPLICAS = 1 << 14
-"""Beyond this many replicas of a pool the search gives up: a bound counted in work, not time."""
+__all__ = ["Found", "Infeasible", "search"]
 
-IDLE_REQUESTS_PER_S = 1e-6
-"""A load under which nobody meets anybody."""
+LEVELS = (0.5, 0.8, 0.95)
+"""Confidences whose GPUs stand beside the plan's."""
 
-SPARE = 16
-"""Times as many replicas as the load needs: as good as no queue."""
+FINALISTS = 4
+"""Layouts and limits that are simulated, cheapest forecast first."""
 
+SEEDS = (0, 1)
+"""Of the run that the search goes by, and of the fresh one that has to agree."""
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """The configuration with the fewest GPUs, ties broken by TTFT."""
+NEARLY = 1.05
+"""Layouts are sized first that cost little and leave a lone request time: bound / (1.05 - share
+of the limit that it takes)."""
 
-    candidate: Candidate
-    forecast: Forecast
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Infeasible:
-    """
-    No configuration holds the SLO within the budget.
-
-    Attributes:
-        reason: one sentence.
-        binds: `capacity` (memory), `SLO floor`, `SLO` or `max_gpus`.
-        nearest: configuration that comes nearest, as `sizing predict` takes it; `None` if the
-            model fits nowhere.
-        nearest_gpus: how many GPUs it takes.
-        missed_by: what it misses, and by how much.
-        way_out: what would help.
-    """
-
-    reason: str
-    binds: str
-    nearest: str | None
-    nearest_gpus: int | None
-    missed_by: str
-    way_out: str
+FREE = float("inf")
 
 
 def search(inputs: Inputs) -> Found | Infeasible:
     """
-    Find the fewest GPUs that hold the SLO at its percentile.
+    Find the cheapest configuration that holds the SLO at its percentile and confidence.
 
-    Layouts are taken in the order of a lower bound on their GPUs (every pool just below the
-    allowed utilisation); the search ends at the first whose bound is no better than what it has.
-    For each, the decode pool is the smallest that holds the SLO behind an uncontended prefill
-    pool, then grows while that saves more prefill GPUs than it costs (docs/model.md, eq. L2).
+    Every layout has a lower bound on its cost (every pool just below the allowed utilisation);
+    those whose bound is no better than what was found are left out. Closed forms size the others;
+    the cheapest are simulated, with steps as slow as the
+    confidence asks for, until no replica can be spared (docs/model.md, eq. L2 to L4). On measured
+    machines closed forms alone decide.
 
     Raises:
         InputError: the scenario cannot be planned at all.
     """
-    models = StepModels(inputs)
-    degrees = legal_degrees(inputs)
-    layouts = [Layout(prefill_tp=p, decode_tp=d) for p, d in product(degrees, degrees)]
-    paired = [layout for layout in layouts if pairing_rule(inputs.model, layout) is None]
-    unfit = {tp: memory_rule(inputs, tp) for tp in degrees}
-    starts = [
-        smallest(inputs, layout, models)
-        for layout in paired
-        if unfit[layout.prefill_tp] is None and unfit[layout.decode_tp] is None
-    ]
-    starts = [start for start in starts if start.slots]
-    if not starts:
-        return _fits_nowhere(inputs, [rule for rule in unfit.values() if rule])
-    alone = [(_idle_check(start, inputs.scenario.slo), start) for start in starts]
-    starts = [start for check, start in alone if check.ratio <= 1]
-    if not starts:
-        return _below_floor(alone, inputs)
-    best: Found | None = None
-    for start in sorted(_limited(starts, inputs), key=lambda s: (_bound(s, inputs), s.layout)):
-        if best and _bound(start, inputs) > best.candidate.gpus:
-            break
-        found = _fewest(start, inputs, best)
-        if found and (best is None or _rank(found, inputs) < _rank(best, inputs)):
-            best = found
-    if best is None:
-        return _too_many(alone, inputs)
-    if best.candidate.gpus > inputs.cluster.max_gpus:
-        return _over_budget(best, inputs)
-    return best
+    return Search(inputs).run()
 
 
-def _rank(found: Found, inputs: Inputs) -> tuple[int, float, int]:
-    """Fewer GPUs first, then lower TTFT to the millisecond, then more room in the decode batch."""
-    level = float(inputs.scenario.slo.percentile.removeprefix("p")) / 100
-    ttft_s = round(found.forecast.ttft.quantile(level), 3)
-    return found.candidate.gpus, ttft_s, -found.candidate.tandem.decode.max_batch_size
+class Search:
+    """One search, with the best configuration so far."""
 
+    def __init__(self, inputs: Inputs) -> None:
+        """Look up step times and list the layouts."""
+        self.inputs = inputs
+        self.errors = step_errors(inputs, inputs.scenario.search.confidence_fraction)
+        self.starts: Starts = starting_points(inputs, StepModels(inputs), self.errors)
+        self.trials = Trials(inputs, self.errors)
+        self.best: Found | None = None
 
-def _idle_check(start: Candidate, slo: SloSpec) -> Check:
-    """Return the tightest limit for a request that meets no other."""
-    alone = forecast(at_rate(start.tandem, IDLE_REQUESTS_PER_S))
-    if alone is None:  # a request a fortnight saturates nothing that answers within days
-        return Check(name="TTFT", seconds=np.inf, limit_s=slo.ttft_s)
-    return tightest(alone, slo)
+    def run(self) -> Found | Infeasible:
+        """Search; what an interrupt leaves is the best so far, marked as such."""
+        if not self.starts.alone:
+            return fits_nowhere(self.inputs, list(self.starts.unfit))
+        try:
+            return self._answer()
+        except KeyboardInterrupt:
+            if self.best is None:
+                raise
+            return replace(self.best, interrupted=True)
 
+    def _answer(self) -> Found | Infeasible:
+        """Search split pools, then mixed ones, and take what was asked for."""
+        wanted = self.inputs.scenario.search.pools
+        split = None if wanted == "mixed" else self._split()
+        self.best = split
+        mixed = None if wanted == "split" else self._mixed(split)
+        allowed = self._mixed_allowed
+        best = self._better(split, mixed) if allowed else split
+        if best is None:
+            return self._none()
+        self.best = replace(best, other=self._comparison(best, split, mixed, allowed=allowed))
+        spare = self.inputs.scenario.search.spare_replicas
+        shapes = best.candidate.layout.shapes.values()
+        needed = best.candidate.gpus + spare * sum(shape.gpus for shape in shapes)
+        if needed > self.inputs.cluster.max_gpus:
+            return over_budget(best.candidate, self.inputs, needed=needed)
+        self.best = replace(self.best, gpus_at=self._gpus_at(best))
+        return self.best
 
-def _limited(starts: list[Candidate], inputs: Inputs) -> Iterator[Candidate]:
-    """
-    Yield each layout with the decode batch limits worth trying.
+    @property
+    def _mixed_allowed(self) -> bool:
+        """Whether the plan may be an aggregated pool, which serving does not deploy."""
+        choice = self.inputs.scenario.search
+        return choice.pools == "mixed" or choice.layouts == "any"
 
-    The largest whose full batches keep the TPOT, or what memory allows; then halves, which
-    interference may ask for.
-    """
-    for start in starts:
-        limit = largest_batch(start, inputs.scenario.slo)
-        while limit >= 1:
-            yield start.limited(limit)
-            limit //= 2
+    def _none(self) -> Infeasible:
+        """Say why nothing holds."""
+        alone = list(self.starts.alone)
+        if not self.starts.split:
+            return below_floor(alone, self.inputs)
+        return too_many(alone, self.inputs, most_replicas=MOST_REPLICAS)
 
+    def _better(self, split: Found | None, mixed: Found | None) -> Found | None:
+        """Take the cheaper; of equal ones the split pools, whose latencies are steadier."""
+        found = [each for each in (split, mixed) if each is not None]
+        return min(found, key=lambda each: cost(self.inputs, each.candidate), default=None)
 
-def largest_batch(start: Candidate, slo: SloSpec) -> int:
-    """Largest batch limit at which requests that always share a full batch keep TPOT and ITL."""
-    level = float(slo.percentile.removeprefix("p")) / 100
-    longest = float(start.tandem.output_tokens.max())
-    share = decode.averaged_share(start.tandem, longest)
+    # --- split pools
 
-    def holds(batch: int) -> bool:
-        full = constant(float(batch))
-        pace = decode.step_spread(start.tandem, full, averaged=share).quantile(level)
-        gap = decode.step_spread(start.tandem, full, averaged=1.0).quantile(level)
-        return (slo.tpot_s is None or pace <= slo.tpot_s) and (
-            slo.itl_s is None or gap <= slo.itl_s
+    def _split(self) -> Found | None:
+        """Size every layout by closed forms, then simulate the cheapest."""
+        sized = self._sized()
+        if self.inputs.calibration is not None or self.inputs.gpu.kind == "cpu":
+            return self._by_forecast(sized)
+        best: Found | None = None
+        for start, guess in sized[:FINALISTS]:
+            below = FREE if best is None else cost(self.inputs, best.candidate)
+            if start.bound >= below or cost(self.inputs, start.slow.sized(*guess)) > below:
+                continue
+            one = Settling(
+                inputs=self.inputs,
+                trials=self.trials,
+                start=self._as_predicted(start.slow),
+                lowest=start.lowest,
+                below=below,
+            )
+            settled = settle_split(one, guess)
+            found = None if settled is None else self._confirmed(settled, below)
+            if found is not None:
+                best = self.best = found
+        return best
+
+    def _sized(self) -> list[tuple[Sized, tuple[int, int]]]:
+        """Return layouts and limits with their sizes by forecast, cheapest first."""
+        slow = [start.off_by(self.errors) for start in self.starts.split]
+        slack = {start.layout: check.ratio for check, start in self.starts.alone}
+        todo = sorted(
+            (sized for start in slow for sized in limits(start, self.inputs)),
+            key=lambda each: (
+                each.bound / (NEARLY - slack[each.slow.layout]),
+                each.slow.layout.order,
+                -_limit(each.slow),
+            ),
+        )
+        found: list[tuple[tuple[float, float, int], Sized, tuple[int, int]]] = []
+        below = FREE
+        for start in todo:
+            if start.bound > below:
+                continue
+            sizes = fewest(start, self.inputs, below)
+            if sizes is None:
+                continue
+            chosen = start.slow.sized(*sizes)
+            below = min(below, cost(self.inputs, chosen))
+            found.append((self._rank(chosen), start, sizes))
+        found.sort(key=lambda each: each[0])
+        return [(start, sizes) for _, start, sizes in found]
+
+    def _rank(self, chosen: Candidate) -> tuple[float, float, int]:
+        """Cheapest first, then lower TTFT to the millisecond, then room in the decode batch."""
+        predicted = forecast(chosen.tandem)
+        share = level(self.inputs.scenario.slo)
+        ttft_s = FREE if predicted is None else round(predicted.ttft.quantile(share), 3)
+        return cost(self.inputs, chosen), ttft_s, -_limit(chosen)
+
+    def _by_forecast(self, sized: list[tuple[Sized, tuple[int, int]]]) -> Found | None:
+        """Take what closed forms say: of measured machines, whose own load tests say more."""
+        if not sized:
+            return None
+        start, sizes = sized[0]
+        chosen = start.slow.sized(*sizes)
+        return Found(candidate=chosen, forecast=forecast(chosen.tandem), errors=self.errors)
+
+    def _as_predicted(self, slow: Candidate) -> Candidate:
+        """Return the start with step times as predicted, and the limits of the slow one."""
+        starts = (*self.starts.split, *self.starts.mixed)
+        start = next(each for each in starts if each.layout == slow.layout)
+        return start.limited(_limit(slow))
+
+    def _confirmed(self, chosen: Candidate, below: float) -> Found | None:
+        """Ask a fresh seed; grow the pool it blames until both agree."""
+        while cost(self.inputs, chosen) < below:
+            verdicts = [self.trials.verdict(chosen, seed=seed) for seed in SEEDS]
+            missed = next((each for each in verdicts if not each.holds), None)
+            if missed is None:
+                return self._found(chosen, verdicts)
+            if not missed.requests or max(chosen.replicas.values()) > MOST_REPLICAS:
+                return None
+            sizes = {"prefill": 0, **chosen.replicas}
+            sizes[missed.blame] += max(1, sizes[missed.blame] // 64)
+            chosen = chosen.sized(sizes["prefill"], sizes.get("decode") or sizes["mixed"])
+        return None
+
+    def _found(self, chosen: Candidate, verdicts: list[Verdict]) -> Found:
+        """Return a configuration with its proof."""
+        split = chosen.layout.prefill is not None
+        return Found(
+            candidate=chosen,
+            forecast=forecast(chosen.tandem) if split else None,
+            errors=self.errors,
+            verdicts=tuple(verdicts),
         )
 
-    if holds(start.slots):
-        return start.slots
-    low, high = 0, start.slots
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if holds(middle) else (low, middle)
-    return low
+    # --- pools that do both
+
+    def _mixed(self, split: Found | None) -> Found | None:
+        """Find the cheapest aggregated pool, if it is cheaper than twice the split ones."""
+        best: Found | None = None
+        below = FREE if split is None else 2 * cost(self.inputs, split.candidate)
+        choose = self._mixed_allowed or split is None
+        trials = self.trials if choose else Trials(self.inputs, self.errors, patient=False)
+        slow = [start.off_by(self.errors) for start in self.starts.mixed]
+        lowest = {start.layout: mixed_lowest(self.inputs, start) for start in slow}
+        wide = sorted(slow, key=lambda each: (-each.layout.decode.gpus, each.layout.order))
+        for start in wide:  # wide replicas stop fewer answers for shorter
+            if self._mixed_bound(start, lowest[start.layout]) >= below:
+                continue
+            one = Settling(
+                inputs=self.inputs,
+                trials=trials,
+                start=self._as_predicted(start),
+                lowest=(0, lowest[start.layout]),
+                below=below,
+            )
+            settled = settle_mixed(one)
+            found = None if settled is None else self._found(settled, [])
+            if found is not None and choose:
+                found = self._confirmed(found.candidate, below)
+            if found is not None:
+                best, below = found, cost(self.inputs, found.candidate)
+        return best
+
+    def _mixed_bound(self, start: Candidate, lowest: int) -> float:
+        """Return what the fewest replicas cost."""
+        return lowest * cost_of(self.inputs, start.layout.decode)
+
+    def _comparison(
+        self, best: Found, split: Found | None, mixed: Found | None, *, allowed: bool
+    ) -> str:
+        """Say what the other kind of pools would take."""
+        if self.inputs.scenario.search.pools != "any" or not self.starts.mixed:
+            return ""
+        if best is mixed:
+            if split is None:
+                return "split pools do not hold the SLO"
+            return f"split pools need {split.candidate.gpus} GPUs ({split.candidate})"
+        if mixed is None:
+            return "aggregated pools do not hold the SLO with twice as many GPUs"
+        why = "" if allowed else "; serving deploys split pools only"
+        return f"aggregated pools need {mixed.candidate.gpus} GPUs ({mixed.candidate}){why}"
+
+    # --- confidence
+
+    def _gpus_at(self, best: Found) -> dict[float, int]:
+        """Return the GPUs that the plan's layout needs at other confidences, simulated."""
+        if not best.verdicts:
+            return {}
+        asked = self.inputs.scenario.search.confidence_fraction
+        found = {asked: best.candidate.gpus}
+        for share in LEVELS:
+            if share not in found:
+                gpus = self._at(best, step_errors(self.inputs, share))
+                # One short run each: what chance did must not turn the order around.
+                found[share] = (min if share < asked else max)(gpus, best.candidate.gpus)
+        return dict(sorted(found.items()))
+
+    def _at(self, best: Found, errors: StepErrors) -> int:
+        """Settle the plan's layout again with other step times, one short run a size."""
+        sizes = best.candidate.replicas
+        ratio = errors.prefill / self.errors.prefill
+        guess = {role: max(1, round(count * ratio)) for role, count in sizes.items()}
+        start = best.candidate.sized(sizes.get("prefill", 0), 1)
+        slow = start.off_by(errors)
+        lowest = (0, mixed_lowest(self.inputs, slow))
+        if best.candidate.layout.prefill is not None:
+            lowest = fewest_by_utilisation(slow, self.inputs)
+        one = Settling(
+            inputs=self.inputs,
+            trials=Trials(self.inputs, errors, patient=False),
+            start=start,
+            lowest=lowest,
+            below=FREE,
+        )
+        if best.candidate.layout.prefill is None:
+            settled = settle_mixed(one)
+        else:
+            settled = settle_split(one, (guess["prefill"], guess["decode"]))
+        return best.candidate.gpus if settled is None else settled.gpus
 
 
-def _bound(start: Candidate, inputs: Inputs) -> int:
-    """Fewest GPUs at which no pool exceeds the allowed utilisation."""
-    replicas = _lowest(start, inputs)
-    return replicas[0] * start.layout.prefill_tp + replicas[1] * start.layout.decode_tp
-
-
-def _lowest(start: Candidate, inputs: Inputs) -> tuple[int, int]:
-    """Fewest replicas of each pool by utilisation alone, interference left out."""
-    ceiling = inputs.scenario.search.max_utilisation_fraction
-    one = start.sized(1, 1).tandem
-    return (
-        max(1, int(np.ceil(prefill.utilisation(one) / ceiling - 1e-9))),
-        max(1, int(np.ceil(decode.utilisation(one) / ceiling - 1e-9))),
-    )
-
-
-def _fewest(start: Candidate, inputs: Inputs, best: Found | None) -> Found | None:
-    """Find the fewest GPUs of one layout and limit; stop where *best* cannot be beaten."""
-    slo = inputs.scenario.slo
-    low_prefill, low_decode = _lowest(start, inputs)
-
-    def holds(prefill_replicas: int, decode_replicas: int) -> bool:
-        return meets(forecast(start.sized(prefill_replicas, decode_replicas).tandem), slo)
-
-    def least_prefill(decode_replicas: int, at_least: int) -> int | None:
-        return least(lambda count: holds(count, decode_replicas), at_least)
-
-    replicas = least(lambda count: holds(SPARE * low_prefill, count), low_decode)
-    # With decode as good as free, fewer prefill replicas than this cannot do.
-    floor = None if replicas is None else least_prefill(SPARE * replicas, low_prefill)
-    found: Found | None = None
-    while replicas is not None and floor is not None:
-        cheapest = start.sized(floor, replicas).gpus
-        if any(each and cheapest > each.candidate.gpus for each in (best, found)):
-            break
-        count = least_prefill(replicas, floor)
-        if count is not None:
-            sized = start.sized(count, replicas)
-            predicted = forecast(sized.tandem)
-            if predicted and (found is None or sized.gpus < found.candidate.gpus):
-                found = Found(candidate=sized, forecast=predicted)
-        if count == floor:
-            break
-        replicas += 1
-    return found
-
-
-def least(holds: Callable[[int], bool], start: int) -> int | None:
-    """Return the smallest count from *start* on that *holds*, which more never break."""
-    if holds(start):
-        return start
-    low, step = start, 1
-    while not holds(low + step):
-        low += step
-        step *= 2
-        if low + step > MOST_REPLICAS:
-            return None
-    high = low + step
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if holds(middle) else (middle, high)
-    return high
-
-
-def _fits_nowhere(inputs: Inputs, rules: list[str]) -> Infeasible:
-    """No degree leaves room for the KV cache."""
-    return Infeasible(
-        reason=f"{inputs.model.id} fits on no allowed layout of {inputs.gpu.name}: {rules[-1]}",
-        binds="capacity",
-        nearest=None,
-        nearest_gpus=None,
-        missed_by=rules[-1],
-        way_out="a GPU with more memory, quantised weights (model.weight_dtype), a shorter context,"
-        " or a larger HB domain",
-    )
-
-
-def _below_floor(alone: list[tuple[Check, Candidate]], inputs: Inputs) -> Infeasible:
-    """No number of GPUs holds the SLO: say what a single request takes on an idle system."""
-    check, start = min(alone, key=lambda pair: (pair[0].ratio, pair[1].gpus, pair[1].layout))
-    return Infeasible(
-        reason=f"no number of {inputs.gpu.name} holds the SLO: {check.name} of requests that meet"
-        f" no other is {_ms(check.seconds)} already",
-        binds="SLO floor",
-        nearest=str(start),
-        nearest_gpus=start.gpus,
-        missed_by=f"{check.name} {_ms(check.seconds)}, limit {_ms(check.limit_s)}"
-        f" ({check.ratio:.2f} times)",
-        way_out=f"a limit well above {_ms(check.seconds)}, a faster GPU, a smaller model or fewer"
-        " bytes (model.weight_dtype), shorter prompts",
-    )
-
-
-def _too_many(alone: list[tuple[Check, Candidate]], inputs: Inputs) -> Infeasible:
-    """A lone request holds the SLO, but no pool that the search looks at does under the load."""
-    check, start = min(alone, key=lambda pair: (pair[0].ratio, pair[1].gpus, pair[1].layout))
-    return Infeasible(
-        reason=f"no pools of up to {MOST_REPLICAS} replicas hold the SLO under"
-        f" {inputs.scenario.workload.requests_per_s:g} requests/s",
-        binds="SLO",
-        nearest=str(start),
-        nearest_gpus=start.gpus,
-        missed_by=f"nothing on an idle system ({check.name} {_ms(check.seconds)} of"
-        f" {_ms(check.limit_s)}), too much under load",
-        way_out="a looser SLO, or a lower workload.requests_per_s",
-    )
-
-
-def _over_budget(best: Found, inputs: Inputs) -> Infeasible:
-    """The SLO can be held, with more GPUs than there are."""
-    needed, budget = best.candidate.gpus, inputs.cluster.max_gpus
-    return Infeasible(
-        reason=f"the SLO needs {needed} {inputs.gpu.name}, cluster.max_gpus is {budget}",
-        binds="max_gpus",
-        nearest=str(best.candidate),
-        nearest_gpus=needed,
-        missed_by=f"{needed - budget} GPUs",
-        way_out=f"cluster.max_gpus = {needed}, a looser SLO, or a lower rate",
-    )
-
-
-def _ms(seconds: float) -> str:
-    """Write seconds as milliseconds."""
-    return f"{seconds * 1e3:.1f} ms"
+def _limit(candidate: Candidate) -> int:
+    """Return the decode batch limit."""
+    return candidate.tandem.decode.max_batch_size

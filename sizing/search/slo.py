@@ -24,16 +24,21 @@ class Check:
         return self.seconds / self.limit_s
 
 
+def level(slo: SloSpec) -> float:
+    """Return the share of requests that must stay below the limits."""
+    return float(slo.percentile.removeprefix("p")) / 100
+
+
 def checks(found: Forecast, slo: SloSpec) -> tuple[Check, ...]:
     """Compare a forecast with every limit of *slo*, at its percentile."""
-    level = float(slo.percentile.removeprefix("p")) / 100
+    share = level(slo)
     limits = {
         "TTFT": (found.ttft, slo.ttft_s),
         "TPOT": (found.tpot, slo.tpot_s),
         "ITL": (found.itl, slo.itl_s),
     }
     return tuple(
-        Check(name=f"{name} {slo.percentile}", seconds=spread.quantile(level), limit_s=limit)
+        Check(name=f"{name} {slo.percentile}", seconds=spread.quantile(share), limit_s=limit)
         for name, (spread, limit) in limits.items()
         if limit is not None
     )

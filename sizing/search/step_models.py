@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -9,17 +10,19 @@ import numpy as np
 from sizing.arrivals import length_quantiles
 from sizing.errors import InputError
 from sizing.latency.fit import decode_coefficients, path_coefficients, prefill_coefficients
-from sizing.latency.step import Machine
+from sizing.latency.load import decode_load, prefill_load
+from sizing.latency.step import Machine, stage_s, step_s
 from sizing.plan import StepModel
-from sizing.specs.slicing import Slicing
 from sizing.specs.step import Interference
 from sizing.traffic.stage import QUANTILES
 
 if TYPE_CHECKING:
+    from sizing.latency.load import StepLoad
     from sizing.plan import Inputs
-    from sizing.search.layout import Layout
+    from sizing.search.layout import Layout, Shape
     from sizing.specs.calibration import CalibrationKey
-    from sizing.specs.step import StepCoefficients
+    from sizing.specs.slicing import Slicing
+    from sizing.specs.step import PathCoefficients, StepCoefficients
 
 
 class StepModels:
@@ -43,11 +46,11 @@ class StepModels:
                 " `serving measure`), then pass --calibration calibration.json",
             )
         self._inputs = inputs
-        self._prefill: dict[int, StepCoefficients] = {}
-        self._decode: dict[int, StepCoefficients] = {}
+        self._prefill: dict[Shape, StepCoefficients] = {}
+        self._decode: dict[Shape, StepCoefficients] = {}
 
     def of(self, layout: Layout) -> StepModel:
-        """Return the step model of *layout*."""
+        """Return the step model of *layout*, of one batch (lane) of each replica."""
         found = self._inputs.calibration
         if found is not None:
             return StepModel(
@@ -56,52 +59,127 @@ class StepModels:
                 path=found.path,
                 interference=found.interference,
             )
-        prompts = length_quantiles(self._inputs.scenario.workload.input_tokens, QUANTILES)
+        first, last = layout.prefill or layout.decode, layout.decode
+        prefill, decode = self._fitted_prefill(first), self._fitted_decode(last)
+        if layout.prefill is None or self._inputs.scenario.search.local_threshold_tokens:
+            decode = both(self._fitted_prefill(last), decode, self._mean_computed())
         return StepModel(
-            prefill=self._fitted_prefill(layout.prefill_tp),
-            decode=self._fitted_decode(layout.decode_tp),
-            path=path_coefficients(
-                machine(self._inputs),
-                prefill_tp=layout.prefill_tp,
-                decode_tp=layout.decode_tp,
-                tokens=float(prompts.mean()),
-            ),
-            interference=Interference(),
+            prefill=prefill, decode=decode, path=self._path(layout), interference=Interference()
         )
 
-    def _fitted_prefill(self, tp: int) -> StepCoefficients:
+    def _path(self, layout: Layout) -> PathCoefficients:
+        """Return the constants of a request; between two kinds of GPU the slower NIC counts."""
+        prompts = length_quantiles(self._inputs.scenario.workload.input_tokens, QUANTILES)
+        last = layout.decode
+        first = layout.prefill or last
+        paths = [
+            path_coefficients(
+                machine(self._inputs, gpu),
+                prefill_tp=first.slicing.tp,
+                decode_tp=last.slicing.tp,
+                tokens=float(prompts.mean()),
+            )
+            for gpu in sorted({first.gpu, last.gpu})
+        ]
+        return max(paths, key=lambda path: path.transfer_per_token_s)
+
+    def _mean_computed(self) -> float:
+        """Mean prompt tokens that are not in the prefix cache."""
+        load = self._inputs.scenario.workload
+        prompts = length_quantiles(load.input_tokens, QUANTILES)
+        return float(np.maximum(1.0, prompts - load.prefix_tokens).mean())
+
+    def _fitted_prefill(self, shape: Shape) -> StepCoefficients:
         """Fit over the prompts of the load, in chunks of at most the token budget."""
-        if tp not in self._prefill:
+        if shape not in self._prefill:
             load = self._inputs.scenario.workload
             computed = length_quantiles(load.input_tokens, QUANTILES) - load.prefix_tokens
-            self._prefill[tp] = prefill_coefficients(
-                machine(self._inputs),
-                slicing=Slicing(tp=tp),
+            on = machine(self._inputs, shape.gpu)
+            fitted = prefill_coefficients(
+                on,
+                slicing=shape.slicing,
                 shortest=max(1, int(computed.min())),
                 longest=max(1, int(computed.max())),
                 cached=load.prefix_tokens,
             )
-        return self._prefill[tp]
+            typical = prefill_load(self._mean_computed(), load.prefix_tokens)
+            self._prefill[shape] = slower(fitted, full_pipeline(on, typical, shape.slicing))
+        return self._prefill[shape]
 
-    def _fitted_decode(self, tp: int) -> StepCoefficients:
+    def _fitted_decode(self, shape: Shape) -> StepCoefficients:
         """Fit over every batch the engine may hold, at the contexts of the load."""
-        if tp not in self._decode:
+        if shape not in self._decode:
             load = self._inputs.scenario.workload
             prompts = length_quantiles(load.input_tokens, QUANTILES)
             answers = length_quantiles(load.output_tokens, QUANTILES)
             middle = float(prompts.mean() + np.mean(answers**2) / (2 * answers.mean()))
-            self._decode[tp] = decode_coefficients(
-                machine(self._inputs),
-                slicing=Slicing(tp=tp),
-                max_batch=self._inputs.engine.max_batch_size,
+            on, batch = machine(self._inputs, shape.gpu), self._inputs.engine.max_batch_size
+            fitted = decode_coefficients(
+                on,
+                slicing=shape.slicing,
+                max_batch=batch,
                 contexts=(middle / 2, middle * 1.5),
             )
-        return self._decode[tp]
+            typical = decode_load(batch / 4, middle)
+            self._decode[shape] = slower(fitted, full_pipeline(on, typical, shape.slicing))
+        return self._decode[shape]
 
 
-def machine(inputs: Inputs) -> Machine:
-    """Return what the term-by-term model runs on."""
-    return Machine(model=inputs.model, gpu=inputs.gpu, cluster=inputs.cluster, engine=inputs.engine)
+def full_pipeline(on: Machine, load: StepLoad, slicing: Slicing) -> float:
+    """
+    Factor from the way through a pipeline to the time between two steps of one of its batches.
+
+        max(1, pp t_stage / t)      (docs/model.md, eq. L5)
+
+    pp batches are under way: each has its step when the slowest stage has served all of them.
+    """
+    if slicing.pp == 1:
+        return 1.0
+    through = float(step_s(on, load, slicing=slicing))
+    return max(1.0, slicing.pp * float(stage_s(on, load, slicing=slicing)) / through)
+
+
+def slower(step: StepCoefficients, factor: float) -> StepCoefficients:
+    """Multiply every second of a step."""
+    return replace(
+        step,
+        base_s=step.base_s * factor,
+        stream_s=step.stream_s * factor,
+        per_prefill_token_s=step.per_prefill_token_s * factor,
+        per_sequence_s=step.per_sequence_s * factor,
+        per_pair_s=step.per_pair_s * factor,
+        per_context_token_s=step.per_context_token_s * factor,
+        experts_s=step.experts_s * factor,
+    )
+
+
+def both(prefill: StepCoefficients, decode: StepCoefficients, tokens: float) -> StepCoefficients:
+    """
+    Step of a pool that does both.
+
+        b, d and what is read from decode, a, c from prefill; what a prompt's step costs more,
+        whatever its length, is spread over its tokens: a + max(0, base_p - base_d) / E[n]
+        (docs/model.md, eq. L6)
+
+    Args:
+        prefill: of the same replica.
+        decode: likewise.
+        tokens: E[n], computed of a prompt.
+    """
+    extra = max(0.0, prefill.base_s - decode.base_s) / tokens
+    return replace(
+        decode,
+        per_prefill_token_s=prefill.per_prefill_token_s + extra,
+        per_pair_s=prefill.per_pair_s,
+        max_tokens=prefill.max_tokens,
+        error_fraction=max(prefill.error_fraction, decode.error_fraction),
+    )
+
+
+def machine(inputs: Inputs, gpu: str | None = None) -> Machine:
+    """Return what the term-by-term model runs on; without *gpu* the cluster's own."""
+    kind = inputs.gpu if gpu is None else inputs.kinds[gpu]
+    return Machine(model=inputs.model, gpu=kind, cluster=inputs.cluster, engine=inputs.engine)
 
 
 def _check(key: CalibrationKey, inputs: Inputs) -> None:

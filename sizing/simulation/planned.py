@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from sizing.arrivals import Arrivals
-    from sizing.plan import Plan, Pool
+    from sizing.plan import Deployment, Plan, Pool, StepModel
     from sizing.simulation.outcome import Outcome
 
 
-def kv_blocks(plan: Plan, pool: Pool) -> int:
+def kv_blocks(deployment: Deployment, pool: Pool) -> int:
     """
-    Blocks of one replica's KV cache.
+    Blocks of KV cache for one batch: of a copy of attention, shared by its pipeline stages.
 
     Windowed layers get their windows first, one for each sequence that may run; the rest is for
     the layers that see everything (docs/model.md, eq. M2 and M3).
@@ -31,12 +31,12 @@ def kv_blocks(plan: Plan, pool: Pool) -> int:
     Raises:
         InputError: no block is left.
     """
-    model, size = plan.inputs.model, plan.engine.block_size
-    block_bytes = size * kv_bytes_per_token(model, tp=pool.tp) / pool.pp
-    longest = size * -(-plan.engine.max_model_len // size)
-    whole = kv_bytes_per_sequence(model, longest, tp=pool.tp, block_size=size) / pool.pp
+    model, size = deployment.architecture, deployment.engine.block_size
+    block_bytes = size * kv_bytes_per_token(model, slicing=pool.slicing)
+    longest = size * -(-deployment.engine.max_model_len // size)
+    whole = kv_bytes_per_sequence(model, longest, slicing=pool.slicing, block_size=size)
     windows = pool.max_batch_size * (whole - block_bytes * longest / size)
-    blocks = int((pool.kv_bytes - windows) / block_bytes)
+    blocks = int((pool.kv_bytes - windows) / block_bytes / pool.pp)
     if blocks < 1:
         raise InputError(
             f"pools[{pool.role}].kv_bytes", pool.kv_bytes, f"room for a block, {block_bytes:.0f}"
@@ -44,29 +44,31 @@ def kv_blocks(plan: Plan, pool: Pool) -> int:
     return blocks
 
 
-def planned_system(plan: Plan, *, handshake_s: float = 0.0) -> System:
+def deployed_system(
+    deployment: Deployment, model: StepModel, *, handshake_s: float = 0.0
+) -> System:
     """
     Return what a plan deploys.
 
     Args:
-        plan: pools, routing, step times.
+        deployment: pools and routing.
+        model: step times and the path between the pools.
         handshake_s: of two replicas that meet for the first time; no plan has measured it.
 
     Raises:
         InputError: a pool without room, or with steps that take no time.
     """
-    roles = {pool.role: pool for pool in plan.pools}
-    path, policy = plan.step_model.path, plan.routing.policy
-    last = roles.get("mixed") or plan.pool("decode")
+    roles = {pool.role: pool for pool in deployment.pools}
+    path, policy = model.path, deployment.routing.policy
+    last = roles.get("mixed") or deployment.pool("decode")
     first = roles.get("prefill")
-    model = plan.step_model
     prefill, decode = FittedStep(model.prefill), FittedStep(model.decode)
     if any(asdict(model.interference).values()):
         prefill = SharedPrefill(model.prefill, model.interference)
         decode = SharedDecode(model.decode, model.interference)
     return System(
-        decode=_pool(plan, last, decode),
-        prefill=None if first is None else _pool(plan, first, prefill),
+        decode=_pool(deployment, last, decode),
+        prefill=None if first is None else _pool(deployment, first, prefill),
         path=Path(
             request_s=path.request_s,
             transfer_base_s=path.transfer_base_s,
@@ -77,7 +79,7 @@ def planned_system(plan: Plan, *, handshake_s: float = 0.0) -> System:
         # among the prefill replicas.
         decode_policy="power-of-two",
         prefill_policy=policy,
-        local_threshold_tokens=plan.routing.local_threshold_tokens,
+        local_threshold_tokens=deployment.routing.local_threshold_tokens,
     )
 
 
@@ -99,7 +101,7 @@ def simulate_plan(
         InputError: a request that the plan cannot serve, or a plan that cannot be simulated.
     """
     _check_context(plan, arrivals)
-    system = planned_system(plan, handshake_s=handshake_s)
+    system = deployed_system(plan.deployment, plan.step_model, handshake_s=handshake_s)
     return simulate(system, arrivals, seed=seed, progress=progress)
 
 
@@ -116,15 +118,15 @@ def _check_context(plan: Plan, arrivals: Arrivals) -> None:
         )
 
 
-def _pool(plan: Plan, pool: Pool, step: FittedStep) -> SimulatedPool:
-    """Return one pool; vLLM caches prefixes unless told otherwise."""
+def _pool(deployment: Deployment, pool: Pool, step: FittedStep) -> SimulatedPool:
+    """Return one pool, a queue for each of its batches; vLLM caches prefixes by default."""
     return SimulatedPool(
-        replicas=pool.replicas,
+        replicas=pool.lanes,
         limits=EngineLimits(
-            max_num_seqs=pool.max_batch_size,
+            max_num_seqs=max(1, pool.max_batch_size // pool.pp),
             max_num_batched_tokens=max(pool.max_batched_tokens, pool.max_batch_size),
-            kv_blocks=kv_blocks(plan, pool),
-            block_size=plan.engine.block_size,
+            kv_blocks=kv_blocks(deployment, pool),
+            block_size=deployment.engine.block_size,
         ),
         step=step,
         prefix_cache=True,

@@ -90,6 +90,10 @@ class EngineChoice:
     version: str = "0.29.0"
 
 
+MIDDLE, SUREST = 0.5, 0.99
+"""Confidence that may be asked for: beyond, a few hundred measured rows say nothing."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchChoice:
     """
@@ -98,17 +102,43 @@ class SearchChoice:
     Attributes:
         tp: tensor-parallel degrees to try; empty: all legal ones.
         max_utilisation_fraction: no pool is planned above this share of its capacity.
+        objective: what the plan has least of: `gpus`, `usd` (price per hour) or `watts`.
+        confidence_fraction: chance that the SLO holds, of arrivals and of the step-time model's
+            own error.
+        layouts: `deployable`: what the engine profile can pair; `any`: also pipelines, expert
+            parallelism and copies of attention, which `serving up` refuses.
+        pools: `split` into prefill and decode, `mixed` (aggregated), or `any`: the better one.
+        gpus: names of the GPUs that a pool may be made of; empty: the cluster's. With several,
+            prefill may run on one kind and decode on another.
+        prices_usd_per_gpu_hour: price of one GPU by name, where kinds differ.
+        spare_replicas: of each pool, beyond those that hold the SLO.
+        local_threshold_tokens: prompts up to this length are computed by their decode replica.
     """
 
     __pydantic_config__ = STRICT
 
     tp: tuple[int, ...] = ()
     max_utilisation_fraction: float = 0.95
+    objective: str = "gpus"
+    confidence_fraction: float = 0.9
+    layouts: str = "deployable"
+    pools: str = "any"
+    gpus: tuple[str, ...] = ()
+    prices_usd_per_gpu_hour: dict[str, float] = field(default_factory=dict)
+    spare_replicas: int = 0
+    local_threshold_tokens: int = 0
 
     def __post_init__(self) -> None:
-        """Check the degrees and the ceiling."""
+        """Check names, degrees and shares."""
         positive(**{f"search.tp[{i}]": tp for i, tp in enumerate(self.tp)})
         fraction(**{"search.max_utilisation_fraction": self.max_utilisation_fraction})
+        one_of(("gpus", "usd", "watts"), **{"search.objective": self.objective})
+        one_of(("deployable", "any"), **{"search.layouts": self.layouts})
+        one_of(("split", "mixed", "any"), **{"search.pools": self.pools})
+        prices = self.prices_usd_per_gpu_hour
+        positive(**{f"search.prices_usd_per_gpu_hour.{gpu}": prices[gpu] for gpu in prices})
+        if len(set(self.gpus)) != len(self.gpus):
+            raise InputError("search.gpus", self.gpus, "each GPU named once")
 
 
 LIMITS = {
@@ -126,6 +156,9 @@ LIMITS = {
     "slo.ttft_s": (1e-6, 3_600),
     "slo.tpot_s": (1e-6, 3_600),
     "slo.itl_s": (1e-6, 3_600),
+    "search.confidence_fraction": (MIDDLE, SUREST),
+    "search.spare_replicas": (0, 1_000),
+    "search.local_threshold_tokens": (0, 100_000_000),
 }
 """Smallest and largest value that is taken for meant; beyond lie slips of unit, not clusters."""
 

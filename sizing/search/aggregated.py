@@ -1,0 +1,75 @@
+"""What an aggregated pool promises: it has no closed form, so that a simulation says it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sizing.plan import Latency, Prediction
+from sizing.search.evidence import StepErrors, interval_around
+from sizing.search.settle import mixed_lowest
+from sizing.search.trial import Trials
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from sizing.plan import Inputs
+    from sizing.search.candidate import Candidate
+    from sizing.validation.interval import Interval
+
+SEED = 2
+"""Of the run whose latencies are promised; the search has seen others."""
+
+LONGER = 4
+"""Times as long as the runs that the search starts with."""
+
+
+def simulated_prediction(inputs: Inputs, chosen: Candidate) -> Prediction:
+    """Simulate the pool with step times as predicted, and read the statistics off."""
+    trials = Trials(inputs, StepErrors())
+    outcome = trials.outcome(chosen, requests=LONGER * trials.length(chosen), seed=SEED)
+    load, one = inputs.scenario.workload, chosen.sized(0, 1)
+    ceiling = inputs.scenario.search.max_utilisation_fraction
+    busiest = load.requests_per_s * chosen.replicas["mixed"] / mixed_lowest(inputs, one)
+    parts = {
+        name: float(part[outcome.counts].mean())
+        for name, part in outcome.parts_s.items()
+        if part.any()
+    }
+    series = {name: outcome.series(name) for name in ("ttft", "tpot", "itl", "e2e")}
+    return Prediction(
+        ttft=_latency(*series["ttft"], interval_around("ttft", inputs)),
+        tpot=_latency(*series["tpot"], interval_around("tpot", inputs)),
+        itl=_latency(*series["itl"], None),
+        e2e=_latency(*series["e2e"], None),
+        output_tokens_per_s=load.requests_per_s * float(chosen.tandem.output_tokens.mean()),
+        capacity_requests_per_s=busiest / ceiling,
+        utilisation_fraction={"mixed": min(1.0, outcome.busy_fraction["mixed"])},
+        bottleneck={"mixed": "queue" if parts.get("queue", 0.0) > parts["prefill"] else "compute"},
+        ttft_parts_s=parts,
+    )
+
+
+def _latency(
+    values: NDArray[np.float64], weights: NDArray[np.float64] | None, around: Interval | None
+) -> Latency:
+    """Statistics of what was simulated."""
+    mass = np.ones(len(values)) if weights is None else weights
+    order = np.argsort(values, kind="stable")
+    reached = np.cumsum(mass[order]) / mass.sum()
+
+    def at(share: float) -> float:
+        place = min(len(values) - 1, int(np.searchsorted(reached, share * (1 - 1e-12))))
+        return float(values[order[place]])
+
+    return Latency(
+        mean_s=float(np.average(values, weights=mass)),
+        p50_s=at(0.5),
+        p90_s=at(0.9),
+        p95_s=at(0.95),
+        p99_s=at(0.99),
+        error_fraction=None if around is None else max(1 - around.low_s, around.high_s - 1),
+        low_factor=None if around is None else around.low_s,
+        high_factor=None if around is None else around.high_s,
+    )

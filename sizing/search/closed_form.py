@@ -1,0 +1,161 @@
+"""Bounds and sizes of two pools by closed forms: where simulations begin."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sizing.search.candidate import Candidate
+from sizing.search.objective import cost, cost_of
+from sizing.search.slo import meets
+from sizing.search.starts import largest_batch
+from sizing.traffic import decode, prefill
+from sizing.traffic.forecast import forecast
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from sizing.plan import Inputs
+
+MOST_REPLICAS = 1 << 14
+"""Beyond this many replicas of a pool the search gives up: a bound counted in work, not time."""
+
+SPARE = 16
+"""Times as many replicas as the load needs: as good as no queue."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sized:
+    """
+    A layout and batch limit, with steps as slow as the confidence asks for.
+
+    Attributes:
+        slow: one replica a pool.
+        lowest: fewest replicas of each pool by utilisation alone.
+        bound: what those cost: no configuration of this layout and limit costs less.
+    """
+
+    slow: Candidate
+    lowest: tuple[int, int]
+    bound: float
+
+
+def limits(slow: Candidate, inputs: Inputs) -> Iterator[Sized]:
+    """
+    Yield the decode batch limits worth trying.
+
+    The largest whose full batches keep the TPOT, or what memory allows; then halves, which
+    interference may ask for.
+    """
+    limit = largest_batch(slow, inputs.scenario.slo)
+    while limit >= 1:
+        one = slow.limited(limit)
+        lowest = fewest_by_utilisation(one, inputs)
+        yield Sized(slow=one, lowest=lowest, bound=cost(inputs, one.sized(*lowest)))
+        limit //= 2
+
+
+def fewest_by_utilisation(one: Candidate, inputs: Inputs) -> tuple[int, int]:
+    """
+    Fewest replicas of each pool at the allowed utilisation, interference left out.
+
+    No scheduling serves a prompt in less than its share of a full batch, nor a token in less than
+    its share of a full decode step, so that fewer replicas cannot hold (docs/model.md, eq. L2).
+    """
+    ceiling = inputs.scenario.search.max_utilisation_fraction
+    tandem = one.sized(1, 1).tandem
+    return (
+        max(1, int(np.ceil(prefill.utilisation(tandem) / ceiling - 1e-9))),
+        max(1, int(np.ceil(decode.utilisation(tandem) / ceiling - 1e-9))),
+    )
+
+
+def fewest(start: Sized, inputs: Inputs, below: float) -> tuple[int, int] | None:
+    """
+    Find the cheapest sizes of one layout and limit by forecast; `None` if none costs up to *below*.
+
+    The decode pool is the smallest that holds the SLO behind an uncontended prefill pool, then
+    grows while that saves more than it costs (docs/model.md, eq. L2).
+    """
+    slo, one, (low_prefill, low_decode) = inputs.scenario.slo, start.slow, start.lowest
+    shapes = one.layout.shapes
+    prefill_cost, decode_cost = (cost_of(inputs, shapes[role]) for role in ("prefill", "decode"))
+
+    def holds(prefill_replicas: int, decode_replicas: int) -> bool:
+        return meets(forecast(one.sized(prefill_replicas, decode_replicas).tandem), slo)
+
+    def affordable(decode_replicas: int) -> int:
+        rest = min(below, 1e12) - decode_replicas * decode_cost
+        return int(min(MOST_REPLICAS, rest / prefill_cost + 1e-9))
+
+    count = least(lambda many: holds(SPARE * low_prefill, many), low_decode) or MOST_REPLICAS
+    found: tuple[int, int] | None = None
+    for decode_replicas in range(count, count + SPARE * count):
+        most = affordable(decode_replicas)
+        if found is not None:
+            most = found[0] - 1 - int((decode_replicas - found[1]) * decode_cost / prefill_cost)
+        enough = partial(_swap, holds, decode_replicas)
+        many = _up_to(most, low_prefill, enough) if most >= low_prefill else None
+        if many is not None:
+            found = (many, decode_replicas)
+        elif found is not None or most < low_prefill:
+            break
+    return found
+
+
+def _swap(holds: Callable[[int, int], bool], decode_replicas: int, prefill_replicas: int) -> bool:
+    """Ask for a number of prefill replicas."""
+    return holds(prefill_replicas, decode_replicas)
+
+
+def _up_to(most: int, low: int, holds: Callable[[int], bool]) -> int | None:
+    """Return the smallest count from *low* to *most* that holds; the most is asked first."""
+    if most < MOST_REPLICAS and not holds(most):
+        return None
+    found = least(holds, low)
+    return found if found is not None and found <= most else None
+
+
+def least(holds: Callable[[int], bool], start: int) -> int | None:
+    """Return the smallest count from *start* on that *holds*, which more never break."""
+    if holds(start):
+        return start
+    low, step = start, 1
+    while not holds(low + step):
+        low += step
+        step *= 2
+        if low + step > MOST_REPLICAS:
+            return None
+    high = low + step
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if holds(middle) else (middle, high)
+    return high
+
+
+def least_near(holds: Callable[[int], bool], guess: int, floor: int, ceiling: int) -> int | None:
+    """
+    Return the smallest count from *floor* to *ceiling* that *holds*, looking near *guess* first.
+
+    More never break what holds; steps double away from the guess, then halve.
+    """
+    guess = min(max(guess, floor), ceiling)
+    step = 1
+    if holds(guess):
+        high, low = guess, guess - 1
+        while low >= floor and holds(low):
+            high, low, step = low, low - 2 * step, 2 * step
+        low = max(low, floor - 1)
+    else:
+        low, high = guess, min(guess + 1, ceiling)
+        while not holds(high):
+            if high >= ceiling:
+                return None
+            low, high, step = high, min(high + 2 * step, ceiling), 2 * step
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if holds(middle) else (middle, high)
+    return high

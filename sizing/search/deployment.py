@@ -1,0 +1,76 @@
+"""What a configuration runs: pools, placed, with their limits."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sizing.plan import Deployment, EngineSettings, PlanModel, Pool, Routing
+from sizing.search.layout import block_size, kv_pool_bytes, max_model_len
+from sizing.search.placement import place
+
+if TYPE_CHECKING:
+    from sizing.plan import Inputs, Placement
+    from sizing.search.candidate import Candidate
+
+
+def deployment(inputs: Inputs, chosen: Candidate, *, spares: int = 0) -> Deployment:
+    """Return what *chosen* runs, each pool with *spares* replicas more."""
+    model, engine = inputs.model, inputs.engine
+    return Deployment(
+        model=PlanModel(id=model.id, source=model.source, config_hash=model.config_hash),
+        architecture=model,
+        engine=EngineSettings(
+            name=engine.name,
+            version=engine.version,
+            max_model_len=max_model_len(inputs),
+            block_size=block_size(inputs),
+            kv_dtype=model.kv_dtype,
+            memory_fraction=engine.memory_fraction,
+        ),
+        pools=pools(inputs, chosen, spares=spares),
+        routing=Routing(local_threshold_tokens=inputs.scenario.search.local_threshold_tokens),
+    )
+
+
+def pools(inputs: Inputs, chosen: Candidate, *, spares: int = 0) -> tuple[Pool, ...]:
+    """Return all pools, placed."""
+    tandem, shapes = chosen.tandem, chosen.layout.shapes
+    placement = _placed(inputs, chosen, spares)
+    # A prompt's KV cache stays with prefill until decode has pulled it.
+    held = tandem.prefill.max_batch_size + tandem.decode.max_batch_size
+    return tuple(
+        Pool(
+            role=role,
+            replicas=chosen.replicas[role] + spares,
+            tp=shape.slicing.tp,
+            pp=shape.slicing.pp,
+            ep=shape.slicing.ep,
+            dp=shape.slicing.dp,
+            gpu=shape.gpu,
+            dtype=inputs.model.weight_dtype,
+            max_batch_size=stage.max_batch_size * shape.slicing.pp,
+            max_batched_tokens=stage.max_batched_tokens,
+            kv_bytes=kv_pool_bytes(inputs, shape, sequences=held),
+            placement=placement[role],
+            spare_replicas=spares,
+        )
+        for role, shape in shapes.items()
+        for stage in (tandem.prefill if role == "prefill" else tandem.decode,)
+    )
+
+
+def _placed(inputs: Inputs, chosen: Candidate, spares: int) -> dict[str, tuple[Placement, ...]]:
+    """Place kind by kind: nodes hold one kind of GPU."""
+    placed: dict[str, tuple[Placement, ...]] = {}
+    nodes = 0
+    shapes = chosen.layout.shapes
+    for kind in dict.fromkeys(shape.gpu for shape in shapes.values()):
+        groups = [
+            (role, chosen.replicas[role] + spares, shape.gpus)
+            for role, shape in shapes.items()
+            if shape.gpu == kind
+        ]
+        found = place(groups, inputs.cluster, first_node=nodes)
+        nodes += len({each.node for group in found.values() for each in group})
+        placed |= found
+    return placed

@@ -1,0 +1,177 @@
+"""From a first guess to the cheapest sizes that hold when they are simulated."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from sizing.plan import Inputs
+from sizing.search.candidate import Candidate
+from sizing.search.closed_form import MOST_REPLICAS, least_near
+from sizing.search.objective import cost, cost_of
+from sizing.search.trial import Trials
+from sizing.traffic import decode, prefill
+
+MOST_SWAPS = 4
+"""Replicas of one pool tried in place of some of the other."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settling:
+    """
+    A layout and batch limit, with step times as predicted; *trials* make them slower.
+
+    Attributes:
+        start: one replica a pool.
+        lowest: fewest replicas of prefill and decode.
+        below: cost that a configuration has to stay below to matter.
+    """
+
+    inputs: Inputs
+    trials: Trials
+    start: Candidate
+    lowest: tuple[int, int]
+    below: float
+
+    def holds(self, sizes: tuple[int, int]) -> bool:
+        """Say whether it is cheap enough and holds when simulated."""
+        chosen = self.start.sized(*sizes)
+        return cost(self.inputs, chosen) < self.below and self.trials.verdict(chosen).holds
+
+
+def settle_split(one: Settling, guess: tuple[int, int]) -> Candidate | None:
+    """
+    Find the cheapest sizes near *guess*: each pool as small as it can be, then swaps.
+
+    Pools grow one after the other, the one that the missed limit asks for, until the SLO holds.
+    """
+    grown = _grown(one, guess)
+    if grown is None:
+        return None
+    prefill_count, decode_count = grown
+    fewer = least_near(
+        lambda many: one.holds((many, decode_count)), prefill_count, one.lowest[0], prefill_count
+    )
+    prefill_count = fewer or prefill_count
+    fewer = least_near(
+        lambda many: one.holds((prefill_count, many)), decode_count, one.lowest[1], decode_count
+    )
+    return one.start.sized(*_swapped(one, (prefill_count, fewer or decode_count)))
+
+
+def _grown(one: Settling, guess: tuple[int, int]) -> tuple[int, int] | None:
+    """Grow pools until the SLO holds; `None` where that costs too much."""
+    sizes = {"prefill": max(guess[0], one.lowest[0]), "decode": max(guess[1], one.lowest[1])}
+    step = 1
+    while True:
+        chosen = one.start.sized(sizes["prefill"], sizes["decode"])
+        if cost(one.inputs, chosen) >= one.below:
+            return _fitted_below(one, sizes)
+        verdict = one.trials.verdict(chosen)
+        if verdict.holds:
+            return sizes["prefill"], sizes["decode"]
+        if not verdict.requests or max(sizes.values()) > MOST_REPLICAS:
+            return None
+        sizes[verdict.blame] += step
+        step = max(step, sizes[verdict.blame] // 32)
+
+
+def _fitted_below(one: Settling, sizes: dict[str, int]) -> tuple[int, int] | None:
+    """Give what money is left to one pool, in case that holds."""
+    shapes = one.start.layout.shapes
+    for role, other in (("prefill", "decode"), ("decode", "prefill")):
+        lowest = dict(zip(("prefill", "decode"), one.lowest, strict=True))
+        kept = sizes[other]
+        rest = one.below - kept * cost_of(one.inputs, shapes[other])
+        most = int(np.ceil(rest / cost_of(one.inputs, shapes[role]) - 1e-9)) - 1
+        if lowest[role] <= most < sizes[role]:
+            tried = {role: most, other: kept}
+            found = (tried["prefill"], tried["decode"])
+            if one.holds(found):
+                return found
+    return None
+
+
+def _swapped(one: Settling, sizes: tuple[int, int]) -> tuple[int, int]:
+    """Try fewer replicas of one pool with a few more of the other, where that is cheaper."""
+    best = sizes
+    for more, fewer in ((0, 1), (1, 0)):
+        for extra in range(1, MOST_SWAPS + 1):
+            tried = list(best)
+            tried[more] += extra
+            tried[fewer] -= 1
+            found = (tried[0], tried[1])
+            if tried[fewer] < one.lowest[fewer] or not _cheaper(one, found, best):
+                break
+            if one.holds(found):
+                best = found
+                break
+    return best
+
+
+def _cheaper(one: Settling, found: tuple[int, int], best: tuple[int, int]) -> bool:
+    """Compare costs."""
+    costs = [cost(one.inputs, one.start.sized(*sizes)) for sizes in (found, best)]
+    return costs[0] < costs[1]
+
+
+def settle_mixed(one: Settling) -> Candidate | None:
+    """Find the fewest replicas of a pool that does both, from the fluid estimate on."""
+    slow = one.start
+    most = int(min(MOST_REPLICAS, one.below / cost_of(one.inputs, slow.layout.decode) + 1))
+    while most >= 1 and cost(one.inputs, slow.sized(0, most)) >= one.below:
+        most -= 1
+    floor = one.lowest[1]
+    if most < floor:
+        return None
+    guess = min(most, fluid_replicas(one.inputs, slow, floor))
+    found = least_near(lambda many: one.holds((0, many)), guess, floor, most)
+    return None if found is None else slow.sized(0, found)
+
+
+def mixed_lowest(inputs: Inputs, slow: Candidate) -> int:
+    """
+    Fewest mixed replicas: prompts and tokens each take their share of full steps.
+
+        D >= lambda (S_p + E[o] t_d(B)/B) / ceiling, S_p: compute and attention of a prompt alone
+        (docs/model.md, eq. L6)
+    """
+    tandem = slow.sized(0, 1).tandem
+    step = tandem.step_model.decode
+    n = tandem.computed_tokens
+    pairs = n * (tandem.workload.prefix_tokens + (n + 1) / 2)
+    prompt_s = float((step.per_prefill_token_s * n + step.per_pair_s * pairs).mean())
+    batch = tandem.decode.max_batch_size
+    token_s = step.per_sequence_s + step.per_context_token_s * tandem.context[0]
+    answer_s = float(tandem.output_tokens.mean()) * token_s
+    busy = tandem.workload.requests_per_s * (prompt_s + answer_s) / slow.layout.decode.lanes
+    full = decode.utilisation(replace(tandem, decode=replace(tandem.decode, max_batch_size=batch)))
+    ceiling = inputs.scenario.search.max_utilisation_fraction
+    return max(1, int(np.ceil(max(busy, full) / ceiling - 1e-9)))
+
+
+def fluid_replicas(inputs: Inputs, slow: Candidate, lowest: int) -> int:
+    """
+    Guess how many mixed replicas hold TPOT: prompts stop the tokens of all others.
+
+        t_d(B) / (1 - rho_p) <= TPOT, B = (lambda / D) E[o] t_d(B) / (1 - rho_p)
+        (docs/model.md, eq. L6)
+    """
+    limit_s = inputs.scenario.slo.tpot_s or inputs.scenario.slo.itl_s or np.inf
+    count = lowest
+    while count < MOST_REPLICAS:
+        tandem = slow.sized(0, count).tandem
+        per_lane = tandem.workload.requests_per_s / tandem.decode.replicas
+        left = 1 - per_lane * float(prefill.service_s(tandem).mean())
+        pace, batch = 0.0, 1.0
+        if left > 0:
+            for _ in range(50):
+                pace = float(decode.step_s(tandem, max(1.0, batch))) / left
+                batch = per_lane * float(tandem.output_tokens.mean()) * pace
+                if batch > tandem.decode.max_batch_size:
+                    break
+            if pace <= limit_s and batch <= tandem.decode.max_batch_size:
+                return count
+        count = max(count + 1, int(count * 1.05))
+    return count
