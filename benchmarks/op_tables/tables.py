@@ -99,6 +99,30 @@ def minimum(found: dict[str, Table], keys: tuple[str, ...], chosen: dict[str, se
     return {**{key: columns[:, i] for i, key in enumerate(keys)}, "seconds": columns[:, -1] * 1e-3}
 
 
+def on_grid(
+    table: Table,
+    keys: tuple[str, str],
+    at: tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]],
+) -> np.ndarray[Any, Any]:
+    """Read `latency` between the points of a full grid of two columns, linear in their logs."""
+    axes = [np.unique(table[key].astype(float)) for key in keys]
+    grid = np.full([len(axis) for axis in axes], np.nan)
+    where = [
+        np.searchsorted(axis, table[key].astype(float))
+        for key, axis in zip(keys, axes, strict=True)
+    ]
+    grid[where[0], where[1]] = table["latency"]
+    places = []
+    for axis, values in zip(axes, at, strict=True):
+        logs, wanted = np.log(axis), np.log(np.clip(values, axis[0], axis[-1]))
+        low = np.clip(np.searchsorted(logs, wanted, side="right") - 1, 0, len(axis) - 2)
+        places.append((low, (wanted - logs[low]) / (logs[low + 1] - logs[low])))
+    (i, u), (j, v) = places
+    lower = (1 - v) * grid[i, j] + v * grid[i, j + 1]
+    upper = (1 - v) * grid[i + 1, j] + v * grid[i + 1, j + 1]
+    return np.asarray((1 - u) * lower + u * upper)
+
+
 def rising(table: Table, along: str, others: tuple[str, ...]) -> Table:
     """Keep of every shape only times that no larger *along* undercuts: more work is not faster."""
     order = np.lexsort((table[along], *(table[key] for key in others)))

@@ -20,6 +20,8 @@ class Family:
         linear: kind of linear attention in layers of that type: `delta`, `lightning` or "".
         windows: which layers a sliding window covers where `layer_types` does not say:
             `none`, `all`, `above` max_window_layers, `pattern` all but every n-th.
+        fp8_blocks: its publishers' fp8 checkpoints are scaled in blocks (`ModelSpec.block_scaled`).
+        query_norm: `head` or `all`, whatever the config says (`ModelSpec.query_norm`).
         defaults: what the library assumes for absent keys.
     """
 
@@ -31,6 +33,8 @@ class Family:
     latent_attention: bool = False
     linear: str = ""
     windows: str = "none"
+    query_norm: str = ""
+    fp8_blocks: bool = False
     defaults: dict[str, object] = field(default_factory=dict)
 
 
@@ -39,10 +43,12 @@ EXPERT_KEYS = ("n_routed_experts", "num_experts", "num_local_experts")
 
 QWEN = {"use_sliding_window": False}
 GEMMA: dict[str, object] = {"tie_word_embeddings": True, "head_dim": 256}
-DEEPSEEK = Family(experts="n_routed_experts", latent_attention=True)
+DEEPSEEK = Family(experts="n_routed_experts", latent_attention=True, fp8_blocks=True)
 LLAMA = Family()
-QWEN3 = Family(windows="above", defaults={**QWEN, "head_dim": 128})
-QWEN3_MOE = Family(experts="num_experts", defaults={**QWEN})
+QWEN3 = Family(
+    windows="above", query_norm="head", fp8_blocks=True, defaults={**QWEN, "head_dim": 128}
+)
+QWEN3_MOE = Family(experts="num_experts", query_norm="head", fp8_blocks=True, defaults={**QWEN})
 GPT2_KEYS = {
     "num_hidden_layers": "n_layer",
     "hidden_size": "n_embd",
@@ -60,7 +66,9 @@ NEXT: dict[str, object] = {
     "linear_num_key_heads": 16,
     "linear_num_value_heads": 32,
 }
-QWEN_NEXT = Family(linear="delta", experts="num_experts", defaults=NEXT)
+QWEN_NEXT = Family(
+    linear="delta", experts="num_experts", query_norm="head", fp8_blocks=True, defaults=NEXT
+)
 
 FAMILIES = {
     "llama": LLAMA,
@@ -75,13 +83,13 @@ FAMILIES = {
     "qwen3_vl_moe_text": QWEN3_MOE,
     "qwen3_next": QWEN_NEXT,
     "qwen3_5_moe_text": QWEN_NEXT,
-    "qwen3_5_text": Family(linear="delta", defaults=NEXT),
+    "qwen3_5_text": Family(linear="delta", query_norm="head", fp8_blocks=True, defaults=NEXT),
     "deepseek_v2": DEEPSEEK,
     "deepseek_v3": DEEPSEEK,
     "deepseek_v32": DEEPSEEK,
     "kimi_k2": DEEPSEEK,
     "glm_moe_dsa": DEEPSEEK,
-    "glm4_moe": Family(experts="n_routed_experts"),
+    "glm4_moe": Family(experts="n_routed_experts", fp8_blocks=True),
     "llama4_text": Family(
         experts="num_local_experts",
         expert_ffn="intermediate_size",
@@ -96,7 +104,12 @@ FAMILIES = {
     "minimax": Family(
         experts="num_local_experts", expert_ffn="intermediate_size", linear="lightning"
     ),
-    "minimax_m2": Family(experts="num_local_experts", expert_ffn="intermediate_size"),
+    "minimax_m2": Family(
+        experts="num_local_experts",
+        expert_ffn="intermediate_size",
+        query_norm="all",
+        fp8_blocks=True,
+    ),
     "gpt_oss": Family(
         experts="num_local_experts",
         expert_ffn="intermediate_size",
@@ -134,6 +147,7 @@ FAMILIES = {
     "gemma2": Family(windows="pattern", defaults={**GEMMA, "sliding_window_pattern": 2}),
     "gemma3_text": Family(
         windows="pattern",
+        query_norm="head",
         defaults={
             **GEMMA,
             "sliding_window_pattern": 6,

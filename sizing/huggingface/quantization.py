@@ -43,6 +43,8 @@ class Quantization:
 
     Attributes:
         group: weights that share a scale; 0: as usual for the dtype.
+        blocks: fp8 weights have a scale per block, and activations are scaled when they are
+            multiplied; `None`: no fp8 weights.
     """
 
     weight_dtype: str
@@ -50,6 +52,7 @@ class Quantization:
     attention: bool = True
     dense: bool = True
     shared: bool = True
+    blocks: bool | None = None
 
 
 def quantization(
@@ -89,6 +92,7 @@ def quantization(
     return Quantization(
         weight_dtype=_weight_dtype(raw, place),
         group=_group(raw),
+        blocks=_blocks(raw, place),
         attention=not attention,
         dense=not dense,
         shared=not shared,
@@ -124,6 +128,18 @@ def _group(raw: Mapping[str, object]) -> int:
         found.append(weights.get("group_size") if isinstance(weights, dict) else None)
     sizes = [size for size in found if isinstance(size, int) and size > 0]
     return sizes[-1] if sizes else 0
+
+
+def _blocks(raw: Mapping[str, object], place: str) -> bool | None:
+    """
+    Whether fp8 weights are scaled in blocks.
+
+    Source: `fp8` in transformers is that of DeepSeek-V3, blocks of 128 x 128, unless its scales
+    of activations are static; ModelOpt and compressed-tensors scale tensors or rows.
+    """
+    if _weight_dtype(raw, place) != "fp8":
+        return None
+    return raw.get("quant_method") == "fp8" and raw.get("activation_scheme") != "static"
 
 
 def _known(table: Mapping[str, str], value: object, place: str) -> str:

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from sizing.specs.slicing import Slicing
 
 
+NORM_BYTES = 4
+"""Sums of squares are exchanged in 32 bits."""
+
+
 def step_exchanges(
     model: ModelSpec, load: StepLoad, *, slicing: Slicing, all_to_all: bool = False
 ) -> tuple[Exchange, ...]:
@@ -35,6 +39,7 @@ def step_exchanges(
     """
     return (
         *_tensor_exchanges(model, load, slicing),
+        *_norm_exchanges(model, load, slicing),
         *(_expert_exchanges(model, load, slicing, all_to_all=all_to_all) if model.moe else ()),
         *_stage_exchanges(model, load, slicing),
     )
@@ -80,6 +85,26 @@ def _tensor_exchanges(model: ModelSpec, load: StepLoad, slicing: Slicing) -> tup
         )
         if repeats
     )
+
+
+def _norm_exchanges(model: ModelSpec, load: StepLoad, slicing: Slicing) -> tuple[Exchange, ...]:
+    """
+    Sum the squares of queries and of keys over the tp GPUs, where one norm spans all heads.
+
+        S = 8 m, in 32 bits      (docs/model.md, eq. X5)
+    """
+    if slicing.tp == 1 or model.query_norm != "all":
+        return ()
+    exchange = Exchange(
+        name="query norm all-reduce",
+        equation="X5",
+        pattern="all-reduce",
+        group=slicing.tp,
+        stride=1,
+        repeats=model.num_layers - model.num_linear_layers,
+        size_bytes=2 * load.tokens * NORM_BYTES,
+    )
+    return (exchange,)
 
 
 def _expert_exchanges(

@@ -57,6 +57,8 @@ class Op:
         heads: query heads on this GPU, in attention.
         head_dim: of a query, in attention.
         kv_dtype: of the cache that decode attention reads.
+        block_scaled: activations of a GEMM in 8 bits are scaled in blocks before it, which counts
+            as part of it.
     """
 
     name: str
@@ -73,6 +75,7 @@ class Op:
     heads: float | NDArray[np.float64] | None = None
     head_dim: float | NDArray[np.float64] | None = None
     kv_dtype: str | None = None
+    block_scaled: bool = False
 
     @property
     def total(self) -> Work:

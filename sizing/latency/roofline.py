@@ -165,7 +165,8 @@ def _gemm(op: Op, gpu: GpuSpec, efficiency: GpuEfficiency) -> _Parts:
     f what the power limit leaves of e_c.
     """
     dtype = multiply_dtype(op.dtype, gpu)
-    fit = efficiency.gemm.get(op.dtype, efficiency.gemm[dtype])
+    key = f"{dtype}_block" if op.block_scaled else op.dtype
+    fit = efficiency.gemm.get(key, efficiency.gemm[dtype])
     if op.kind == "grouped gemm":
         fit = efficiency.grouped_gemm.get(op.dtype, efficiency.grouped_gemm.get(dtype, fit))
     hbm = gpu.require("hbm_bytes_per_s")

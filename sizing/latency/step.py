@@ -199,6 +199,9 @@ def _ops(machine: Machine, load: StepLoad, slicing: Slicing) -> Iterator[Op]:
     model = machine.model
     group = model.num_heads / model.num_kv_heads
     for op in step_ops(model, load, slicing=slicing):
+        if op.dtype == "fp8" and model.block_scaled:
+            yield replace(op, block_scaled=True)
+            continue
         unshared = op.kind == "decode attention" and op.name.startswith("window")
         if unshared and machine.engine.window_per_query_head:
             work = replace(op.work, hbm_bytes=op.work.hbm_bytes * group)

@@ -46,8 +46,9 @@ def _elementwise_ops(model: ModelSpec, load: StepLoad, *, slicing: Slicing) -> t
     """
     Norms, rotary embedding and activation: bytes only (docs/model.md, eq. W6).
 
-    A fused norm reads and writes the hidden state and the residual. Rotary reads and writes
-    queries and keys. The activation reads what `mlp up` wrote and writes half of it if gated.
+    A fused norm reads and writes the hidden state and the residual. Rotary, and a norm of queries
+    and keys, reads and writes them. The activation reads what `mlp up` wrote and writes half of it
+    if gated.
     """
     m, tp, moe = load.tokens, slicing.tp, model.moe
     layers = model.num_layers
@@ -55,6 +56,7 @@ def _elementwise_ops(model: ModelSpec, load: StepLoad, *, slicing: Slicing) -> t
     passes = 3.0 if model.gated_mlp else 2.0
     per_token = [
         ("norm", layers * (1 if model.parallel_attention else 2), 4.0 * model.hidden_size),
+        *_query_norms(model, 2.0 * heads * model.head_dim),
         ("rotary", layers - model.num_linear_layers, 2.0 * heads * model.head_dim),
         ("activation", model.num_dense_layers, passes * model.ffn_size / tp),
     ]
@@ -76,6 +78,12 @@ def _elementwise_ops(model: ModelSpec, load: StepLoad, *, slicing: Slicing) -> t
         for name, repeats, values in per_token
         if repeats and values
     )
+
+
+def _query_norms(model: ModelSpec, values: float) -> list[tuple[str, int, float]]:
+    """Norms of queries and keys of *values* per token, where the model has them: two kernels."""
+    layers = model.num_layers - model.num_linear_layers
+    return [("query norm", 2 * layers, values / 2)] if model.query_norm else []
 
 
 def _lm_head(model: ModelSpec, load: StepLoad, *, tp: int) -> Op:

@@ -193,10 +193,14 @@ class ModelSpec:
         dtype: of activations, and of embeddings, lm_head, norms and routers: never quantised.
         weight_dtype: of the other weights as published, unless the scenario overrides it.
         weight_group: quantised weights that share a scale; 0: as usual for the dtype.
+        block_scaled: where weights are fp8, they are scaled in blocks, and activations when they
+            are multiplied (DeepSeek); else both once per tensor, activations by the op before.
         attention_quantised: attention projections are in `weight_dtype`; else in `dtype`.
         dense_quantised: the same of dense feed-forwards.
         shared_quantised: the same of shared experts; routed ones always are.
         kv_dtype: dtype of the cached keys and values.
+        query_norm: queries and keys are normalised: `head`, each head by itself (Qwen3), `all`,
+            all heads together (MiniMax-M2); "": they are not.
     """
 
     __pydantic_config__ = STRICT
@@ -223,10 +227,12 @@ class ModelSpec:
     dtype: str = "bf16"
     weight_dtype: str = "bf16"
     weight_group: int = 0
+    block_scaled: bool = False
     attention_quantised: bool = True
     dense_quantised: bool = True
     shared_quantised: bool = True
     kv_dtype: str = "bf16"
+    query_norm: str = ""
     moe: MoeSpec | None = None
     mla: MlaSpec | None = None
     index: IndexSpec | None = None
@@ -249,6 +255,7 @@ class ModelSpec:
             weight_group=self.weight_group,
         )
         one_of(("bf16", "fp16", "fp32"), dtype=self.dtype)
+        one_of(("", "head", "all"), query_norm=self.query_norm)
         one_of(tuple(DTYPE_BYTES), weight_dtype=self.weight_dtype, kv_dtype=self.kv_dtype)
         if self.num_heads % self.num_kv_heads:
             raise InputError(

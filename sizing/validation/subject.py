@@ -28,7 +28,7 @@ NODE_GPUS = 8
 LEAST_KV_FRACTION = 0.02
 """Of GPU memory: what ran had some room for KV, whatever our sum of weights and reserves says."""
 MODELOPT = "nvidia/"
-"""Whose checkpoints carry the scales of an fp8 KV cache."""
+"""Whose checkpoints carry the scales of an fp8 KV cache, and scale fp8 weights by tensors."""
 NUMBER = re.compile(r"\d+")
 
 
@@ -142,6 +142,8 @@ def _model(row: Row, rules: SchedulingRules) -> ModelSpec:
     small = DTYPE_BYTES[row.weight_dtype] <= 1
     fp8 = small and (rules.fp8_kv == "small" or requantised)
     model = with_weight_dtype(model, row.weight_dtype)
+    if row.model.startswith(MODELOPT):
+        model = replace(model, block_scaled=False)
     return replace(model, kv_dtype=row.kv_dtype or ("fp8" if fp8 else model.dtype))
 
 

@@ -396,3 +396,18 @@ def test_nonsense_in_the_quantisation(changes: dict[str, Any]) -> None:
     """The same holds inside a quantization_config."""
     quantised = {"quant_method": "compressed-tensors", **changes}
     assert refusal({**LLAMA, "quantization_config": quantised}).startswith("config.json")
+
+
+@pytest.mark.parametrize(
+    ("quantized", "blocks"),
+    [
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, True),
+        ({"quant_method": "fp8", "activation_scheme": "static"}, False),
+        ({"quant_method": "modelopt", "quant_algo": "FP8"}, False),
+        (None, True),
+    ],
+)
+def test_scales_of_fp8(quantized: dict[str, Any] | None, blocks: bool) -> None:  # noqa: FBT001
+    """Scales of blocks or of tensors; without fp8 weights as the publisher's fp8 checkpoints."""
+    extra = {"quantization_config": quantized} if quantized else {}
+    assert read({**of_family("qwen3"), **extra}).block_scaled is blocks

@@ -230,7 +230,7 @@ def test_coefficients_reproduce_the_terms(name: str) -> None:
 
 
 def test_published_first_token_times() -> None:
-    """Ten published first-token times: 10 % mean error, none above 45 % (L40S)."""
+    """Ten published first-token times: 11 % mean error, none above 35 % (L40S)."""
     table = tomllib.loads(PUBLISHED.read_text(encoding="utf-8"))
     errors = []
     for row in table["rows"]:
@@ -242,8 +242,8 @@ def test_published_first_token_times() -> None:
             step_s(here, prefill_load(row["input_tokens"]), slicing=Slicing(tp=row["tp"]))
         )
         errors.append(predicted / row["ttft_s"] - 1)
-    assert np.mean(np.abs(errors)) < 0.10
-    assert np.max(np.abs(errors)) < 0.45
+    assert np.mean(np.abs(errors)) < 0.11
+    assert np.max(np.abs(errors)) < 0.35
 
 
 def test_weight_only_quantisation_computes_in_bf16() -> None:

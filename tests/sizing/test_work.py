@@ -204,3 +204,19 @@ def test_exchanges_of_stages() -> None:
     found = sizes("llama-3.1-70b", Slicing(tp=4, pp=3))
     assert found["stage send"] == (2, 4, 2, 2 * 100 * 8192 * 2 / 4)
     assert found["stage gather"] == (4, 1, 2, 2 * 100 * 8192 * 2)
+
+
+def test_norms_of_queries_and_keys() -> None:
+    """Norms of queries and keys are ops; one over all heads is summed over the GPUs (W6, X5)."""
+    load = decode_load(4, 100)
+    names = {}
+    for model in ("minimax-m2.5", "qwen3-32b", "llama-3.1-70b"):
+        spec, slicing = catalog.find_model(model), Slicing(tp=8)
+        ops = {op.name: op for op in step_ops(spec, load, slicing=slicing)}
+        sums = [e for e in step_exchanges(spec, load, slicing=slicing) if e.equation == "X5"]
+        names[model] = ("query norm" in ops, [(float(e.size_bytes), e.repeats) for e in sums])
+    assert names == {
+        "minimax-m2.5": (True, [(8 * 4, 62)]),
+        "qwen3-32b": (True, []),
+        "llama-3.1-70b": (False, []),
+    }
