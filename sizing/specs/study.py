@@ -85,6 +85,8 @@ class Conventions:
             flops_per_parameter_and_token=self.flops_per_parameter_and_token,
             bill_hb_size=self.bill_hb_size,
         )
+        for key in ("gpus", "hb_sizes", "radices"):
+            positive(**{f"{key}.{i}": value for i, value in enumerate(getattr(self, key))})
 
     def model(self, name: str) -> StudyModel:
         """Return a model of the study, or refuse."""

@@ -132,7 +132,8 @@ def topology_of(cluster: ClusterSpec, gpu: GpuSpec) -> Topology:
         found.append(_network(spec, found, cluster, gpu))
     if not cluster.tiers and cluster.max_gpus > cluster.gpus_per_hb_domain:
         found.append(_implied(cluster, gpu))
-    return Topology(name=cluster.name, gpus_per_node=cluster.gpus_per_node, tiers=tuple(found))
+    listed = _as_listed(found, cluster)
+    return Topology(name=cluster.name, gpus_per_node=cluster.gpus_per_node, tiers=tuple(listed))
 
 
 def _as_listed(tiers: list[Tier], cluster: ClusterSpec) -> list[Tier]:

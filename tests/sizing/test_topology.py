@@ -1,0 +1,170 @@
+"""Tiers that nest, units by name, groups over tiers, inventories."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sizing import catalog
+from sizing.errors import InputError
+from sizing.specs.inventory import Inventory, Node, inventory_of
+from sizing.specs.tier import Tier, TierSpec
+from sizing.specs.topology import topology_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ROCE = catalog.files("clusters")["roce-24k"].read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", catalog.clusters())
+def test_every_preset_has_a_network_that_nests(name: str) -> None:
+    """Units of a tier fill whole units of the next one."""
+    _, found = catalog.find_network(name)
+    for inner, outer in zip(found.tiers, found.tiers[1:], strict=False):
+        assert outer.gpus % inner.gpus == 0
+        assert outer.oversubscription >= inner.oversubscription
+    assert found.units(len(found.tiers) - 1) == 1
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ({"gbit_per_s": 400.0}, 50e9),
+        ({"gbyte_per_s": 50.0}, 50e9),
+        ({"bytes_per_s": 50e9}, 50e9),
+        ({"gbyte_per_s": 900.0, "two_way": True}, 450e9),
+        ({}, None),
+    ],
+)
+def test_bandwidths_are_converted_by_name(keys: dict[str, float], expected: float | None) -> None:
+    """Bits, bytes and both directions each have a key."""
+    tier = TierSpec(name="rack", gpus=16, **keys)  # type: ignore[arg-type]
+    assert tier.one_way_bytes_per_s == expected
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("gbit_per_s = 400", "bandwidth = 400", "a key that says its unit"),
+        ("gbit_per_s = 400", "bw_GBps = 50", "gbit_per_s"),
+        ("gbit_per_s = 400", "bytes_per_s = 400", "a link of a GPU"),
+        ("gbit_per_s = 400", "gbit_per_s = 400\ngbyte_per_s = 50", "one of them"),
+        ("gbyte_per_s = 450", "gbyte_per_s = 900", "two_way = true"),
+        ("gpus = 3072", "gpus = 3000", "sizes nest"),
+        ("gpus = 16\n", "gpus = 8\n", "sizes nest"),
+        ("gpus_per_hb_domain = 8", "gpus_per_hb_domain = 4", "the HB domain"),
+        ("max_gpus = 24576", "max_gpus = 24577", "at most the 24576 GPUs"),
+        ("oversubscription = 7", "oversubscription = 0.14", "1:7 is written 7"),
+        ('name = "pod"', 'name = "rack"', "a name of its own"),
+        ('"node", "rack", "pod"', '"node", "row"', "one of"),
+        ("latency_s = 10e-6", "", "latency_s is missing"),
+    ],
+)
+def test_what_cannot_be_is_refused(tmp_path: Path, old: str, new: str, message: str) -> None:
+    """Wrong units, directions, sizes and names are named, none is guessed."""
+    assert old in ROCE
+    file = tmp_path / "cluster.toml"
+    file.write_text(ROCE.replace(old, new, 1), encoding="utf-8")
+    with pytest.raises(InputError, match=message):
+        catalog.find_network(str(file))
+
+
+def test_groups_spread_over_tiers() -> None:
+    """Neighbours fill the inner tiers first; a stride skips them."""
+    _, found = catalog.find_network("roce-24k")
+    assert found.spans(8) == (8, 1, 1, 1)
+    assert found.spans(16) == (8, 2, 1, 1)
+    assert found.spans(16_384) == (8, 2, 192, 6)
+    assert found.spans(128, stride=128) == (1, 1, 24, 6)
+    with pytest.raises(InputError, match="24576 GPUs"):
+        found.spans(24_577)
+
+
+@given(st.integers(1, 24_576), st.integers(1, 64))
+def test_spans_hold_the_group(group: int, stride: int) -> None:
+    """Members of all units together are at least the group."""
+    _, found = catalog.find_network("roce-24k")
+    if group * stride <= found.gpus:
+        spans = found.spans(group, stride)
+        product = 1
+        for count, tier in zip(spans, found.tiers, strict=True):
+            product *= count
+            assert product <= max(1, tier.gpus)
+        assert product >= group
+
+
+@given(st.integers(0, 24_575), st.integers(0, 24_575))
+def test_a_way_out_is_never_faster(first: int, second: int) -> None:
+    """Two GPUs that meet further out have no more bandwidth and no less latency."""
+    _, found = catalog.find_network("roce-24k")
+    tier = found.tiers[found.meeting((first, second))]
+    inner = found.tiers[0]
+    assert tier.latency_s >= inner.latency_s
+    assert tier.achieved_bytes_per_s() <= inner.achieved_bytes_per_s()
+    assert first // tier.gpus == second // tier.gpus
+
+
+@given(st.floats(0.0, 1.0), st.floats(1.0, 20.0))
+def test_uplinks_are_shared_by_those_who_send(share: float, oversubscription: float) -> None:
+    """What a unit sends in sum is never more than its uplinks carry."""
+    tier = Tier(
+        name="zone", gpus=100, bytes_per_s=50e9, efficiency_fraction=1.0, latency_s=0.0,
+        oversubscription=oversubscription,
+    )  # fmt: skip
+    sent = share * tier.gpus * tier.achieved_bytes_per_s(share)
+    assert sent <= tier.gpus * tier.bytes_per_s / oversubscription * (1 + 1e-9)
+
+
+def node(name: str, **units: str) -> Node:
+    """Return a node of 8 GPUs."""
+    return Node(name=name, gpus=8, units=units)
+
+
+def test_inventories_are_checked() -> None:
+    """Duplicate nodes, unknown tiers and units in two places are refused."""
+    tiers = ("hb", "rack", "pod")
+    with pytest.raises(InputError, match="a name of its own"):
+        Inventory(nodes=(node("a"), node("a")), tiers=tiers)
+    with pytest.raises(InputError, match="row"):
+        Inventory(nodes=(node("a", row="1"),), tiers=tiers)
+    with pytest.raises(InputError, match="has other nodes there"):
+        Inventory(
+            nodes=(node("a", rack="r0", pod="p0"), node("b", rack="r0", pod="p1")), tiers=tiers
+        )
+    with pytest.raises(InputError, match="at least one node"):
+        Inventory(nodes=(), tiers=tiers)
+
+
+def test_listed_nodes_override_sizes(tmp_path: Path) -> None:
+    """A tier is as wide as its widest listed unit; nodes that are down do not count."""
+    text = ROCE
+    for index in range(4):
+        state = "down" if index == 3 else "ok"
+        text += (
+            f'\n[[nodes]]\nname = "n{index}"\ngpus = 8\nstate = "{state}"\n'
+            f'units = {{ hb = "h{index}", rack = "r{index // 3}", pod = "p0", zone = "z0" }}\n'
+        )
+    file = tmp_path / "listed.toml"
+    file.write_text(text, encoding="utf-8")
+    _, found = catalog.find_network(str(file))
+    assert [tier.gpus for tier in found.tiers] == [8, 24, 24, 24]
+
+
+def test_nodes_are_made_from_sizes() -> None:
+    """Generated nodes are in the units that their numbers say."""
+    _, found = catalog.find_network("roce-24k")
+    listed = inventory_of(found, 16_384)
+    assert listed.gpus == 16_384
+    assert len(set(listed.unit_gpus("pod"))) == 6
+    assert max(listed.unit_gpus("rack").values()) == 16
+
+
+def test_a_cluster_without_tiers_has_two() -> None:
+    """Older presets keep working: an HB domain and one network."""
+    cluster = catalog.clusters()["h100-8"]
+    found = topology_of(cluster, catalog.find_gpu(cluster.gpu))
+    assert [(tier.name, tier.gpus) for tier in found.tiers] == [("hb", 8), ("network", 64)]
