@@ -15,6 +15,7 @@ from rich.console import Console
 from sizing.cli.inputs import naming, read_inputs
 from sizing.errors import Exit, InputError, NegativeAnswer
 from sizing.plan import to_json
+from sizing.report.page import plan_page
 from sizing.report.tables import latency_table, layout_table, summary
 from sizing.search.proposal import propose
 from sizing.search.search import Infeasible, search
@@ -28,12 +29,13 @@ CALIBRATION = Annotated[
 ]
 
 
-def plan(
+def plan(  # noqa: PLR0913, PLR0917  (a command's options)
     scenario: Annotated[Path, typer.Argument(help="TOML; `sizing init` writes one")],
     out: Annotated[Path | None, typer.Option("-o", "--out", help="plan file to write")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print the plan")] = False,
     overrides: OVERRIDES = None,
     calibration: CALIBRATION = None,
+    html: Annotated[Path | None, typer.Option(help="self-contained page to write")] = None,
     layouts: Annotated[
         str | None, typer.Option(help="any: also what serving cannot deploy (search.layouts)")
     ] = None,
@@ -55,6 +57,9 @@ def plan(
         )
     if out is not None:
         write_whole(out, to_json(proposed))
+    if html is not None:
+        with naming(scenario), talk.status("simulating and drawing"):
+            write_whole(html, plan_page(proposed))
     if as_json:
         sys.stdout.write(to_json(proposed))
     else:

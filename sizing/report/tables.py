@@ -8,10 +8,15 @@ from rich.table import Table
 from rich.text import Text
 
 from sizing.specs.slo import PERCENTILES
+from sizing.study.cost import running
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from sizing.plan import Latency, Plan, Pool, Prediction
+    from sizing.plan.prediction import Confidence
     from sizing.specs.slo import SloSpec
+    from sizing.study.cost import Running
 
 GB = 1e9
 MB = 1e6
@@ -119,9 +124,39 @@ def summary(plan: Plan) -> Text:
             f" {plan.validated_on.num_rows} measured rows behind it: {plan.validated_on.note}"
         ),
     ]
-    if cost.price_usd_per_hour is not None:
-        lines.insert(1, f"Price: {cost.price_usd_per_hour:,.2f} US dollars an hour")
+    lines[1:1] = _cost_lines(running(plan))
+    if plan.confidence is not None:
+        lines.append(_confidence(plan.confidence))
+    assumed = plan.inputs.scenario.model.assumed_context_tokens
+    if assumed is not None:
+        lines.append(f"Assumption of the scenario: {plan.model.id} serves {assumed:,} tokens")
     return Text("\n".join(lines))
+
+
+def _cost_lines(cost: Running) -> Iterator[str]:
+    """Say what the plan costs while it runs, and whose numbers these are."""
+    parts = []
+    if cost.usd_per_million_output_tokens is not None:
+        parts.append(
+            f"{cost.usd_per_hour:,.2f} US dollars an hour,"
+            f" {cost.usd_per_million_output_tokens:,.2f} a million output tokens (your price)"
+        )
+    if cost.power_w is not None:
+        parts.append(
+            f"{cost.power_w / 1e3:,.1f} kW, {cost.joules_per_output_token:.2f} J an output token"
+            f" (power: {cost.power_source})"
+        )
+    if parts:
+        yield f"Cost: {'; '.join(parts)}"
+
+
+def _confidence(found: Confidence) -> str:
+    """Say how sure the promise is, and what other confidences take."""
+    at = ", ".join(f"{gpus} GPUs at {float(name):.0%}" for name, gpus in found.gpus_at.items())
+    return (
+        f"Holds with {found.fraction:.0%} confidence: simulated with {found.requests:,} requests,"
+        f" {found.seeds} seeds" + (f"; this layout takes {at}" if at else "")
+    )
 
 
 def _error(plan: Plan) -> str:

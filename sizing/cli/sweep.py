@@ -1,0 +1,78 @@
+"""`sizing sweep`: a scenario planned for many values of its keys."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path  # noqa: TC003  (Typer reads the annotations)
+from typing import Annotated
+
+import typer
+from rich.progress import track
+
+from sizing.cli.console import wide_console
+from sizing.cli.inputs import read_inputs
+from sizing.cli.plan import CALIBRATION, OVERRIDES  # noqa: TC001  (Typer reads the annotations)
+from sizing.errors import Exit, InputError
+from sizing.report.study import sweep_table
+from sizing.shell import talk
+from sizing.study.answer import Answer, answered, data
+from sizing.study.sweep import parse_key, points
+
+
+def sweep(
+    scenario: Annotated[Path, typer.Argument(help="TOML, or a shipped scenario")],
+    key: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=V,V", help="workload.requests_per_s=1,2,5; repeatable"),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print exactly the data")] = False,
+    overrides: OVERRIDES = None,
+    calibration: CALIBRATION = None,
+) -> None:
+    """Plan every combination of values of some keys; infeasible ones say why."""
+    keys = [parse_key(each) for each in key or []]
+    combinations = points(keys)
+    read_inputs(scenario, overrides or [], calibration)  # what is wrong with all of them
+    _check_keys(scenario, overrides or [], combinations)
+    answers = [
+        _answer(scenario, [*(overrides or []), *combination], " ".join(combination), calibration)
+        for combination in track(
+            combinations, "planning", console=talk, disable=not talk.is_terminal, transient=True
+        )
+    ]
+    if as_json:
+        document = [
+            {"values": dict(each.split("=", 1) for each in combination), **data(answer)}
+            for combination, answer in zip(combinations, answers, strict=True)
+        ]
+        sys.stdout.write(json.dumps(document, indent=2) + "\n")
+    else:
+        wide_console().print(sweep_table(keys, combinations, answers))
+    if not any(answer.plan for answer in answers):
+        raise typer.Exit(Exit.NEGATIVE)
+
+
+def _answer(scenario: Path, overrides: list[str], label: str, calibration: Path | None) -> Answer:
+    """Plan one point; one that cannot be planned is an answer too."""
+    try:
+        inputs = read_inputs(scenario, overrides, calibration)
+    except InputError as error:
+        return Answer(label=label, refused=str(error))
+    return answered(inputs, label, keep_refusals=True)
+
+
+def _check_keys(
+    scenario: Path, overrides: list[str], combinations: tuple[tuple[str, ...], ...]
+) -> None:
+    """Refuse a key that no value makes a scenario of: it is misspelt, not infeasible."""
+    last: InputError | None = None
+    for combination in combinations:
+        try:
+            read_inputs(scenario, [*overrides, *combination], None)
+        except InputError as error:
+            last = error
+        else:
+            return
+    if last is not None:
+        raise last

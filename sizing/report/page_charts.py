@@ -1,0 +1,149 @@
+"""The charts of a plan's page."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sizing.report.chart import Axis, Series, at_tail, chart, horizontal, tail, vertical
+from sizing.study.cost import running
+from sizing.study.pareto import fronts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from sizing.plan import Plan
+    from sizing.search.evaluated import Evaluated
+    from sizing.simulation.outcome import Outcome
+    from sizing.study.pareto import Front
+
+LEVELS = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
+MS = 1e3
+CROWD = 3.0
+"""Axes of fronts end at so many times what the front reaches: beyond lies what nobody wants."""
+BINS = 160
+"""Moments over which queues are averaged for the drawing."""
+
+
+def legend(styles: Sequence[str]) -> str:
+    """Name the colours."""
+    inner = "".join(f'<span><i class="{each}"></i>{each}</span>' for each in styles)
+    return f'<div class="legend">{inner}</div>'
+
+
+def latency_charts(plan: Plan, outcome: Outcome) -> Iterator[tuple[str, str]]:
+    """Draw which TTFT and TPOT a share of the simulated requests stays within."""
+    for name, limit_s in (("ttft", plan.slo.ttft_s), ("tpot", plan.slo.tpot_s)):
+        values = np.sort(outcome.series(name)[0])
+        if not len(values):
+            continue
+        predicted = getattr(plan.prediction, name)
+        forecast = np.array([predicted.at(each) for each in LEVELS])
+        x = tail(len(values), "share of requests within")
+        highest = max(float(values[-1]), float(forecast[-1]), limit_s or 0.0)
+        y = vertical(1.05 * highest * MS, "ms")
+        # The k-th of n values is what k/n of them stay within; the last would lie at infinity.
+        kept = _tail_places(len(values))
+        shares = -np.log10(1 - (kept + 0.5) / len(values))
+        series = (
+            Series(style="simulated", xs=np.minimum(shares, x.high), ys=values[kept] * MS),
+            Series(
+                style="predicted", xs=np.array([at_tail(each) for each in LEVELS.values()]),
+                ys=forecast * MS, marks=True,
+                titles=tuple(f"{each}: {predicted.at(each) * MS:.1f} ms" for each in LEVELS),
+            ),
+        )  # fmt: skip
+        drawing = chart(x, y, series, limit=None if limit_s is None else limit_s * MS)
+        styles = ("simulated", "predicted", *(("limit",) if limit_s is not None else ()))
+        yield f"{name.upper()}: distribution", legend(styles) + drawing
+
+
+def over_time_charts(outcome: Outcome) -> Iterator[tuple[str, str]]:
+    """Draw queues, running sequences and KV cache of every pool over the simulated time."""
+    seen = outcome.occupancy
+    if len(seen.time_s) < 2:  # noqa: PLR2004  (a line takes two)
+        return
+    capacity = outcome.kv_capacity_blocks
+    used = {role: 100 * seen.kv_blocks[role] / capacity[role] for role in capacity}
+    for title, name, pools in (
+        ("Queues over time", "requests waiting", seen.waiting),
+        ("Utilisation over time", "sequences running", seen.running),
+        ("KV cache over time", "% of the pool's blocks", used),
+    ):
+        lines = [
+            Series(style=role, xs=times, ys=values)
+            for role, each in pools.items()
+            for times, values in (_binned(seen.time_s, each),)
+        ]
+        x = horizontal(float(seen.time_s[0]), float(seen.time_s[-1]), "simulated time, s")
+        y = vertical(1.05 * max(float(line.ys.max()) for line in lines), name)
+        yield title, legend(tuple(pools)) + chart(x, y, lines)
+
+
+def fronts_charts(plan: Plan, points: Sequence[Evaluated]) -> Iterator[tuple[str, str]]:
+    """Draw what else there was: every configuration, those that no other beats, the plan."""
+    if not points:
+        return
+    priced = plan.cost.price_usd_per_hour is not None
+    for found in fronts(points, by="usd" if priced else "gpus"):
+        x, y = _front_axis(found, 0), _front_axis(found, 1)
+        places = np.flatnonzero(found.kept)
+        places = places[np.argsort(found.xs[places])]
+        chosen = _plan_point(plan, found)
+        titles = tuple(_title(points[at]) for at in places)
+        series = [
+            Series(style="other", xs=found.xs, ys=found.ys, marks=True),
+            Series(style="edge", xs=found.xs[places], ys=found.ys[places]),
+            Series(style="front", xs=found.xs[places], ys=found.ys[places], marks=True,
+                   titles=titles),
+            Series(style="plan", xs=np.array([chosen[0]]), ys=np.array([chosen[1]]), marks=True,
+                   titles=("the plan",)),
+        ]  # fmt: skip
+        drawing = chart(x, y, series)
+        yield f"Pareto: {found.name}", legend(("front", "other", "plan")) + drawing
+
+
+def _title(point: Evaluated) -> str:
+    """Name a configuration."""
+    slo = "holds the SLO" if point.meets_slo else "misses the SLO"
+    return f"{point.label}: {point.gpus} GPUs, {slo}"
+
+
+def _front_axis(found: Front, at: int) -> Axis:
+    """Return an axis that holds the front, and what is not far from it."""
+    values = (found.xs, found.ys)[at]
+    reached = float(values[found.kept].max())
+    high = min(float(values.max()), CROWD * reached)
+    name = (found.x_name, found.y_name)[at]
+    return horizontal(0.0, 1.05 * high, name) if at == 0 else vertical(1.05 * high, name)
+
+
+def _plan_point(plan: Plan, found: Front) -> tuple[float, float]:
+    """Return where the plan lies."""
+    statistic, prediction = plan.slo.percentile, plan.prediction
+    cost = running(plan).usd_per_million_output_tokens
+    x = float(plan.cost.gpus) if found.x_name == "GPUs" or cost is None else cost
+    if found.name == "cost against TTFT":
+        return x, prediction.ttft.at(statistic)
+    if found.name == "cost against TPOT":
+        return x, prediction.tpot.at(statistic)
+    return 1 / prediction.tpot.mean_s, prediction.output_tokens_per_s / plan.cost.gpus
+
+
+def _tail_places(count: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """Return ranks to draw: every one of the last hundredth, some of the others."""
+    body = np.linspace(0, count - 1, min(count, 400)).astype(np.int64)
+    last = np.linspace(int(0.99 * count), count - 1, min(count, 300)).astype(np.int64)
+    return np.unique(np.concatenate([body, last]))
+
+
+def _binned(
+    times: np.ndarray[tuple[int], np.dtype[np.float64]],
+    values: np.ndarray[tuple[int], np.dtype[np.float64]],
+) -> tuple[np.ndarray[tuple[int], np.dtype[np.float64]], ...]:
+    """Average over stretches of equal counts, so that lines can be read."""
+    count = min(BINS, len(times))
+    starts = np.arange(count) * len(times) // count
+    sizes = np.diff(np.append(starts, len(times)))
+    return np.add.reduceat(times, starts) / sizes, np.add.reduceat(values, starts) / sizes

@@ -1,0 +1,123 @@
+"""The words and figures of a plan's page: latencies, pools, assumptions, sources."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sizing.report.tables import seconds, size
+from sizing.study.cost import DATASHEET, running
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sizing.plan import Plan, Pool
+    from sizing.simulation.outcome import Outcome
+    from sizing.simulation.statistics import Interval
+
+STATISTICS = ("mean", "p50", "p90", "p95", "p99")
+
+
+def latency_rows(plan: Plan, outcome: Outcome) -> Iterator[list[str]]:
+    """Yield two rows a latency: forecast and simulated."""
+    limits = {"ttft": plan.slo.ttft_s, "tpot": plan.slo.tpot_s, "itl": plan.slo.itl_s}
+    simulated = outcome.latencies()
+    for name in ("ttft", "tpot", "itl", "e2e"):
+        predicted = getattr(plan.prediction, name)
+        limit = limits.get(name)
+        yield [
+            f"{name.upper()} forecast",
+            *(seconds(predicted.at(each)) for each in STATISTICS),
+            "" if limit is None else f"{seconds(limit)} at {plan.slo.percentile}",
+        ]
+        if name in simulated:
+            yield [f"{name.upper()} simulated",
+                   *(_interval(simulated[name].get(each)) for each in STATISTICS), ""]  # fmt: skip
+
+
+def pool_rows(plan: Plan) -> Iterator[list[str]]:
+    """Yield one row a pool."""
+    for pool in plan.pools:
+        used = plan.prediction.utilisation_fraction.get(pool.role)
+        yield [
+            f"{pool.role} on {pool.gpu}",
+            str(pool.replicas),
+            _slicing(pool),
+            str(pool.gpus),
+            f"up to {pool.max_batch_size}",
+            size(pool.kv_bytes),
+            "" if used is None else f"{used:.0%}",
+            plan.prediction.bottleneck.get(pool.role, ""),
+        ]  # fmt: skip
+
+
+def assumption_rows(plan: Plan, outcome: Outcome) -> Iterator[tuple[str, str]]:
+    """Yield what the answer stands on, and how far off it may be."""
+    scenario, cost = plan.inputs.scenario, running(plan)
+    yield "arrivals", "Poisson, independent of one another"
+    yield "routing", f"{plan.routing.policy} among prefill replicas"
+    yield "step times", f"{plan.calibration.name}, {plan.calibration.date}"
+    yield "error of the fitted steps", _fit_error(plan)
+    behind = plan.validated_on
+    yield "validation", f"{behind.num_rows} measured rows behind it: {behind.note}"
+    for name in ("ttft", "tpot"):
+        found = getattr(plan.prediction, name)
+        if found.low_factor is not None and found.high_factor is not None:
+            between = (
+                f"between {found.low_factor:.2f} and {found.high_factor:.2f} times the prediction"
+            )
+            yield f"error of {name.upper()}", f"80 % of measurements like this lay {between}"
+    assumed = scenario.model.assumed_context_tokens
+    if assumed is not None:
+        yield "context", f"assumed: the model serves {assumed:,} tokens"
+    if cost.power_source is not None:
+        full = "at full power all the time"
+        own = cost.power_source != DATASHEET
+        yield "power", f"{full}, {'your number' if own else cost.power_source}"
+    priced = cost.price_source is not None
+    yield "price", "your number" if priced else "none given: no default is taken"
+    counted = int(outcome.counts.sum())
+    yield (
+        "simulation",
+        f"{len(outcome.due_s):,} requests, {counted:,} counted after the warm-up"
+        + ("" if outcome.settled else "; no steady state was reached"),
+    )
+    if not plan.deployable.ok:
+        yield "deployment", f"`serving up` refuses it: {plan.deployable.rule_broken}"
+
+
+def source_rows(plan: Plan) -> Iterator[tuple[str, str]]:
+    """Yield where the numbers of GPU, cluster and engine come from."""
+    inputs = plan.inputs
+    engine = f"engine {inputs.engine.name} {inputs.engine.version}"
+    for name, sources in (
+        (f"GPU {inputs.gpu.name}", inputs.gpu.sources),
+        (f"cluster {inputs.cluster.name}", inputs.cluster.sources),
+        (engine, inputs.engine.sources),
+    ):
+        for source in sources:
+            yield f"{name}: {source.covers}", f"{source.document} ({source.date})"
+
+
+def _slicing(pool: Pool) -> str:
+    """Write how a replica's GPUs share the model."""
+    rest = (("PP", pool.pp), ("EP", pool.ep))
+    return f"TP{pool.tp}" + "".join(f" {name}{degree}" for name, degree in rest if degree > 1)
+
+
+def _fit_error(plan: Plan) -> str:
+    """Say how far the fitted steps are from what they were fitted to."""
+    measured = plan.calibration.error_fraction
+    if measured is not None:
+        return f"{measured:.1%} from the steps measured"
+    fitted = max(plan.step_model.prefill.error_fraction, plan.step_model.decode.error_fraction)
+    return f"{fitted:.1%} from the term-by-term model"
+
+
+def _interval(found: Interval | None) -> str:
+    """Write a value and its interval."""
+    if found is None:
+        return ""
+    if found.low_s is None:
+        return seconds(found.value_s)
+    high = "more" if found.high_s is None else seconds(found.high_s)
+    return f"{seconds(found.value_s)} ({seconds(found.low_s)} - {high})"
