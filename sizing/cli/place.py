@@ -1,0 +1,212 @@
+"""`sizing place`: replicas of a plan, or ranks of a training job, onto nodes."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from dataclasses import asdict, replace
+from pathlib import Path  # noqa: TC003  (Typer reads the annotations)
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from sizing import catalog
+from sizing.arrivals import length_quantiles
+from sizing.cli.plan import write_whole
+from sizing.config import parse, read_toml
+from sizing.errors import InputError
+from sizing.fabric import emission
+from sizing.fabric.pools import PoolPlan, PoolRules, place_pools
+from sizing.fabric.ranks import Degrees, RankPlan, RankRules, place_ranks
+from sizing.fabric.room import rooms
+from sizing.fabric.seats import Seat, Want
+from sizing.latency.memory import kv_bytes_per_token
+from sizing.plan import read_plan
+from sizing.report.placement import cuts_table, seats_table
+from sizing.shell import talk
+from sizing.specs.inventory import Inventory, Node, inventory_of
+from sizing.specs.scenario import ClusterChoice
+from sizing.specs.topology import Topology, topology_of
+
+if TYPE_CHECKING:
+    from sizing.plan import Plan
+    from sizing.specs.cluster import ClusterSpec
+
+FORMATS = ("ray", "kueue", "volcano", "slurm", "ranks")
+
+
+def place(  # noqa: PLR0913, PLR0917  (one option a rule)
+    plan: Annotated[Path | None, typer.Argument(help="plan.json; or give --tp, --pp, --dp")] = None,
+    cluster: Annotated[str | None, typer.Option(help="preset [default: the plan's]")] = None,
+    inventory: Annotated[
+        Path | None, typer.Option(help="TOML with [[nodes]] in place of the cluster's sizes")
+    ] = None,
+    tp: Annotated[int | None, typer.Option(help="of a training job")] = None,
+    cp: Annotated[int, typer.Option(help="of a training job")] = 1,
+    pp: Annotated[int, typer.Option(help="of a training job")] = 1,
+    dp: Annotated[int, typer.Option(help="of a training job")] = 1,
+    allow_tp_straddle: Annotated[
+        bool, typer.Option("--allow-tp-straddle", help="TP may leave the HB domain")
+    ] = False,
+    replica_within: Annotated[str | None, typer.Option(metavar="TIER")] = None,
+    pairs_within: Annotated[
+        str | None, typer.Option(metavar="TIER", help="prefill and decode of a pair")
+    ] = None,
+    spread: Annotated[
+        str | None, typer.Option(metavar="TIER:N", help="each role over N units at least")
+    ] = None,
+    spare_nodes: Annotated[int, typer.Option(help="nodes to keep free", min=0)] = 0,
+    spare_tier: Annotated[
+        str | None, typer.Option(metavar="TIER", help="so many in each unit of it")
+    ] = None,
+    emit: Annotated[str | None, typer.Option(help=", ".join(FORMATS))] = None,
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="file for --emit")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print exactly the data")] = False,
+) -> None:
+    """Place a plan's replicas or a job's ranks; print cost, what crosses each tier, the bound."""
+    if (plan is None) == (tp is None):
+        raise InputError("PLAN", str(plan), "a plan, or --tp with --pp and --dp, not both")
+    if emit is not None and emit not in FORMATS:
+        raise InputError("--emit", emit, "one of " + ", ".join(FORMATS))
+    read = None if plan is None else read_plan(plan)
+    topology, nodes = _site(read, cluster, inventory)
+    names = tuple(tier.name for tier in topology.tiers)
+    root = rooms(nodes, spare_nodes=spare_nodes, spare_tier=spare_tier)
+    within = _tier(names, replica_within, "--replica-within")
+    start = time.perf_counter()
+    found: PoolPlan | RankPlan
+    if read is None:
+        degrees = Degrees(tp=tp or 1, cp=cp, pp=pp, dp=dp)
+        over = tuple(tier.oversubscription for tier in topology.tiers)
+        rank_rules = RankRules(
+            straddle=allow_tp_straddle, replica_within=within, oversubscription=over
+        )
+        found = place_ranks(degrees, root, names, rank_rules)
+    else:
+        at, least = _spread(names, spread)
+        rules = replace(
+            pool_rules(read, topology),
+            straddle=allow_tp_straddle,
+            replica_within=within,
+            pairs_within=_tier(names, pairs_within, "--pairs-within"),
+            spread_tier=at,
+            spread_least=least,
+        )
+        found = place_pools(wants_of(read), root, names, rules)
+    seconds = time.perf_counter() - start
+    for warning in found.warnings:
+        talk.print(f"warning: {warning}", highlight=False, markup=False)
+    if emit is not None:
+        _give(_emitted(emit, found, nodes), out)
+        return
+    if as_json:
+        data = {**asdict(found), "search_s": seconds}
+        sys.stdout.write(json.dumps(data, indent=2, allow_nan=False) + "\n")
+        return
+    table = cuts_table(found) if isinstance(found, RankPlan) else seats_table(found)
+    Console().print(table)
+
+
+def wants_of(plan: Plan) -> list[Want]:
+    """Return the replicas of a plan's pools, prefill before decode."""
+    pools = sorted(plan.pools, key=lambda pool: pool.role, reverse=True)
+    return [Want(role=p.role, replicas=p.replicas, tp=p.tp, pp=p.pp) for p in pools]
+
+
+def pool_rules(plan: Plan, topology: Topology) -> PoolRules:
+    """
+    Return what the tiers cost a plan's KV transfers.
+
+    A transfer of the mean prompt costs latency and bandwidth of the tier where the two meet, all
+    of a unit taken to send at once.
+    """
+    load = plan.workload
+    prompt = float(length_quantiles(load.input_tokens, 100).mean())
+    prompt *= kv_bytes_per_token(plan.inputs.model)
+    counts = {pool.role: pool.replicas for pool in plan.pools}
+    pairs = counts.get("prefill", 0) * counts.get("decode", 0)
+    rate = load.requests_per_s * prompt / pairs if pairs else 0.0
+    prices = tuple(
+        1 / tier.achieved_bytes_per_s() + tier.latency_s / prompt for tier in topology.tiers
+    )
+    rising = tuple(max(prices[: index + 1]) for index in range(len(prices)))
+    return PoolRules(seconds_per_byte=rising, pair_bytes_per_s=rate)
+
+
+def _site(
+    plan: Plan | None, cluster: str | None, inventory: Path | None
+) -> tuple[Topology, Inventory]:
+    """Return the network and its nodes."""
+    if cluster is None and plan is None:
+        raise InputError("--cluster", None, "a cluster preset")
+    spec: ClusterSpec
+    if cluster is not None:
+        spec = catalog.find_cluster(ClusterChoice(preset=cluster), place="--cluster")
+        gpu = catalog.find_gpu(spec.gpu)
+    else:
+        assert plan is not None  # noqa: S101  (checked above)
+        spec, gpu = plan.inputs.cluster, plan.inputs.gpu
+    topology = topology_of(spec, gpu)
+    names = tuple(tier.name for tier in topology.tiers)
+    if inventory is not None:
+        raw = read_toml(inventory).get("nodes", [])
+        found = [parse(Node, node, place=f"{inventory}: nodes[{i}]") for i, node in enumerate(raw)]
+        return topology, Inventory(nodes=tuple(found), tiers=names)
+    if spec.nodes:
+        return topology, Inventory(nodes=spec.nodes, tiers=names)
+    return topology, inventory_of(topology)
+
+
+def _tier(names: tuple[str, ...], name: str | None, place: str) -> int | None:
+    """Return the number of a tier."""
+    if name is not None and name not in names:
+        raise InputError(place, name, "one of " + ", ".join(names))
+    return None if name is None else names.index(name)
+
+
+def _spread(names: tuple[str, ...], text: str | None) -> tuple[int | None, int]:
+    """Read TIER:N."""
+    if text is None:
+        return None, 1
+    name, _, number = text.partition(":")
+    if not number.isdigit() or int(number) < 1:
+        raise InputError("--spread", text, "a tier and a number, for example rack:2")
+    return _tier(names, name, "--spread"), int(number)
+
+
+def _emitted(form: str, found: PoolPlan | RankPlan, nodes: Inventory) -> str:
+    """Write the placement in one of `FORMATS`."""
+    if form == "slurm":
+        return emission.slurm(nodes)
+    if form == "ranks":
+        if not isinstance(found, RankPlan):
+            raise InputError("--emit", form, "a training job: --tp, --pp, --dp")
+        return emission.rank_file(found)
+    seats = found.seats if isinstance(found, PoolPlan) else _as_seats(found)
+    data: dict[str, Any]
+    if form == "ray":
+        data = emission.ray(nodes, seats)
+    else:
+        write = emission.kueue if form == "kueue" else emission.volcano
+        data = write(nodes, seats, nodes.tiers[0])
+    return emission.as_text(data)
+
+
+def _as_seats(found: RankPlan) -> tuple[Seat, ...]:
+    """Return the tp groups of a job as seats, a data-parallel replica each."""
+    d = found.degrees
+    return tuple(
+        Seat(role="train", replica=n // d.atoms, stage=n % d.atoms,
+             gpus=found.ranks[n * d.tp : (n + 1) * d.tp])
+        for n in range(d.atoms * d.dp)
+    )  # fmt: skip
+
+
+def _give(text: str, out: Path | None) -> None:
+    """Write text to a file or to stdout."""
+    if out is None:
+        sys.stdout.write(text)
+    else:
+        write_whole(out, text)

@@ -1,0 +1,51 @@
+"""A placement on one screen."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from sizing.fabric.pools import PoolPlan
+    from sizing.fabric.ranks import RankPlan
+
+
+def cuts_table(found: RankPlan) -> Table:
+    """One row a tier: what rings and pipelines cross."""
+    verdict = "fewest possible" if found.optimal else "more than the bound"
+    table = Table(
+        "tier", "units", "ring edges cut", "bound", "random order", "stage edges", "uplinks used",
+        title=f"{len(found.ranks):,} ranks; ring edges cut: {verdict}", title_justify="left",
+    )  # fmt: skip
+    for cut in found.cuts:
+        table.add_row(
+            cut.tier,
+            f"{cut.units:,}",
+            f"{cut.ring_edges} of {cut.ring}",
+            str(cut.bound),
+            f"{cut.random_fraction:.1%}",
+            f"{cut.stage_edges:,}",
+            f"{cut.uplink_fraction:.0%}",
+        )
+    return table
+
+
+def seats_table(found: PoolPlan) -> Table:
+    """One row a replica's group of GPUs."""
+    verdict = "optimal, proved by the bound" if found.optimal else "not proved optimal"
+    meeting = ", ".join(f"{t} {x:.0%}" for t, x in found.meeting_fraction.items() if x)
+    title = (
+        f"cost {found.cost:.3g} link seconds per second, bound {found.bound:.3g}: {verdict}"
+        f" ({found.method})"
+    )
+    if meeting:
+        title += f"\npairs meet in: {meeting}; {found.rail_aligned_fraction:.0%} on one rail"
+    table = Table("role", "replica", "stage", "node", "GPUs", title=title, title_justify="left")
+    for seat in found.seats:
+        nodes: dict[str, list[str]] = {}
+        for node, gpu in seat.gpus:
+            nodes.setdefault(node, []).append(str(gpu))
+        for node, gpus in nodes.items():
+            table.add_row(seat.role, str(seat.replica), str(seat.stage), node, " ".join(gpus))
+    return table

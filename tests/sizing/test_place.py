@@ -1,0 +1,311 @@
+"""Placement: constraints hold, the bound is a bound, and what schedulers are told is complete."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sizing import catalog
+from sizing.errors import InputError, NegativeAnswer
+from sizing.fabric import emission
+from sizing.fabric.pools import PoolPlan, PoolRules, place_pools
+from sizing.fabric.ranks import Degrees, RankPlan, RankRules, place_ranks
+from sizing.fabric.room import Room, rooms
+from sizing.fabric.seats import Want
+from sizing.specs.inventory import Inventory, Node, inventory_of
+from sizing.specs.topology import topology_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PRICES = (1.0, 4.0, 8.0, 20.0)
+"""Seconds per byte of four tiers; only their order matters here."""
+
+
+def preset(name: str) -> tuple[Inventory, tuple[float, ...]]:
+    """Return the nodes of a preset and the oversubscription of its tiers."""
+    cluster = catalog.clusters()[name]
+    topology = topology_of(cluster, catalog.find_gpu(cluster.gpu))
+    return inventory_of(topology), tuple(tier.oversubscription for tier in topology.tiers)
+
+
+def site(domains: list[int], per_rack: int = 2) -> Inventory:
+    """Return nodes with the given GPUs, an HB domain each, some to a rack."""
+    nodes = tuple(
+        Node(name=f"n{i}", gpus=gpus, units={"hb": f"h{i}", "rack": f"r{i // per_rack}"})
+        for i, gpus in enumerate(domains)
+    )
+    return Inventory(nodes=nodes, tiers=("hb", "rack", "pod"))
+
+
+def test_a_job_of_16384_on_the_24k_cluster() -> None:
+    """6 pods, 6 of 128 ring edges, as few as there can be; a random order cuts 83 %."""
+    inventory, over = preset("roce-24k")
+    found = place_ranks(
+        Degrees(tp=8, pp=16, dp=128), rooms(inventory), inventory.tiers,
+        RankRules(oversubscription=over),
+    )  # fmt: skip
+    pod = next(cut for cut in found.cuts if cut.tier == "pod")
+
+    assert (pod.units, pod.ring_edges, pod.bound, pod.stage_edges) == (6, 6, 6, 0)
+    assert found.optimal
+    assert pod.random_fraction == pytest.approx(0.827, abs=0.001)
+    assert pod.uplink_fraction == pytest.approx(128 * 7 / 3072)
+    assert len(set(found.ranks)) == 16_384
+
+
+def test_random_order_cuts_what_the_estimate_says() -> None:
+    """Shuffled replicas cross pods as often as the closed form."""
+    inventory, _ = preset("roce-24k")
+    found = place_ranks(Degrees(tp=8, pp=16, dp=128), rooms(inventory), inventory.tiers)
+    unit = {node.name: node.units["pod"] for node in inventory.nodes}
+    pods = np.array([unit[found.ranks[i * 128][0]] for i in range(128)])
+    rng = np.random.default_rng(7)
+    cut = [np.mean((order := rng.permutation(pods)) != np.roll(order, 1)) for _ in range(400)]
+
+    assert np.mean(cut) == pytest.approx(found.cuts[-1].random_fraction, abs=0.01)
+
+
+@st.composite
+def sites(draw: st.DrawFn) -> Inventory:
+    """Draw small sites with holes."""
+    return site([4, *draw(st.lists(st.sampled_from([2, 4, 8]), min_size=1, max_size=4))])
+
+
+@given(inventory=sites(), tp=st.sampled_from([1, 2, 4]), pp=st.integers(1, 3), dp=st.integers(1, 6))
+def test_ranks_respect_constraints_and_the_bound(
+    inventory: Inventory, tp: int, pp: int, dp: int
+) -> None:
+    """TP stays inside a domain, every GPU is used once, cuts are at least the bound."""
+    try:
+        found = place_ranks(Degrees(tp=tp, pp=pp, dp=dp), rooms(inventory), inventory.tiers)
+    except NegativeAnswer as error:
+        assert "GPUs" in str(error)  # noqa: PT017
+        return
+
+    domain = {node.name: node.units["hb"] for node in inventory.nodes}
+    assert len(found.ranks) == len(set(found.ranks)) == tp * pp * dp
+    for start in range(0, len(found.ranks), tp):
+        assert len({domain[node] for node, _ in found.ranks[start : start + tp]}) == 1
+    assert all(cut.bound <= cut.ring_edges <= cut.ring for cut in found.cuts)
+
+
+@settings(max_examples=25)
+@given(
+    inventory=sites(),
+    counts=st.tuples(st.integers(1, 3), st.integers(1, 2)),
+    widths=st.tuples(st.sampled_from([1, 2, 4]), st.sampled_from([2, 4])),
+)
+def test_pools_are_placed_as_well_as_any_enumeration(
+    inventory: Inventory, counts: tuple[int, int], widths: tuple[int, int]
+) -> None:
+    """Cost equals the bound and the least of all placements, tried one by one."""
+    least = enumerated(inventory, counts, widths)
+    try:
+        found = pooled(inventory, counts, widths)
+    except NegativeAnswer:
+        assert least is None
+        return
+
+    assert found.optimal
+    assert least is not None
+    assert found.cost == pytest.approx(least)
+    used = [gpu for seat in found.seats for gpu in seat.gpus]
+    assert len(used) == len(set(used)) == counts[0] * widths[0] + counts[1] * widths[1]
+
+
+def pooled(
+    inventory: Inventory, counts: tuple[int, int], widths: tuple[int, int], **rules: object
+) -> PoolPlan:
+    """Place prefill and decode replicas at made-up prices."""
+    wants = [
+        Want(role=role, replicas=n, tp=width)
+        for role, n, width in zip(("prefill", "decode"), counts, widths, strict=True)
+    ]
+    prices = PRICES[: len(inventory.tiers)]
+    return place_pools(
+        wants,
+        rooms(inventory),
+        inventory.tiers,
+        PoolRules(seconds_per_byte=prices, pair_bytes_per_s=1.0, **rules),
+    )
+
+
+def enumerated(
+    inventory: Inventory, counts: tuple[int, int], widths: tuple[int, int]
+) -> float | None:
+    """Return the least cost over every assignment of replicas to domains."""
+    free = [node.gpus for node in inventory.nodes]
+    racks = [node.units["rack"] for node in inventory.nodes]
+    best = None
+    places = range(len(free))
+    for first in itertools.combinations_with_replacement(places, counts[0]):
+        for second in itertools.combinations_with_replacement(places, counts[1]):
+            if any(
+                first.count(i) * widths[0] + second.count(i) * widths[1] > free[i] for i in places
+            ):
+                continue
+            cost = sum(
+                PRICES[0] if a == b else PRICES[1] if racks[a] == racks[b] else PRICES[2]
+                for a in first
+                for b in second
+            )
+            best = cost if best is None else min(best, cost)
+    return best
+
+
+def test_plan_of_64_gpus_is_proved_optimal_on_every_preset() -> None:
+    """8 prefill replicas of TP4 and 4 decode replicas of TP8: cost equals the bound."""
+    for name in ("dgx-h100", "roce-24k", "gb200-nvl72", "talk-32k"):
+        found = pooled(preset(name)[0], (8, 4), (4, 8))
+        assert found.optimal, name
+        assert found.method == "exact"
+
+
+def test_greedy_says_that_it_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond the limit of work units are filled in order, and cost stays above the bound."""
+    exact = pooled(preset("roce-24k")[0], (24, 12), (4, 8))
+    monkeypatch.setattr("sizing.fabric.pools.WORK_LIMIT", 0)
+    found = pooled(preset("roce-24k")[0], (24, 12), (4, 8))
+
+    assert found.method == "greedy"
+    assert found.bound <= exact.cost <= found.cost
+
+
+def test_spread_over_racks_is_kept_or_said_to_be_impossible() -> None:
+    """Each role goes to two racks where there is room; else one line says so."""
+    found = pooled(site([8, 8, 8, 8]), (2, 2), (4, 4), spread_tier=1, spread_least=2)
+    assert {role: units["rack"] for role, units in found.spread.items()} == {
+        "prefill": 2,
+        "decode": 2,
+    }
+    assert not found.warnings
+
+    narrow = pooled(site([8, 8]), (2, 2), (4, 4), spread_tier=1, spread_least=2)
+    assert narrow.warnings[0].startswith("not spread over 2 units of rack")
+
+
+def test_pairs_within_a_rack_are_hard() -> None:
+    """Prefill and decode stay in one rack, or the answer is no with the GPUs that lack."""
+    found = pooled(site([8, 8, 8, 8]), (2, 1), (4, 8), pairs_within=1)
+    assert found.meeting_fraction["pod"] == 0
+    with pytest.raises(NegativeAnswer, match=r"24 GPUs, 16 are free: 8 too few.*within one rack"):
+        pooled(site([8, 8, 8, 8]), (2, 2), (4, 8), pairs_within=1)
+
+
+def test_narrow_groups_stride_over_the_rails() -> None:
+    """TP4 beside TP8: half of the bytes stay on a rail, the most that one NIC a rank allows."""
+    assert pooled(site([8, 8, 8, 8]), (2, 1), (4, 8)).rail_aligned_fraction == 0.5
+
+
+def test_spares_are_kept_free() -> None:
+    """One node of each rack stays free; nodes that are down or spare have no room."""
+    inventory = site([8] * 4)
+    root = rooms(inventory, spare_nodes=1, spare_tier="rack")
+    assert root.free == 16
+    down = Node(name="x", gpus=8, units={"hb": "hx", "rack": "r9"}, state="down")
+    assert rooms(Inventory(nodes=(*inventory.nodes, down), tiers=inventory.tiers)).free == 32
+    with pytest.raises(InputError, match="at most the 2 nodes"):
+        rooms(inventory, spare_nodes=3, spare_tier="rack")
+
+
+def test_refusals_say_how_many_and_why() -> None:
+    """TP beyond a domain needs permission; jobs that do not fit say by how many GPUs."""
+    inventory = site([8, 8])
+    with pytest.raises(InputError, match="--allow-tp-straddle"):
+        place_ranks(Degrees(tp=16), rooms(inventory), inventory.tiers)
+    wide = place_ranks(Degrees(tp=16), rooms(inventory), inventory.tiers, RankRules(straddle=True))
+    assert "straddles 2" in wide.warnings[0]
+    with pytest.raises(NegativeAnswer, match="8 GPUs too few"):
+        place_ranks(Degrees(tp=8, dp=3), rooms(inventory), inventory.tiers)
+    with pytest.raises(NegativeAnswer, match=r"8 too few \(constraint: replica within hb\)"):
+        place_ranks(
+            Degrees(tp=8, pp=2), rooms(inventory), inventory.tiers, RankRules(replica_within=0)
+        )
+    with pytest.raises(InputError, match="prefill tp"):
+        pooled(inventory, (1, 1), (16, 1))
+
+
+def placed_job() -> tuple[Inventory, RankPlan]:
+    """Place a small job."""
+    inventory = site([8, 8, 8, 8])
+    return inventory, place_ranks(Degrees(tp=4, pp=2, dp=3), rooms(inventory), inventory.tiers)
+
+
+def test_rank_file_has_every_rank() -> None:
+    """Ranks count tensor slices first, replicas last."""
+    _, found = placed_job()
+    head, *lines = emission.rank_file(found).splitlines()
+
+    assert head == "rank node gpu tp cp pp dp"
+    assert [line.split()[0] for line in lines] == [str(rank) for rank in range(24)]
+    assert lines[13].split()[3:] == ["1", "0", "1", "1"]
+
+
+def test_emissions_name_every_node_and_unit() -> None:
+    """Ray bundles hold all GPUs, one selector each; Volcano and Kueue know every unit used."""
+    inventory = site([8, 8, 4, 4])
+    seats = pooled(inventory, (2, 1), (4, 8)).seats
+    made = emission.ray(inventory, seats)
+    groups = made["placement_groups"]
+
+    assert sum(bundle["GPU"] for group in groups for bundle in group["bundles"]) == 16
+    assert all(len(g["bundles"]) == len(g["bundle_label_selector"]) for g in groups)
+    selected = {s["ps.node"] for g in groups for s in g["bundle_label_selector"]}
+    assert selected == set(made["node_labels"])
+    hyper = emission.volcano(inventory, seats, "rack")
+    named = {node["metadata"]["name"] for node in hyper["hyperNodes"]}
+    assert {node.units["hb"] for node in inventory.nodes if node.name in selected} <= named
+    assert hyper["podGroup"]["subGroupPolicy"][0]["networkTopology"]["highestTierAllowed"] == 2
+    tas = emission.kueue(inventory, seats, "hb")
+    assert [level["nodeLabel"] for level in tas["spec"]["levels"]][-1] == "kubernetes.io/hostname"
+    assert tas["podSets"]["prefill"]["count"] == 2
+
+
+def test_slurm_topology_nests() -> None:
+    """Every unit is a switch; leaves list nodes, the others their children."""
+    text = emission.slurm(site([8] * 4))
+
+    assert "- switch: h0\n        nodes: n0" in text
+    assert "- switch: r1\n        children: h[2-3]" in text
+    assert emission.ranged([f"node{i}" for i in range(16)] + ["node20"]) == "node[0-15,20]"
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run `sizing place`."""
+    command = [sys.executable, "-c", "from sizing.cli import main; main()", "place", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_command(tmp_path: Path) -> None:
+    """The promised figures in JSON; bad inventories and jobs end with 2 and 3."""
+    done = run("--cluster", "roce-24k", "--tp", "8", "--pp", "16", "--dp", "128", "--json")
+    found = json.loads(done.stdout)
+    assert done.returncode == 0, done.stderr
+    assert found["search_s"] < 2
+    too_many = run("--cluster", "dgx-h100", "--tp", "8", "--dp", "64")
+    assert too_many.returncode == 3
+    assert "256 GPUs too few" in too_many.stderr
+    twice = tmp_path / "nodes.toml"
+    twice.write_text('[[nodes]]\nname = "a"\ngpus = 8\nunits = {hb = "h"}\n' * 2)
+    bad = run("--cluster", "dgx-h100", "--inventory", str(twice), "--tp", "8")
+    assert bad.returncode == 2
+    assert "a name of its own" in bad.stderr
+    straddling = run("--cluster", "dgx-h100", "--tp", "16")
+    assert straddling.returncode == 2
+    ranks = run("--cluster", "dgx-h100", "--tp", "8", "--dp", "2", "--emit", "ranks")
+    assert len(ranks.stdout.splitlines()) == 17
+
+
+def test_rooms_count_atoms() -> None:
+    """Groups fit inside domains only."""
+    root: Room = rooms(site([8, 4, 2]))
+    assert (root.free, root.atoms(4), root.atoms(8)) == (14, 3, 1)
