@@ -25,7 +25,8 @@ class SchedulingRules:
             admitted.
         fp8_kv: whose KV cache is fp8 unless told otherwise: `small`, that of every model with
             weights of 8 bits or less; `requantised`, that of such weights of a model that its
-            name stands for in other ones (ModelOpt writes the scales of an fp8 cache with them).
+            name stands for in other ones (ModelOpt writes the scales of an fp8 cache with them);
+            not where weights are scaled in blocks: those checkpoints carry no such scales.
         source: where this is written.
     """
 

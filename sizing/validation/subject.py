@@ -140,10 +140,11 @@ def _model(row: Row, rules: SchedulingRules) -> ModelSpec:
             raise InputError(f"{row.place}: {column}", dtype, "one of " + ", ".join(DTYPE_BYTES))
     requantised = row.weight_dtype != model.weight_dtype or row.model.startswith(MODELOPT)
     small = DTYPE_BYTES[row.weight_dtype] <= 1
-    fp8 = small and (rules.fp8_kv == "small" or requantised)
     model = with_weight_dtype(model, row.weight_dtype)
     if row.model.startswith(MODELOPT):
         model = replace(model, block_scaled=False)
+    blocks = model.block_scaled and row.weight_dtype == "fp8"
+    fp8 = small and (rules.fp8_kv == "small" or (requantised and not blocks))
     return replace(model, kv_dtype=row.kv_dtype or ("fp8" if fp8 else model.dtype))
 
 
