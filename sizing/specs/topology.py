@@ -81,8 +81,8 @@ class Topology:
         """
         Say how a group spreads over the tiers.
 
-            k_1 = min(n, g_1/stride), k_j = ⌈n/(k_1 … k_(j-1))⌉, at most the units in one of
-            tier j      (docs/model.md, eq. F1)
+            k_j = ⌈m_j/(k_1 … k_(j-1))⌉, m_j = min(n, ⌊g_j/stride⌋) members in a unit, all in the
+            outermost      (docs/model.md, eq. F1)
 
         Args:
             group: n GPUs, *stride* apart, the first of them the first of a unit.
@@ -96,18 +96,18 @@ class Topology:
             InputError: the group is wider than the network.
 
         """
-        left, spans, reach = group, [], stride
-        for tier in self.tiers:
-            here = max(1, min(left, tier.gpus // reach))
-            spans.append(here)
-            left = math.ceil(left / here)
-            reach = max(reach, tier.gpus)
-        if left > 1:
+        if (group - 1) * stride >= self.gpus:
             raise InputError(
                 f"topology {self.name}: group",
                 f"{group} GPUs, {stride} apart",
                 f"at most the {self.gpus} GPUs that there are",
             )
+        # Where the stride does not divide a unit, some groups straddle its edge: count those.
+        members = [max(1, min(group, tier.gpus // stride)) for tier in self.tiers[:-1]]
+        below, spans = 1, []
+        for here in (*members, group):
+            spans.append(math.ceil(here / below))
+            below *= spans[-1]
         return tuple(spans)
 
 
