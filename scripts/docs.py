@@ -55,29 +55,30 @@ KNOWN_BEFORE = (
     "These errors are not those of rows that nobody had seen. What was done with them:",
     "",
     (
-        "- fitted on half of the configurations of dli-static: the constants of the engine profile"
-        " trtllm 0.9.0 and `sustained_fraction` of H100 and H200; the forms of their equations were"
-        " chosen after all of dli-static was seen"
+        "- fitted on half of the configurations of dli-static: the constants of the engine"
+        " profile trtllm 0.9.0 and `sustained_fraction` of H100 and H200; the forms of their"
+        " equations were chosen after all of dli-static was seen"
     ),
     "- fitted on all rows: the intervals, tried on configurations left out",
     (
-        "- chosen, from another source each, with the errors of inferencex and silicon-internal in"
-        " view: 0 per layer (beyond what ops take), 7 µs per exchange, 0.8 ms per layer with experts"
-        " of steps with prompts, the token budget of recipes, which engines keep the KV cache in 8"
-        " bits, whose fp8 checkpoints are scaled in blocks, how popular experts are (a range of 12,"
-        " fitted to op tables), norms of queries and keys, the quantisation taken off the fp8 GEMM"
-        " tables"
+        "- chosen, from another source each, with the errors of inferencex and silicon-internal"
+        " in view: 0 per layer (beyond what ops take), 7 µs per exchange, 0.8 ms per layer with"
+        " experts of steps with prompts, the token budget of recipes, which engines keep the KV"
+        " cache in 8 bits, whose fp8 checkpoints are scaled in blocks, how popular experts are (a"
+        " range of 12, fitted to op tables), norms of queries and keys, the quantisation taken off"
+        " the fp8 GEMM tables"
     ),
     (
-        "- the 0.8 ms are aiconfigurator's, whose authors calibrated them on all of the silicon rows"
-        " that inferencex and silicon-internal are a part of: they are not independent of them"
+        "- the 0.8 ms are aiconfigurator's, whose authors calibrated them on all of the silicon"
+        " rows that inferencex and silicon-internal are a part of: not independent of them"
     ),
     "- not fitted, and no choice made on them: blis, trtllm-docs",
     "",
     (
-        "Known and not mended: rows of blis are conversations whose earlier turns are cached beyond the"
-        " prefix that a row names, so that their TTFT is predicted too high; users of some rows of"
-        " silicon-internal (Kimi-K2.5; vLLM 0.12) seem not to start together, as is assumed."
+        "Known and not mended: rows of blis are conversations whose earlier turns are cached"
+        " beyond the prefix that a row names, so that their TTFT is predicted too high; users of"
+        " some rows of silicon-internal (Kimi-K2.5; vLLM 0.12) seem not to start together, as is"
+        " assumed."
     ),
 )
 """What a reader of the errors has to know: which of the numbers behind them had seen them."""
