@@ -13,7 +13,13 @@ from sizing.report.page_charts import (
     legend,
     over_time_charts,
 )
-from sizing.report.page_facts import assumption_rows, latency_rows, pool_rows, source_rows
+from sizing.report.page_facts import (
+    STATISTICS,
+    assumption_rows,
+    latency_rows,
+    pool_rows,
+    source_rows,
+)
 from sizing.report.tables import seconds
 from sizing.search.evaluated import evaluated
 from sizing.simulation.planned import simulate_plan
@@ -40,10 +46,11 @@ def plan_page(plan: Plan) -> str:
     outcome = simulate_plan(plan, arrivals, seed=SEED)
     style = resources.files("sizing.report").joinpath("page.css").read_text(encoding="utf-8")
     roles = [pool.role for pool in plan.pools]
-    latencies = _table(("", "mean", "p50", "p90", "p95", "p99", "SLO"), latency_rows(plan, outcome))
+    heads = ("", *STATISTICS, f"90 % interval at {plan.slo.percentile}", "SLO")
+    latencies = _table(heads, latency_rows(plan, outcome))
     body = [
         _header(plan),
-        _section("Latency: closed form, and simulated with a 90 % interval", latencies),
+        _section("Latency: forecast, and simulated", latencies),
         _charts(latency_charts(plan, outcome)),
         _charts(over_time_charts(outcome)),
         _section("Layout", legend((*roles, "free")) + layout_drawing(plan)

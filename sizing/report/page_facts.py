@@ -27,11 +27,13 @@ def latency_rows(plan: Plan, outcome: Outcome) -> Iterator[list[str]]:
         yield [
             f"{name.upper()} forecast",
             *(seconds(predicted.at(each)) for each in STATISTICS),
+            "",
             "" if limit is None else f"{seconds(limit)} at {plan.slo.percentile}",
         ]
         if name in simulated:
-            yield [f"{name.upper()} simulated",
-                   *(_interval(simulated[name].get(each)) for each in STATISTICS), ""]  # fmt: skip
+            found = simulated[name]
+            cells = [seconds(found[each].value_s) if each in found else "" for each in STATISTICS]
+            yield [f"{name.upper()} simulated", *cells, _interval(found[plan.slo.percentile]), ""]
 
 
 def pool_rows(plan: Plan) -> Iterator[list[str]]:
@@ -113,11 +115,8 @@ def _fit_error(plan: Plan) -> str:
     return f"{fitted:.1%} from the term-by-term model"
 
 
-def _interval(found: Interval | None) -> str:
-    """Write a value and its interval."""
-    if found is None:
-        return ""
+def _interval(found: Interval) -> str:
+    """Write the interval of a simulated value."""
     if found.low_s is None:
-        return seconds(found.value_s)
-    high = "more" if found.high_s is None else seconds(found.high_s)
-    return f"{seconds(found.value_s)} ({seconds(found.low_s)} - {high})"
+        return ""
+    return f"{seconds(found.low_s)} - {'more' if found.high_s is None else seconds(found.high_s)}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from sizing.specs.tier import UNITS
 from sizing.study.answer import Answer, answered
 
 if TYPE_CHECKING:
@@ -146,8 +145,13 @@ def _faster(tier: TierSpec, factor: float) -> TierSpec:
     before = tier.one_way_bytes_per_s
     if before is None:
         return tier
-    none = dict.fromkeys(UNITS, None)
-    return replace(tier, **{**none, "bytes_per_s": before * factor, "two_way": False})
+    return replace(
+        tier,
+        bytes_per_s=before * factor,
+        gbyte_per_s=None,
+        gbit_per_s=None,
+        two_way=False,
+    )
 
 
 VARIED: dict[str, Callable[[Inputs, float], tuple[float, Inputs] | None]] = {

@@ -1,0 +1,272 @@
+"""compare, sweep, sensitivity, pareto, losses and the page: figures, streams, refusals."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sizing.cli import main
+from sizing.cli.inputs import read_inputs
+from sizing.errors import InputError
+from sizing.plan import read_plan
+from sizing.report.page import plan_page
+from sizing.study.cost import running
+from sizing.study.loss import losses, without_one
+from sizing.study.pareto import front
+from sizing.study.sensitivity import CHANGES, changed_inputs
+from sizing.study.sweep import parse_key, points
+
+if TYPE_CHECKING:
+    from sizing.plan import Plan
+
+SCENARIO = "llama-3.1-8b-h100"
+PRICE = "cluster.price_usd_per_gpu_hour=2.5"
+
+
+class Done(NamedTuple):
+    """How the command left."""
+
+    code: int | str | None
+    out: str
+    err: str
+
+
+@pytest.fixture
+def sizing(capsys: pytest.CaptureFixture[str]) -> Any:  # noqa: ANN401  (a function)
+    """Return the command, run in this process."""
+
+    def run(*arguments: str) -> Done:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("sys.argv", ["sizing", *arguments])
+            patch.setenv("COLUMNS", "200")
+            with pytest.raises(SystemExit) as left:
+                main()
+        return Done(left.value.code, *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the file of a plan."""
+    found = tmp_path_factory.mktemp("plan") / "plan.json"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.argv", ["sizing", "plan", SCENARIO, "-o", str(found), "--set", PRICE])
+        with pytest.raises(SystemExit) as left:
+            main()
+    assert left.value.code == 0
+    return found
+
+
+@pytest.fixture(scope="module")
+def plan(path: Path) -> Plan:
+    """Return the plan."""
+    return read_plan(path)
+
+
+def test_cost_by_hand(plan: Plan) -> None:
+    """Watts and dollars over tokens; the user's numbers are marked, and go before the catalog's."""
+    tokens_per_s = 20.0 * 300
+    found = running(plan)
+    assert found.power_w == plan.cost.gpus * 700.0
+    assert found.joules_per_output_token == pytest.approx(plan.cost.gpus * 700 / tokens_per_s)
+    usd = plan.cost.gpus * 2.5
+    assert found.usd_per_million_output_tokens == pytest.approx(1e6 * usd / 3600 / tokens_per_s)
+    assert (found.power_source, found.price_source) == ("datasheet, GPUs alone", "yours")
+    scenario = plan.inputs.scenario
+    cluster = replace(scenario.cluster, power_w_per_gpu=1200.0, energy_usd_per_kwh=0.2)
+    inputs = replace(plan.inputs, scenario=replace(scenario, cluster=cluster))
+    paid = running(replace(plan, inputs=inputs))
+    assert (paid.power_w, paid.power_source) == (plan.cost.gpus * 1200.0, "yours")
+    assert paid.usd_per_hour == pytest.approx(usd + plan.cost.gpus * 1.2 * 0.2)
+
+
+def test_compare_gpus(sizing: Any) -> None:  # noqa: ANN401
+    """Feasible and infeasible GPUs in one answer; the least is named."""
+    prices = ("--price", "h100=2.5", "--price", "h200-sxm=4", "--price", "l4=0.5")
+    done = sizing("compare", SCENARIO, "--gpu", "h100,h200-sxm,l4", *prices, "--by", "usd",
+                  "--set", "slo.ttft_s=0.3", "--json")  # fmt: skip
+    assert (done.code, done.err) == (0, "")
+    document = json.loads(done.out)
+    h100, h200, l4 = document["answers"]
+    assert [h100["label"], h200["label"]] == ["h100-sxm", "h200-sxm"]
+    least = min((h100, h200), key=lambda each: each["running"]["usd_per_hour"])
+    assert document["best"] == least["label"]
+    assert l4["feasible"] is False
+    assert "holds the SLO" in l4["reason"] or "max_gpus" in l4["reason"]
+    for each in (h100, h200):
+        assert each["headroom_factor"] >= 1
+        assert each["nodes"] * 8 >= each["gpus"]
+
+
+def test_compare_prints_reasons(sizing: Any) -> None:  # noqa: ANN401
+    """Scenarios side by side; without any plan the answer is no."""
+    done = sizing("compare", SCENARIO, "llama-3.1-70b-h100", "--set", "slo.ttft_s=0.001")
+    assert done.code == 3
+    assert done.out.count("infeasible") == 2
+    assert "SLO floor" in done.out or "no number of h100-sxm holds the SLO" in done.out
+
+
+def test_sweep_is_a_cross_product(sizing: Any) -> None:  # noqa: ANN401
+    """Every combination in order; infeasible points say why; more load never needs fewer GPUs."""
+    keys = ("--key", "workload.requests_per_s=5,20", "--key", "slo.ttft_s=0.001,0.5")
+    done = sizing("sweep", SCENARIO, *keys, "--json")
+    assert (done.code, done.err) == (0, "")
+    found = json.loads(done.out)
+    values = [tuple(each["values"].values()) for each in found]
+    assert values == [("5", "0.001"), ("5", "0.5"), ("20", "0.001"), ("20", "0.5")]
+    assert [each["feasible"] for each in found] == [False, True, False, True]
+    assert "0.001" in found[0]["reason"] or "1.0 ms" in found[0]["reason"]
+    assert found[1]["gpus"] <= found[3]["gpus"]
+    shown = sizing("sweep", SCENARIO, "--key", "slo.ttft_s=0.001")
+    assert shown.code == 3
+    assert "already" in shown.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("compare", SCENARIO), "two, or several GPUs"),
+        (("compare", SCENARIO, "llama-3.1-70b-h10"), "did you mean llama-3.1-70b-h100?"),
+        (("compare", SCENARIO, "--gpu", "h100,h20x"), "did you mean"),
+        (("compare", SCENARIO, "--gpu", "h100,h200", "--by", "usd"), "no default price"),
+        (("compare", SCENARIO, "--gpu", "h100,h200", "--by", "gold"), "gpus, usd, watts"),
+        (("compare", SCENARIO, "--gpu", "h100,h200", "--price", "h100"), "GPU=USD"),
+        (("compare", SCENARIO, "--gpu", "h100,h200", "--price", "h100=-1"), "GPU=USD"),
+        (("sweep", SCENARIO), "at least one"),
+        (("sweep", SCENARIO, "--key", "slo.ttft_s="), "key=value"),
+        (("sweep", SCENARIO, "--key", "slo.ttft=1,2"), "no such key"),
+        (("sweep", SCENARIO, "--key", "slo.ttft_s=1", "--key", "slo.ttft_s=2"), "each key once"),
+        (("pareto", SCENARIO, "--by", "usd"), "--set cluster.price_usd_per_gpu_hour=PRICE"),
+        (("losses", "nowhere.json"), "nowhere.json"),
+        (("sensitivity", "nowhere"), "a TOML file or a shipped scenario"),
+    ],
+)
+def test_bad_input(sizing: Any, arguments: tuple[str, ...], said: str) -> None:  # noqa: ANN401
+    """What cannot be is refused in one line, before anything is planned."""
+    done = sizing(*arguments)
+    assert (done.code, done.out) == (2, "")
+    assert said in done.err
+    assert len(done.err.splitlines()) == 1
+
+
+def test_keys_of_a_sweep() -> None:
+    """Commas inside a value are no separators; too many points are refused."""
+    table = '{ distribution = "uniform", low = 1, high = 2 }'
+    swept = parse_key(f"workload.input_tokens=100,{table},200")
+    assert swept.values == ("100", table, "200")
+    many = parse_key("a=" + ",".join(map(str, range(50))))
+    with pytest.raises(InputError, match=r"2,500 points"):
+        points([many, replace(many, key="b")])
+    with pytest.raises(InputError, match="close"):
+        parse_key("a=[1,2")
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8)), min_size=1, max_size=30),
+)
+def test_front_is_what_nobody_beats(pairs: list[tuple[int, int]]) -> None:
+    """The one pass agrees with comparing every pair."""
+    xs, ys = np.array(pairs).T
+    expected = [
+        not any((a <= x and b <= y) and (a < x or b < y) for a, b in pairs) for x, y in pairs
+    ]
+    assert front(xs, ys).tolist() == expected
+
+
+def test_pareto(sizing: Any) -> None:  # noqa: ANN401
+    """Along the front more GPUs buy lower latency; prices scale with GPUs."""
+    done = sizing("pareto", SCENARIO, "--json")
+    assert (done.code, done.err) == (0, "")
+    rows = json.loads(done.out)
+    kept = sorted(
+        (each["gpus"], each["ttft_s"]) for each in rows if "cost against TTFT" in each["on_fronts"]
+    )
+    assert len(kept) > 1
+    assert all(a[0] == b[0] or b[1] < a[1] for a, b in pairwise(kept))
+    fastest = max(rows, key=lambda each: each["tokens_per_s_per_user"])
+    assert "throughput against pace" in fastest["on_fronts"]
+    shown = sizing("pareto", SCENARIO, "--by", "usd", "--set", PRICE)
+    assert "US dollars a million output tokens" in shown.out
+
+
+def test_changes_of_sensitivity() -> None:
+    """Each number changes alone and by what is said; the hit rate by points where it is zero."""
+    inputs = read_inputs(Path("llama-3.1-70b-h100"), [], None)
+    found = [(name, change, value) for name, change, value, _ in changed_inputs(inputs)]
+    at = {(name, change): value for name, change, value in found}
+    assert at["input tokens", 0.5] == 6000
+    assert at["output tokens", -0.25] == 375
+    assert at["requests/s", 0.1] == pytest.approx(22)
+    assert at["prefix hit rate", 0.25] == pytest.approx(0.25)
+    assert ("prefix hit rate", -0.1) not in at
+    assert at["link bytes/s", -0.5] == pytest.approx(25e9)
+    assert len(found) == 4 * len(CHANGES) + 3
+    for name, change, value, other in changed_inputs(inputs):
+        if name == "link bytes/s":
+            assert other.gpu.scale_out_bytes_per_s == pytest.approx(value)
+            assert other.scenario == inputs.scenario
+        else:
+            assert other.gpu == inputs.gpu
+        assert other != inputs, (name, change)
+
+
+def test_losses(plan: Plan) -> None:
+    """The whole plan holds; a pool without a replica does not; placements shrink with it."""
+    whole, *lost = losses(plan, requests=2000, seed=3)
+    assert (whole.lost, whole.holds) == (None, True)
+    assert [each.lost for each in lost] == [pool.role for pool in plan.pools]
+    for pool, each in zip(plan.pools, lost, strict=True):
+        assert each.replicas[pool.role] == pool.replicas - 1
+        if pool.replicas == 1:
+            assert each.holds is False
+            assert f"the only {pool.role} replica" in each.misses[0]
+        else:
+            smaller = without_one(plan, pool.role).pool(pool.role)
+            assert smaller.placement == pool.placement[: len(smaller.placement)]
+
+
+def test_losses_command(sizing: Any, path: Path) -> None:  # noqa: ANN401
+    """An SLO that one loss breaks is a negative answer."""
+    done = sizing("losses", str(path), "--requests", "1500", "--json")
+    found = json.loads(done.out)
+    assert done.code == (0 if all(each["holds"] for each in found) else 3)
+
+
+def test_page_holds_everything(plan: Plan) -> None:
+    """One file without references: answer, charts, layout with every GPU, assumptions, sources."""
+    page = plan_page(plan)
+    assert not re.search(r"(src|href)=|url\(|@import|<script", page)
+    for words in (
+        "TTFT: distribution",
+        "Queues over time",
+        "Utilisation over time",
+        "KV cache over time",
+        "Pareto: cost against TTFT",
+        "Layout",
+        "Assumptions and errors",
+        "error of TTFT",
+        "your number",
+        "NVIDIA H100 Tensor Core GPU datasheet",
+    ):
+        assert words in page, words
+    for pool in plan.pools:
+        assert page.count(f"{pool.role} replica ") == pool.gpus
+    assert page == plan_page(plan)
+
+
+def test_page_of_a_plan_command(sizing: Any, tmp_path: Path) -> None:  # noqa: ANN401
+    """`--html` writes the file; one that cannot be written is refused."""
+    target = tmp_path / "plan.html"
+    assert sizing("plan", SCENARIO, "--html", str(target)).code == 0
+    assert target.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
+    assert sizing("plan", SCENARIO, "--html", str(tmp_path / "no" / "plan.html")).code == 2
