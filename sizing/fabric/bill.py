@@ -89,6 +89,7 @@ class Bill:
         relative_cost: in prices of a transceiver; copper counts nothing.
         power_w: of switches and transceivers; `None` unless both powers were given.
         saving_fraction: of relative_cost, against a Clos of the same order.
+        endpoints_per_leaf: GPUs that lose their link with one leaf switch.
         notes: what to know of this network.
         alternatives: of mini-clusters.
     """
@@ -111,6 +112,7 @@ class Bill:
     relative_cost: float
     power_w: float | None
     saving_fraction: float
+    endpoints_per_leaf: int
     notes: tuple[str, ...] = ()
     alternatives: tuple[Alternative, ...] = ()
 
@@ -207,6 +209,8 @@ def _billed(order: Order, trees: int, one: Tree, per_tier: tuple[int, ...], spar
         relative_cost=order.price_ratio * switches * order.radix + transceivers,
         power_w=power,
         saving_fraction=0.0,
+        # Full leaves: the last one of a tree may hold fewer.
+        endpoints_per_leaf=min(one.endpoints, order.radix if one.tiers == 1 else order.radix // 2),
     )
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from sizing.errors import InputError
 from sizing.latency.exchange import PATTERNS
 from sizing.latency.library import measured_s
-from sizing.latency.tiered import TRAFFIC, tiered_s
+from sizing.latency.tiered import TRAFFIC, ring_s, tiered_s
 from sizing.specs.checks import fraction, not_negative, one_of, positive
 
 if TYPE_CHECKING:
@@ -62,6 +62,8 @@ class Answer:
         beyond_hb_domain_s: more than in one HB domain as wide as the group.
         bus_bytes_per_s: bytes that cross each GPU's link a second.
         libraries: seconds by each library that was measured on such a group.
+        ring_s: as one flat ring; `None` for patterns that have none.
+        chunk_bytes: of such a ring's messages: they shrink as it grows.
     """
 
     pattern: str
@@ -76,6 +78,8 @@ class Answer:
     beyond_hb_domain_s: float
     bus_bytes_per_s: float
     libraries: dict[str, float]
+    ring_s: float | None = None
+    chunk_bytes: float | None = None
 
 
 def answer(
@@ -134,6 +138,10 @@ def answer(
         beyond_hb_domain_s=max(0.0, by_formula - inside) if math.prod(spans[1:]) > 1 else 0.0,
         bus_bytes_per_s=sent / seconds if seconds > 0 else 0.0,
         libraries=found,
+        ring_s=None
+        if question.pattern == "all-to-all"
+        else float(ring_s(question.size_bytes, question.pattern, topology, spans)),
+        chunk_bytes=question.size_bytes / question.group,
     )
 
 

@@ -139,6 +139,16 @@ def traffic(model: StudyModel, conventions: Conventions, step: Iteration) -> Tra
     )
 
 
+def scale_ratio(conventions: Conventions) -> float:
+    """Return B_F / B_S as the study counts both: 19.2 in the paper, like for like 9."""
+    return conventions.scale_up_bytes_per_s / conventions.scale_out_bytes_per_s
+
+
+def hb_bytes_per_s(conventions: Conventions, hb_size: int) -> float:
+    """Return what the GPUs of an HB domain send together, as the study counts B_F."""
+    return hb_size * conventions.scale_up_bytes_per_s
+
+
 def gains(
     model: StudyModel, conventions: Conventions, *, gpus: int, hb_sizes: tuple[int, ...]
 ) -> tuple[float, ...]:

@@ -11,9 +11,11 @@ from sizing.fabric.rail_only import (
     Iteration,
     Traffic,
     gains,
+    hb_bytes_per_s,
     ideal,
     iteration,
     optimal_model_parallel,
+    scale_ratio,
     traffic,
     with_batch,
 )
@@ -87,6 +89,8 @@ class Study:
     shares: tuple[Shares, ...]
     savings: tuple[Saving, ...]
     warnings: tuple[str, ...]
+    scale_ratio: float
+    hb_bytes_per_s: float
 
 
 def study(conventions: Conventions, *, price_ratio: float = 2.0) -> Study:
@@ -125,6 +129,8 @@ def study(conventions: Conventions, *, price_ratio: float = 2.0) -> Study:
             if gpus % conventions.bill_hb_size == 0
         ),
         savings=tuple(_savings(conventions, price_ratio)),
+        scale_ratio=scale_ratio(conventions),
+        hb_bytes_per_s=hb_bytes_per_s(conventions, conventions.bill_hb_size),
         warnings=tuple(text for text in warnings if text and not text.endswith(": ")),
     )
 

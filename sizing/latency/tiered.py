@@ -168,6 +168,41 @@ def tiered_s(
     return np.asarray(np.where(size > 0, seconds, 0.0))
 
 
+def ring_s(
+    size_bytes: ArrayLike, pattern: str, topology: Topology, spans: Sequence[int]
+) -> NDArray[np.float64]:
+    """
+    Time a collective as one flat ring: chunks of S/n, one hop after the other.
+
+        t = h (n - 1) (l_net + S / (n B_net)), h = 2 for an all-reduce, else 1
+        (docs/model.md, eq. H6)
+
+    Args:
+        size_bytes: S, any shape.
+        pattern: all-reduce, all-gather or reduce-scatter.
+        topology: tiers.
+        spans: `Topology.spans` of the group.
+
+    Returns:
+        Seconds. Messages shrink as the ring grows, and the hops add up: 20 ms for 1,024 GPUs at
+        10 us a hop.
+
+    Ignores:
+        Several rings at a time, which is what a tree or a hierarchy is taken for.
+
+    """
+    if pattern not in ("all-reduce", "all-gather", "reduce-scatter"):
+        raise InputError("collective: pattern", pattern, "a pattern that rings serve")
+    size, total = np.asarray(size_bytes, dtype=np.float64), math.prod(spans)
+    domain = topology.tiers[0]
+    hop_s, per_s = domain.latency_s, domain.achieved_bytes_per_s()
+    if total > spans[0]:
+        between = network(topology, spans)
+        hop_s, per_s = max(hop_s, between.hop_s), min(per_s, between.bytes_per_s)
+    steps = (2 if pattern == "all-reduce" else 1) * (total - 1)
+    return np.asarray(np.where(size > 0, steps * (hop_s + size / total / per_s), 0.0))
+
+
 def _protocol_s(protocol: Protocol, pattern: str, inner: int, domains: int) -> float:
     """Return the fixed time of a protocol's tree (eq. H3)."""
     ways = 2 if pattern == "all-reduce" else 1

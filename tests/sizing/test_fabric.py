@@ -378,6 +378,54 @@ def test_cross_rail_traffic_is_forwarded() -> None:
     assert times[257, True] == pytest.approx(times[257, False] + inside)
 
 
+def test_seed_claims_of_the_network() -> None:
+    """What the seed documents say of the networks, from our presets and functions."""
+    topologies = {name: catalog.find_network(name)[1] for name in ("talk-32k", "roce-24k")}
+    talk, roce = topologies["talk-32k"], topologies["roce-24k"]
+    assert talk.units(talk.index("rack")) == 2048
+    assert talk.tiers[talk.index("rack")].gpus // talk.tiers[0].gpus == 2
+    assert talk.tiers[0].bytes_per_s / talk.tiers[1].bytes_per_s == 9
+    pod = built_bill(catalog.clusters()["talk-32k"], catalog.switches()).details[1]
+    assert pod.switches_per_unit + pod.spares_per_unit == 18
+    assert [tier.gpus for tier in roce.tiers] == [8, 16, 3072, 24_576]
+    zone = roce.tiers[roce.index("zone")]
+    assert zone.bytes_per_s / zone.oversubscription == pytest.approx(7.14e9, rel=1e-3)
+    assert pods_of(16_384) == 6
+    assert catalog.find_network("gh200-256")[1].gpus == 128 * 256
+    assert catalog.switches()["minipack2"].bytes_per_s * 8 == 25.6e12
+    whole = study(PAPER)
+    assert whole.scale_ratio == pytest.approx(19.2)
+    assert 8 * whole.hb_bytes_per_s == pytest.approx(1.966e15, rel=1e-3)
+
+
+def pods_of(gpus: int) -> int:
+    """Return the pods of the 24K cluster that so many neighbours are in."""
+    _, found = catalog.find_network("roce-24k")
+    return found.spans(gpus)[found.index("zone")]
+
+
+def test_rings_of_the_talk() -> None:
+    """1,024 rings' members, one a rack: messages shrink, and hops take 20 ms."""
+    _, found = catalog.find_network("talk-32k")
+    wide = [
+        answer(Question(pattern="all-reduce", group=n, stride=16, size_bytes=1e6), found)
+        for n in (64, 1024)
+    ]
+    assert [each.chunk_bytes for each in wide] == [1e6 / 64, 1e6 / 1024]
+    assert all(each.ring_s is not None for each in wide)
+    assert wide[1].ring_s == pytest.approx(2 * 1023 * 11e-6, rel=0.15)
+    assert wide[1].formula_s < wide[1].ring_s
+
+
+def test_a_leaf_takes_the_same_gpus_with_it() -> None:
+    """A failed leaf switch disconnects as many GPUs with and without links between rails."""
+    lost = {
+        bill(Order(gpus=32_768, hb_size=256, radix=64, kind=kind)).endpoints_per_leaf
+        for kind in KINDS
+    }
+    assert lost == {32}
+
+
 def test_flows_even_out() -> None:
     """16 flows a pair collide less than one; drawn and exact shares of idle uplinks agree."""
     one, many = (collisions(Hashing(pairs=16, uplinks=16, flows=n), seed=1) for n in (1, 16))
