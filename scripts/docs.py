@@ -1,5 +1,5 @@
 """
-Write the generated pages: docs/schema.md and docs/validation.md.
+Write the generated pages: docs/schema.md, docs/validation.md and docs/seeds.md.
 
 `make docs` runs it; a test compares what it would write with what stands there.
 """
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import seeds
 
 from sizing import catalog
 from sizing.latency.load import prefill_load
@@ -32,7 +33,11 @@ PUBLISHED = ROOT / "tests" / "published"
 def pages() -> dict[Path, str]:
     """Return every generated page by its file."""
     docs = ROOT / "docs"
-    return {docs / "schema.md": schema_page(), docs / "validation.md": validation_page()}
+    return {
+        docs / "schema.md": schema_page(),
+        docs / "validation.md": validation_page(),
+        docs / "seeds.md": seeds.page(),
+    }
 
 
 def schema_page() -> str:
