@@ -27,6 +27,8 @@ class SchedulingRules:
             weights of 8 bits or less; `requantised`, that of such weights of a model that its
             name stands for in other ones (ModelOpt writes the scales of an fp8 cache with them);
             not where weights are scaled in blocks: those checkpoints carry no such scales.
+        split_since: version that first served prefill and decode apart; a lower one that does is
+            the version of the server around it (Dynamo), which says nothing of the engine's.
         source: where this is written.
     """
 
@@ -37,6 +39,7 @@ class SchedulingRules:
     max_batch_size: int
     reserved_fraction: float
     fp8_kv: str
+    split_since: tuple[int, ...] = ()
     source: str
 
     def budget(self, *, prompt_tokens: int, users: float, own_recipe: bool) -> int:
@@ -74,9 +77,11 @@ RULES = {
         max_batch_size=2048,
         reserved_fraction=1.0,
         fp8_kv="small",
+        split_since=(1,),
         source="TensorRT-LLM 1.0 docs, llm-api reference: max_num_tokens, enable_chunked_prefill,"
         " CapacitySchedulerPolicy.GUARANTEED_NO_EVICT; fp8 checkpoints of NVIDIA quantise KV;"
-        " spare_tokens: aiconfigurator 0.12 generator/rule_plugin/trtllm.rule; InferenceX: 64",
+        " spare_tokens: aiconfigurator 0.12 generator/rule_plugin/trtllm.rule; InferenceX: 64;"
+        " split_since: TensorRT-LLM 1.0 docs, Disaggregated Serving (Beta)",
     ),
     "sglang": SchedulingRules(
         mixes=False,

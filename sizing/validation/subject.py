@@ -67,7 +67,10 @@ def subject_of(row: Row) -> Subject:
     """
     rules = rules_of(row.engine, place=f"{row.place}: engine")
     gpu = catalog.find_gpu(row.gpu, place=f"{row.place}: gpu")
-    engine, notes = nearest_engine(row.engine, row.engine_version, catalog.engines())
+    version = row.engine_version
+    if len(row.groups) > 1 and rules.split_since and _numbers(version) < rules.split_since:
+        version = f"of its server ({version})"
+    engine, notes = nearest_engine(row.engine, version, catalog.engines())
     budget = row.token_budget or rules.budget(
         prompt_tokens=row.isl,
         users=row.amount,

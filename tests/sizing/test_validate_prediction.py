@@ -122,6 +122,15 @@ def test_the_nearest_version_of_an_engine_stands_in() -> None:
         assert (profile.name, profile.version, bool(notes)) == (own, nearest, noted)
 
 
+def test_the_version_of_a_server_is_not_that_of_its_engine() -> None:
+    """No TensorRT-LLM below 1.0 serves split pools: such a version is Dynamo's."""
+    for version, expected in (("0.8.1.post3", "1.0.0"), ("1.1.0", "1.0.0")):
+        one = row(**(SPLIT | {"engine": "trtllm", "engine_version": version}))
+        assert subject_of(one).machine.engine.version == expected
+    alone = row(engine="trtllm", engine_version="0.8.1")
+    assert subject_of(alone).machine.engine.version == "0.9.0"
+
+
 @pytest.mark.parametrize(
     ("model", "engine", "dtype"),
     [
@@ -129,6 +138,7 @@ def test_the_nearest_version_of_an_engine_stands_in() -> None:
         ("nvidia/Llama-3.1-8B-Instruct-FP8", "vllm", "fp8"),
         ("Qwen/Qwen3-235B-A22B-FP8", "vllm", "bf16"),
         ("Qwen/Qwen3-235B-A22B-FP8", "trtllm", "fp8"),
+        ("zhipuai/GLM-5", "sglang", "bf16"),
     ],
 )
 def test_the_default_kv_dtype_is_the_checkpoints(model: str, engine: str, dtype: str) -> None:
