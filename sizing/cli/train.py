@@ -12,8 +12,9 @@ import typer
 from rich.console import Console
 
 from sizing.config import parse, read_toml
-from sizing.errors import NegativeAnswer
+from sizing.errors import InputError, NegativeAnswer
 from sizing.report.training import layouts_table, training_table
+from sizing.training.closed_forms import rule_of_thumb
 from sizing.training.estimate import estimate
 from sizing.training.request import TrainingRequest
 from sizing.training.search import search_layouts, settled
@@ -64,6 +65,12 @@ def train(  # noqa: PLR0913, PLR0917  (one option a key of the scenario)
     ] = None,
     zero: Annotated[int | None, typer.Option(help="0 to 3: what replicas shard")] = None,
     tokens: Annotated[float | None, typer.Option(help="of the whole run")] = None,
+    parameters: Annotated[
+        float | None, typer.Option(help="by rule of thumb: no layout, 6PT or 8PT")
+    ] = None,
+    flops_per_gpu_per_s: Annotated[
+        float | None, typer.Option(help="that each GPU achieves, with --parameters")
+    ] = None,
     gpu_mtbf_s: Annotated[float | None, typer.Option(help="[default: the cluster's]")] = None,
     checkpoint_s: Annotated[float | None, typer.Option(help="that a checkpoint takes")] = None,
     restart_s: Annotated[float | None, typer.Option(help="after a failure")] = None,
@@ -73,6 +80,10 @@ def train(  # noqa: PLR0913, PLR0917  (one option a key of the scenario)
     as_json: Annotated[bool, typer.Option("--json", help="print exactly the data")] = False,
 ) -> None:
     """Estimate a training run: step, FLOP/s, memory, days, energy, failures."""
+    if parameters is not None:
+        numbers = (parameters, tokens, gpus, flops_per_gpu_per_s)
+        _print_rule(numbers, recompute=recompute, as_json=as_json)
+        return
     options = {key: value for key, value in locals().items() if key not in OWN}
     request = _request(scenario, options)
     machine = request.machine()
@@ -106,7 +117,7 @@ def train(  # noqa: PLR0913, PLR0917  (one option a key of the scenario)
         )
 
 
-OWN = {"scenario", "search", "as_json"}
+OWN = {"scenario", "search", "as_json", "parameters", "flops_per_gpu_per_s"}
 """Arguments that are no keys of a scenario."""
 
 
@@ -115,6 +126,32 @@ def _request(scenario: Path | None, options: dict[str, Any]) -> TrainingRequest:
     raw = {} if scenario is None else read_toml(scenario)
     raw |= {key: value for key, value in options.items() if value is not None}
     return parse(TrainingRequest, raw, place="sizing train" if scenario is None else str(scenario))
+
+
+def _print_rule(
+    numbers: tuple[float, float | None, int | None, float | None],
+    *,
+    recompute: str | None,
+    as_json: bool,
+) -> None:
+    """Print what rules of thumb say."""
+    parameters, tokens, gpus, rate = numbers
+    if tokens is None or gpus is None or rate is None:
+        given = {"--tokens": tokens, "--gpus": gpus, "--flops-per-gpu-per-s": rate}
+        missing = next(name for name, value in given.items() if value is None)
+        raise InputError(missing, None, "a number beside --parameters")
+    found = rule_of_thumb(
+        parameters, tokens, gpus=gpus, flops_per_gpu_per_s=rate, recompute=recompute == "full"
+    )
+    if as_json:
+        sys.stdout.write(json.dumps(asdict(found), indent=2) + "\n")
+        return
+    Console().print(
+        f"{found.flops:.4g} FLOPs: {found.days:.1f} days on {gpus:,} GPUs,"
+        f" {found.gpu_hours:,.0f} GPU-hours; {found.weight_bytes / 1e9:,.0f} GB of 32-bit weights,"
+        f" about {found.memory_bytes / 1e9:,.0f} GB to train",
+        highlight=False,
+    )
 
 
 def _print(found: TrainingEstimate, ranked: list[Trial], *, as_json: bool) -> None:

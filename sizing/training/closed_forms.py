@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+
+from sizing.specs.checks import positive
+from sizing.training.flops import training_flops
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
 FP32_BYTES = 4.0
+SECONDS_PER_DAY = 86_400.0
+MEMORY_MULTIPLE = 8.0
+"""Weights, gradients, two moments and activations over 32-bit weights: 7 to 8."""
 
 
 def training_s(
@@ -98,3 +105,57 @@ def weight_set_bytes(
 
     """
     return np.asarray(multiple * value_bytes * np.asarray(parameters, np.float64))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuleOfThumb:
+    """
+    A training run by rules of thumb.
+
+    Attributes:
+        flops: of the run (eq. J1).
+        days: on all GPUs at the given rate (eq. J12), `gpu_hours` on one.
+        weight_bytes: 32-bit weights (eq. J14).
+        memory_bytes: 8 times that, over all GPUs together.
+    """
+
+    parameters: float
+    tokens: float
+    gpus: int
+    flops_per_gpu_per_s: float
+    flops: float
+    days: float
+    gpu_hours: float
+    weight_bytes: float
+    memory_bytes: float
+
+
+def rule_of_thumb(
+    parameters: float,
+    tokens: float,
+    *,
+    gpus: int,
+    flops_per_gpu_per_s: float,
+    recompute: bool = False,
+) -> RuleOfThumb:
+    """
+    Return what can be said without a layout (docs/model.md, eq. J1, J12 and J14).
+
+    Raises:
+        InputError: a number that is not positive.
+    """
+    positive(parameters=parameters, tokens=tokens, gpus=gpus,
+             flops_per_gpu_per_s=flops_per_gpu_per_s)  # fmt: skip
+    flops = float(training_flops(parameters, tokens, recompute=recompute))
+    seconds = float(training_s(flops, gpus, flops_per_gpu_per_s))
+    return RuleOfThumb(
+        parameters=parameters,
+        tokens=tokens,
+        gpus=gpus,
+        flops_per_gpu_per_s=flops_per_gpu_per_s,
+        flops=flops,
+        days=seconds / SECONDS_PER_DAY,
+        gpu_hours=seconds * gpus / 3600,
+        weight_bytes=float(weight_set_bytes(parameters)),
+        memory_bytes=float(weight_set_bytes(parameters, multiple=MEMORY_MULTIPLE)),
+    )

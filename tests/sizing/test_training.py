@@ -311,3 +311,17 @@ def test_machine_of_a_cluster_refuses_more_gpus_than_there_are() -> None:
         request(gpu=None, cluster="roce-24k", gpus=30_000).machine()
     assert isinstance(request(dp=8).machine(), TrainingMachine)
     assert request(dp=8).layout() == TrainingLayout(dp=8)
+
+
+def test_command_knows_the_rule_of_thumb() -> None:
+    """GPT-3 on 1,024 GPUs at 140 TFLOP/s with full recompute: 34 days, 700 and 5,600 GB."""
+    given = ("--parameters", "175e9", "--tokens", "300e9", "--gpus", "1024", "--json")
+    done = run(*given, "--flops-per-gpu-per-s", "140e12", "--recompute", "full")
+    found = json.loads(done.stdout)
+
+    assert found["days"] == pytest.approx(33.9, rel=0.01)
+    assert found["weight_bytes"] == 700e9
+    assert found["memory_bytes"] == 5600e9
+    missing = run(*given)
+    assert missing.returncode == 2
+    assert "--flops-per-gpu-per-s" in missing.stderr
