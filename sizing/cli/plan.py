@@ -14,7 +14,8 @@ from rich.console import Console
 
 from sizing.cli.inputs import naming, read_inputs
 from sizing.errors import Exit, InputError, NegativeAnswer
-from sizing.plan import to_json
+from sizing.plan import Plan, to_json
+from sizing.report.confidence import confidence_lines
 from sizing.report.page import plan_page
 from sizing.report.tables import latency_table, layout_table, summary
 from sizing.search.proposal import propose
@@ -60,16 +61,23 @@ def plan(  # noqa: PLR0913, PLR0917  (a command's options)
     if html is not None:
         with naming(scenario), talk.status("simulating and drawing"):
             write_whole(html, plan_page(proposed))
-    if as_json:
-        sys.stdout.write(to_json(proposed))
-    else:
-        console = Console()
-        console.print(summary(proposed))
-        console.print(layout_table(proposed.pools, proposed.prediction))
-        console.print(latency_table(proposed.prediction, proposed.slo))
+    _show(proposed, as_json=as_json)
     if found.interrupted:
         talk.print("interrupted: the best plan so far", style="red")
         raise typer.Exit(Exit.INTERRUPTED)
+
+
+def _show(proposed: Plan, *, as_json: bool) -> None:
+    """Print a plan as data, or on one screen."""
+    if as_json:
+        sys.stdout.write(to_json(proposed))
+        return
+    console = Console()
+    console.print(summary(proposed))
+    for line in confidence_lines(proposed):
+        console.print(line, highlight=False)
+    console.print(layout_table(proposed.pools, proposed.prediction))
+    console.print(latency_table(proposed.prediction, proposed.slo))
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -27,6 +27,10 @@ SPARE = 16
 """Times as many replicas as the load needs: as good as no queue."""
 
 
+DECODE_FOR_PREFILL = 2
+"""Times as many decode replicas as have to be, for the few milliseconds that they save TTFT."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sized:
     """
@@ -92,8 +96,11 @@ def fewest(start: Sized, inputs: Inputs, below: float) -> tuple[int, int] | None
         return int(min(MOST_REPLICAS, rest / prefill_cost + 1e-9))
 
     count = least(lambda many: holds(SPARE * low_prefill, many), low_decode) or MOST_REPLICAS
+    if affordable(count) < low_prefill:
+        return None
     found: tuple[int, int] | None = None
-    for decode_replicas in range(count, count + SPARE * count):
+    decode_replicas = count
+    while decode_replicas <= DECODE_FOR_PREFILL * count + 1:
         most = affordable(decode_replicas)
         if found is not None:
             most = found[0] - 1 - int((decode_replicas - found[1]) * decode_cost / prefill_cost)
@@ -103,6 +110,7 @@ def fewest(start: Sized, inputs: Inputs, below: float) -> tuple[int, int] | None
             found = (many, decode_replicas)
         elif found is not None or most < low_prefill:
             break
+        decode_replicas += max(1, count // 8)
     return found
 
 
@@ -129,33 +137,37 @@ def least(holds: Callable[[int], bool], start: int) -> int | None:
         step *= 2
         if low + step > MOST_REPLICAS:
             return None
-    high = low + step
-    while high - low > 1:
+    return between(holds, low, low + step)
+
+
+def between(holds: Callable[[int], bool], low: int, high: int, *, grain: int = 1) -> int:
+    """Halve the way from *low*, which does not hold, to *high*, which does, down to *grain*."""
+    while high - low > grain:
         middle = (low + high) // 2
         low, high = (low, middle) if holds(middle) else (middle, high)
     return high
 
 
-def least_near(holds: Callable[[int], bool], guess: int, floor: int, ceiling: int) -> int | None:
+def least_near(
+    holds: Callable[[int], bool], guess: int, floor: int, ceiling: int, *, grain: int = 1
+) -> int | None:
     """
     Return the smallest count from *floor* to *ceiling* that *holds*, looking near *guess* first.
 
-    More never break what holds; steps double away from the guess, then halve.
+    More never break what holds; steps double away from the guess, then halve down to *grain*.
     """
-    guess = min(max(guess, floor), ceiling)
-    step = 1
+    guess, step = min(max(guess, floor), ceiling), grain
     if holds(guess):
-        high, low = guess, guess - 1
+        high, low = guess, guess - step
         while low >= floor and holds(low):
-            high, low, step = low, low - 2 * step, 2 * step
+            high, step = low, 2 * step
+            low = high - step
         low = max(low, floor - 1)
     else:
-        low, high = guess, min(guess + 1, ceiling)
+        low, high = guess, min(guess + step, ceiling)
         while not holds(high):
             if high >= ceiling:
                 return None
-            low, high, step = high, min(high + 2 * step, ceiling), 2 * step
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if holds(middle) else (middle, high)
-    return high
+            step *= 2
+            low, high = high, min(high + step, ceiling)
+    return between(holds, low, high, grain=grain)

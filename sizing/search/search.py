@@ -89,7 +89,9 @@ class Search:
         wanted = self.inputs.scenario.search.pools
         split = None if wanted == "mixed" else self._split()
         self.best = split
-        mixed = None if wanted == "split" else self._mixed(split)
+        costly = split is not None and split.candidate.gpus > self.inputs.cluster.max_gpus
+        skipped = wanted == "split" or (costly and not self._mixed_allowed)
+        mixed = None if skipped else self._mixed(split)
         allowed = self._mixed_allowed
         best = self._better(split, mixed) if allowed else split
         if best is None:
@@ -283,8 +285,6 @@ class Search:
     def _at(self, best: Found, errors: StepErrors) -> int:
         """Settle the plan's layout again with other step times, one short run a size."""
         sizes = best.candidate.replicas
-        ratio = errors.prefill / self.errors.prefill
-        guess = {role: max(1, round(count * ratio)) for role, count in sizes.items()}
         start = best.candidate.sized(sizes.get("prefill", 0), 1)
         slow = start.off_by(errors)
         lowest = (0, mixed_lowest(self.inputs, slow))
@@ -300,7 +300,8 @@ class Search:
         if best.candidate.layout.prefill is None:
             settled = settle_mixed(one)
         else:
-            settled = settle_split(one, (guess["prefill"], guess["decode"]))
+            sized = Sized(slow=slow, lowest=lowest, bound=0.0)
+            settled = settle_split(one, fewest(sized, self.inputs, FREE) or lowest)
         return best.candidate.gpus if settled is None else settled.gpus
 
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from sizing.plan import Inputs
 from sizing.search.candidate import Candidate
-from sizing.search.closed_form import MOST_REPLICAS, least_near
+from sizing.search.closed_form import MOST_REPLICAS, between, least_near
 from sizing.search.objective import cost, cost_of
 from sizing.search.trial import Trials
 from sizing.traffic import decode, prefill
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 MOST_SWAPS = 4
 """Replicas of one pool tried in place of some of the other."""
@@ -34,6 +38,10 @@ class Settling:
     lowest: tuple[int, int]
     below: float
 
+    def grain(self, count: int) -> int:
+        """Return how fine sizes are told apart: every replica, or 3 % where a look is enough."""
+        return 1 if self.trials.patient else max(1, count // 32)
+
     def holds(self, sizes: tuple[int, int]) -> bool:
         """Say whether it is cheap enough and holds when simulated."""
         chosen = self.start.sized(*sizes)
@@ -49,32 +57,53 @@ def settle_split(one: Settling, guess: tuple[int, int]) -> Candidate | None:
     grown = _grown(one, guess)
     if grown is None:
         return None
-    prefill_count, decode_count = grown
-    fewer = least_near(
-        lambda many: one.holds((many, decode_count)), prefill_count, one.lowest[0], prefill_count
+    (prefill_count, decode_count), floor = grown
+    prefill_count = _shrunk(
+        lambda many: one.holds((many, decode_count)), floor[0], prefill_count, one, 0
     )
-    prefill_count = fewer or prefill_count
-    fewer = least_near(
-        lambda many: one.holds((prefill_count, many)), decode_count, one.lowest[1], decode_count
+    decode_count = _shrunk(
+        lambda many: one.holds((prefill_count, many)), floor[1], decode_count, one, 1
     )
-    return one.start.sized(*_swapped(one, (prefill_count, fewer or decode_count)))
+    return one.start.sized(*_swapped(one, (prefill_count, decode_count)))
 
 
-def _grown(one: Settling, guess: tuple[int, int]) -> tuple[int, int] | None:
-    """Grow pools until the SLO holds; `None` where that costs too much."""
-    sizes = {"prefill": max(guess[0], one.lowest[0]), "decode": max(guess[1], one.lowest[1])}
-    step = 1
+def _shrunk(holds: Callable[[int], bool], floor: int, count: int, one: Settling, which: int) -> int:
+    """Return the fewest replicas of one pool; below *floor* they were seen to fail, or bound to."""
+    grain = one.grain(count)
+    if floor > one.lowest[which]:
+        return between(holds, floor - 1, count, grain=grain)
+    return least_near(holds, count, floor, count, grain=grain) or count
+
+
+Sizes = tuple[int, int]
+"""Replicas of prefill and decode."""
+
+
+def _grown(one: Settling, guess: Sizes) -> tuple[Sizes, Sizes] | None:
+    """
+    Grow the pool to blame until the SLO holds; `None` where that costs too much.
+
+    Returns:
+        Sizes that hold, and the fewest of each pool that were not seen to fail.
+    """
+    roles = ("prefill", "decode")
+    floor = dict(zip(roles, one.lowest, strict=True))
+    sizes = {role: max(count, floor[role]) for role, count in zip(roles, guess, strict=True)}
+    step = dict.fromkeys(roles, 0)
     while True:
         chosen = one.start.sized(sizes["prefill"], sizes["decode"])
         if cost(one.inputs, chosen) >= one.below:
-            return _fitted_below(one, sizes)
+            fitted = _fitted_below(one, sizes)
+            return None if fitted is None else (fitted, one.lowest)
         verdict = one.trials.verdict(chosen)
         if verdict.holds:
-            return sizes["prefill"], sizes["decode"]
+            return (sizes["prefill"], sizes["decode"]), (floor["prefill"], floor["decode"])
         if not verdict.requests or max(sizes.values()) > MOST_REPLICAS:
             return None
-        sizes[verdict.blame] += step
-        step = max(step, sizes[verdict.blame] // 32)
+        role = verdict.blame
+        floor[role] = sizes[role] + 1
+        step[role] = max(1, sizes[role] // 48, 2 * step[role])
+        sizes[role] += step[role]
 
 
 def _fitted_below(one: Settling, sizes: dict[str, int]) -> tuple[int, int] | None:
@@ -96,6 +125,8 @@ def _fitted_below(one: Settling, sizes: dict[str, int]) -> tuple[int, int] | Non
 def _swapped(one: Settling, sizes: tuple[int, int]) -> tuple[int, int]:
     """Try fewer replicas of one pool with a few more of the other, where that is cheaper."""
     best = sizes
+    if one.grain(max(sizes)) > 1:
+        return best
     for more, fewer in ((0, 1), (1, 0)):
         for extra in range(1, MOST_SWAPS + 1):
             tried = list(best)
@@ -125,8 +156,12 @@ def settle_mixed(one: Settling) -> Candidate | None:
     floor = one.lowest[1]
     if most < floor:
         return None
+    if one.below < np.inf and not one.holds((0, most)):
+        return None
     guess = min(most, fluid_replicas(one.inputs, slow, floor))
-    found = least_near(lambda many: one.holds((0, many)), guess, floor, most)
+    found = least_near(
+        lambda many: one.holds((0, many)), guess, floor, most, grain=one.grain(guess)
+    )
     return None if found is None else slow.sized(0, found)
 
 

@@ -35,8 +35,14 @@ MOST_REQUESTS = 100_000
 STAYS = 3
 """Times that a run is longer than a request, so that pools fill and settle."""
 
+SHORT_STAYS = 2
+"""The same where a look is enough."""
+
 LONGER = 4
 """Times as long is the second look at what the first left open."""
+
+SECOND_LOOK = 40_000
+"""Requests of a second look at most; a first one that was a quarter of it leaves little open."""
 
 BUDGET = 4_000_000
 """Requests that all runs of a search may have: a bound counted in work, not in time."""
@@ -48,8 +54,8 @@ class Trials:
     def __init__(self, inputs: Inputs, errors: StepErrors, *, patient: bool = True) -> None:
         """Start without any run; without patience the first look's own percentile decides."""
         self._inputs = inputs
-        self._patient = patient
-        self._errors = errors
+        self.patient = patient
+        self.errors = errors
         self._arrivals: dict[tuple[int, int], Arrivals] = {}
         self._known: dict[tuple[str, int, int], Verdict] = {}
         self.spent = 0
@@ -68,10 +74,11 @@ class Trials:
 
     def _judged(self, candidate: Candidate, seed: int) -> Verdict:
         """Run once, or twice."""
-        slow = candidate.off_by(self._errors)
+        slow = candidate.off_by(self.errors)
         verdict = Verdict(holds=False, blame=_last_role(candidate), requests=0)
         count = self.length(slow)
-        for requests in (count, LONGER * count)[: 2 if self._patient else 1]:
+        again = self.patient and LONGER * count <= SECOND_LOOK
+        for requests in (count, LONGER * count)[: 1 + again]:
             if self.spent + requests > BUDGET:
                 return verdict
             self.spent += requests
@@ -80,7 +87,7 @@ class Trials:
             except NegativeAnswer:  # requests that preempt one another without end
                 return replace(verdict, requests=requests)
             sure, check = judge(outcome, self._inputs)
-            holds = sure if self._patient else check.ratio <= 1
+            holds = sure if self.patient else check.ratio <= 1
             blame = "" if holds else _blame(candidate, outcome, check)
             verdict = Verdict(holds=holds is True, blame=blame, requests=requests, check=check)
             if sure is not None:
@@ -100,7 +107,7 @@ class Trials:
         load, tandem = self._inputs.scenario.workload, slow.tandem
         full = float(decode.step_s(tandem, float(tandem.decode.max_batch_size)))
         stay_s = self._inputs.scenario.slo.ttft_s + full * float(tandem.output_tokens.mean())
-        inside = STAYS * load.requests_per_s * stay_s
+        inside = (STAYS if self.patient else SHORT_STAYS) * load.requests_per_s * stay_s
         return int(np.clip(100 * np.ceil(inside / 100), FEWEST_REQUESTS, MOST_REQUESTS / LONGER))
 
 
