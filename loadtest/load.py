@@ -86,8 +86,7 @@ def utilisations(plan: Plan, arrived: Sequence[Sample], window_s: float) -> dict
     Return the share of each pool's capacity that *arrived* takes; nothing for a mixed pool.
 
     Interference as in eq. T12: decode is slowed by prefill's utilisation and by each request that
-    joins; prefill by the share of the time in which decode has anybody, by each sequence it has,
-    and by each request.
+    joins; prefill by serving at all, by each sequence that decode has, and by each request.
     """
     pools = {pool.role: pool for pool in plan.pools}
     if not arrived or "mixed" in pools:
@@ -96,11 +95,8 @@ def utilisations(plan: Plan, arrived: Sequence[Sample], window_s: float) -> dict
     decoding = [(s.chunk_s[0], s.end_s) for s in arrived if s.chunk_s]
     held = sum(b - a for a, b in decoding) / window_s / pools["decode"].replicas
     prefill = _prefill_share(plan, pools["prefill"], arrived) / window_s
-    prefill *= (
-        1 + min(1.0, held) * between.prefill_fraction + held * between.prefill_per_sequence_fraction
-    )
-    handled_s = min(1.0, held) * len(arrived) * between.prefill_per_request_s
-    prefill += handled_s / window_s / pools["prefill"].replicas
+    prefill *= 1 + between.prefill_fraction + held * between.prefill_per_sequence_fraction
+    prefill += len(arrived) * between.prefill_per_request_s / window_s / pools["prefill"].replicas
     decode = _decode_share(plan, pools["decode"], arrived) / window_s
     decode *= 1 + min(1.0, prefill) * between.decode_fraction
     decode += len(arrived) * between.decode_per_request_s / window_s / pools["decode"].replicas

@@ -26,6 +26,7 @@ BIN = Path(sys.executable).parent
 OUT = Path("out/demo")
 MODEL = Path(".minicluster/models/demo")
 CALIBRATION = Path(".minicluster/calibrations/demo.json")
+RUNNING = Path(".minicluster/serving/state.json")
 SCENARIO = "configs/scenarios/laptop.toml"
 LAYOUT = ("--prefill", "1xTP1", "--decode", "1xTP1")
 KEEP = os.environ.get("KEEP") == "1"
@@ -40,6 +41,9 @@ REQUESTS = 420
 def main() -> int:
     """Run the steps, stop what they started, return the exit code."""
     started = time.monotonic()
+    if RUNNING.exists():
+        say(f"something is deployed from this directory already; stop it with {BIN}/serving down")
+        return Exit.BAD_INPUT
     shutil.rmtree(OUT, ignore_errors=True)
     OUT.mkdir(parents=True)
     keep = False

@@ -42,7 +42,7 @@ class DemoShape:
         seed: of the weights; equal shapes give equal bytes.
     """
 
-    num_layers: int = 10
+    num_layers: int = 7
     hidden_size: int = 512
     ffn_size: int = 2048
     num_heads: int = 8

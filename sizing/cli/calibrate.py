@@ -123,8 +123,8 @@ def _print(fitted: CalibrationSpec, out: Path) -> None:
     )
     table.add_row(
         "interference",
-        f"prefill +{between.prefill_fraction:.0%} while decode is busy,"
-        f" +{between.prefill_per_sequence_fraction:.0%} per sequence in it,"
+        f"prefill +{between.prefill_fraction:.0%} in service,"
+        f" +{between.prefill_per_sequence_fraction:.0%} per sequence in decode,"
         f" +{between.prefill_per_request_s * 1e3:.0f} ms per request;"
         f" decode step +{between.decode_fraction:.0%} while prefill is busy,"
         f" +{between.decode_per_request_s * 1e3:.0f} ms per request that joins",

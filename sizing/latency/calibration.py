@@ -166,8 +166,8 @@ def fit_interference(
     while_busy, per_sequence, per_prompt = _longer(
         np.array([row.seconds for row in prompts]),
         steptime.prefill_s(prefill, [row.tokens for row in prompts]),
-        fractions=np.array([(row.other_busy_fraction, row.other_batch) for row in prompts]),
-        times=np.array([row.other_busy_fraction for row in prompts]),
+        fractions=np.array([(1.0, row.other_batch) for row in prompts]),
+        times=np.ones(len(prompts)),
     )
     beside_prefill, per_join = _longer(
         np.array([row.seconds for row in steps]),

@@ -17,7 +17,7 @@ class SharedPrefill(FittedStep):
     """
     Prefill beside decode (docs/model.md, eq. Q9).
 
-        t_p = t_p,alone (1 + u f_p + L g_p) + u h_p, u and L as they are when the step begins
+        t_p = t_p,alone (1 + f_p + L g_p) + h_p, L as it is when the step begins
     """
 
     __slots__ = ("_between", "decode")
@@ -32,11 +32,10 @@ class SharedPrefill(FittedStep):
         """See `StepTime`."""
         chunks = tuple(chunks)
         alone_s = super().step_s(chunks, batch, context)
-        between, others = self._between, len(self.decode) or 1
-        busy = sum(replica.active for replica in self.decode) / others
-        sequences = sum(replica.batch for replica in self.decode) / others
-        slower = busy * between.prefill_fraction + sequences * between.prefill_per_sequence_fraction
-        return alone_s * (1 + slower) + busy * between.prefill_per_request_s * len(chunks)
+        between = self._between
+        sequences = sum(replica.batch for replica in self.decode) / (len(self.decode) or 1)
+        slower = between.prefill_fraction + sequences * between.prefill_per_sequence_fraction
+        return alone_s * (1 + slower) + between.prefill_per_request_s * len(chunks)
 
 
 class SharedDecode(FittedStep):

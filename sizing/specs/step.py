@@ -101,7 +101,8 @@ class Interference:
     Zero where pools share nothing.
 
     Attributes:
-        prefill_fraction: added to prefill while decode is busy.
+        prefill_fraction: added to prefill in service, whatever decode does at the moment: requests
+            are received, routed and handed over by the same cores.
         prefill_per_sequence_fraction: added to prefill for each sequence being decoded: every
             token on its way to a client takes time from the cores.
         prefill_per_request_s: added to each prompt: the cores also receive, route and hand over.

@@ -72,7 +72,7 @@ def couple(tandem: Tandem) -> Coupling | None:
     """
     Find the busy shares at which both pools agree, or `None` where one of them is overloaded.
 
-        t_p = t_p,alone (1 + u_d f_p + L_d g_p) + u_d h_p,
+        t_p = t_p,alone (1 + f_p + L_d g_p) + h_p,
         t_d = t_d,alone (1 + u_p f_d) + h_d x requests that join per step
         (docs/model.md, eq. T12)
 
@@ -103,9 +103,9 @@ def couple(tandem: Tandem) -> Coupling | None:
         before = (slow_prefill, slow_decode)
         slow_prefill = (
             1
-            + busy_decode * fractions.prefill_fraction
+            + fractions.prefill_fraction
             + decode.mean_sequences(tandem, held) * fractions.prefill_per_sequence_fraction
-            + busy_decode * fractions.prefill_per_request_s / alone_s
+            + fractions.prefill_per_request_s / alone_s
         )
         joining = tandem.workload.requests_per_s / tandem.decode.replicas
         lost = fractions.decode_per_request_s * joining / busy_decode

@@ -94,14 +94,14 @@ def test_exact_rows_give_back_the_constants() -> None:
 
 
 def test_interference_is_per_share_of_busy_time() -> None:
-    """A pool measured beside one that was busy half the time is charged twice the slowdown."""
+    """Decode beside a prefill that was busy half the time is charged twice; prefill is not."""
     half = [
         replace(r, other_busy_fraction=0.5) if r.other_busy_fraction else r for r in grid(0.2, 0.4)
     ]
 
     fitted = fit_calibration(half, name="half")
 
-    assert fitted.interference.prefill_fraction == pytest.approx(0.4, rel=1e-3)
+    assert fitted.interference.prefill_fraction == pytest.approx(0.2, rel=1e-3)
     assert fitted.interference.decode_fraction == pytest.approx(0.8, rel=1e-3)
 
 
