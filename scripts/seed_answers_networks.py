@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from seed_figures import (
     BOM,
+    BUILT,
     COLLECTIVE,
     DAY,
     MODELS,
     PAPER,
     PLACE,
+    RULE,
     STUDY,
     TOPOLOGY,
-    TRAIN,
     Entry,
     bands,
     built,
@@ -33,7 +34,7 @@ from sizing.fabric.study import savings_range, study
 from sizing.training.closed_forms import training_s
 
 NETWORKS: list[Entry] = [
-    ("002", "GPT-3 355", TRAIN, lambda: float(training_s(3.14e23, 1, 28e12)) / (365 * DAY)),
+    ("002", "GPT-3 355", RULE, lambda: float(training_s(3.14e23, 1, 28e12)) / (365 * DAY)),
     (
         "002",
         "NVLink4",
@@ -47,7 +48,7 @@ NETWORKS: list[Entry] = [
         STUDY,
         lambda: PAPER.scale_up_bytes_per_s / PAPER.scale_out_bytes_per_s,
     ),
-    ("002", "PaLM-540B", TRAIN, lambda: float(training_s(2.56e24, 256, 989.5e12)) / DAY),
+    ("002", "PaLM-540B", RULE, lambda: float(training_s(2.56e24, 256, 989.5e12)) / DAY),
     (
         "002",
         "cluster of 128",
@@ -134,24 +135,24 @@ NETWORKS: list[Entry] = [
     (
         "003",
         "ToR uses",
-        BOM,
+        BUILT,
         lambda: 100 * built().details[0].ports_used / catalog.switches()["minipack2"].ports,
     ),
     ("003", '"7804', BOM, lambda: catalog.switches()["arista-7804r3"].ports),
-    ("003", "16 cluster switches", BOM, lambda: built().details[1].switches_per_unit),
+    ("003", "16 cluster switches", BUILT, lambda: built().details[1].switches_per_unit),
     ("003", "line card", BOM, lambda: 32 * (tier("roce-24k", "zone").oversubscription + 1)),
     (
         "003",
         "oversubscription 1:7",
-        BOM,
+        BUILT,
         lambda: (
             tier("roce-24k", "zone").oversubscription,
             float(built().details[1].oversubscription or 0),
         ),
     ),
-    ("003", "aggregation needs", BOM, lambda: built().links_per_tier[-1]),
-    ("003", "16 aggregation", BOM, lambda: built().details[2].switches_per_unit),
-    ("003", "fabric totals", BOM, lambda: built().switches),
+    ("003", "aggregation needs", BUILT, lambda: built().links_per_tier[-1]),
+    ("003", "16 aggregation", BUILT, lambda: built().details[2].switches_per_unit),
+    ("003", "fabric totals", BUILT, lambda: built().switches),
     (
         "003",
         "16 flows",

@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from seed_figures import (
-    BOM,
+    BUILT,
     COLLECTIVE,
     DAY,
     LONG,
     MONTH,
     PLACE,
+    RULE,
     TOPOLOGY,
     TRAIN,
     YEAR,
@@ -35,40 +36,40 @@ from sizing.training.closed_forms import achieved_flops_per_s, training_s, weigh
 from sizing.training.flops import training_flops
 
 TALKS: list[Entry] = [
-    ("000", "Llama-2-70B training compute", TRAIN, lambda: float(training_flops(70e9, 2e12))),
-    ("000", 'Llama-2-70B "1.7 billion', TRAIN, llama2_hours),
+    ("000", "Llama-2-70B training compute", RULE, lambda: float(training_flops(70e9, 2e12))),
+    ("000", 'Llama-2-70B "1.7 billion', RULE, llama2_hours),
     (
         "000",
         'Llama 2 "70',
         "`sizing models`",
         lambda: num_parameters(catalog.find_model("llama-2-70b")),
     ),
-    ("000", '"more than one month', TRAIN, lambda: llama2_hours() / 2000 / 24),
+    ("000", '"more than one month', RULE, lambda: llama2_hours() / 2000 / 24),
     ("000", '"about 42 000', TOPOLOGY, lambda: catalog.find_network("talk-32k")[1].gpus),
     ("000", "currently about 2000", PLACE, lambda: len(ranks("talk-32k", 8, 1, 256).ranks)),
     (
         "000",
         "30 EFLOP/s",
-        TRAIN,
+        RULE,
         lambda: float(achieved_flops_per_s(3 * 30e18, 32_768, 1.0)) / 1e12,
     ),
-    ("000", "33% MFU", TRAIN, lambda: float(1 / training_s(1e18, 32_768, peak("h100") / 3))),
+    ("000", "33% MFU", RULE, lambda: float(1 / training_s(1e18, 32_768, peak("h100") / 3))),
     (
         "000",
         "Llama training in less",
-        TRAIN,
+        RULE,
         lambda: float(training_s(training_flops(70e9, 2e12), 1, 30e18)) / 3600,
     ),
     (
         "000",
         "about one petaflop",
-        TRAIN,
+        RULE,
         lambda: tuple(float(training_flops(70e9, s)) / 1e15 for s in (2048, 4096)),
     ),
     (
         "000",
         "train with hundreds",
-        TRAIN,
+        RULE,
         lambda: float(training_flops(70e9, 2e12) / training_flops(70e9, 4096)),
     ),
     ("000", "few petaflops", LONG, lambda: prefill(32_768) / 1e15),
@@ -101,7 +102,7 @@ TALKS: list[Entry] = [
     (
         "000",
         "18 cluster switches",
-        BOM,
+        BUILT,
         lambda: built().details[1].switches_per_unit + built().details[1].spares_per_unit,
     ),
     ("000", "training set 16k", PLACE, lambda: ranks("talk-32k", 8, 2, 1024).cuts[0].ring),
@@ -110,33 +111,33 @@ TALKS: list[Entry] = [
     (
         "001",
         "GPT-3 on 8 V100",
-        TRAIN,
+        RULE,
         lambda: float(achieved_flops_per_s(training_flops(175e9, 300e9), 8, 36 * YEAR)) / 1e12,
     ),
     (
         "001",
         "GPT-3 on 512",
-        TRAIN,
+        RULE,
         lambda: float(achieved_flops_per_s(training_flops(175e9, 300e9), 512, 7 * MONTH)) / 1e12,
     ),
     (
         "001",
         "GPT-3 512xV100",
-        TRAIN,
+        RULE,
         lambda: float(training_s(training_flops(175e9, 300e9), 512, 34.66e12)) / DAY,
     ),
-    ("001", "175B parameters", TRAIN, lambda: float(weight_set_bytes(175e9)) / 1e9),
-    ("001", "training multiplies", TRAIN, lambda: float(weight_set_bytes(175e9, multiple=8)) / 1e9),
+    ("001", "175B parameters", RULE, lambda: float(weight_set_bytes(175e9)) / 1e9),
+    ("001", "training multiplies", RULE, lambda: float(weight_set_bytes(175e9, multiple=8)) / 1e9),
     (
         "001",
         "E2ETT ~",
-        TRAIN,
+        RULE,
         lambda: float(training_s(training_flops(175e9, 300e9, recompute=True), 1024, 140e12)) / DAY,
     ),
     (
         "001",
         "E2ETT 1T",
-        TRAIN,
+        RULE,
         lambda: (
             float(training_s(training_flops(1.008e12, 450e9, recompute=True), 3072, 163e12)) / DAY
         ),
@@ -144,13 +145,13 @@ TALKS: list[Entry] = [
     (
         "001",
         "training time",
-        TRAIN,
+        RULE,
         lambda: bool(
             training_s(training_flops(1e9, 2e9), 8, 1e14)
             == 2 * training_s(training_flops(1e9, 1e9), 8, 1e14)
         ),
     ),
-    ("001", "rate =", TRAIN, rate_is_linear),
+    ("001", "rate =", RULE, rate_is_linear),
     ("001", "Scale Factor", TRAIN, scaled),
     (
         "001",

@@ -182,10 +182,15 @@ def bands(cluster: str) -> tuple[float, float]:
     return tier(cluster, "hb").bytes_per_s / 1e9, tier(cluster, "rack").bytes_per_s / 1e9
 
 
-TRAIN, TOPOLOGY, BOM, STUDY, PLACE, LONG, COLLECTIVE = (
-    "`sizing train`", "`sizing fabric topology`", "`sizing fabric bom`", "`sizing fabric study`",
-    "`sizing place`", "`sizing long-context`", "`sizing fabric collective`",
-)  # fmt: skip
+RULE = "`sizing train --parameters P --tokens T --gpus n --flops-per-gpu-per-s X`"
+TRAIN = "`sizing train --model M --gpus n --tp t --pp p`"
+TOPOLOGY = "`sizing fabric topology CLUSTER`"
+BOM = "`sizing fabric bom --gpus N --hb-size K --radix R --kind KIND`"
+BUILT = "`sizing fabric bom --preset roce-24k`"
+STUDY = "`sizing fabric rail-only`"
+PLACE = "`sizing place --cluster CLUSTER --tp t --pp p --dp d`"
+LONG = "`sizing long-context`"
+COLLECTIVE = "`sizing fabric collective`"
 
 Entry = tuple[str, str, str, Ask]
 """Seed, start of the claim, our command, our value."""

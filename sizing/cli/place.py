@@ -10,10 +10,10 @@ from pathlib import Path  # noqa: TC003  (Typer reads the annotations)
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
 from sizing import catalog
 from sizing.arrivals import length_quantiles
+from sizing.cli.console import wide_console
 from sizing.cli.plan import write_whole
 from sizing.config import parse, read_toml
 from sizing.errors import InputError
@@ -106,7 +106,7 @@ def place(  # noqa: PLR0913, PLR0917  (one option a rule)
         sys.stdout.write(json.dumps(data, indent=2, allow_nan=False) + "\n")
         return
     table = cuts_table(found) if isinstance(found, RankPlan) else seats_table(found)
-    Console().print(table)
+    wide_console().print(table)
 
 
 def wants_of(plan: Plan) -> list[Want]:

@@ -9,8 +9,8 @@ from pathlib import Path  # noqa: TC003  (Typer reads the annotations)
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
+from sizing.cli.console import wide_console
 from sizing.config import parse, read_toml
 from sizing.errors import InputError, NegativeAnswer
 from sizing.report.training import layouts_table, training_table
@@ -146,7 +146,7 @@ def _print_rule(
     if as_json:
         sys.stdout.write(json.dumps(asdict(found), indent=2) + "\n")
         return
-    Console().print(
+    wide_console().print(
         f"{found.flops:.4g} FLOPs: {found.days:.1f} days on {gpus:,} GPUs,"
         f" {found.gpu_hours:,.0f} GPU-hours; {found.weight_bytes / 1e9:,.0f} GB of 32-bit weights,"
         f" about {found.memory_bytes / 1e9:,.0f} GB to train",
@@ -162,7 +162,7 @@ def _print(found: TrainingEstimate, ranked: list[Trial], *, as_json: bool) -> No
             data["layouts"] = [asdict(each) for each in ranked]
         sys.stdout.write(json.dumps(data, indent=2, allow_nan=False) + "\n")
         return
-    console = Console()
+    console = wide_console()
     if ranked:
         console.print(layouts_table(ranked))
     console.print(training_table(found))

@@ -171,7 +171,8 @@ def bound_gain(
     """
     Bound the gain of any placement without searching.
 
-        M_j <= min(P min(D, (g_j - p)/d), D min(P, (g_j - d)/p))      (docs/model.md, eq. D4)
+        M_j <= min(P min(D, (g_j - p)/d), D min(P, (g_j - d)/p), g_j (P p + D d)/(4 p d))
+        (docs/model.md, eq. D4): the last since x y <= (x + y)^2/4 and x + y <= g_j in each unit
 
     Args:
         total: P and D replicas.
@@ -186,5 +187,6 @@ def bound_gain(
     for each, free in zip(gain, roomiest, strict=False):
         beside = min(second, max(0, free - p) // d) if second else 0
         other = min(first, max(0, free - d) // p) if second else 0
-        bound += each * min(first * beside, second * other)
+        even = free * (first * p + second * d) / (4 * p * d)
+        bound += each * min(first * beside, second * other, even)
     return bound

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sizing.errors import InputError, NegativeAnswer
+from sizing.fabric.climbing import Climb
 from sizing.fabric.pairing import Counted, Counter, Objective, bound_gain, shares
 from sizing.fabric.room import Room
 from sizing.fabric.seats import Seat, Want, packed, rail_aligned_fraction
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 WORK_LIMIT = 400_000_000
-"""Additions that the exact search may take; beyond, units are filled in order."""
+"""Additions that the exact search may take; beyond, units are filled in order and
+replicas exchanged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +57,7 @@ class PoolPlan:
             seconds per second.
         bound: no placement under the same rules costs less.
         optimal: cost equals bound.
-        method: `exact`, or `greedy` where that takes too much work.
+        method: `exact`, or `search` where that takes too much work.
         meeting_fraction: of the bytes between replicas, by tier.
         spread: role to tier to units used.
         rail_aligned_fraction: of the bytes that start and end on the same rail.
@@ -119,6 +121,8 @@ def place_pools(
         taken = _best(cut, root, leaf, replace(rules, spread_tier=None))
     if taken is None:
         raise _no_room(cut, root, tiers, rules)
+    if taken.method != "exact" and rules.spread_tier is not None:
+        warnings = (*warnings, "so many replicas are not spread on purpose: look at `spread`")
     seats = tuple(seat for room, own in taken.leaves for seat in packed(room, cut, own) or ())
     return _priced(_numbered(seats, wants), root, tiers, rules, (taken, warnings))
 
@@ -229,7 +233,7 @@ def _work(root: Room, wants: Sequence[Want], total: Counted) -> float:
 def _greedy(
     ends: Sequence[Room], wants: Sequence[Want], gain: Sequence[float], root: Room
 ) -> _Taken | None:
-    """Fill leaves in the order of the tree, roles in proportion."""
+    """Fill leaves in the order of the tree, roles in proportion; then exchange replicas."""
     total = [want.replicas for want in wants]
     for end in ends:
         left, leaves = list(total), []
@@ -249,7 +253,12 @@ def _greedy(
             roomiest = [max(r.free for r in root.at(t)) for t in range(root.tier + 1)]
             pair = (total[0], total[1] if len(total) > 1 else 0)
             most = bound_gain(pair, widths, gain, roomiest)
-            return _Taken(leaves=leaves, most=most, method="greedy")
+            climb = Climb(
+                root=end, gain=gain, widths=widths,
+                fits=lambda room, p, d: packed(room, wants, (p, d)) is not None,
+            )  # fmt: skip
+            better = leaves if len(wants) == 1 else climb.improved(leaves)
+            return _Taken(leaves=better, most=most, method="search")
     return None
 
 

@@ -170,13 +170,13 @@ def test_plan_of_64_gpus_is_proved_optimal_on_every_preset() -> None:
         assert found.method == "exact"
 
 
-def test_greedy_says_that_it_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beyond the limit of work units are filled in order, and cost stays above the bound."""
+def test_local_search_keeps_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond the limit of work, cost stays between the exact one and the bound below it."""
     exact = pooled(preset("roce-24k")[0], (24, 12), (4, 8))
     monkeypatch.setattr("sizing.fabric.pools.WORK_LIMIT", 0)
     found = pooled(preset("roce-24k")[0], (24, 12), (4, 8))
 
-    assert found.method == "greedy"
+    assert found.method == "search"
     assert found.bound <= exact.cost <= found.cost
 
 
@@ -309,3 +309,22 @@ def test_rooms_count_atoms() -> None:
     """Groups fit inside domains only."""
     root: Room = rooms(site([8, 4, 2]))
     assert (root.free, root.atoms(4), root.atoms(8)) == (14, 3, 1)
+
+
+@settings(max_examples=25)
+@given(inventory=sites(), counts=st.tuples(st.integers(1, 3), st.integers(1, 2)))
+def test_local_search_never_beats_the_exact_one(
+    inventory: Inventory, counts: tuple[int, int]
+) -> None:
+    """The bound is below the exact cost, that below the searched one; the same answer twice."""
+    with pytest.MonkeyPatch.context() as patch:
+        try:
+            exact = pooled(inventory, counts, (2, 4))
+            patch.setattr("sizing.fabric.pools.WORK_LIMIT", 0)
+            found = pooled(inventory, counts, (2, 4))
+        except NegativeAnswer:
+            return
+        again = pooled(inventory, counts, (2, 4))
+
+    assert found == again
+    assert found.bound <= exact.cost * (1 + 1e-9) <= found.cost * (1 + 2e-9)
