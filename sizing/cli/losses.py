@@ -15,7 +15,7 @@ from sizing.cli.console import wide_console
 from sizing.cli.simulate import MOST
 from sizing.errors import Exit, InputError
 from sizing.plan import read_plan
-from sizing.report.study import losses_table
+from sizing.report.study import losses_note, losses_table
 from sizing.shell import talk
 from sizing.specs.checks import not_negative, positive
 from sizing.study.loss import losses as lost
@@ -46,6 +46,9 @@ def losses(
     if as_json:
         sys.stdout.write(json.dumps([asdict(each) for each in found], indent=2) + "\n")
     else:
-        wide_console().print(losses_table(found, planned.slo.percentile))
+        console = wide_console()
+        console.print(losses_table(found, planned.slo.percentile))
+        if planned.confidence is not None:
+            console.print(losses_note(planned.confidence), highlight=False)
     if not all(each.holds for each in found):
         raise typer.Exit(Exit.NEGATIVE)

@@ -13,6 +13,7 @@ from sizing.study.answer import figures
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from sizing.plan import Confidence
     from sizing.search.evaluated import Evaluated
     from sizing.study.answer import Answer
     from sizing.study.loss import Loss
@@ -126,9 +127,19 @@ def losses_table(found: Iterable[Loss], statistic: str) -> Table:
     return table
 
 
+def losses_note(found: Confidence) -> str:
+    """Say how slow the simulated steps are."""
+    return (
+        f"At {found.fraction:.0%} confidence: prefill steps {found.prefill_factor:.2f}, decode"
+        f" steps {found.decode_factor:.2f} times as long as predicted"
+    )
+
+
 def front_table(front: Front, points: Sequence[Evaluated]) -> Table:
     """Configurations that no other beats, along the horizontal axis."""
-    table = _table(front.name.capitalize(), ["layout", front.x_name, front.y_name, "SLO"])
+    table = _table(
+        f"{front.name[0].upper()}{front.name[1:]}", ["layout", front.x_name, front.y_name, "SLO"]
+    )
     kept = sorted((at for at in range(len(points)) if front.kept[at]), key=lambda at: front.xs[at])
     for at in kept[:MOST_ROWS]:
         word = ("holds", "green") if points[at].meets_slo else ("missed", "red")

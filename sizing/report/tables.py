@@ -115,7 +115,7 @@ def summary(plan: Plan) -> Text:
         f" {cost.gpus} {unit} on {cost.nodes} node{'s' if cost.nodes > 1 else ''}"
         + (f", {stranded} {unit} of which stay free" if stranded else ""),
         (
-            f"Headroom: holds to {plan.headroom.load_factor:.2f} times the load,"
+            f"Headroom at the predicted step times: {plan.headroom.load_factor:.2f} times the load,"
             f" then {plan.headroom.binds}; saturates at"
             f" {plan.prediction.capacity_requests_per_s:.3g} requests/s"
         ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from sizing.search.step_models import slower
 from sizing.simulation.planned import simulate_plan
 from sizing.sources import Source, drawn
 
@@ -40,14 +41,16 @@ def losses(plan: Plan, *, requests: int, seed: int) -> Iterator[Loss]:
     """
     Simulate the plan whole, then with one replica less in each pool.
 
-    The system has met its failure long ago: requests that were lost with the replica, and the
-    minutes of fewer replicas before routing noticed, are no part of it.
+    Steps take as long as in the simulations that the plan passed, which is longer than predicted
+    where the plan holds with some confidence. The system has met its failure long ago: requests
+    that were lost with the replica, and the time before routing noticed, are no part of it.
 
     Args:
         plan: pools and load.
         requests: of each run, drawn from the plan's load.
         seed: of arrivals, lengths and routing; the same in every run.
     """
+    plan = as_confident(plan)
     yield _simulated(plan, None, requests, seed)
     for pool in plan.pools:
         if pool.replicas == 1:
@@ -61,6 +64,22 @@ def losses(plan: Plan, *, requests: int, seed: int) -> Iterator[Loss]:
             )
         else:
             yield _simulated(without_one(plan, pool.role), pool.role, requests, seed)
+
+
+def as_confident(plan: Plan) -> Plan:
+    """Return the plan with steps that take as long as its confidence allows for."""
+    sure, model = plan.confidence, plan.step_model
+    if sure is None:
+        return plan
+    decode = slower(model.decode, sure.decode_factor)
+    if plan.pools[0].role == "mixed":
+        decode = replace(
+            decode,
+            per_prefill_token_s=model.decode.per_prefill_token_s * sure.prefill_factor,
+            per_pair_s=model.decode.per_pair_s * sure.prefill_factor,
+        )
+    prefill = slower(model.prefill, sure.prefill_factor)
+    return replace(plan, step_model=replace(model, prefill=prefill, decode=decode))
 
 
 def without_one(plan: Plan, role: str) -> Plan:

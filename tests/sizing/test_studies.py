@@ -270,3 +270,15 @@ def test_page_of_a_plan_command(sizing: Any, tmp_path: Path) -> None:  # noqa: A
     assert sizing("plan", SCENARIO, "--html", str(target)).code == 0
     assert target.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
     assert sizing("plan", SCENARIO, "--html", str(tmp_path / "no" / "plan.html")).code == 2
+
+
+def test_questions_of_the_document_are_commands(sizing: Any) -> None:  # noqa: ANN401
+    """Every command that docs/planning.md names is there, with the options it names."""
+    text = (Path(__file__).parents[2] / "docs" / "planning.md").read_text(encoding="utf-8")
+    named = re.findall(r"(?:`|\$ )sizing ([a-z-]+)([^`\n]*)", text)
+    assert {command for command, _ in named} >= {"plan", "compare", "sweep", "losses", "pareto"}
+    for command, rest in named:
+        shown = sizing(command, "-h")
+        assert shown.code == 0, command
+        for option in re.findall(r"--[a-z-]+", rest):
+            assert option in shown.out, (command, option)
