@@ -220,10 +220,19 @@ def training_memory(job: TrainingJob, layout: TrainingLayout) -> TrainingMemory:
     return max((_stage_memory(job, layout, s) for s in stages), key=lambda each: each.total)
 
 
+def _held(job: TrainingJob, layout: TrainingLayout, stage: str, *, sharded: bool) -> float:
+    """Parameters whose state a GPU holds: copies share it out, of experts dp cp/ep copies."""
+    whole = stage_parameters(job, layout, stage)
+    if not sharded:
+        return whole
+    layers = layout.stage_layers(job) if stage == "second" else layout.end_layers(job)
+    experts = parameters(job.model).experts * layers / job.model.num_layers / layout.tp / layout.ep
+    return (whole - experts) / layout.copies + experts * layout.ep / layout.copies
+
+
 def _stage_memory(job: TrainingJob, layout: TrainingLayout, stage: str) -> TrainingMemory:
     """Bytes of one GPU of a stage."""
-    p = stage_parameters(job, layout, stage)
-    shards = [layout.copies if job.zero >= least else 1 for least in (3, 2, 1)]
+    shares = [_held(job, layout, stage, sharded=job.zero >= least) for least in (3, 2, 1)]
     kept = layer_activation_bytes(job, layout)
     working = 0.0
     if job.recompute != "none":
@@ -232,9 +241,9 @@ def _stage_memory(job: TrainingJob, layout: TrainingLayout, stage: str) -> Train
         tokens = layout.micro_batch * job.sequence_tokens / layout.cp
         working += LOGIT_BYTES * tokens * job.model.vocab_size / layout.tp
     return TrainingMemory(
-        weights=p * WEIGHT_BYTES / shards[0],
-        gradients=p * GRADIENT_BYTES / shards[1],
-        optimiser=p * OPTIMISER_BYTES / shards[2],
+        weights=WEIGHT_BYTES * shares[0],
+        gradients=GRADIENT_BYTES * shares[1],
+        optimiser=OPTIMISER_BYTES * shares[2],
         activations=kept * layers_in_flight(job, layout, stage),
         working=working,
     )

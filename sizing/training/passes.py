@@ -10,6 +10,7 @@ import numpy as np
 from sizing.latency.load import StepLoad
 from sizing.latency.op import ACTIVATION_BYTES, Op, Work, gemm
 from sizing.latency.work import step_ops
+from sizing.specs.model import DTYPE_BYTES
 from sizing.specs.slicing import Slicing
 
 if TYPE_CHECKING:
@@ -69,7 +70,8 @@ def passes(job: TrainingJob, layout: TrainingLayout) -> Passes:
         for its backward kernel.
 
     Ignores:
-        Lookups of the embedding; gradients of biases and norms' scales.
+        Lookups of the embedding; gradients of biases and norms' scales; experts that see more
+        tokens than others, which an auxiliary loss evens out.
 
     """
     tokens = np.float64(job.sequence_tokens)
@@ -81,8 +83,10 @@ def passes(job: TrainingJob, layout: TrainingLayout) -> Passes:
         sequences=zero,
         context_tokens=zero,
     )
-    slicing = Slicing(tp=layout.tp, dp=layout.ep, ep=layout.ep)
-    every = step_ops(job.model, load, slicing=slicing)
+    every = [
+        _shared_out(op, layout.ep)
+        for op in step_ops(job.model, load, slicing=Slicing(tp=layout.tp))
+    ]
     gemms = [op for op in every if "gemm" in op.kind and op.name != "lm_head"]
     scores = [op for op in every if op.kind == "prefill attention"]
     core, core_backward = _core(job, layout, scores)
@@ -94,6 +98,15 @@ def passes(job: TrainingJob, layout: TrainingLayout) -> Passes:
         core=core,
         head=_head(job, layout, load.tokens),
     )  # fmt: skip
+
+
+def _shared_out(op: Op, ep: int) -> Op:
+    """Leave a GPU 1/ep of the experts, and as many rows as before: those of ep GPUs come to it."""
+    if op.groups is None or ep == 1:
+        return op
+    weights = op.groups * np.asarray(op.inner) * np.asarray(op.columns) * DTYPE_BYTES[op.dtype]
+    fewer = op.work.hbm_bytes - weights * (1 - 1 / ep)
+    return replace(op, groups=op.groups / ep, work=replace(op.work, hbm_bytes=fewer))
 
 
 def _gradients(op: Op) -> tuple[Op, Op]:

@@ -20,7 +20,12 @@ from sizing.training.closed_forms import scale_factor, training_s, weight_set_by
 from sizing.training.estimate import TrainingEstimate, TrainingMachine, estimate
 from sizing.training.flops import step_flops, training_flops
 from sizing.training.layout import TrainingLayout
-from sizing.training.memory import layer_activation_bytes, stage_parameters, trained_parameters
+from sizing.training.memory import (
+    layer_activation_bytes,
+    stage_parameters,
+    trained_parameters,
+    training_memory,
+)
 from sizing.training.request import TrainingRequest
 from sizing.training.search import search_layouts, settled
 from sizing.training.step import BUSY_FRACTION, training_step
@@ -237,6 +242,11 @@ def test_experts_are_counted_once_and_slice_evenly() -> None:
     assert step_flops(jobs[0]).model == step_flops(jobs[1]).model
     assert step_flops(jobs[0]).model == pytest.approx(6 * 12.7e9 * 64 * 4096, rel=0.06)
     assert weights[1] < weights[0] / 4
+    sharded = [
+        training_memory(replace(job, zero=3), asked.layout()).optimiser
+        for job, asked in zip(jobs, (one, eight), strict=True)
+    ]
+    assert sharded[0] == pytest.approx(sharded[1])
 
 
 def test_closed_forms() -> None:
