@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sizing import catalog
 from sizing.cli.console import wide_console
 from sizing.config import parse, read_toml
 from sizing.errors import InputError, NegativeAnswer
@@ -28,7 +29,8 @@ Count = Annotated[int | None, typer.Option()]
 
 def train(  # noqa: PLR0913, PLR0917  (one option a key of the scenario)
     scenario: Annotated[
-        Path | None, typer.Argument(help="TOML with the options as keys; options override it")
+        Path | None,
+        typer.Argument(help="TOML with the options as keys, or a shipped one; options override"),
     ] = None,
     model: Annotated[str | None, typer.Option(help="of the catalog, or the shape below")] = None,
     layers: Count = None,
@@ -123,7 +125,13 @@ OWN = {"scenario", "search", "as_json", "parameters", "flops_per_gpu_per_s"}
 
 def _request(scenario: Path | None, options: dict[str, Any]) -> TrainingRequest:
     """Read the scenario with the options over it."""
-    raw = {} if scenario is None else read_toml(scenario)
+    shipped = catalog.files("training")
+    file = scenario
+    if scenario is not None and not scenario.exists() and scenario.suffix != ".toml":
+        if str(scenario) not in shipped:
+            raise InputError("scenario", str(scenario), "a file, or one of " + ", ".join(shipped))
+        file = shipped[str(scenario)]
+    raw = {} if file is None else read_toml(file)
     raw |= {key: value for key, value in options.items() if value is not None}
     return parse(TrainingRequest, raw, place="sizing train" if scenario is None else str(scenario))
 

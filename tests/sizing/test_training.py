@@ -335,3 +335,12 @@ def test_command_knows_the_rule_of_thumb() -> None:
     missing = run(*given)
     assert missing.returncode == 2
     assert "--flops-per-gpu-per-s" in missing.stderr
+
+
+@pytest.mark.parametrize("name", ["llama-3-405b", "gpt-3-175b"])
+def test_shipped_runs_fit_and_print(name: str) -> None:
+    """Each shipped run is estimated and fits; an unknown one lists them."""
+    done = run(name)
+    assert done.returncode == 0, done.stderr
+    assert "days" in done.stdout
+    assert name in run("no-such-run").stderr
