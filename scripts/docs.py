@@ -69,15 +69,15 @@ KNOWN_BEFORE = (
         "- chosen, from another source each, with the errors of inferencex and silicon-internal"
         " in view: 0 per layer (beyond what ops take), 7 µs per exchange, 0.8 ms per layer with"
         " experts of steps with prompts, the token budget of recipes, which engines keep the KV"
-        " cache in 8 bits, whose fp8 checkpoints are scaled in blocks, how popular experts are (a"
-        " range of 12, fitted to op tables), norms of queries and keys, the quantisation taken off"
+        " cache in 8 bits, whose fp8 checkpoints are scaled in blocks, whose version a split"
+        " deployment names, how popular experts are (a range of 12, fitted to op tables), norms of queries and keys, the quantisation taken off"
         " the fp8 GEMM tables"
     ),
     (
         "- the 0.8 ms are aiconfigurator's, whose authors calibrated them on all of the silicon"
         " rows that inferencex and silicon-internal are a part of: not independent of them"
     ),
-    "- not fitted, and no choice made on them: blis, trtllm-docs",
+    "- not fitted on: trtllm-docs, and blis, whose TPOT was in view when 0 per layer was chosen",
     "",
     (
         "Known and not mended: rows of blis are conversations whose earlier turns are cached"
