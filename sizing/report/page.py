@@ -25,6 +25,7 @@ from sizing.search.evaluated import evaluated
 from sizing.simulation.planned import simulate_plan
 from sizing.sources import Source, drawn
 from sizing.study.answer import figures, layout_of
+from sizing.study.loss import as_confident
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -44,6 +45,9 @@ def plan_page(plan: Plan) -> str:
     """
     arrivals = drawn(plan.workload, Source(), count=REQUESTS, seed=SEED)
     outcome = simulate_plan(plan, arrivals, seed=SEED)
+    slowed = None
+    if plan.confidence is not None:
+        slowed = simulate_plan(as_confident(plan), arrivals, seed=SEED)
     style = resources.files("sizing.report").joinpath("page.css").read_text(encoding="utf-8")
     roles = [pool.role for pool in plan.pools]
     heads = ("", *STATISTICS, f"90 % interval at {plan.slo.percentile}", "SLO")
@@ -51,8 +55,8 @@ def plan_page(plan: Plan) -> str:
     body = [
         _header(plan),
         _section("Latency: forecast, and simulated", latencies),
-        _charts(latency_charts(plan, outcome)),
-        _charts(over_time_charts(outcome)),
+        _charts(latency_charts(plan, outcome, slowed)),
+        _charts(over_time_charts(plan, outcome)),
         _section("Layout", legend((*roles, "free")) + layout_drawing(plan)
                  + _table(POOL_HEADS, pool_rows(plan))),
         _charts(fronts_charts(plan, evaluated(plan.inputs))),
@@ -104,6 +108,10 @@ def _tiles(plan: Plan) -> Iterable[str]:
     yield _tile(f"TTFT {slo.percentile}", seconds(found.ttft_s), f"SLO {seconds(slo.ttft_s)}")
     limit = "" if slo.tpot_s is None else f"SLO {seconds(slo.tpot_s)}"
     yield _tile(f"TPOT {slo.percentile}", seconds(found.tpot_s), limit)
+    if found.confidence_fraction is not None and plan.confidence is not None:
+        at = plan.confidence.gpus_at
+        others = ", ".join(f"{gpus} GPUs at {float(name):.0%}" for name, gpus in at.items())
+        yield _tile("confidence", f"{found.confidence_fraction:.0%}", others)
     capacity = f"saturates at {plan.prediction.capacity_requests_per_s:.3g}/s"
     yield _tile("headroom", f"{found.headroom_factor:.2f} x", capacity)
     cost = found.running

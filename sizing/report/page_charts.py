@@ -13,6 +13,8 @@ from sizing.study.pareto import fronts
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from numpy.typing import NDArray
+
     from sizing.plan import Plan
     from sizing.search.evaluated import Evaluated
     from sizing.simulation.outcome import Outcome
@@ -32,8 +34,17 @@ def legend(styles: Sequence[str]) -> str:
     return f'<div class="legend">{inner}</div>'
 
 
-def latency_charts(plan: Plan, outcome: Outcome) -> Iterator[tuple[str, str]]:
-    """Draw which TTFT and TPOT a share of the simulated requests stays within."""
+def latency_charts(
+    plan: Plan, outcome: Outcome, slowed: Outcome | None
+) -> Iterator[tuple[str, str]]:
+    """
+    Draw which TTFT and TPOT a share of the simulated requests stays within.
+
+    Args:
+        plan: its forecast and limits.
+        outcome: with the step times predicted.
+        slowed: with those that the plan's confidence allows for; `None`: it says nothing.
+    """
     for name, limit_s in (("ttft", plan.slo.ttft_s), ("tpot", plan.slo.tpot_s)):
         values = np.sort(outcome.series(name)[0])
         if not len(values):
@@ -41,34 +52,48 @@ def latency_charts(plan: Plan, outcome: Outcome) -> Iterator[tuple[str, str]]:
         predicted = getattr(plan.prediction, name)
         forecast = np.array([predicted.at(each) for each in LEVELS])
         x = tail(len(values), "share of requests within")
-        highest = max(float(values[-1]), float(forecast[-1]), limit_s or 0.0)
+        runs = {"simulated": values}
+        if slowed is not None:
+            runs["slowed"] = np.sort(slowed.series(name)[0])
+        highest = max(float(forecast[-1]), limit_s or 0.0, *(float(v[-1]) for v in runs.values()))
         y = vertical(1.05 * highest * MS, "ms")
-        # The k-th of n values is what k/n of them stay within; the last would lie at infinity.
-        kept = _tail_places(len(values))
-        shares = -np.log10(1 - (kept + 0.5) / len(values))
-        series = (
-            Series(style="simulated", xs=np.minimum(shares, x.high), ys=values[kept] * MS),
-            Series(
-                style="predicted", xs=np.array([at_tail(each) for each in LEVELS.values()]),
-                ys=forecast * MS, marks=True,
-                titles=tuple(f"{each}: {predicted.at(each) * MS:.1f} ms" for each in LEVELS),
-            ),
-        )  # fmt: skip
-        drawing = chart(x, y, series, limit=None if limit_s is None else limit_s * MS)
-        styles = ("simulated", "predicted", *(("limit",) if limit_s is not None else ()))
+        marks = Series(
+            style="predicted",
+            xs=np.array([at_tail(each) for each in LEVELS.values()]),
+            ys=forecast * MS,
+            marks=True,
+            titles=tuple(f"{each}: {predicted.at(each) * MS:.1f} ms" for each in LEVELS),
+        )
+        curves = [_tail_curve(style, each, x.high) for style, each in runs.items()]
+        limit = None if limit_s is None else limit_s * MS
+        styles = (*runs, "predicted", *(() if limit is None else ("limit",)))
+        drawing = chart(x, y, (*curves, marks), limit=limit)
         yield f"{name.upper()}: distribution", legend(styles) + drawing
 
 
-def over_time_charts(outcome: Outcome) -> Iterator[tuple[str, str]]:
+def _tail_curve(style: str, ordered: NDArray[np.float64], most: float) -> Series:
+    """
+    Return which value a share of *ordered* stays within.
+
+    The k-th of n values is what k/n of them stay within; the last would lie at infinity.
+    """
+    kept = _tail_places(len(ordered))
+    shares = -np.log10(1 - (kept + 0.5) / len(ordered))
+    return Series(style=style, xs=np.minimum(shares, most), ys=ordered[kept] * MS)
+
+
+def over_time_charts(plan: Plan, outcome: Outcome) -> Iterator[tuple[str, str]]:
     """Draw queues, running sequences and KV cache of every pool over the simulated time."""
     seen = outcome.occupancy
     if len(seen.time_s) < 2:  # noqa: PLR2004  (a line takes two)
         return
     capacity = outcome.kv_capacity_blocks
+    slots = {pool.role: pool.lanes * pool.max_batch_size for pool in plan.pools}
+    busy = {role: 100 * seen.running[role] / slots[role] for role in slots}
     used = {role: 100 * seen.kv_blocks[role] / capacity[role] for role in capacity}
     for title, name, pools in (
         ("Queues over time", "requests waiting", seen.waiting),
-        ("Utilisation over time", "sequences running", seen.running),
+        ("Utilisation over time", "% of the pool's batch slots", busy),
         ("KV cache over time", "% of the pool's blocks", used),
     ):
         lines = [
@@ -131,7 +156,7 @@ def _plan_point(plan: Plan, found: Front) -> tuple[float, float]:
     return 1 / prediction.tpot.mean_s, prediction.output_tokens_per_s / plan.cost.gpus
 
 
-def _tail_places(count: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+def _tail_places(count: int) -> NDArray[np.int64]:
     """Return ranks to draw: every one of the last hundredth, some of the others."""
     body = np.linspace(0, count - 1, min(count, 400)).astype(np.int64)
     last = np.linspace(int(0.99 * count), count - 1, min(count, 300)).astype(np.int64)
@@ -139,9 +164,9 @@ def _tail_places(count: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
 
 
 def _binned(
-    times: np.ndarray[tuple[int], np.dtype[np.float64]],
-    values: np.ndarray[tuple[int], np.dtype[np.float64]],
-) -> tuple[np.ndarray[tuple[int], np.dtype[np.float64]], ...]:
+    times: NDArray[np.float64],
+    values: NDArray[np.float64],
+) -> tuple[NDArray[np.float64], ...]:
     """Average over stretches of equal counts, so that lines can be read."""
     count = min(BINS, len(times))
     starts = np.arange(count) * len(times) // count

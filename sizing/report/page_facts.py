@@ -68,6 +68,11 @@ def assumption_rows(plan: Plan, outcome: Outcome) -> Iterator[tuple[str, str]]:
                 f"between {found.low_factor:.2f} and {found.high_factor:.2f} times the prediction"
             )
             yield f"error of {name.upper()}", f"80 % of measurements like this lay {between}"
+    sure = plan.confidence
+    if sure is not None:
+        slow = f"prefill steps {sure.prefill_factor:.2f} and decode steps {sure.decode_factor:.2f}"
+        what = f"holds with {slow} times as long as predicted (slowed in the charts)"
+        yield "confidence", f"{sure.fraction:.0%}: {what}"
     assumed = scenario.model.assumed_context_tokens
     if assumed is not None:
         yield "context", f"assumed: the model serves {assumed:,} tokens"
