@@ -70,7 +70,8 @@ KNOWN_BEFORE = (
         " in view: 0 per layer (beyond what ops take), 7 µs per exchange, 0.8 ms per layer with"
         " experts of steps with prompts, the token budget of recipes, which engines keep the KV"
         " cache in 8 bits, whose fp8 checkpoints are scaled in blocks, whose version a split"
-        " deployment names, how popular experts are (a range of 12, fitted to op tables), norms of queries and keys, the quantisation taken off"
+        " deployment names, how popular experts are (a range of 12, fitted to op tables), norms of"
+        " queries and keys, the quantisation taken off"
         " the fp8 GEMM tables"
     ),
     (
