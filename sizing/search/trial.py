@@ -38,11 +38,11 @@ STAYS = 3
 SHORT_STAYS = 2
 """The same where a look is enough."""
 
-LONGER = 4
+LONGER = 3
 """Times as long is the second look at what the first left open."""
 
-SECOND_LOOK = 40_000
-"""Requests of a second look at most; a first one that was a quarter of it leaves little open."""
+SECOND_LOOK = 30_000
+"""Requests of a second look at most; a first one that was a third of it leaves little open."""
 
 BUDGET = 4_000_000
 """Requests that all runs of a search may have: a bound counted in work, not in time."""
@@ -64,7 +64,7 @@ class Trials:
         """
         Simulate until every limit surely holds, or one does not.
 
-        A run that leaves it open is followed by one four times as long; what is open then counts
+        A run that leaves it open is followed by one three times as long; what is open then counts
         as missed (docs/model.md, eq. L4).
         """
         key = (str(candidate), candidate.tandem.decode.max_batch_size, seed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, replace
-from itertools import product
+from itertools import pairwise, product
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -15,17 +15,17 @@ from sizing.errors import InputError, NegativeAnswer
 from sizing.plan import Inputs, Plan, plan_from, to_json
 from sizing.search.candidate import smallest
 from sizing.search.closed_form import fewest_by_utilisation, least, least_near
-from sizing.search.evidence import StepErrors
+from sizing.search.evidence import StepErrors, step_errors
 from sizing.search.explanation import explain_plan, planned
 from sizing.search.given import Size
 from sizing.search.given import given as predict_given
 from sizing.search.layout import Layout, legal_shapes, memory_rule, pairing_rule
 from sizing.search.placement import place
 from sizing.search.proposal import propose
-from sizing.search.search import SEEDS, Found, Infeasible, search
+from sizing.search.search import SEEDS, Found, Infeasible, Search, search
 from sizing.search.slo import meets
 from sizing.search.step_models import StepModels
-from sizing.search.trial import Trials
+from sizing.search.trial import Trials, judge
 from sizing.specs.scenario import ClusterChoice, ModelChoice, ScenarioSpec, SearchChoice
 from sizing.specs.slicing import Slicing
 from sizing.specs.slo import SloSpec
@@ -305,3 +305,108 @@ def test_only_short_prompts_share_a_prefill_step(prompt: int, *, batched: bool) 
     load = replace(SCENARIO.workload, input_tokens=Lengths.fixed(prompt))
     plan = proposed(inputs(replace(SCENARIO, workload=load)))
     assert (plan.pool("prefill").max_batch_size > 1) is batched
+
+
+def with_search(rate: float, **keys: object) -> Inputs:
+    """Return the scenario with keys of its `[search]` table."""
+    load = replace(SCENARIO.workload, requests_per_s=rate)
+    choice = SearchChoice(**keys)  # type: ignore[arg-type]
+    given = inputs(replace(SCENARIO, workload=load, search=choice))
+    return replace(given, gpus=tuple(catalog.find_gpu(name) for name in choice.gpus))
+
+
+def test_more_confidence_takes_more_gpus() -> None:
+    """Factors grow with the confidence from 1 at one half on, and GPUs with them."""
+    shares = (0.5, 0.8, 0.9, 0.95)
+    factors = [step_errors(at(5.0), share) for share in shares]
+    assert factors[0] == StepErrors(prefill=1.0, decode=1.0)
+    assert all(a.prefill < b.prefill for a, b in pairwise(factors))
+    gpus = found(at(5.0)).gpus_at
+    assert list(gpus) == sorted(gpus)
+    assert list(gpus.values()) == sorted(gpus.values())
+    assert {0.5, 0.8, 0.9, 0.95} == set(gpus)
+
+
+@pytest.mark.parametrize("rate", [2.0, 8.0])
+def test_faster_hardware_never_needs_more(rate: float) -> None:
+    """H200, with the compute of an H100 and more memory and bandwidth, takes no more GPUs."""
+    load = replace(SCENARIO.workload, requests_per_s=rate)
+    faster = replace(SCENARIO, workload=load, cluster=ClusterChoice(preset="h200-8", max_gpus=512))
+    assert found(inputs(faster)).candidate.gpus <= found(at(rate)).candidate.gpus
+
+
+def test_what_no_profile_deploys_says_so() -> None:
+    """An aggregated plan is not deployable, names the rule, and promises what was simulated."""
+    plan = proposed(with_search(2.0, pools="mixed"))
+    assert [pool.role for pool in plan.pools] == ["mixed"]
+    assert not plan.deployable.ok
+    assert plan.deployable.rule_broken
+    assert plan.prediction.ttft.p99_s <= plan.slo.ttft_s
+    assert plan_from(json.loads(to_json(plan)), place="plan.json") == plan
+    assert proposed(with_search(2.0)).deployable.ok
+
+
+def test_layouts_beyond_the_profile() -> None:
+    """With `any` there are pipelines; models with experts get EP and copies of attention."""
+    shapes = legal_shapes(with_search(2.0, layouts="any"))
+    assert {shape.slicing.pp for shape in shapes} == {1, 2, 4, 8}
+    assert {shape.slicing.ep for shape in shapes} == {1}
+    experts = replace(
+        SCENARIO, model=ModelChoice(id="deepseek-v3"), search=SearchChoice(layouts="any", tp=(8,))
+    )
+    cuts = {shape.slicing for shape in legal_shapes(inputs(experts))}
+    assert Slicing(tp=8, ep=8) in cuts
+    assert Slicing(tp=8, dp=2, ep=16) in cuts
+    assert all(shape.slicing.pp == 1 for shape in legal_shapes(with_search(2.0)))
+
+
+def test_the_objective_is_what_there_is_least_of() -> None:
+    """With prices a plan may mix kinds; it never costs more than the best of one kind."""
+    prices = {"h100-sxm": 2.0, "h200-sxm": 2.6}
+    kinds = {"objective": "usd", "prices_usd_per_gpu_hour": prices}
+    both = proposed(with_search(4.0, gpus=("h100-sxm", "h200-sxm"), **kinds))
+    one = proposed(with_search(4.0, gpus=("h100-sxm",), **kinds))
+    assert both.cost.price_usd_per_hour is not None
+    assert one.cost.price_usd_per_hour is not None
+    assert both.cost.price_usd_per_hour <= one.cost.price_usd_per_hour
+    with pytest.raises(InputError, match="a price of every GPU"):
+        search(with_search(4.0, objective="usd"))
+
+
+def test_spare_replicas_are_added() -> None:
+    """N+1: one more of each pool than the SLO needs; the prediction does not count on them."""
+    plain, spare = proposed(with_search(2.0)), proposed(with_search(2.0, spare_replicas=1))
+    for pool in spare.pools:
+        assert pool.replicas == plain.pool(pool.role).replicas + 1
+        assert pool.spare_replicas == 1
+    assert spare.prediction == plain.prediction
+    assert planned(spare).replicas == planned(plain).replicas
+
+
+def test_an_interrupt_leaves_the_best_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C after a plan was found returns it, marked."""
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Search, "_mixed", interrupted)
+    answer = found(at(2.0))
+    assert answer.interrupted
+    assert propose(at(2.0), answer).confidence is not None
+
+
+def test_a_plan_holds_and_has_nothing_to_spare() -> None:
+    """Fresh seeds and longer runs hold at the confidence's step times; a replica less does not."""
+    given = at(6.0)
+    answer = found(given)
+    trials = Trials(given, answer.errors)
+    slow = answer.candidate.off_by(answer.errors)
+    for seed in (11, 12, 13):
+        assert judge(trials.outcome(slow, requests=12_000, seed=seed), given)[1].ratio <= 1
+    prefill, decode = answer.candidate.replicas.values()
+    fewer = [(p, d) for p, d in ((prefill - 1, decode), (prefill, decode - 1)) if p and d]
+    ratios = [
+        judge(trials.outcome(slow.sized(*each), requests=12_000, seed=11), given)[1].ratio
+        for each in fewer
+    ]
+    assert max(ratios) > 1
