@@ -14,8 +14,9 @@ from sizing.search.answer import (
     over_budget,
     too_many,
 )
-from sizing.search.closed_form import MOST_REPLICAS, Sized, fewest, fewest_by_utilisation, limits
-from sizing.search.evidence import StepErrors, step_errors
+from sizing.search.closed_form import MOST_REPLICAS, Sized, fewest, limits
+from sizing.search.evidence import step_errors
+from sizing.search.levels import gpus_at
 from sizing.search.objective import cost, cost_of
 from sizing.search.settle import Settling, mixed_lowest, settle_mixed, settle_split
 from sizing.search.slo import level
@@ -29,9 +30,6 @@ if TYPE_CHECKING:
     from sizing.search.candidate import Candidate
 
 __all__ = ["Found", "Infeasible", "search"]
-
-LEVELS = (0.5, 0.8, 0.95)
-"""Confidences whose GPUs stand beside the plan's."""
 
 FINALISTS = 4
 """Layouts and limits that are simulated, cheapest forecast first."""
@@ -102,7 +100,7 @@ class Search:
         needed = best.candidate.gpus + spare * sum(shape.gpus for shape in shapes)
         if needed > self.inputs.cluster.max_gpus:
             return over_budget(best.candidate, self.inputs, needed=needed)
-        self.best = replace(self.best, gpus_at=self._gpus_at(best))
+        self.best = replace(self.best, gpus_at=gpus_at(self.inputs, best))
         return self.best
 
     @property
@@ -133,7 +131,7 @@ class Search:
         best: Found | None = None
         for start, guess in sized[:FINALISTS]:
             below = FREE if best is None else cost(self.inputs, best.candidate)
-            if start.bound >= below or cost(self.inputs, start.slow.sized(*guess)) > below:
+            if cost(self.inputs, start.slow.sized(*guess)) >= below:
                 continue
             one = Settling(
                 inputs=self.inputs,
@@ -266,43 +264,6 @@ class Search:
             return "aggregated pools do not hold the SLO with twice as many GPUs"
         why = "" if allowed else "; serving deploys split pools only"
         return f"aggregated pools need {mixed.candidate.gpus} GPUs ({mixed.candidate}){why}"
-
-    # --- confidence
-
-    def _gpus_at(self, best: Found) -> dict[float, int]:
-        """Return the GPUs that the plan's layout needs at other confidences, simulated."""
-        if not best.verdicts:
-            return {}
-        asked = self.inputs.scenario.search.confidence_fraction
-        found = {asked: best.candidate.gpus}
-        for share in LEVELS:
-            if share not in found:
-                gpus = self._at(best, step_errors(self.inputs, share))
-                # One short run each: what chance did must not turn the order around.
-                found[share] = (min if share < asked else max)(gpus, best.candidate.gpus)
-        return dict(sorted(found.items()))
-
-    def _at(self, best: Found, errors: StepErrors) -> int:
-        """Settle the plan's layout again with other step times, one short run a size."""
-        sizes = best.candidate.replicas
-        start = best.candidate.sized(sizes.get("prefill", 0), 1)
-        slow = start.off_by(errors)
-        lowest = (0, mixed_lowest(self.inputs, slow))
-        if best.candidate.layout.prefill is not None:
-            lowest = fewest_by_utilisation(slow, self.inputs)
-        one = Settling(
-            inputs=self.inputs,
-            trials=Trials(self.inputs, errors, patient=False),
-            start=start,
-            lowest=lowest,
-            below=FREE,
-        )
-        if best.candidate.layout.prefill is None:
-            settled = settle_mixed(one)
-        else:
-            sized = Sized(slow=slow, lowest=lowest, bound=0.0)
-            settled = settle_split(one, fewest(sized, self.inputs, FREE) or lowest)
-        return best.candidate.gpus if settled is None else settled.gpus
 
 
 def _limit(candidate: Candidate) -> int:

@@ -1,0 +1,71 @@
+"""GPUs that a plan's layout needs at other confidences."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sizing.search.closed_form import Sized, fewest, fewest_by_utilisation
+from sizing.search.evidence import step_errors
+from sizing.search.settle import Settling, mixed_lowest, settle_mixed, settle_split
+from sizing.search.trial import Trials
+
+if TYPE_CHECKING:
+    from sizing.plan import Inputs
+    from sizing.search.answer import Found
+    from sizing.search.evidence import StepErrors
+
+LEVELS = (0.5, 0.8, 0.95)
+"""Confidences whose GPUs stand beside the plan's."""
+
+SMALL_POOL = 32
+"""Replicas up to which a guess in proportion is off by one or two."""
+
+
+def gpus_at(inputs: Inputs, best: Found) -> dict[float, int]:
+    """
+    Return the GPUs that the plan's layout needs by confidence, one short run a size.
+
+    Empty of a measured machine, where nothing is simulated.
+    """
+    if not best.verdicts:
+        return {}
+    asked, gpus = inputs.scenario.search.confidence_fraction, best.candidate.gpus
+    found = {asked: gpus}
+    for share in LEVELS:
+        if share not in found:
+            here = _at(inputs, best, step_errors(inputs, share))
+            # What chance did in a short run must not turn the order around.
+            found[share] = (min if share < asked else max)(here, gpus)
+    return dict(sorted(found.items()))
+
+
+def _at(inputs: Inputs, best: Found, errors: StepErrors) -> int:
+    """Settle the plan's layout again with other step times."""
+    chosen = best.candidate
+    split = chosen.layout.prefill is not None
+    start = chosen.sized(1 if split else 0, 1)
+    slow = start.off_by(errors)
+    one = Settling(
+        inputs=inputs,
+        trials=Trials(inputs, errors, patient=False),
+        start=start,
+        lowest=fewest_by_utilisation(slow, inputs) if split else (0, mixed_lowest(inputs, slow)),
+        below=float("inf"),
+    )
+    if not split:
+        settled = settle_mixed(one)
+    else:
+        sized = Sized(slow=slow, lowest=one.lowest, bound=0.0)
+        settled = settle_split(one, _guess(inputs, best, errors, sized))
+    return chosen.gpus if settled is None else settled.gpus
+
+
+def _guess(inputs: Inputs, best: Found, errors: StepErrors, start: Sized) -> tuple[int, int]:
+    """Guess sizes with other step times: small pools in proportion, large ones by forecast."""
+    sizes = best.candidate.replicas
+    if max(sizes.values()) > SMALL_POOL:
+        return fewest(start, inputs, float("inf")) or start.lowest
+    return (
+        max(1, round(sizes["prefill"] * errors.prefill / best.errors.prefill)),
+        max(1, round(sizes["decode"] * errors.decode / best.errors.decode)),
+    )
