@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from sizing.report.tables import seconds
@@ -20,11 +21,14 @@ if TYPE_CHECKING:
 
 def errors_table(by: str, slices: Iterable[SliceErrors]) -> Table:
     """Errors of predicted rows, relative to what was measured: mean, median and bias."""
-    table = Table(title=f"Errors by {by}", title_justify="left")
-    table.add_column(by, overflow="fold")
-    for heading in ("rows", "answered", "infeasible"):
-        table.add_column(heading, justify="right")
-    for heading in ("TTFT mean / median / bias", "TPOT mean / median / bias"):
+    table = Table(
+        title=f"Errors by {by}: mean/median/bias", title_justify="left", box=SIMPLE_HEAD,
+        pad_edge=False, padding=(0, 1, 0, 0), collapse_padding=True,
+    )  # fmt: skip
+    table.add_column(by, overflow="fold", min_width=16)
+    for heading in ("rows", "answered", "refused"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for heading in ("TTFT", "TPOT"):
         table.add_column(heading, justify="right", no_wrap=True)
     for each in slices:
         table.add_row(
@@ -42,7 +46,15 @@ def figures(summary: ErrorSummary | None) -> str:
     """Write mean error, median error and bias."""
     if summary is None:
         return ""
-    return f"{summary.mean:.1%} / {summary.median:.1%} / {summary.bias:+.1%}"
+    return (
+        f"{_percent(summary.mean)}/{_percent(summary.median)}/{_percent(summary.bias, sign='+')} %"
+    )
+
+
+def _percent(share: float, *, sign: str = "") -> str:
+    """Write a share in percent, with a digit behind the point where that says something."""
+    digits = 0 if abs(share) >= 1 else 1
+    return f"{100 * share:{sign}.{digits}f}"
 
 
 def coverage_table(coverages: Mapping[tuple[str, str], Coverage]) -> Table:
