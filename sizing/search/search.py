@@ -41,6 +41,9 @@ NEARLY = 1.05
 """Layouts are sized first that cost little and leave a lone request time: bound / (1.05 - share
 of the limit that it takes)."""
 
+CHEAPER = 1 - 1e-6
+"""Share of the best cost that the next layout may have: of equal ones the first counts."""
+
 FREE = float("inf")
 
 
@@ -161,9 +164,9 @@ class Search:
         found: list[tuple[tuple[float, float, int], Sized, tuple[int, int]]] = []
         below = FREE
         for start in todo:
-            if start.bound > below:
+            if start.bound >= below:
                 continue
-            sizes = fewest(start, self.inputs, below)
+            sizes = fewest(start, self.inputs, below * CHEAPER)
             if sizes is None:
                 continue
             chosen = start.slow.sized(*sizes)
