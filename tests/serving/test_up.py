@@ -56,10 +56,10 @@ def test_port_in_use(tmp_path: Path, plan: Plan) -> None:
 
 def test_every_reason_is_listed(tmp_path: Path, plan: Plan, make_pool: PoolMaker) -> None:
     """A plan that cannot be realised here is refused with all reasons, exit 3."""
-    pools = (plan.pools[0], make_pool("decode", (99,), ep=2, kv_bytes=1.0))
+    pools = (plan.pools[0], make_pool("decode", (98, 99), tp=2, ep=2, kv_bytes=1.0))
     done = _up(tmp_path, replace(plan, pools=pools))
     assert done.returncode == 3
-    for reason in ("serving deploys ep 1", "one sequence of 2048 tokens", "cores [99]"):
+    for reason in ("serving deploys ep 1", "one sequence of 2048 tokens", "cores [98, 99]"):
         assert reason in done.stderr
 
 

@@ -54,7 +54,10 @@ def test_target_that_lacks_something(
     ("change", "says"),
     [
         ({"pp": 2, "placement": (Placement(node="n", gpus=(1, 2)),)}, "pp 1 only"),
-        ({"ep": 2}, "serving deploys ep 1"),
+        (
+            {"tp": 2, "ep": 2, "placement": (Placement(node="n", gpus=(1, 2)),)},
+            "serving deploys ep 1",
+        ),
         (
             {"tp": 3, "placement": (Placement(node="n", gpus=(1, 2, 3)),)},
             "3 does not divide 8 attention heads",
@@ -95,7 +98,7 @@ def test_every_reason_at_once(
     small_model: Path, make_deployment: DeploymentMaker, make_pool: PoolMaker, target: Target
 ) -> None:
     """All reasons come together, not one a run."""
-    decode = make_pool("decode", (7,), ep=2, kv_bytes=1.0)
+    decode = make_pool("decode", (7, 8), tp=2, ep=2, kv_bytes=1.0)
     found = findings(make_deployment(small_model, decode=decode), replace(target, ray="1.0"))
     assert len(found) == 4
 

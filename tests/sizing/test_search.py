@@ -401,8 +401,8 @@ def test_a_plan_holds_and_has_nothing_to_spare() -> None:
     answer = found(given)
     trials = Trials(given, answer.errors)
     slow = answer.candidate.off_by(answer.errors)
-    for seed in (11, 12, 13):
-        assert judge(trials.outcome(slow, requests=12_000, seed=seed), given)[1].ratio <= 1
+    for seed in (11, 12, 13):  # as long as it takes for a p99 not to be chance
+        assert judge(trials.outcome(slow, requests=40_000, seed=seed), given)[1].ratio <= 1
     prefill, decode = answer.candidate.replicas.values()
     fewer = [(p, d) for p, d in ((prefill - 1, decode), (prefill, decode - 1)) if p and d]
     ratios = [
