@@ -1,0 +1,153 @@
+"""Who is where: the requests that the front door has admitted and that have not ended yet."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from serving.admission import Load
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from serving.admission import Asked
+    from serving.front import FrontDoor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lane:
+    """
+    A domain that answers, and the prefill replicas that it uses first.
+
+    Attributes:
+        answers: its name.
+        prefill: the domain of its prefill replicas; its own in an aggregated plan.
+        max_batch_size: of one of its replicas.
+    """
+
+    answers: str
+    prefill: str
+    prefill_replicas: int
+    decode_replicas: int
+    max_batch_size: int
+
+
+def lanes_of(front: FrontDoor) -> tuple[Lane, ...]:
+    """Return one lane for each domain that answers."""
+    pools = {pool.role: pool for pool in front.pools}
+    last = pools.get("decode") or pools["mixed"]
+    first = pools.get("prefill", last)
+    lanes = []
+    for domain, replicas in last.replicas.items():
+        near = (front.pairing.get(domain) or (domain,))[0]
+        lanes.append(
+            Lane(
+                answers=domain,
+                prefill=near,
+                prefill_replicas=first.replicas[near],
+                decode_replicas=replicas,
+                max_batch_size=last.max_batch_size,
+            )
+        )
+    return tuple(lanes)
+
+
+class Stay:
+    """One admitted request, from the door to its end."""
+
+    __slots__ = ("asked", "lane", "waiting", "work_s")
+
+    def __init__(self, asked: Asked, lane: Lane, work_s: float) -> None:
+        """Keep what it counts for: *work_s* of prefill until its first token."""
+        self.asked = asked
+        self.waiting = True
+        self.lane = lane
+        self.work_s = work_s
+
+
+class LiveState:
+    """
+    The books of the front door.
+
+    They are exact as long as one front door admits everything: `serving.app` starts one.
+    """
+
+    def __init__(self, lanes: tuple[Lane, ...]) -> None:
+        """Start with nobody in."""
+        self.lanes = lanes
+        self._work_s = dict.fromkeys((lane.prefill for lane in lanes), 0.0)
+        self._waiting = dict.fromkeys(self._work_s, 0)
+        self._sequences = dict.fromkeys((lane.answers for lane in lanes), 0)
+        self._context = dict.fromkeys(self._sequences, 0.0)
+
+    def load(self, lane: Lane) -> Load:
+        """Return what a request would meet in *lane*."""
+        return Load(
+            prefill_work_s=self._work_s[lane.prefill],
+            prefill_replicas=lane.prefill_replicas,
+            sequences=self._sequences[lane.answers],
+            context_tokens=self._context[lane.answers],
+            decode_replicas=lane.decode_replicas,
+            max_batch_size=lane.max_batch_size,
+        )
+
+    def per_replica(self) -> list[float]:
+        """Sequences per replica of each lane, in the order of the lanes."""
+        return [self._sequences[lane.answers] / lane.decode_replicas for lane in self.lanes]
+
+    def resize(self, live: Mapping[tuple[str, str], int]) -> None:
+        """
+        Count with the replicas that live, at least one a pool: *live* by (role, domain).
+
+        A pool that is not in *live* keeps its number.
+        """
+        self.lanes = tuple(
+            replace(
+                lane,
+                prefill_replicas=max(1, live.get(("prefill", lane.prefill), lane.prefill_replicas)),
+                decode_replicas=max(1, live.get(("decode", lane.answers), lane.decode_replicas)),
+            )
+            for lane in self.lanes
+        )
+
+    @property
+    def waiting(self) -> int:
+        """Requests without a first token."""
+        return sum(self._waiting.values())
+
+    @property
+    def sequences(self) -> int:
+        """Sequences admitted and not finished."""
+        return sum(self._sequences.values())
+
+    def enter(self, asked: Asked, lane: Lane, work_s: float) -> Stay:
+        """Count a request in."""
+        stay = Stay(asked, lane, work_s)
+        self._work_s[lane.prefill] += work_s
+        self._waiting[lane.prefill] += 1
+        self._sequences[lane.answers] += asked.sequences
+        self._context[lane.answers] += _context(asked)
+        return stay
+
+    def begin(self, stay: Stay) -> None:
+        """Its first token is there: prefill is done with it. Counts once."""
+        if not stay.waiting:
+            return
+        stay.waiting = False
+        at = stay.lane.prefill
+        self._waiting[at] -= 1
+        # Sums of floats would keep a crumb for ever, and an idle door would not know it is idle.
+        self._work_s[at] = self._work_s[at] - stay.work_s if self._waiting[at] else 0.0
+
+    def leave(self, stay: Stay) -> None:
+        """Count a request out, however it ended."""
+        self.begin(stay)
+        at = stay.lane.answers
+        self._sequences[at] -= stay.asked.sequences
+        left = self._context[at] - _context(stay.asked)
+        self._context[at] = left if self._sequences[at] else 0.0
+
+
+def _context(asked: Asked) -> float:
+    """Tokens that a request will have cached at its end."""
+    return asked.sequences * (asked.prompt_tokens + asked.output_tokens)

@@ -1,0 +1,252 @@
+"""Admission: what it never does, whatever the numbers; and what the guard learns."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from serving.admission import Asked, Forecast, Load, Margin, Shed, decide, forecast
+from serving.front import front_door
+from serving.guard import LEARNED, Guard, Visit
+from sizing.plan import StepModel
+from sizing.specs.slo import SloSpec
+from sizing.specs.step import Interference, PathCoefficients, StepCoefficients
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from .conftest import DeploymentMaker, PlanMaker
+
+SMALL = st.floats(0, 0.02)
+TINY = st.floats(0, 1e-4)
+
+
+@st.composite
+def steps(draw: st.DrawFn) -> StepCoefficients:
+    """Coefficients of one pool."""
+    return StepCoefficients(
+        base_s=draw(st.floats(1e-4, 0.02)),
+        stream_s=draw(SMALL),
+        per_prefill_token_s=draw(TINY),
+        per_sequence_s=draw(st.floats(0, 1e-3)),
+        per_pair_s=draw(st.floats(0, 1e-8)),
+        per_context_token_s=draw(st.floats(0, 1e-6)),
+        max_tokens=1000,
+        max_batch=16,
+        max_context_tokens=2000,
+        error_fraction=draw(st.floats(0, 0.5)),
+    )
+
+
+MODELS = st.builds(
+    StepModel,
+    prefill=steps(),
+    decode=steps(),
+    path=st.builds(
+        PathCoefficients,
+        request_s=SMALL,
+        transfer_base_s=SMALL,
+        transfer_per_token_s=st.floats(0, 1e-5),
+        error_fraction=st.just(0.1),
+    ),
+    interference=st.builds(
+        Interference,
+        prefill_fraction=st.floats(0, 1),
+        prefill_per_sequence_fraction=st.floats(0, 0.1),
+        prefill_per_request_s=SMALL,
+        decode_fraction=st.floats(0, 1),
+        decode_per_request_s=SMALL,
+    ),
+)
+SLOS = st.builds(SloSpec, ttft_s=st.floats(0.05, 2), tpot_s=st.floats(0.005, 0.1))
+REQUESTS = st.builds(
+    Asked,
+    prompt_tokens=st.integers(1, 3000),
+    output_tokens=st.integers(1, 300),
+    sequences=st.integers(1, 4),
+    local=st.booleans(),
+)
+LOADS = st.builds(
+    Load,
+    prefill_work_s=st.floats(0, 3),
+    prefill_replicas=st.integers(1, 4),
+    sequences=st.integers(0, 60),
+    context_tokens=st.floats(0, 60_000),
+    decode_replicas=st.integers(1, 4),
+    max_batch_size=st.integers(1, 32),
+)
+MARGINS = st.builds(Margin, ttft_s=st.floats(0, 1), tpot_s=st.floats(0, 0.05))
+
+
+def _admitted(*arguments: object) -> bool:
+    """Tell an admission."""
+    return isinstance(decide(*arguments), Forecast)  # type: ignore[arg-type]
+
+
+@given(
+    MODELS,
+    SLOS,
+    REQUESTS,
+    LOADS,
+    MARGINS,
+    st.floats(0, 2),
+    st.integers(0, 20),
+    st.floats(0, 9000),
+)
+def test_more_queue_never_admits_more(  # noqa: PLR0913  (what can grow)
+    model: StepModel,
+    slo: SloSpec,
+    asked: Asked,
+    load: Load,
+    margin: Margin,
+    work_s: float,
+    sequences: int,
+    tokens: float,
+) -> None:
+    """What is shed is also shed with more work, sequences and context ahead."""
+    more = replace(
+        load,
+        prefill_work_s=load.prefill_work_s + work_s,
+        sequences=load.sequences + sequences,
+        context_tokens=load.context_tokens + tokens,
+    )
+    if _admitted(model, slo, asked, more, margin):
+        assert _admitted(model, slo, asked, load, margin)
+
+
+@given(MODELS, SLOS, REQUESTS, LOADS, MARGINS, st.floats(0, 1))
+def test_faster_steps_never_admit_less(
+    model: StepModel, slo: SloSpec, asked: Asked, load: Load, margin: Margin, factor: float
+) -> None:
+    """What is admitted is also admitted where steps and transfers take a share of the time."""
+    names = ("base_s", "stream_s", "per_prefill_token_s", "per_sequence_s", "per_pair_s")
+    faster = replace(
+        model,
+        prefill=replace(
+            model.prefill, **{name: getattr(model.prefill, name) * factor for name in names}
+        ),
+        decode=replace(
+            model.decode, **{name: getattr(model.decode, name) * factor for name in names}
+        ),
+        path=replace(model.path, transfer_base_s=model.path.transfer_base_s * factor),
+    )
+    if _admitted(model, slo, asked, load, margin):
+        assert _admitted(faster, slo, asked, load, margin)
+
+
+@given(MODELS, SLOS, REQUESTS, LOADS, MARGINS)
+def test_an_idle_cluster_admits_what_its_floor_allows(
+    model: StepModel, slo: SloSpec, asked: Asked, load: Load, margin: Margin
+) -> None:
+    """With nobody ahead a request is admitted exactly if the steps alone keep the SLO."""
+    idle = replace(load, prefill_work_s=0.0, sequences=0, context_tokens=0.0)
+    floor = forecast(model, asked, idle)
+    holds = floor.ttft_s <= slo.ttft_s and floor.tpot_s <= (slo.tpot_s or 1e9)
+    found = decide(model, slo, asked, idle, margin)
+    assert isinstance(found, Forecast) == holds
+    if isinstance(found, Shed):
+        assert (found.reason, found.retry_after_s) == ("unreachable", None)
+
+
+@given(MODELS, SLOS, REQUESTS, LOADS, MARGINS, st.integers(0, 5), st.floats(1, 3))
+def test_more_replicas_and_a_looser_slo_never_admit_less(  # noqa: PLR0913  (a whole decision)
+    model: StepModel,
+    slo: SloSpec,
+    asked: Asked,
+    load: Load,
+    margin: Margin,
+    replicas: int,
+    looser: float,
+) -> None:
+    """What is admitted is also admitted with more replicas, and with higher limits."""
+    wider = replace(
+        load,
+        prefill_replicas=load.prefill_replicas + replicas,
+        decode_replicas=load.decode_replicas + replicas,
+    )
+    loose = SloSpec(ttft_s=slo.ttft_s * looser, tpot_s=(slo.tpot_s or 0) * looser)
+    if _admitted(model, slo, asked, load, margin):
+        assert _admitted(model, slo, asked, wider, margin)
+        assert _admitted(model, loose, asked, load, margin)
+
+
+@given(MODELS, SLOS, REQUESTS, LOADS, MARGINS)
+def test_what_is_shed_is_told_when_to_come_back(
+    model: StepModel, slo: SloSpec, asked: Asked, load: Load, margin: Margin
+) -> None:
+    """A request that might do later is given whole seconds, up to a minute."""
+    found = decide(model, slo, asked, load, margin)
+    if isinstance(found, Shed) and found.reason != "unreachable":
+        assert found.retry_after_s is not None
+        assert 1 <= found.retry_after_s <= 60
+        assert f"{found.retry_after_s} s" in found.message
+
+
+@pytest.fixture(scope="module")
+def guard(make_deployment: DeploymentMaker, make_plan: PlanMaker, small_model: Path) -> Guard:
+    """Return a guard of a plan with one replica each: 10 ms a step and 0.1 ms a prompt token."""
+    deployment = make_deployment(small_model)
+    plan = make_plan(deployment)
+    plan = replace(plan, slo=SloSpec(ttft_s=0.5, tpot_s=0.05))
+    return Guard(front_door(deployment, domains={"laptop": "laptop"}, plan=plan), seed=1)
+
+
+ASKED = Asked(prompt_tokens=400, output_tokens=10)
+
+
+def test_admits_until_the_queue_is_as_long_as_the_promise(guard: Guard) -> None:
+    """Prompts of 50 ms each fill 0.5 s; the books empty when all have left, and it starts anew."""
+    visits = []
+    while isinstance(found := guard.enter(ASKED), Visit):
+        visits.append(found)
+    # own prefill 50 ms, one step of 10 ms, margin 10 % of 500 ms: at most 0.39 s ahead
+    assert len(visits) == 8
+    assert found.reason == "ttft"
+    assert guard.state.waiting == 8
+    for visit in visits:
+        guard.begin(visit, 0.1)
+        guard.begin(visit, 0.1)  # seen twice, counted once
+    assert guard.state.waiting == 0
+    assert guard.state.sequences == 8
+    for visit in visits:
+        guard.leave(visit, 0.01)
+    lane = guard.state.lanes[0]
+    assert guard.state.load(lane).idle
+    assert guard.state.load(lane).context_tokens == 0
+
+
+def test_learns_what_its_forecasts_miss(guard: Guard) -> None:
+    """Requests that take longer than forecast make the next ones be shed earlier, up to a bound."""
+    fast = _capacity(guard)
+    for missed_s in (0.1, 60.0):
+        for _ in range(2 * LEARNED):
+            visit = guard.enter(ASKED)
+            assert isinstance(visit, Visit), "an idle door lets in, whatever it has learned"
+            assert visit.forecast is not None
+            guard.begin(visit, visit.forecast.ttft_s + missed_s)
+            guard.leave(visit, None)
+    assert guard.margin.ttft_s == 0.25
+    assert 1 <= _capacity(guard) < fast
+
+
+def _capacity(guard: Guard) -> int:
+    """Count how many are let in at once; all leave again."""
+    visits = []
+    while isinstance(found := guard.enter(ASKED), Visit):
+        visits.append(found)
+    for visit in visits:
+        guard.state.leave(visit.stay)
+    return len(visits)
+
+
+def test_without_a_plan_everything_is_admitted(
+    make_deployment: DeploymentMaker, small_model: Path
+) -> None:
+    """A deployment that nothing is promised of sheds nothing."""
+    front = front_door(make_deployment(small_model), domains={"laptop": "laptop"})
+    guard = Guard(front)
+    assert all(isinstance(guard.enter(ASKED), Visit) for _ in range(500))
