@@ -1,4 +1,4 @@
-"""The Ray Serve application: endpoint, decode pool, prefill pool."""
+"""The Ray Serve application: endpoint, and the pools of the plan."""
 
 from __future__ import annotations
 
@@ -8,34 +8,48 @@ from typing import TYPE_CHECKING, Any
 from ray import serve
 from ray.serve.llm import LLMConfig, build_llm_deployment
 
+from serving.front import to_plain
 from serving.ingress import Ingress
+from serving.mixed import MixedServer
 from serving.split import SplitDecodeServer, SplitPrefillServer
 
 if TYPE_CHECKING:
-    from serving.compile import ServedApp, ServedPool
+    from serving.served import ServedApp, ServedPool
+
+INGRESS = "Ingress"
+INGRESS_REQUESTS = 100_000
+"""The front door refuses by what it predicts; Serve's own limit stays out of the way."""
 
 
 def build_app(served: ServedApp) -> Any:  # noqa: ANN401
     """Return the application that `serve.run` deploys."""
-    prefill = build_llm_deployment(
-        _llm_config(served.prefill), name_prefix="Prefill:", deployment_cls=SplitPrefillServer
-    )
-    decode = build_llm_deployment(
-        _llm_config(served.decode),
-        name_prefix="Decode:",
-        bind_kwargs={"prefill_server": prefill},
-        deployment_cls=SplitDecodeServer,
-    )
+    front = to_plain(served.front)
+    prefill = {pool.domain: _bound(pool, SplitPrefillServer) for pool in served.of("prefill")}
+    servers = {pool.domain: _bound(pool, MixedServer, front=front) for pool in served.of("mixed")}
+    for pool in served.of("decode"):
+        servers[pool.domain] = _bound(
+            pool,
+            SplitDecodeServer,
+            prefill_server=prefill[served.front.pairing[pool.domain][0]],
+            prefill_servers=prefill,
+            domain=pool.domain,
+            front=front,
+        )
     ingress = serve.deployment(
         Ingress,
-        name="Ingress",
+        name=INGRESS,
         num_replicas=1,
-        max_ongoing_requests=100_000,
+        max_ongoing_requests=INGRESS_REQUESTS,
         ray_actor_options={"num_cpus": 0},
     )
-    return ingress.bind(served.model_id, served.max_model_len, prefill=prefill, decode=decode)
+    return ingress.bind(front, servers=servers, prefill=prefill)
 
 
-def _llm_config(pool: ServedPool) -> LLMConfig:
-    """Give Ray its own copy: it writes into what it is given."""
-    return LLMConfig(**copy.deepcopy(dict(pool.llm_config)))
+def _bound(pool: ServedPool, server: type, **bound: Any) -> Any:  # noqa: ANN401
+    """Bind one deployment; Ray gets its own copy of the configuration, for it writes into it."""
+    return build_llm_deployment(
+        LLMConfig(**copy.deepcopy(dict(pool.llm_config))),
+        name_prefix=pool.prefix,
+        bind_kwargs=bound,
+        deployment_cls=server,
+    )

@@ -10,7 +10,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import TYPE_CHECKING
 
-from serving.compile import NIXL_PORT, NIXL_PORTS_APART
+from serving.engine import NIXL_PORT, NIXL_PORTS_APART
 from serving.processes import environment
 from serving.reason import first_error
 from sizing.errors import TargetFailed
@@ -18,7 +18,7 @@ from sizing.errors import TargetFailed
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from serving.compile import RayNode
+    from serving.served import RayNode
 
 LOOPBACK = "127.0.0.2"
 OBJECT_STORE_BYTES = 128 << 20

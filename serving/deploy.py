@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from serving.cluster import new_session, start_nodes
-from serving.compile import APP
 from serving.reason import why
+from serving.served import APP
 from serving.state import HOME, State, write_state
 from serving.takedown import take_down
 from sizing.errors import TargetFailed
@@ -22,8 +22,8 @@ from sizing.errors import TargetFailed
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from serving.compile import ServedApp
     from serving.phases import Readiness
+    from serving.served import ServedApp
 
 START_LIMIT_S = 900.0
 """Loading weights of hundreds of gigabytes takes minutes; beyond this it hangs."""

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from serving.cluster import free_nixl_port, is_free
-from serving.compile import NIXL_PORT, compile_app
+from serving.compile import compile_app
 from serving.deploy import Site, deploy
+from serving.engine import NIXL_PORT, Ground
 from serving.phases import Readiness
 from serving.state import State, read_state
 from serving.takedown import take_down
@@ -71,10 +72,13 @@ def bring_up(
         )
     served = compile_app(
         deployment,
-        site.target,
-        one_host=site.address is None,
-        nixl_port=_nixl_port(deployment, site),
-        decode_engine_kwargs=decode_engine_kwargs,
+        Ground(
+            target=site.target,
+            one_host=site.address is None,
+            nixl_port=_nixl_port(deployment, site),
+            decode_engine_kwargs=decode_engine_kwargs or {},
+        ),
+        plan=plan,
     )
     state, readiness = deploy(
         served,

@@ -29,8 +29,8 @@ def engine_facts(server: Any) -> dict[str, Any]:  # noqa: ANN401
         "dtype": str(config.model_config.dtype).removeprefix("torch."),
         "kv_dtype": config.cache_config.cache_dtype,
         "model": config.model_config.model,
-        "kv_role": kv_transfer.kv_role,
-        "kv_connector": kv_transfer.kv_connector,
+        "kv_role": kv_transfer and kv_transfer.kv_role,
+        "kv_connector": kv_transfer and kv_transfer.kv_connector,
         "labels": ray.get_runtime_context().get_node_labels(),
         "cores": worker_cores(os.getpid()),
     }

@@ -20,6 +20,7 @@ from ray import serve
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from starlette.exceptions import HTTPException
 
+from serving.front import front_from
 from serving.phases import Phases
 from serving.requests import Refusal, Refused, check, parse_body
 
@@ -76,12 +77,15 @@ async def _on_failure(_request: Request, error: Exception) -> Response:
 class Ingress:
     """Checks requests, sends them to decode, and says in `Server-Timing` where the time went."""
 
-    def __init__(self, model_id: str, max_model_len: int, *, prefill: Any, decode: Any) -> None:  # noqa: ANN401
-        """Keep handles of both pools."""
-        self._model_id = model_id
-        self._max_model_len = max_model_len
-        self._prefill = prefill
-        self._decode = decode.options(stream=True)
+    def __init__(
+        self, front: dict[str, Any], *, servers: dict[str, Any], prefill: dict[str, Any]
+    ) -> None:
+        """Keep what the plan says and handles of both pools: see `serving.front`."""
+        self._front = front_from(front)
+        self._model_id = model_id = self._front.model_id
+        self._max_model_len = max_model_len = self._front.max_model_len
+        self._prefill: Any = next(iter(prefill.values()), None)
+        self._decode = next(iter(servers.values())).options(stream=True)
         self._card = {
             "id": model_id,
             "object": "model",

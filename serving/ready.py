@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING
 
 from ray import serve
 
-from serving.compile import APP
 from serving.phases import STALL_S, Phases, Readiness
 from serving.ray_compat import broadcast
+from serving.served import APP
 from sizing.errors import TargetFailed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from serving.compile import ServedApp
+    from serving.served import ServedApp, ServedPool
 
 IN_A_ROW = 3
 """Rounds without a stall that make a deployment ready."""
@@ -45,11 +45,16 @@ def wait_until_ready(
         TargetFailed: a probe failed, or stalls do not end.
     """
     rng = random.Random(time.time_ns())  # noqa: S311  (prompts that no cache has seen)
-    pairs = served.prefill.replicas * served.decode.replicas
+    pairs = sum(_probes(served, pool) * pool.replicas for pool in served.servers)
+    what = "prefill → decode pair(s)" if served.front.split else "replica(s)"
     stalls, in_a_row, slowest = 0, 0, 0.0
     for _ in range(ROUNDS):
-        told(f"probing {pairs} prefill → decode pair(s): {in_a_row} of {IN_A_ROW} rounds good")
-        handoffs = [phases.handoff_s for phases in _round(served, vocab_size, rng)]
+        told(f"probing {pairs} {what}: {in_a_row} of {IN_A_ROW} rounds good")
+        handoffs = [
+            phases.handoff_s
+            for pool in served.servers
+            for phases in _round(pool, _probes(served, pool), vocab_size, rng)
+        ]
         stalled = sum(seconds > STALL_S for seconds in handoffs)
         stalls, slowest = stalls + stalled, max(handoffs)
         in_a_row = 0 if stalled else in_a_row + 1
@@ -63,26 +68,28 @@ def wait_until_ready(
     return Readiness(stalls=stalls, handoff_s=slowest, ttft_s=ttft_s)
 
 
-def _round(served: ServedApp, vocab_size: int, rng: random.Random) -> list[Phases]:
-    """Send one prompt through every pair."""
-    decode = serve.get_deployment_handle(served.decode.name, APP)
+def _probes(served: ServedApp, pool: ServedPool) -> int:
+    """Return how many probes a replica of *pool* sends: one through each prefill replica."""
+    return sum(each.replicas for each in served.of("prefill")) if pool.role == "decode" else 1
+
+
+def _round(server: ServedPool, probes: int, vocab_size: int, rng: random.Random) -> list[Phases]:
+    """Send one prompt over every way through the replicas of *server*."""
+    handle = serve.get_deployment_handle(server.name, APP)
     # A handle learns of the replicas with its first ordinary call.
-    decode.facts.remote().result(timeout_s=ROUND_LIMIT_S)
-    prompts = [
-        [_prompt(vocab_size, rng) for _ in range(served.prefill.replicas)]
-        for _ in range(served.decode.replicas)
-    ]
+    handle.facts.remote().result(timeout_s=ROUND_LIMIT_S)
+    prompts = [[_prompt(vocab_size, rng) for _ in range(probes)] for _ in range(server.replicas)]
     waiting = iter(prompts)
     pool = ThreadPoolExecutor(max_workers=1)
     try:
-        future = pool.submit(broadcast, decode, "probe", lambda _replica: [next(waiting)])
+        future = pool.submit(broadcast, handle, "probe", lambda _replica: [next(waiting)])
         answers: list[list[Phases]] = future.result(timeout=ROUND_LIMIT_S)
     except TimeoutError:
         raise TargetFailed(f"a KV transfer did not come within {ROUND_LIMIT_S:.0f} s") from None
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
-    if len(answers) != served.decode.replicas:
-        raise TargetFailed(f"{len(answers)} of {served.decode.replicas} decode replicas answered")
+    if len(answers) != server.replicas:
+        raise TargetFailed(f"{len(answers)} of {server.replicas} {server.role} replicas answered")
     return [phases for answer in answers for phases in answer]
 
 

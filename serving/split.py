@@ -14,11 +14,12 @@ from ray.serve.llm.deployment import PDDecodeServer, PDPrefillServer
 from ray.serve.llm.openai_api_models import ChatCompletionRequest, CompletionRequest
 from vllm.exceptions import VLLMClientError
 
-from serving.compile import CORES
 from serving.engine_facts import engine_facts
+from serving.front import front_from
 from serving.phases import Phases, PrefillTiming
 from serving.ray_compat import broadcast, connector_backend, engine_stream, skip_download
 from serving.requests import Refusal
+from serving.served import CORES
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -74,6 +75,22 @@ class SplitPrefillServer(Planned, PDPrefillServer):  # type: ignore[misc]
 
 class SplitDecodeServer(Planned, PDDecodeServer):  # type: ignore[misc]
     """A decode engine on its planned cores; sends each request through prefill first."""
+
+    async def __init__(  # type: ignore[misc]
+        self,
+        llm_config: Any,  # noqa: ANN401
+        *,
+        prefill_servers: dict[str, Any],
+        domain: str,
+        front: dict[str, Any],
+        **kwargs: Any,  # noqa: ANN401
+    ) -> None:
+        """Keep what the plan says: see `serving.front`."""
+        self._front = front_from(front)
+        self._prefill_handles = {
+            each: prefill_servers[each].options(stream=True) for each in self._front.pairing[domain]
+        }
+        await super().__init__(llm_config, **kwargs)
 
     async def answer(
         self, kind: str, body: dict[str, Any]

@@ -8,17 +8,19 @@ import urllib.request
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from serving.compile import APP
 from serving.processes import marked
+from serving.served import APP
 from serving.state import read_state
 from sizing.errors import NegativeAnswer, TargetFailed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable
 
     from serving.state import State
 
-ROLES = ("prefill", "decode")
+ROLES = ("prefill", "decode", "mixed")
+UNHEALTHY_FIRST = ("DEPLOY_FAILED", "UNHEALTHY", "UPDATING", "UPSCALING", "DOWNSCALING", "HEALTHY")
+"""What one word says of several deployments: the worst."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,24 +67,37 @@ def look(state: State, *, facts: bool = False) -> Deployed:
 
     with connected(state.address):
         app = serve.status().applications.get(APP)
-        found = dict(_by_role(app.deployments if app is not None else {}))
+        found = _by_role(app.deployments if app is not None else {})
         return Deployed(
             replicas={
-                role: deployment.replica_states.get("RUNNING", 0)
-                for role, (_, deployment) in found.items()
+                role: sum(each.replica_states.get("RUNNING", 0) for each in of_role.values())
+                for role, of_role in found.items()
             },
-            status={role: deployment.status.value for role, (_, deployment) in found.items()},
-            facts={role: _facts(name) for role, (name, _) in found.items()} if facts else {},
+            status={role: _worst(of_role.values()) for role, of_role in found.items()},
+            facts={
+                role: [fact for name in of_role for fact in _facts(name)]
+                for role, of_role in found.items()
+            }
+            if facts
+            else {},
             answers=_answers(state.base_url),
         )
 
 
-def _by_role(deployments: dict[str, Any]) -> Iterator[tuple[str, tuple[str, Any]]]:
-    """Yield each pool's role, name and status."""
+def _by_role(deployments: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return each role's deployments, one a domain, by name."""
+    found: dict[str, dict[str, Any]] = {}
     for name, deployment in deployments.items():
-        role = name.partition(":")[0].lower()
+        role = name.partition(":")[0].partition("-")[0].lower()
         if role in ROLES:
-            yield role, (name, deployment)
+            found.setdefault(role, {})[name] = deployment
+    return found
+
+
+def _worst(deployments: Iterable[Any]) -> str:
+    """Return the status of the deployment that is worst off."""
+    said = [each.status.value for each in deployments]
+    return next((status for status in UNHEALTHY_FIRST if status in said), said[0])
 
 
 def _facts(name: str) -> list[dict[str, Any]]:

@@ -38,8 +38,8 @@ def _remove_application(address: str) -> None:
     """Delete our application from a cluster that others use too."""
     from ray import serve  # noqa: PLC0415  (seconds to import)
 
-    from serving.compile import APP  # noqa: PLC0415
     from serving.connection import connected  # noqa: PLC0415
+    from serving.served import APP  # noqa: PLC0415
 
     with connected(address):
         if APP in serve.status().applications:

@@ -7,7 +7,8 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from serving.compile import DTYPES, NODE_LABEL, ROLE_LABEL
+from serving.engine import DTYPES
+from serving.served import NODE_LABEL, ROLE_LABEL
 from serving.target import is_directory
 from sizing.specs.architecture import architecture_hash
 from sizing.specs.model import DTYPE_BYTES

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from serving.compile import DTYPES, KV_ROLES, NODE_LABEL, ROLE_LABEL, replica_devices
+from serving.compile import replica_devices
+from serving.engine import DTYPES, KV_ROLES
+from serving.served import NODE_LABEL, ROLE_LABEL
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -1,0 +1,69 @@
+"""What `serving up` starts, as plain values: raylets, pools, and what the front door knows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from serving.front import FrontDoor
+
+APP = "minicluster"
+"""Name of the Ray Serve application."""
+
+ROLE_LABEL = "minicluster-role"
+NODE_LABEL = "minicluster-node"
+CORES = "MINICLUSTER_CORES"
+"""Environment variable: cores of each replica, replicas apart by `;`, workers by `|`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RayNode:
+    """One raylet: the share of one planned node that one pool has."""
+
+    node: str
+    role: str
+    cores: tuple[int, ...]
+    gpus: tuple[int, ...]
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """Labels by which the pool finds it."""
+        return {ROLE_LABEL: self.role, NODE_LABEL: self.node}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedPool:
+    """
+    The replicas of one role in one domain, as Ray Serve takes them.
+
+    Attributes:
+        prefix: of the deployment's name; the model follows.
+        llm_config: the fields of `ray.serve.llm.LLMConfig`.
+    """
+
+    role: str
+    domain: str
+    prefix: str
+    name: str
+    replicas: int
+    llm_config: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedApp:
+    """Everything that `serving up` starts: the same input gives the same value."""
+
+    model_id: str
+    pools: tuple[ServedPool, ...]
+    nodes: tuple[RayNode, ...]
+    front: FrontDoor
+
+    def of(self, role: str) -> tuple[ServedPool, ...]:
+        """Return the pools of one role, a domain each."""
+        return tuple(pool for pool in self.pools if pool.role == role)
+
+    @property
+    def servers(self) -> tuple[ServedPool, ...]:
+        """The pools that answer requests."""
+        return self.of("decode") or self.of("mixed")
