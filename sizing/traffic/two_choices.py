@@ -24,7 +24,10 @@ RARE = 1e-12
 """Shares of queues that are left out."""
 
 CONVERGED = 1e-7
-MOST_ROUNDS = 60
+MOST_ROUNDS = 100
+
+BUSIEST = 1 - 1e-9
+"""Share of busy queues that counts as all of them."""
 
 MEAN_FIELD_GRID = np.concatenate(
     [np.linspace(0.05, 0.75, 15), np.linspace(0.775, 0.975, 9), [0.99]]
@@ -101,36 +104,30 @@ def _solve(atoms: tuple[tuple[float, float], ...], utilisation: float) -> Matrix
         (docs/model.md, eq. T4)
 
     A queue of length k sees arrivals at the rate that two choices among queues distributed as
-    itself give; the distribution is found by iteration.
+    itself give; the distribution is found by iteration, held at s_1 = rho.
     """
     service = _on_grid(atoms)
+    busy = min(utilisation * float(service @ np.arange(len(service))) / SLOTS, BUSIEST)
     powers = (CHOICES ** np.arange(LONGEST_QUEUE + 2.0) - 1) / (CHOICES - 1)
-    start = utilisation ** np.minimum(powers, 1e4)
+    start = busy ** np.minimum(powers, 1e4)
     length = int(np.clip((start > RARE).sum() + 2, 4, LONGEST_QUEUE))
     tail = np.append(start[: length + 1], 0.0)
-    history: list[tuple[Matrix, Matrix]] = []
     for _ in range(MOST_ROUNDS):
         queue = _queue(tail, service, utilisation)
-        residual = queue.tail - tail
-        if np.abs(residual).max() < CONVERGED:
+        before, tail = tail, _as_busy(queue.tail, busy)
+        if np.abs(tail - before).max() < CONVERGED:
             break
-        history = [*history[-4:], (tail, queue.tail)]
-        tail = _accelerated(history)
     return spread(*_wait(queue, service, utilisation)).values
 
 
-def _accelerated(history: list[tuple[Matrix, Matrix]]) -> Matrix:
-    """Anderson's step: the mix of past iterates whose mixed residual is smallest."""
-    tails = np.array([after for _, after in history])
-    residuals = np.array([after - before for before, after in history])
-    if len(history) == 1:
-        return np.asarray(tails[-1])
-    gram = residuals @ residuals.T
-    gram += 1e-12 * np.trace(gram) * np.eye(len(gram))
-    mix = np.linalg.solve(gram, np.ones(len(gram)))
-    mixed = np.clip(mix / mix.sum() @ tails, 0, 1)
-    mixed[0] = 1.0
-    return np.asarray(np.minimum.accumulate(mixed))
+def _as_busy(tail: Matrix, busy: float) -> Matrix:
+    """
+    Bend a tail until the share of busy queues is what the load says: s_1 = rho.
+
+    Iterated as it is, a tail creeps near saturation, and one that has lost a length never finds it
+    again.
+    """
+    return np.asarray(tail ** (np.log(busy) / np.log(min(float(tail[1]), BUSIEST))))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
