@@ -7,24 +7,66 @@ from dataclasses import dataclass
 STALL_S = 1.0
 """A KV transfer that takes longer is counted as stalled."""
 
+PATH_HEADER = "X-Minicluster-Path"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phases:
     """
-    The two halves of a request's time to first token.
+    The halves of a request's time to first token, and the way it took.
 
     Attributes:
-        prefill_s: from decode's call to prefill's answer: routing, queue and prefill.
-        handoff_s: from there to the first token: KV transfer, queue and one decode step.
+        prefill_s: from decode's first call to prefill's answer: routing, queue, prefill and
+            attempts that failed; 0 where decode computes the prompt.
+        handoff_s: from there to the first token: KV transfer, queue and one decode step; where
+            decode computes the prompt, queue and prefill.
+        path: `remote`, `retried` (remote, on the second replica), `local` (decode computes the
+            prompt, as it should) or `fallback-local` (decode computes it for want of a prefill
+            replica).
+        reason: why it is not plainly remote; one of few words, fit for a metric's label.
+        prefill_replica: name of the replica that prefilled; empty: none.
+        decode_replica: name of the replica that answers.
+        prefill_queue_s: of `prefill_s`, waiting inside prefill's engine.
+        prefill_step_s: of `prefill_s`, from being scheduled there to its token.
     """
 
     prefill_s: float
     handoff_s: float
+    path: str = "remote"
+    reason: str = ""
+    prefill_replica: str = ""
+    decode_replica: str = ""
+    prefill_queue_s: float = 0.0
+    prefill_step_s: float = 0.0
 
     @property
     def server_timing(self) -> str:
         """The value of a Server-Timing header (W3C), in milliseconds as it wants them."""
         return f"prefill;dur={self.prefill_s * 1e3:.1f}, handoff;dur={self.handoff_s * 1e3:.1f}"
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What every answer says of its way: `X-Minicluster-Path: retried; reason=died`."""
+        way = f"{self.path}; reason={self.reason}" if self.reason else self.path
+        return {"Server-Timing": self.server_timing, PATH_HEADER: way}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prefilled:
+    """
+    What a prefill replica answers: where its KV cache is, and where the time went.
+
+    Attributes:
+        kv_transfer_params: what decode fetches it with.
+        replica: name of the replica.
+        queue_s: inside the engine, waiting.
+        step_s: inside the engine, from being scheduled to the token.
+    """
+
+    kv_transfer_params: dict[str, object]
+    replica: str
+    queue_s: float
+    step_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

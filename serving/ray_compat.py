@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from ray.serve.llm.deployment import PDDecodeServer
 
-__all__ = ["broadcast", "connector_backend", "engine_stream", "skip_download"]
+__all__ = ["broadcast", "connector_backend", "engine_stream", "live_replicas", "skip_download"]
 
 
 def connector_backend(server: PDDecodeServer) -> Any:  # noqa: ANN401
@@ -38,3 +38,17 @@ async def engine_stream(
 def skip_download(llm_config: Any) -> None:  # noqa: ANN401
     """Have no task run on each node that downloads the model."""
     llm_config.get_or_create_callback().ctx.run_init_node = False
+
+
+def live_replicas(handle: Any) -> int | None:  # noqa: ANN401
+    """
+    Return how many replicas *handle* can call at this moment; `None`: it does not know yet.
+
+    It learns from the controller, and at once from a call that finds a replica dead.
+    """
+    if not handle.is_initialized:
+        handle._init()  # noqa: SLF001
+    router = handle._router._asyncio_router  # noqa: SLF001
+    if not router.running_replicas_populated() or router.request_router is None:
+        return None
+    return len(router.request_router.curr_replicas)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -14,23 +15,28 @@ UNSUPPORTED = {
     "ec_transfer_params": "no such parameter: the server alone says where embeddings come from",
     "vllm_xargs": "no such parameter: transfers could be forged with it",
     "request_id": "no such parameter: the server names its requests",
-    "prompt_logprobs": "no such parameter with split prefill and decode: only prefill could know",
     "prompt_embeds": "a prompt of text or token ids",
 }
-"""
-Parameters that would forge a KV transfer, or bring down a decode engine, which has no logits of a
-prompt that was prefilled elsewhere (vllm #50792).
-"""
+"""Parameters that would forge a KV transfer, or that nobody here can use."""
+
+MAX_ANSWERS = 64
+"""Of one request, all its prompts together; each takes a place in the decode batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """An error as the client sees it; fields as in OpenAI's error object."""
+    """
+    An error as the client sees it; fields as in OpenAI's error object.
+
+    Attributes:
+        retry_after_s: when to come again; `None`: the same request will fail again.
+    """
 
     status: int
     message: str
     param: str | None = None
     code: str | None = None
+    retry_after_s: float | None = None
 
     @property
     def body(self) -> dict[str, Any]:
@@ -38,6 +44,13 @@ class Refusal:
         kind = "invalid_request_error" if self.status < 500 else "server_error"  # noqa: PLR2004
         error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
         return {"error": error}
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What the client gets besides: Retry-After, in whole seconds."""
+        if self.retry_after_s is None:
+            return {}
+        return {"Retry-After": str(max(1, math.ceil(self.retry_after_s)))}
 
 
 class Refused(Exception):
@@ -77,7 +90,7 @@ def _no_constant(name: str) -> NoReturn:
 
 def check(body: dict[str, Any], *, model_id: str, max_model_len: int) -> dict[str, Any]:
     """
-    Refuse what the split path cannot answer correctly; return the body to pass on.
+    Refuse what cannot be answered correctly; return the body to pass on.
 
     Parameters of every other kind are checked by the engine.
 
@@ -96,37 +109,53 @@ def check(body: dict[str, Any], *, model_id: str, max_model_len: int) -> dict[st
     _check_supported(body)
     checked = {**body, "model": model_id}
     if "prompt" in body:
-        checked["prompt"] = _one_prompt(body["prompt"])
+        checked["prompt"] = _prompt(body["prompt"])
+    _check_answers(checked)
     _check_lengths(checked, max_model_len)
     return checked
 
 
 def _check_supported(body: dict[str, Any]) -> None:
-    """Refuse what would share, lose or forge a KV transfer."""
+    """Refuse what would forge a KV transfer."""
     for param, expectation in UNSUPPORTED.items():
         if body.get(param) is not None:
             _refuse(param, expectation)
-    for param in ("n", "best_of"):
-        if body.get(param) not in (None, 1):
-            _refuse(param, "1: a KV cache can be fetched only once")
-    if body.get("use_beam_search"):
-        _refuse("use_beam_search", "false: a KV cache can be fetched only once")
-    if body.get("echo") and body.get("logprobs") is not None:
-        _refuse("echo", "false where logprobs are asked for, with split prefill and decode")
 
 
-def _one_prompt(prompt: object) -> object:
-    """Return the prompt out of a list of one; all prompts of a list would get the first's KV."""
-    if not isinstance(prompt, list) or (prompt and isinstance(prompt[0], int)):
-        return prompt
-    if len(prompt) != 1:
-        _refuse("prompt", "one prompt a request: a string or a list of token ids")
-    return prompt[0]
+def _check_answers(body: dict[str, Any]) -> None:
+    """Refuse more answers than one request may have, and a choice among them."""
+    n = body.get("n")
+    if n is None:
+        n = 1
+    if not _is_count(n) or n < 1:
+        _refuse("n", "a whole number, at least 1")
+    if body.get("best_of") not in (None, n):
+        _refuse("best_of", f"n = {n}: the engine does not choose among answers")
+    prompts = len(_prompts(body.get("prompt")))
+    if n * prompts > MAX_ANSWERS:
+        param = "n" if prompts == 1 else "prompt"
+        _refuse(param, f"at most {MAX_ANSWERS} answers a request, not {n * prompts}")
+
+
+def _prompt(prompt: object) -> object:
+    """Return a prompt, or several as they are; out of a list of one, that one."""
+    if prompt == []:
+        _refuse("prompt", "a string, a list of token ids, or a list of either")
+    prompts = _prompts(prompt)
+    return prompts[0] if len(prompts) == 1 else prompt
+
+
+def _prompts(prompt: object) -> list[Any]:
+    """Return the prompts of a request: those of a list, or the only one."""
+    if not isinstance(prompt, list) or not prompt or isinstance(prompt[0], int):
+        return [prompt]
+    return prompt
 
 
 def _check_lengths(body: dict[str, Any], max_model_len: int) -> None:
     """Refuse lengths that decode would refuse after prefill has done its work."""
     wanted = 1
+    least = 0 if body.get("echo") else 1
     at_least = body.get("min_tokens") or 0
     if not _is_count(at_least):
         _refuse("min_tokens", "a whole number, at least 0")
@@ -134,13 +163,12 @@ def _check_lengths(body: dict[str, Any], max_model_len: int) -> None:
         limit = body.get(name)
         if limit is None:
             continue
-        if not _is_count(limit) or limit < 1:
-            _refuse(name, "a whole number, at least 1")
+        if not _is_count(limit) or limit < least:
+            _refuse(name, f"a whole number, at least {least}")
         if at_least > limit:
             _refuse("min_tokens", f"at most {name} = {limit}")
-        wanted = limit
-    prompt = body.get("prompt")
-    tokens = len(prompt) if isinstance(prompt, list) else 1
+        wanted = max(limit, 1)
+    tokens = max(len(p) if isinstance(p, list) else 1 for p in _prompts(body.get("prompt")))
     if tokens + wanted > max_model_len:
         message = (
             f"This model's maximum context length is {max_model_len} tokens; the request has at "

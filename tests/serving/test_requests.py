@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.requests import MAX_BODY_BYTES, UNSUPPORTED, Refusal, Refused, check, parse_body
+from serving.requests import (
+    MAX_ANSWERS,
+    MAX_BODY_BYTES,
+    UNSUPPORTED,
+    Refusal,
+    Refused,
+    check,
+    parse_body,
+)
 
 LIMITS = {"model_id": "demo", "max_model_len": 100}
 
@@ -61,12 +69,15 @@ def test_unsupported_parameter(param: str) -> None:
 @pytest.mark.parametrize(
     ("body", "param"),
     [
-        ({"n": 2}, "n"),
+        ({"n": 0}, "n"),
+        ({"n": "2"}, "n"),
+        ({"n": 1.5}, "n"),
+        ({"n": MAX_ANSWERS + 1}, "n"),
         ({"best_of": 3}, "best_of"),
-        ({"use_beam_search": True}, "use_beam_search"),
-        ({"echo": True, "logprobs": 1}, "echo"),
-        ({"prompt": ["a", "b"]}, "prompt"),
-        ({"prompt": [[1], [2]]}, "prompt"),
+        ({"n": 2, "best_of": 3}, "best_of"),
+        ({"prompt": ["a"] * (MAX_ANSWERS + 1)}, "prompt"),
+        ({"prompt": ["a", "b"], "n": MAX_ANSWERS}, "prompt"),
+        ({"prompt": [[1], [2] * 100]}, "prompt"),
         ({"prompt": []}, "prompt"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": -1}, "max_tokens"),
@@ -78,8 +89,8 @@ def test_unsupported_parameter(param: str) -> None:
         ({"prompt": [1] * 60, "max_tokens": 41}, "prompt"),
     ],
 )
-def test_what_the_split_path_cannot_do(body: dict[str, object], param: str) -> None:
-    """Requests known to hang, kill or corrupt are refused with the parameter at fault."""
+def test_what_nobody_can_answer(body: dict[str, object], param: str) -> None:
+    """Requests that would hang, starve others or mislead are refused with the parameter."""
     refusal = _refused({"prompt": "x", **body})
     assert (refusal.status, refusal.param) == (400, param)
 
@@ -91,6 +102,29 @@ def test_what_the_split_path_cannot_do(body: dict[str, object], param: str) -> N
 def test_one_prompt_in_any_form(prompt: object, passed_on: object) -> None:
     """A single prompt passes, as text or tokens, in a list of one or not."""
     assert check({"prompt": prompt, "max_tokens": 40}, **LIMITS)["prompt"] == passed_on
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"n": 2},
+        {"n": 2, "best_of": 2},
+        {"prompt": ["a", "b"]},
+        {"prompt": [[1], [2]], "n": 2},
+        {"prompt_logprobs": 1},
+        {"use_beam_search": True, "n": 2},
+        {"echo": True, "logprobs": 1, "max_tokens": 0},
+    ],
+)
+def test_what_decode_answers_alone_is_let_through(body: dict[str, object]) -> None:
+    """Several answers, several prompts, and looks at the prompt are no reason to refuse."""
+    given = {"prompt": "x", "max_tokens": 5, **body}
+    assert check(given, **LIMITS) == {**given, "model": "demo"}
+
+
+def test_nothing_is_generated_only_with_echo() -> None:
+    """`max_tokens` 0 is meant to show a prompt's log-probabilities, and nothing else."""
+    assert _refused({"prompt": "x", "max_tokens": 0}).param == "max_tokens"
 
 
 def test_the_model_may_be_left_out() -> None:
@@ -106,3 +140,10 @@ def test_refusal_is_shaped_as_openai_shapes_it() -> None:
         "error": {"message": "m", "type": "invalid_request_error", "param": "p", "code": None}
     }
     assert Refusal(status=503, message="m").body["error"]["type"] == "server_error"
+
+
+@pytest.mark.parametrize(("seconds", "told"), [(0.2, "1"), (5.0, "5"), (5.1, "6")])
+def test_when_to_come_again_is_told_in_whole_seconds(seconds: float, told: str) -> None:
+    """Retry-After is rounded up, and is there only where coming again may help."""
+    assert Refusal(status=503, message="m", retry_after_s=seconds).headers == {"Retry-After": told}
+    assert Refusal(status=400, message="m").headers == {}
