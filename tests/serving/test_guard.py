@@ -97,7 +97,7 @@ def _admitted(*arguments: object) -> bool:
     st.integers(0, 20),
     st.floats(0, 9000),
 )
-def test_more_queue_never_admits_more(  # noqa: PLR0913  (what can grow)
+def test_more_queue_never_admits_more(  # noqa: PLR0913, PLR0917  (what can grow)
     model: StepModel,
     slo: SloSpec,
     asked: Asked,
@@ -153,7 +153,7 @@ def test_an_idle_cluster_admits_what_its_floor_allows(
 
 
 @given(MODELS, SLOS, REQUESTS, LOADS, MARGINS, st.integers(0, 5), st.floats(1, 3))
-def test_more_replicas_and_a_looser_slo_never_admit_less(  # noqa: PLR0913  (a whole decision)
+def test_more_replicas_and_a_looser_slo_never_admit_less(  # noqa: PLR0913, PLR0917  (a whole decision)
     model: StepModel,
     slo: SloSpec,
     asked: Asked,

@@ -1,0 +1,73 @@
+"""API keys: what is read, what is refused, and what lets in."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from serving.keys import KEYS, KEYS_FILE, key_of, read_keys
+from sizing.errors import InputError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FIRST, SECOND = "first-secret-0123456789", "second-secret-0123456789"
+
+
+def test_keys_of_file_and_environment(tmp_path: Path) -> None:
+    """Both places are read; names and limits are optional; comments are no keys."""
+    file = tmp_path / "keys"
+    file.write_text(f"# ours\n\nalice:{FIRST}:4\n{SECOND}\n")
+    keys = read_keys({KEYS_FILE: str(file), KEYS: "bob:third-secret-0123456789"})
+    assert [key.name for key in keys[:2]] == ["bob", "alice"]
+    assert keys[2].name.startswith("key-")
+    assert [key.max_ongoing for key in keys] == [None, 4, None]
+    assert FIRST not in repr(keys)
+
+
+def test_no_keys_no_lock() -> None:
+    """Without a word about keys there are none."""
+    assert read_keys({}) == ()
+
+
+@pytest.mark.parametrize(
+    ("environment", "says"),
+    [
+        ({KEYS: ""}, "at least one key"),
+        ({KEYS: "# none"}, "at least one key"),
+        ({KEYS: "short"}, "at least 16"),
+        ({KEYS: f"a:{FIRST}:many"}, "number of requests"),
+        ({KEYS: f"a:{FIRST}:0"}, "number of requests"),
+        ({KEYS: f"a:{FIRST}:1:2"}, "name:key"),
+        ({KEYS_FILE: "not/there"}, "a file of keys"),
+    ],
+)
+def test_what_would_leave_the_door_open_is_refused(environment: dict[str, str], says: str) -> None:
+    """Keys that were meant and are not there, or could be guessed, stop the start."""
+    with pytest.raises(InputError, match=says) as refused:
+        read_keys(environment)
+    assert FIRST not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("header", "name"),
+    [
+        (f"Bearer {FIRST}", "a"),
+        (f"bearer {SECOND}", "b"),
+        (f"Bearer  {FIRST} ", "a"),
+        (f"Basic {FIRST}", None),
+        (f"Bearer {FIRST}x", None),
+        (f"Bearer {FIRST[:-1]}", None),
+        (FIRST, None),
+        ("Bearer", None),
+        ("", None),
+        (None, None),
+        ("Bearer \udcff", None),
+    ],
+)
+def test_only_a_key_lets_in(header: str | None, name: str | None) -> None:
+    """A bearer token that is exactly one of the keys, nothing else."""
+    keys = read_keys({KEYS: f"a:{FIRST},b:{SECOND}"})
+    found = key_of(keys, header)
+    assert (found.name if found else None) == name
