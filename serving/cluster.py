@@ -10,7 +10,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import TYPE_CHECKING
 
-from serving.engine import NIXL_PORT, NIXL_PORTS_APART
+from serving.engine import NIXL_PORT, NIXL_PORTS, NIXL_PORTS_APART
 from serving.processes import environment
 from serving.reason import first_error
 from sizing.errors import TargetFailed
@@ -107,7 +107,7 @@ def free_nixl_port(num_workers: int) -> int:
     """
     # In random order: another deployment that starts just now must not choose the same ones, for
     # the engines bind them only a minute later, and wait for ever if they are taken.
-    bases = range(NIXL_PORT, NIXL_PORT + NIXL_PORTS_APART["decode"] - num_workers, num_workers)
+    bases = range(NIXL_PORT, NIXL_PORT + NIXL_PORTS - num_workers, num_workers)
     for port in random.sample(bases, k=len(bases)):
         wanted = [
             port + apart + i for apart in NIXL_PORTS_APART.values() for i in range(num_workers)

@@ -6,7 +6,7 @@ import hashlib
 import re
 from typing import TYPE_CHECKING, Any
 
-from serving.engine import NIXL_PORTS_APART, accelerator, engine_kwargs, environment
+from serving.engine import NIXL_PORTS, NIXL_PORTS_APART, accelerator, engine_kwargs, environment
 from serving.front import front_door
 from serving.limits import limits
 from serving.served import NODE_LABEL, ROLE_LABEL, RayNode, ServedApp, ServedPool
@@ -40,10 +40,12 @@ def compile_app(
         substitutions: what *deployment* has otherwise than the plan.
     """
     found = domains(deployment, plan)
+    # What is deployed otherwise than planned keeps no promise of the plan's.
+    promised = None if substitutions else plan
     front = front_door(
         deployment,
         domains=found,
-        plan=plan,
+        plan=promised,
         plan_hash=plan_hash(to_json(plan or deployment)),
         substitutions=substitutions,
     )
@@ -52,7 +54,9 @@ def compile_app(
         pools=tuple(
             served
             for pool in deployment.pools
-            for served in _pools(deployment, pool, found, ground, limits(pool, plan))
+            for served in _pools(
+                deployment, pool, found, ground, limits(pool, promised) | _routed(deployment, pool)
+            )
         ),
         nodes=_ray_nodes(deployment, ground.target),
         front=front,
@@ -95,9 +99,12 @@ def _pools(
     by_domain: dict[str, list[tuple[tuple[str, int], ...]]] = {}
     for places in replicas:
         by_domain.setdefault(found[places[0][0]], []).append(places)
-    port = ground.nixl_port + NIXL_PORTS_APART.get(pool.role, 0)
+    first = ground.nixl_port + NIXL_PORTS_APART.get(pool.role, 0)
     served = []
-    for domain, members in by_domain.items():
+    for number, (domain, members) in enumerate(by_domain.items()):
+        # Apart by room for the replicas that `serving scale` may add.
+        port = first + number * (NIXL_PORTS // len(by_domain))
+        nodes = sorted(node for node, of in found.items() if of == domain)
         prefix = pool.role.capitalize() + (f"-{domain}:" if len(by_domain) > 1 else ":")
         served.append(
             ServedPool(
@@ -107,11 +114,10 @@ def _pools(
                 name=prefix + served_name(deployment.model.id),
                 replicas=len(members),
                 llm_config=_llm_config(deployment, pool, members, ground)
-                | {"deployment_config": _deployment_config(pool, members, bounds)}
+                | {"deployment_config": _deployment_config(pool, len(members), nodes, bounds)}
                 | {"experimental_configs": _experimental(pool, port)},
             )
         )
-        port += len(members) * pool.tp * pool.pp
     return served
 
 
@@ -144,12 +150,16 @@ def _llm_config(
 
 
 def _deployment_config(
-    pool: Pool, members: list[tuple[tuple[str, int], ...]], bounds: Mapping[str, Any]
+    pool: Pool, replicas: int, nodes: list[str], bounds: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return how many replicas there are, where, and within which bounds."""
-    nodes = sorted({node for places in members for node, _ in places})
+    """
+    Return how many replicas there are, where, and within which bounds.
+
+    The label of the role decides the place; that of the node only keeps domains apart, so that
+    `serving scale` can give a pool another node of its domain.
+    """
     return {
-        "num_replicas": len(members),
+        "num_replicas": replicas,
         # A start that fails is told at once instead of being tried again and again.
         "max_constructor_retry_count": 1,
         "ray_actor_options": {"num_cpus": 0},
@@ -182,6 +192,19 @@ def replica_places(pool: Pool) -> list[tuple[tuple[str, int], ...]]:
 def replica_devices(pool: Pool) -> list[tuple[int, ...]]:
     """Return the GPUs (cores) of each replica, in the order of the placement."""
     return [tuple(gpu for _, gpu in places) for places in replica_places(pool)]
+
+
+def _routed(deployment: Deployment, pool: Pool) -> dict[str, Any]:
+    """Return how requests find the replicas of a pool: prompts by the plan's policy."""
+    if pool.role != "prefill":
+        return {}
+    policy = {"policy": deployment.routing.policy}
+    return {
+        "request_router_config": {
+            "request_router_class": "serving.router.PlannedRouter",
+            "request_router_kwargs": policy,
+        }
+    }
 
 
 def _ray_nodes(deployment: Deployment, target: str) -> tuple[RayNode, ...]:

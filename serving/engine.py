@@ -18,7 +18,8 @@ KV_ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
 """A mixed pool hands no KV cache over."""
 
 NIXL_PORT = 20_000
-NIXL_PORTS_APART = {"prefill": 0, "decode": 2_000}
+NIXL_PORTS = 2_000
+NIXL_PORTS_APART = {"prefill": 0, "decode": NIXL_PORTS}
 """
 Side-channel ports of each role from `nixl_port` on; every worker of every replica takes the next.
 """

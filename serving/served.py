@@ -17,19 +17,45 @@ CORES = "MINICLUSTER_CORES"
 """Environment variable: cores of each replica, replicas apart by `;`, workers by `|`."""
 
 
+CORES_LABEL = "minicluster-cores"
+"""Label of a raylet that `serving scale` gave to another pool: its cores, apart by `_`."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RayNode:
-    """One raylet: the share of one planned node that one pool has."""
+    """
+    One raylet: the share of one planned node that one pool has.
+
+    Attributes:
+        moved: the plan gave its cores to another pool; the replica learns them from a label.
+    """
 
     node: str
     role: str
     cores: tuple[int, ...]
     gpus: tuple[int, ...]
+    moved: bool = False
 
     @property
     def labels(self) -> dict[str, str]:
         """Labels by which the pool finds it."""
-        return {ROLE_LABEL: self.role, NODE_LABEL: self.node}
+        found = {ROLE_LABEL: self.role, NODE_LABEL: self.node}
+        return found | ({CORES_LABEL: "_".join(map(str, self.cores))} if self.moved else {})
+
+
+def planned_cores(cores: str, rank: int, labels: Mapping[str, str]) -> str:
+    """
+    Return the cores of one replica, workers apart by `|`.
+
+    Args:
+        cores: value of `CORES`.
+        rank: of the replica in its deployment.
+        labels: of its raylet; one that was moved says itself which cores it has.
+    """
+    if CORES_LABEL in labels:
+        return labels[CORES_LABEL].replace("_", "|")
+    replicas = cores.split(";")
+    return replicas[rank % len(replicas)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ import time
 import uuid
 from typing import TYPE_CHECKING, Any
 
+import ray
 from pydantic import ValidationError
 from ray import serve
 from ray.serve.llm.deployment import PDDecodeServer, PDPrefillServer
@@ -19,7 +20,7 @@ from serving.front import front_from
 from serving.phases import Phases, PrefillTiming
 from serving.ray_compat import broadcast, connector_backend, engine_stream, skip_download
 from serving.requests import Refusal
-from serving.served import CORES
+from serving.served import CORES, planned_cores
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -218,8 +219,7 @@ def _refusal_of(answer: Any) -> Refusal:  # noqa: ANN401
 
 def _take_planned_cores() -> None:
     """Tell vLLM, which this process starts, the cores of this replica of the plan."""
-    cores = os.environ.get(CORES)
-    if cores:
-        replicas = cores.split(";")
+    if os.environ.get(CORES):
         rank = serve.get_replica_context().rank.rank
-        os.environ["VLLM_CPU_OMP_THREADS_BIND"] = replicas[rank % len(replicas)]
+        labels = ray.get_runtime_context().get_node_labels()
+        os.environ["VLLM_CPU_OMP_THREADS_BIND"] = planned_cores(os.environ[CORES], rank, labels)
