@@ -1,38 +1,16 @@
 """
-Everything we take from Ray Serve LLM that it does not promise to keep.
+Everything we take from Ray Serve LLM and vLLM that they do not promise to keep.
 
-Ray 2.60.0; tests/serving/test_ray_compat.py says which name is gone after an upgrade.
+Ray 2.60.0, vLLM 0.29.0; tests/serving/test_ray_compat.py says which name is gone after an upgrade.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ray.llm._internal.serve.serving_patterns.prefill_decode.pd_server import PDOrchestratorMixin
 from ray.llm._internal.serve.utils.broadcast import broadcast
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from ray.serve.llm.deployment import PDDecodeServer
-
-__all__ = ["broadcast", "connector_backend", "engine_stream", "live_replicas", "skip_download"]
-
-
-def connector_backend(server: PDDecodeServer) -> Any:  # noqa: ANN401
-    """Return what shapes requests for the KV connector."""
-    return server._get_connector_backend()  # noqa: SLF001
-
-
-async def engine_stream(
-    server: PDDecodeServer,
-    method: str,
-    request: Any,  # noqa: ANN401
-) -> AsyncIterator[Any]:
-    """Run *request* on the server's own engine, past the orchestration of `PDDecodeServer`."""
-    run = getattr(super(PDOrchestratorMixin, server), method)
-    stream: AsyncIterator[Any] = await run(request)
-    return stream
+__all__ = ["broadcast", "engine_is_dead", "first_token_seen", "live_replicas", "skip_download"]
 
 
 def skip_download(llm_config: Any) -> None:  # noqa: ANN401
@@ -52,3 +30,20 @@ def live_replicas(handle: Any) -> int | None:  # noqa: ANN401
     if not router.running_replicas_populated() or router.request_router is None:
         return None
     return len(router.request_router.curr_replicas)
+
+
+def engine_is_dead(engine: Any) -> bool:  # noqa: ANN401
+    """Tell whether a replica's engine has lost its processes; it never gets them back."""
+    return bool(engine._engine_client.errored)  # noqa: SLF001
+
+
+REQUEST_IDS = {"chat": "chatcmpl-{}", "completions": "cmpl-{}-0"}
+"""What vLLM makes of a request's id; of several prompts the first counts."""
+
+
+def first_token_seen(engine: Any, kind: str, request_id: str) -> bool:  # noqa: ANN401
+    """Tell whether a request that is answered as a whole has its first token."""
+    processor = engine._engine_client.output_processor  # noqa: SLF001
+    names = processor.external_req_ids.get(REQUEST_IDS[kind].format(request_id), ())
+    states = [processor.request_states.get(name) for name in names]
+    return any(state is not None and not state.is_prefilling for state in states)

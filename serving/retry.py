@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from serving.requests import Refusal
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from serving.order import Order
 
@@ -80,3 +80,20 @@ def late_first_token(order: Order) -> Refusal:
     message = f"The first token did not come within {order.kv_wait_deadline_s:g} s of prefill."
     retry_after_s = max(RETRY_AFTER_S, math.ceil(order.kv_wait_deadline_s))
     return Refusal(status=504, message=message, code="kv-wait-timeout", retry_after_s=retry_after_s)
+
+
+def choose_domain(live: Mapping[str, int | None], tried: str | None) -> str:
+    """
+    Return the domain to ask: the nearest that lives and has a replica that did not just fail.
+
+    Args:
+        live: replicas that live by domain, the nearest first; `None`: not known yet.
+        tried: the domain asked before.
+    """
+    others = [
+        domain
+        for domain, count in live.items()
+        if count is None or count > (1 if domain == tried else 0)
+    ]
+    alive = [domain for domain, count in live.items() if count]
+    return (others or alive or list(live))[0]

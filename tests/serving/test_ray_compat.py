@@ -11,11 +11,21 @@ from ray.llm._internal.common.callbacks.base import CallbackCtx
 from ray.serve._private.router import AsyncioRouter, SingletonThreadRouter
 from ray.serve.handle import DeploymentHandle
 from ray.serve.llm import LLMConfig
-from ray.serve.llm.deployment import PDDecodeServer, PDPrefillServer
-above = PDDecodeServer.__mro__[PDDecodeServer.__mro__.index(ray_compat.PDOrchestratorMixin) + 1:]
+from ray.llm._internal.serve.engines.vllm.kv_transfer.base import DefaultPDProtocolMixin
+from ray.llm._internal.serve.engines.vllm.vllm_engine import VLLMEngine
+from ray.serve.llm.deployment import PDPrefillServer
+from ray.serve.llm.openai_api_models import CompletionRequest
+from serving.engine_request import REMOTE_DECODE
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.output_processor import OutputProcessor, RequestState
+asked = CompletionRequest(prompt="x", max_tokens=5)
+prefill = DefaultPDProtocolMixin().prepare_prefill_request(request=asked, peer=None)
 print(
-    next(c for c in above if "completions" in vars(c)) is LLMServer,
-    hasattr(PDDecodeServer, "_get_connector_backend"),
+    prefill.kv_transfer_params == REMOTE_DECODE,
+    "self._engine_client" in inspect.getsource(VLLMEngine),
+    isinstance(AsyncLLM.errored, property),
+    "self.external_req_ids" in inspect.getsource(OutputProcessor.__init__),
+    "self.is_prefilling" in inspect.getsource(RequestState.__init__),
     hasattr(PDPrefillServer, "prewarm_prefill"),
     inspect.iscoroutinefunction(LLMServer._start_engine),
     CallbackCtx().run_init_node,
@@ -33,4 +43,4 @@ def test_what_ray_does_not_promise_is_there() -> None:
     """Each private name of Ray Serve LLM that we use is there and means what it meant."""
     done = subprocess.run([sys.executable, "-c", LOOK], capture_output=True, text=True, check=True)
     last = done.stdout.splitlines()[-1]
-    assert last == f"{'True ' * 10}['handle', 'method_name', 'args']"
+    assert last == f"{'True ' * 13}['handle', 'method_name', 'args']"

@@ -1,0 +1,192 @@
+"""How a server answers a request with its own engine, wherever the prompt is computed."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ray import serve
+from vllm.v1.engine.exceptions import EngineDeadError
+
+from serving.engine_request import (
+    ERROR_EVENT,
+    engine_request,
+    for_decode,
+    for_prefill,
+    for_tokenizer,
+    refusal_in,
+    refusal_of,
+)
+from serving.first_token import Answer
+from serving.phases import Phases
+from serving.prefills import Reach, Remote, prefill_elsewhere
+from serving.ray_compat import first_token_seen
+from serving.request_class import may_be_short, must_be_local, short_enough
+from serving.requests import Refusal
+from serving.retry import RETRY_AFTER_S, Local, late_first_token
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from serving.order import Order
+
+AGGREGATED = Local(path="local", reason="aggregated")
+
+
+class StreamBroken(Exception):
+    """The engine failed after the first token: the stream ends here, without [DONE]."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Start:
+    """How a request begins at its engine; `limit_s` is for the first token."""
+
+    request: Any
+    limit_s: float
+    prefill_s: float
+    way: Remote | Local
+
+    def phases(self, handoff_s: float) -> Phases:
+        """Return where the time to the first token went."""
+        decode = serve.get_replica_context().replica_id.unique_id
+        if isinstance(self.way, Local):
+            return Phases(
+                prefill_s=self.prefill_s,
+                handoff_s=handoff_s,
+                path=self.way.path,
+                reason=self.way.reason,
+                decode_replica=decode,
+            )
+        failures, done = self.way.failures, self.way.prefilled
+        return Phases(
+            prefill_s=self.prefill_s,
+            handoff_s=handoff_s,
+            path="retried" if failures else "remote",
+            reason=failures[-1] if failures else "",
+            prefill_replica=done.replica,
+            decode_replica=decode,
+            prefill_queue_s=done.queue_s,
+            prefill_step_s=done.step_s,
+        )
+
+
+class Answering:
+    """What the servers have in common that answer: those that decode, and aggregated ones."""
+
+    engine: Any
+    _order: Order
+    _reach: Reach | None
+    _closing: set[asyncio.Task[None]]
+
+    async def answer(
+        self, kind: str, body: dict[str, Any], *, order: Order | None = None
+    ) -> AsyncIterator[Refusal | Phases | list[str] | dict[str, Any]]:
+        """
+        Prefill elsewhere or here, decode here.
+
+        Args:
+            kind: `chat` or `completions`.
+            body: what `serving.requests.check` let through.
+            order: what to keep to; default: the plan's.
+
+        Yields:
+            A refusal; or the phases of the first token, followed by server-sent events as they
+            come, or by the whole answer.
+
+        Raises:
+            StreamBroken: the engine failed after the first event.
+        """
+        start = await self._start(kind, body, order or self._order)
+        if isinstance(start, Refusal):
+            yield start
+            return
+        answer = Answer(
+            getattr(self.engine, kind)(start.request, None),
+            begun=None if start.request.stream else self._begun(kind, start.request),
+            in_flight=isinstance(start.way, Remote),
+        )
+        try:
+            started = time.perf_counter()
+            first = await _first(answer, start.limit_s, order or self._order)
+            if isinstance(first, Refusal):
+                yield first
+                return
+            yield start.phases(first[0] - started)
+            yield [first[1]] if isinstance(first[1], str) else first[1].model_dump()
+            async for event in answer.stream:
+                if event.startswith(ERROR_EVENT):
+                    raise StreamBroken(event)
+                yield [event]
+        finally:
+            # A task of its own: this one may be cancelled, and has no time for it.
+            closing = asyncio.create_task(answer.let_go())
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
+
+    async def _start(self, kind: str, body: dict[str, Any], order: Order) -> _Start | Refusal:
+        """Decide the way of a request, and go it as far as this server's engine."""
+        request = engine_request(kind, body)
+        if isinstance(request, Refusal):
+            return request
+        started = time.perf_counter()
+        way = await self._way(kind, body, request, order)
+        if isinstance(way, Refusal):
+            return way
+        prefill_s = time.perf_counter() - started
+        if isinstance(way, Remote):
+            decode = for_decode(request, way.prefilled)
+            limit_s = order.kv_wait_deadline_s
+            return _Start(request=decode, limit_s=limit_s, prefill_s=prefill_s, way=way)
+        limit_s = order.prefill_deadline_s + order.kv_wait_deadline_s - prefill_s
+        if body.get("use_beam_search"):
+            limit_s = float("inf")  # its first token is its last
+        return _Start(request=request, limit_s=limit_s, prefill_s=prefill_s, way=way)
+
+    async def _way(
+        self,
+        kind: str,
+        body: dict[str, Any],
+        request: Any,  # noqa: ANN401
+        order: Order,
+    ) -> Remote | Local | Refusal:
+        """Choose between prefill and this engine, and have prefill done if it is that."""
+        if self._reach is None:
+            return AGGREGATED
+        local = must_be_local(body)
+        if local is None and may_be_short(body, order.local_threshold_tokens):
+            tokens = await self._prompt_tokens(request)
+            if isinstance(tokens, Refusal):
+                return tokens
+            local = short_enough(tokens, order.local_threshold_tokens)
+        if local is not None:
+            return local
+        return await prefill_elsewhere(self._reach, kind, for_prefill(request), order)
+
+    async def _prompt_tokens(self, request: Any) -> int | Refusal:  # noqa: ANN401
+        """Count the tokens of a prompt."""
+        if isinstance(getattr(request, "prompt", None), list):
+            return len(request.prompt)
+        counted = await anext(aiter(self.engine.tokenize(for_tokenizer(request))))
+        return refusal_of(counted) if hasattr(counted, "error") else int(counted.count)
+
+    def _begun(self, kind: str, request: Any) -> Callable[[], bool]:  # noqa: ANN401
+        """Return what tells whether the first token of a whole answer is there."""
+        return lambda: first_token_seen(self.engine, kind, request.request_id)
+
+
+async def _first(answer: Answer, limit_s: float, order: Order) -> tuple[float, Any] | Refusal:
+    """Return when the first token came, and the first item; or what the client gets instead."""
+    try:
+        await answer.first_token(limit_s)
+        at = time.perf_counter()
+        item = await answer.first_item()
+    except TimeoutError:
+        return late_first_token(order)
+    except EngineDeadError:
+        message = "The engine died; try again later."
+        return Refusal(status=503, message=message, code="engine-died", retry_after_s=RETRY_AFTER_S)
+    if isinstance(item, str):
+        return refusal_in(item) if item.startswith(ERROR_EVENT) else (at, item)
+    return (at, item) if hasattr(item, "usage") else refusal_of(item)

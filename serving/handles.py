@@ -1,0 +1,36 @@
+"""The prefill replicas that a decode replica reaches through Ray Serve."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from serving.ray_compat import live_replicas
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from serving.phases import Prefilled
+    from serving.requests import Refusal
+
+
+class Handles:
+    """Prefill replicas behind Ray Serve's handles; which one of a domain, the router decides."""
+
+    def __init__(self, handles: Mapping[str, Any]) -> None:
+        """Keep a handle per domain, in the order in which to try them."""
+        self._handles = dict(handles)
+
+    def live(self) -> Mapping[str, int | None]:
+        """Return by domain how many replicas can be called now."""
+        return {domain: live_replicas(handle) for domain, handle in self._handles.items()}
+
+    async def call(self, domain: str, kind: str, request: Any) -> Prefilled | Refusal:  # noqa: ANN401
+        """Have one replica of a domain prefill; the call ends with whoever waits for it."""
+        response = self._handles[domain].prefill.remote(kind, request)
+        try:
+            answer: Prefilled | Refusal = await response
+        except asyncio.CancelledError:
+            response.cancel()
+            raise
+        return answer
