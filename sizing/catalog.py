@@ -18,6 +18,7 @@ from sizing.specs.cluster import ClusterSpec
 from sizing.specs.collective import CollectiveEntry
 from sizing.specs.engine import EngineProfile
 from sizing.specs.gpu import GpuSpec, Source
+from sizing.specs.library import Collectives
 from sizing.specs.precision import with_weight_dtype
 from sizing.specs.study import Conventions
 from sizing.specs.switch import SwitchSpec
@@ -103,6 +104,7 @@ def gpus() -> Mapping[str, GpuEntry]:
         raw = read_toml(path)
         aliases = tuple(raw.pop("aliases", ()))
         spec = parse(GpuSpec, raw, place=path.name)
+        spec = replace(spec, collectives=_collectives_of(spec))
         found[spec.name] = GpuEntry(spec=spec, aliases=aliases)
     return found
 
@@ -129,6 +131,15 @@ def collectives() -> Mapping[str, CollectiveEntry]:
         name: parse(CollectiveEntry, read_toml(path), place=path.name)
         for name, path in files("collectives").items()
     }
+
+
+def _collectives_of(gpu: GpuSpec) -> Collectives:
+    """Return the libraries' tables on a GPU, and how NCCL crosses the nodes of NVIDIA's."""
+    measured = [entry.measured for entry in collectives().values() if entry.gpu == gpu.name]
+    return Collectives(
+        measured=tuple(table for tables in measured for table in tables),
+        protocols=collectives()["nccl"].protocols if gpu.vendor == "NVIDIA" else (),
+    )
 
 
 def find_study(name: str, overrides: Sequence[str] = ()) -> Conventions:

@@ -122,13 +122,12 @@ def _replaced(section: str) -> bool:
         covers = re.search(r'covers = "([^"]*)"', section)
         text = covers.group(1) if covers else ""
         return text.startswith("efficiency") and not re.search(
-            r"elementwise|scale_|across|collective_latency|sustained", text
+            r"elementwise|scale_|collective_latency|sustained", text
         )
     return (
         header.startswith("efficiency")
         and not header.startswith(HAND_WRITTEN[1:])
         and (header != HAND_WRITTEN[0])
-        and not header.startswith("efficiency.all_reduce_across")
     )
 
 

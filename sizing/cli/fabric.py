@@ -18,6 +18,7 @@ from sizing.fabric.built import built_bill
 from sizing.fabric.collective import Question, answer
 from sizing.fabric.ecmp import Hashing, collisions
 from sizing.fabric.study import study
+from sizing.latency.collectives import CROSSES
 from sizing.latency.library import left_out, with_gpu_points
 from sizing.report.fabric import (
     answer_table,
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from sizing.specs.collective import MeasuredCollective
 
 app = typer.Typer(
     help="Topologies, collectives on them, bills of materials, the rail-only study.",
@@ -97,12 +97,12 @@ def collective(  # noqa: PLR0913, PLR0917  (a command's options)
 ) -> None:
     """Time a collective over the tiers of a network."""
     spec, found = catalog.find_network(cluster, place="--cluster")
-    measured = _measured(spec.gpu)
+    gpu = catalog.find_gpu(spec.gpu)
+    measured = with_gpu_points(gpu.collectives.measured, gpu)
     if check:
         rows = [row for table in measured for row in left_out(table)]
         _show([asdict(row) for row in rows], [left_out_table(rows)], as_json=as_json)
         return
-    named = catalog.collectives().get(library or "")
     asked = Question(
         pattern=pattern,
         group=group,
@@ -115,7 +115,7 @@ def collective(  # noqa: PLR0913, PLR0917  (a command's options)
         asked,
         found,
         measured=measured,
-        protocols=named.protocols if named is not None else (),
+        protocols=gpu.collectives.protocols if library in (None, CROSSES) else (),
         library=library,
     )
     _show(asdict(result), [answer_table(result)], as_json=as_json)
@@ -192,18 +192,6 @@ def ecmp(
         for count in flows or [1, 16]
     ]
     _show([asdict(one) for one in found], [collisions_table(found)], as_json=as_json)
-
-
-def _measured(gpu: str) -> tuple[MeasuredCollective, ...]:
-    """Return what was measured on a GPU, nothing if nothing was."""
-    spec = catalog.find_gpu(gpu)
-    tables = [
-        table
-        for entry in catalog.collectives().values()
-        if entry.gpu == spec.name
-        for table in entry.measured
-    ]
-    return with_gpu_points(tables, spec)
 
 
 def _write(path: Path, text: str) -> None:

@@ -15,8 +15,11 @@ from sizing.latency.tiered import TRAFFIC, ring_s, tiered_s
 from sizing.specs.checks import fraction, not_negative, one_of, positive
 
 if TYPE_CHECKING:
-    from sizing.specs.collective import MeasuredCollective, Protocol
+    from sizing.specs.library import MeasuredCollective, Protocol
     from sizing.specs.topology import Topology
+
+TWICE = 2
+"""Times the last measured size up to which a table is extended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +64,7 @@ class Answer:
         meets_in: the outermost tier that it crosses.
         beyond_hb_domain_s: more than in one HB domain as wide as the group.
         bus_bytes_per_s: bytes that cross each GPU's link a second.
-        libraries: seconds by each library that was measured on such a group.
+        libraries: seconds by each library that was measured on such a group and size.
         ring_s: as one flat ring; `None` for patterns that have none.
         chunk_bytes: of such a ring's messages: they shrink as it grows.
     """
@@ -115,7 +118,7 @@ def answer(
     found = {
         table.library: float(measured_s(question.size_bytes, table))
         for table in measured
-        if _is_of(table, question, spans)
+        if _is_of(table, question, spans) and _reaches(table, question.size_bytes)
     }
     known = sorted({table.library for table in measured})
     if library is not None and library not in known:
@@ -153,6 +156,11 @@ def _is_of(table: MeasuredCollective, question: Question, spans: tuple[int, ...]
         and table.domains == math.prod(spans[1:])
         and question.stride == 1
     )
+
+
+def _reaches(table: MeasuredCollective, size_bytes: float) -> bool:
+    """Say whether a table says anything of so many bytes: at most twice its last, or a plateau."""
+    return table.bus_bytes_per_s is not None or size_bytes <= TWICE * table.size_bytes[-1]
 
 
 def _outermost(topology: Topology, spans: tuple[int, ...]) -> str:

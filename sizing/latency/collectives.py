@@ -10,8 +10,9 @@ import numpy as np
 
 from sizing.errors import InputError
 from sizing.latency.exchange import Exchange
+from sizing.latency.library import measured_s
 from sizing.latency.roofline import efficiency_of
-from sizing.latency.tiered import TRAFFIC, hops, network, overlapped_s, sent_s
+from sizing.latency.tiered import TRAFFIC, tiered_s
 from sizing.specs.topology import topology_of
 
 if TYPE_CHECKING:
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
     from sizing.specs.efficiency import CollectiveTable, Tables
     from sizing.specs.gpu import GpuSpec
 
-DOMAIN = 8
-"""GPUs of an HB domain that the tables of all-reduces across domains were measured with."""
+CROSSES = "nccl"
+"""The library whose collectives cross HB domains."""
 
 
 def exchange_s(
@@ -32,11 +33,11 @@ def exchange_s(
     Time one run of a collective of a step.
 
     Within an HB domain from the table of its pattern and group, or from the link (eq. N1);
-    beyond it by tiers (eq. N2, docs/model.md).
+    beyond it as NCCL was measured on such a group, or by tiers (eq. N2, docs/model.md).
 
     Args:
         exchange: pattern, group, stride and bytes.
-        gpu: tables and bandwidths.
+        gpu: tables, libraries and bandwidths.
         cluster: the HB domain and the network.
         engine: whose all-reduce to take where the GPU has a table of its own.
 
@@ -54,14 +55,11 @@ def exchange_s(
     if exchange.pattern == "point-to-point":
         return point_to_point_s(size, gpu, cluster, distance=stride)
     inner = max(1, min(group, cluster.gpus_per_hb_domain // stride))
-    pattern = exchange.pattern
     if inner >= group:
-        return np.where(size > 0, _inside_s(size, group, pattern, gpu, engine), 0.0)
-    if pattern == "all-reduce" and inner == DOMAIN:
-        across = efficiency_of(gpu).all_reduce_across.get(str(math.ceil(group / inner)))
-        if across is not None and _as_measured(group, gpu, cluster):
-            return np.where(size > 0, looked_up_s(size, across), 0.0)
-    return np.where(size > 0, _across_s(size, group, inner, exchange, gpu, cluster), 0.0)
+        seconds = _inside_s(size, group, exchange.pattern, gpu, engine)
+    else:
+        seconds = _across_s(size, inner, exchange, gpu, cluster)
+    return np.where(size > 0, seconds, 0.0)
 
 
 def all_reduce_s(
@@ -239,44 +237,44 @@ def _inside_s(
 
 
 def _across_s(
-    size: NDArray[np.float64],
-    group: int,
-    inner: int,
-    exchange: Exchange,
-    gpu: GpuSpec,
-    cluster: ClusterSpec,
+    size: NDArray[np.float64], inner: int, exchange: Exchange, gpu: GpuSpec, cluster: ClusterSpec
 ) -> NDArray[np.float64]:
     """
-    Time a collective over k domains of g GPUs each.
+    Time a collective over several domains, *inner* GPUs in each.
 
-        t = l_i + h ceil(log2 k) l_net + max(t_i, t_o) + 0.2 min(t_i, t_o)
-        (docs/model.md, eq. N2)
+        t as NCCL was measured on such a group (eq. H4), else by tiers and the least of its
+        protocols (eq. H2, H3)      (docs/model.md, eq. N2)
 
-    t_i is the collective within a domain less its latency l_i; t_o what a GPU sends over its
-    NIC, f(k) S / g, and l_net a hop, over the tiers that the group spans (eq. H1, H2); h = 2 for
-    an all-reduce, 1 for the others.
+    Libraries of engines stay in one domain: NCCL takes over where a group leaves it.
     """
-    pattern = exchange.pattern
-    within = 0 * size
-    latency = np.zeros_like(size)
-    if inner > 1:
-        share = size * inner / group if pattern == "all-to-all" else size
-        latency = _inside_s(np.ones_like(size), inner, pattern, gpu)
-        within = _inside_s(share, inner, pattern, gpu) - latency
+    group = exchange.group
+    table = next(
+        (
+            table
+            for table in gpu.collectives.measured
+            if (table.library, table.pattern) == (CROSSES, exchange.pattern)
+            and (table.gpus, table.domains) == (group, math.ceil(group / inner))
+            and exchange.stride == 1
+        ),
+        None,
+    )
     topology = topology_of(_wide_enough(cluster, group * exchange.stride), gpu)
-    between = network(topology, topology.spans(group, exchange.stride))
-    outside = sent_s(size, pattern, inner, between)
-    slow = hops(pattern, between.domains) * between.hop_s
-    return np.asarray(latency + slow + overlapped_s(within, outside))
+    spans = topology.spans(group, exchange.stride)
+    formula = tiered_s(size, exchange.pattern, topology, spans, gpu.collectives.protocols)
+    if table is None or table.between_bytes_per_s is None:
+        return formula
+    here, there = _between_bytes_per_s(group, gpu, cluster), table.between_bytes_per_s
+    measured = measured_s(size, table)
+    if here == there:
+        return measured
+    return np.minimum(formula, measured) if here > there else np.maximum(formula, measured)
 
 
-def _as_measured(group: int, gpu: GpuSpec, cluster: ClusterSpec) -> bool:
-    """Say whether the network of a group is the one that the GPU's tables were measured on."""
-    if not cluster.tiers:
-        return cluster.scale_out_bytes_per_s in (None, gpu.scale_out_bytes_per_s)
-    topology = topology_of(cluster, gpu)
+def _between_bytes_per_s(group: int, gpu: GpuSpec, cluster: ClusterSpec) -> float:
+    """Return what each GPU of a group has between HB domains, at worst."""
+    topology = topology_of(_wide_enough(cluster, group), gpu)
     tier = topology.tiers[topology.holding(group)]
-    return tier.bytes_per_s == gpu.scale_out_bytes_per_s and tier.oversubscription == 1
+    return tier.bytes_per_s / tier.oversubscription
 
 
 def _away(distance: int, gpu: GpuSpec, cluster: ClusterSpec) -> tuple[float, float]:

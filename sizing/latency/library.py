@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
-    from sizing.specs.collective import MeasuredCollective
     from sizing.specs.gpu import GpuSpec
+    from sizing.specs.library import MeasuredCollective
 
 SMALL_BYTES = 2**20
 """Up to here a collective is mostly latency."""

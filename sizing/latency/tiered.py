@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sizing.errors import InputError
+from sizing.specs.library import BUS_SIZES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from numpy.typing import ArrayLike, NDArray
 
-    from sizing.specs.collective import Protocol
+    from sizing.specs.library import Protocol
     from sizing.specs.topology import Topology
 
 OVERLAP_LEFT = 0.2
@@ -125,7 +126,7 @@ def tiered_s(
 
         t = l + max(t_i, t_o) + 0.2 min(t_i, t_o),  t_i = f(g) S / (B_1 e_1),
         t_o = f(k) S / (g B_net), all to all Σ over its tiers (docs/model.md, eq. H2);
-        l = l_1 log2 g + h ⌈log2 k⌉ l_net, or the least of the protocols (eq. H3)
+        l = l_1 log2 g + h ⌈log2 k⌉ l_net; of a library the least of its protocols (eq. H3)
 
     Args:
         size_bytes: S as `Exchange.size_bytes`, any shape.
@@ -159,12 +160,14 @@ def tiered_s(
         between = network(topology, spans)
         outside = sent_s(size, pattern, inner, between)
         latency += hops(pattern, domains) * between.hop_s
+    both = overlapped_s(within, outside)
     ways = [
-        _protocol_s(protocol, pattern, inner, domains)
-        + protocol.overhead * overlapped_s(within, outside)
+        protocol_s(protocol, pattern, (inner, domains), size, both)
         for protocol in protocols
+        if pattern == "all-reduce"
+        or (protocol.algorithm == "ring" and pattern in {"all-gather", "reduce-scatter"})
     ]
-    seconds = np.minimum.reduce(ways) if ways else latency + overlapped_s(within, outside)
+    seconds = np.minimum.reduce(ways) if ways else latency + both
     return np.asarray(np.where(size > 0, seconds, 0.0))
 
 
@@ -203,8 +206,45 @@ def ring_s(
     return np.asarray(np.where(size > 0, steps * (hop_s + size / total / per_s), 0.0))
 
 
-def _protocol_s(protocol: Protocol, pattern: str, inner: int, domains: int) -> float:
-    """Return the fixed time of a protocol's tree (eq. H3)."""
-    ways = 2 if pattern == "all-reduce" else 1
-    deep = math.floor(math.log2(domains)) if domains > 1 else 0
-    return protocol.base_s + ways * ((inner - 1) * protocol.inside_s + deep * protocol.between_s)
+def protocol_s(
+    protocol: Protocol,
+    pattern: str,
+    spread: tuple[int, int],
+    size_bytes: NDArray[np.float64],
+    links_s: NDArray[np.float64],
+) -> NDArray[np.float64]:
+    """
+    Time one algorithm of a library in one of its protocols.
+
+        ring: base + h ((n - k) max(inside, post) + (k - 1) between) + max(o t, f(n) S / bus),
+        tree: base + h ((g - 1) max(inside, post) + floor(log2 k) between) + the same
+        (docs/model.md, eq. H3)
+
+    Args:
+        protocol: its constants; nothing is posted in one HB domain.
+        pattern: h = 2 for an all-reduce, else 1.
+        spread: g GPUs in each of k HB domains, n = g k.
+        size_bytes: S, any shape.
+        links_s: t, what the links take for S.
+
+    Returns:
+        Seconds; infinite where the library takes another protocol.
+
+    Source:
+        NCCL, src/graph/tuning.cc.
+
+    """
+    inner, domains = spread
+    total, way = inner * domains, 2 if pattern == "all-reduce" else 1
+    inside = protocol.inside_s if domains == 1 else max(protocol.inside_s, protocol.post_s)
+    hops, crossings = total - domains, domains - 1
+    if protocol.algorithm == "tree":
+        hops, crossings = inner - 1, math.floor(math.log2(domains))
+    seconds = protocol.overhead * links_s
+    if protocol.bus_bytes_per_s:
+        bus = protocol.bus_bytes_per_s[min(domains, BUS_SIZES) - 1]
+        seconds = np.maximum(seconds, TRAFFIC[pattern](total) * size_bytes / bus)
+    seconds = seconds + protocol.base_s + way * (hops * inside + crossings * protocol.between_s)
+    if domains > 1 and protocol.up_to_bytes is not None:
+        seconds = np.where(size_bytes < protocol.up_to_bytes, seconds, np.inf)
+    return np.asarray(seconds)

@@ -221,7 +221,6 @@ class GpuEfficiency:
         all_gather: tables; S is the whole.
         reduce_scatter: tables; S is the whole.
         all_to_all: tables; S is what one GPU sends.
-        all_reduce_across: tables over k HB domains of 8 GPUs and their own NICs, by k.
         engines: by name of the engine.
         sustained_fraction: per dtype of the multiplication, what is left of the compute that the
             op tables show when GEMMs follow one another for long, at the power limit; else 1.
@@ -244,7 +243,6 @@ class GpuEfficiency:
     all_gather: Tables = field(default_factory=dict)
     reduce_scatter: Tables = field(default_factory=dict)
     all_to_all: Tables = field(default_factory=dict)
-    all_reduce_across: Tables = field(default_factory=dict)
     engines: dict[str, EngineKernels] = field(default_factory=dict)
     sustained_fraction: dict[str, float] = field(default_factory=dict)
     fitted: bool

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from sizing.errors import InputError
 from sizing.specs.checks import STRICT, one_of, positive
 from sizing.specs.efficiency import GpuEfficiency
+from sizing.specs.library import Collectives
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +34,7 @@ class GpuSpec:
         peak_flops_per_s: dense (no sparsity), per dtype.
         scale_up_bytes_per_s: NVLink-class, one direction, per GPU.
         scale_out_bytes_per_s: network, one direction, per GPU.
+        collectives: what libraries take beside the tables of `efficiency`.
     """
 
     __pydantic_config__ = STRICT
@@ -48,6 +50,7 @@ class GpuSpec:
     scale_out_bytes_per_s: float | None = None
     power_w: float | None = None
     efficiency: GpuEfficiency | None = None
+    collectives: Collectives = field(default_factory=Collectives)
     sources: tuple[Source, ...] = ()
 
     def __post_init__(self) -> None:

@@ -1,10 +1,8 @@
-"""Bills of materials, the rail-only study, collectives by tier and library, hashed flows."""
+"""Bills of materials, clusters as built, hashed flows, the commands."""
 
 from __future__ import annotations
 
 import json
-import xml.etree.ElementTree as ET
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,19 +15,9 @@ from sizing.cli.app import app
 from sizing.errors import InputError
 from sizing.fabric.bill import Order, bill
 from sizing.fabric.built import built_bill
-from sizing.fabric.collective import Question, answer
 from sizing.fabric.ecmp import Hashing, collisions
-from sizing.fabric.rail_only import (
-    gains,
-    iteration,
-    optimal_model_parallel,
-    relative_performance,
-    with_batch,
-)
-from sizing.fabric.study import savings_range, study
+from sizing.fabric.study import study
 from sizing.fabric.tree import tree
-from sizing.latency.library import SMALL_BYTES, left_out, with_gpu_points
-from sizing.latency.tiered import tiered_s
 from sizing.specs.fabric import KINDS
 
 if TYPE_CHECKING:
@@ -198,186 +186,6 @@ def test_a_chassis_too_small(tmp_path: Path) -> None:
     assert "144" in out
 
 
-@pytest.mark.parametrize(
-    ("model", "sizes", "percent"),
-    [
-        ("gpt-3", (32, 64), 12.0),
-        ("gpt-3", (512, 1024), 0.95),
-        ("opt-175b", (32, 64), 37.0),
-        ("opt-175b", (512, 1024), 7.5),
-    ],
-)
-def test_gains_of_wider_domains(model: str, sizes: tuple[int, int], percent: float) -> None:
-    """The paper's printed gains at 16,384 GPUs within 0.2 points."""
-    (gain,) = gains(PAPER.model(model), PAPER, gpus=16_384, hb_sizes=sizes)
-    assert 100 * gain == pytest.approx(percent, abs=0.2)
-
-
-def test_the_papers_other_numbers() -> None:
-    """Optimal sizes, pairs, bytes and distances from the ideal network."""
-    models = {model.name: model for model in PAPER.models}
-    assert optimal_model_parallel(models["gpt-3"], 16_384) == pytest.approx(4.36, rel=0.01)
-    assert optimal_model_parallel(models["opt-175b"], 16_384) == pytest.approx(17.2, rel=0.01)
-    at = [share for share in study(PAPER).shares if share.gpus == 32_768]
-    for share, silent, inside in zip(at, (99.5, 99.5, 99.5), (98.7, 95.4, 91.8), strict=True):
-        assert 100 * share.traffic.silent_pairs_fraction == pytest.approx(silent, abs=0.3)
-        assert share.traffic.hb_pairs_fraction <= 0.0025
-        assert 100 * share.traffic.hb_bytes_fraction == pytest.approx(inside, abs=0.1)
-    best = relative_performance(models["gpt-3"], PAPER, gpus=32_768, hb_size=256)
-    assert 1 / best == pytest.approx(1.07, rel=0.02)
-    palm = models["palm-540b"]
-    slow = relative_performance(palm, PAPER, gpus=32_768, hb_size=256)
-    assert 1 / slow == pytest.approx(2.0, rel=0.08)
-    big = relative_performance(with_batch(palm, 2048 * 2048), PAPER, gpus=32_768, hb_size=256)
-    assert 100 * slow == pytest.approx(53, abs=3.5)
-    assert 100 * big == pytest.approx(74, abs=3.5)
-
-
-def test_savings_of_the_study() -> None:
-    """37.5 to 75 % at 2:1 for the paper's two sizes; a third of the links at radix 64."""
-    found = [saving for saving in study(PAPER).savings if saving.gpus > 16_384]
-    assert savings_range(tuple(found)) == pytest.approx((0.375, 0.75))
-    narrow = next(saving for saving in found if saving.radix == 64)
-    assert narrow.links_saved_fraction == pytest.approx(1 / 3)
-
-
-@pytest.mark.parametrize("model", [model.name for model in PAPER.models])
-def test_wider_domains_and_larger_batches_never_hurt(model: str) -> None:
-    """The step shortens with K; the distance from the ideal network with the batch."""
-    taken = PAPER.model(model)
-    steps = [iteration(taken, PAPER, gpus=16_384, hb_size=size).total_s for size in PAPER.hb_sizes]
-    assert all(after <= before for before, after in pairwise(steps))
-    near = [
-        relative_performance(
-            with_batch(taken, factor * taken.tokens_per_batch), PAPER, gpus=16_384, hb_size=256
-        )
-        for factor in (1, 2, 4, 8)
-    ]
-    assert all(after >= before for before, after in pairwise(near))
-    assert max(near) <= 1
-
-
-def test_charts_of_the_study(tmp_path: Path) -> None:
-    """The command writes one page and one drawing, well-formed, with every model's line."""
-    page, drawing = tmp_path / "study.html", tmp_path / "study.svg"
-    code, out = run("rail-only", "--html", str(page), "--svg", str(drawing), "--json")
-    assert code == 0
-    assert json.loads(out)["warnings"]
-    root = ET.fromstring(drawing.read_text(encoding="utf-8"))  # noqa: S314  (our own file)
-    lines = root.findall(".//{http://www.w3.org/2000/svg}polyline")
-    assert len(lines) == 3 * 3 * len(PAPER.gpus)
-    for model in PAPER.models:
-        assert model.name in page.read_text(encoding="utf-8")
-
-
-@pytest.mark.parametrize(
-    "override", ["hb_sizes=[0]", "flops_per_s=-1.0", "nosuch=1", "gpus=[16384]=2"]
-)
-def test_studies_that_cannot_be(override: str) -> None:
-    """Wrong conventions are refused by name."""
-    code, out = run("rail-only", "--set", override)
-    assert code == 2
-    assert override.partition("=")[0] in out
-
-
-def test_library_points_follow_from_the_others() -> None:
-    """Every point of every library on H100, 2 to 16 GPUs: small within 15 %, large within 12 %."""
-    measured = with_gpu_points(
-        catalog.collectives()["h100-sxm"].measured, catalog.find_gpu("h100-sxm")
-    )
-    rows = [row for table in measured for row in left_out(table)]
-    assert {row.library for row in rows} == {"nccl", "mscclpp", "custom"}
-    assert {row.gpus for row in rows} == {2, 4, 8, 16}
-    outliers = [row for row in rows if row.outlier]
-    assert [(row.library, row.gpus, row.size_bytes) for row in outliers] == [("nccl", 16, 262144)]
-    for row in rows:
-        limit = 0.15 if row.size_bytes <= SMALL_BYTES else 0.12
-        assert row.outlier or abs(row.error_fraction) < limit, row
-
-
-@pytest.mark.parametrize(
-    ("cluster", "gpus", "size", "seconds"),
-    [
-        ("h100-8", 16, 24e6, 24e6 * 1.875 / 222e9),
-        ("h100-8", 16, 48e6, 48e6 * 1.875 / 260e9),
-        ("h100-8", 16, 3e9, 3e9 * 1.875 / 378e9),
-        ("h100-8", 16, 3.2e9, 15.99e-3),
-        ("b200-8", 32, 2**32, 22.05e-3),
-        ("h200-8", 32, 2**32, 2**32 * 2 * 31 / 32 / 365e9),
-    ],
-)
-def test_the_formula_sees_no_table(cluster: str, gpus: int, size: float, seconds: float) -> None:
-    """Two and four nodes, public nccl-tests: within 15 %."""
-    _, found = catalog.find_network(cluster)
-    protocols = catalog.collectives()["nccl"].protocols
-    ours = float(tiered_s(size, "all-reduce", found, found.spans(gpus), protocols))
-    assert ours == pytest.approx(seconds, rel=0.15)
-
-
-@given(
-    st.sampled_from(("all-reduce", "all-gather", "reduce-scatter", "all-to-all")),
-    st.integers(2, 24_576),
-    st.floats(1.0, 1e10),
-    st.floats(1.0, 4.0),
-)
-def test_more_bytes_and_fewer_uplinks_are_never_faster(
-    pattern: str, group: int, size: float, factor: float
-) -> None:
-    """Time rises with bytes, and a network without oversubscription is never slower."""
-    _, narrow = catalog.find_network("roce-24k")
-    spans = narrow.spans(group)
-    less = float(tiered_s(size, pattern, narrow, spans))
-    assert float(tiered_s(size * factor, pattern, narrow, spans)) >= less
-    _, pod = catalog.find_network("dgx-superpod-h100")
-    if group <= 16 and pod.spans(group)[0] == spans[0]:
-        assert float(tiered_s(size, pattern, pod, pod.spans(group))) <= less * (1 + 1e-9)
-
-
-def test_kv_across_zones() -> None:
-    """10.74 GB over 8 NICs at 7:1 take 188 ms at full rate; our NICs reach 92 % of it."""
-    _, found = catalog.find_network("roce-24k")
-    asked = Question(pattern="point-to-point", group=2, stride=3072, size_bytes=327_680 * 4096.0)
-    across = answer(asked, found).seconds
-    assert across == pytest.approx(0.188 / 0.92, rel=0.01)
-    near = answer(
-        Question(pattern="point-to-point", group=2, stride=16, size_bytes=327_680 * 4096.0), found
-    )
-    assert near.meets_in == "pod"
-    assert near.seconds == pytest.approx(across / 7, rel=0.01)
-
-
-def test_rings_hardly_notice_oversubscription() -> None:
-    """One ring a rail leaves a pod: 7:1 slows an all to all by 7, an all-reduce not at all."""
-    _, found = catalog.find_network("roce-24k")
-    slowed = {}
-    for pattern in ("all-reduce", "all-to-all"):
-        flat = found.spans(3072)
-        wide = found.spans(6144)
-        slowed[pattern] = float(tiered_s(1e9, pattern, found, wide)) / float(
-            tiered_s(1e9, pattern, found, flat)
-        )
-    assert slowed["all-reduce"] < 1.1
-    assert slowed["all-to-all"] == pytest.approx(7 / 2, rel=0.05)  # half of the bytes leave the pod
-
-
-def test_cross_rail_traffic_is_forwarded() -> None:
-    """Rail-only: a send to another rail adds one through the HB domain."""
-    _, found = catalog.find_network("gh200-256")
-    times = {
-        (stride, rails): answer(
-            Question(
-                pattern="point-to-point", group=2, stride=stride, size_bytes=1e9, rail_only=rails
-            ),
-            found,
-        ).seconds
-        for stride in (256, 257)
-        for rails in (False, True)
-    }
-    assert times[256, True] == times[256, False] == times[257, False]
-    inside = found.tiers[0].latency_s + 1e9 / found.tiers[0].achieved_bytes_per_s()
-    assert times[257, True] == pytest.approx(times[257, False] + inside)
-
-
 def test_seed_claims_of_the_network() -> None:
     """What the seed documents say of the networks, from our presets and functions."""
     topologies = {name: catalog.find_network(name)[1] for name in ("talk-32k", "roce-24k")}
@@ -402,19 +210,6 @@ def pods_of(gpus: int) -> int:
     """Return the pods of the 24K cluster that so many neighbours are in."""
     _, found = catalog.find_network("roce-24k")
     return found.spans(gpus)[found.index("zone")]
-
-
-def test_rings_of_the_talk() -> None:
-    """1,024 rings' members, one a rack: messages shrink, and hops take 20 ms."""
-    _, found = catalog.find_network("talk-32k")
-    wide = [
-        answer(Question(pattern="all-reduce", group=n, stride=16, size_bytes=1e6), found)
-        for n in (64, 1024)
-    ]
-    assert [each.chunk_bytes for each in wide] == [1e6 / 64, 1e6 / 1024]
-    assert all(each.ring_s is not None for each in wide)
-    assert wide[1].ring_s == pytest.approx(2 * 1023 * 11e-6, rel=0.15)
-    assert wide[1].formula_s < wide[1].ring_s
 
 
 def test_a_leaf_takes_the_same_gpus_with_it() -> None:

@@ -29,6 +29,7 @@ from sizing.specs.efficiency import (
     PrefillAttentionEfficiency,
     StreamEfficiency,
 )
+from sizing.specs.library import Collectives
 from sizing.specs.parameters import num_active_parameters
 from sizing.specs.slicing import Slicing
 from sizing.steptime import decode_s, prefill_s
@@ -69,6 +70,7 @@ def without_latency(gpu: GpuSpec, faster: float) -> GpuSpec:
         hbm_bytes_per_s=gpu.require("hbm_bytes_per_s") * faster,
         scale_up_bytes_per_s=gpu.require("scale_up_bytes_per_s") * faster,
         scale_out_bytes_per_s=gpu.require("scale_out_bytes_per_s") * faster,
+        collectives=Collectives(),
         efficiency=GpuEfficiency(
             gemm=dict.fromkeys(gpu.efficiency.gemm, kernel),
             prefill_attention=PrefillAttentionEfficiency(**attention, half_tokens=500.0),
