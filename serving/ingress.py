@@ -1,5 +1,5 @@
 """
-The OpenAI-compatible endpoint.
+The OpenAI-compatible endpoint as Ray Serve runs it.
 
 Not Ray's `OpenAiIngress`: that one imports the engine (8 s of start, 0.6 GB), batches, hides
 errors in 500s and lets clients forge KV transfers; see docs/adr/0102.
@@ -8,149 +8,101 @@ errors in 500s and lets clients forge KV transfers; see docs/adr/0102.
 from __future__ import annotations
 
 import asyncio
-import json
-import logging
-import time
-from dataclasses import asdict
+import os
 from typing import TYPE_CHECKING, Any
 
-from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from ray import serve
+from ray.exceptions import RayActorError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
-from starlette.exceptions import HTTPException
 
 from serving.front import front_from
-from serving.phases import Phases
-from serving.requests import Refusal, Refused, check, parse_body
+from serving.front_app import front_app
+from serving.requests import Refusal, Refused
+from serving.retry import RETRY_AFTER_S
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Mapping
 
-logger = logging.getLogger(__name__)
-http = FastAPI(title="minicluster", docs_url=None, redoc_url=None, openapi_url=None)
+    from starlette.applications import Starlette
 
-
-async def _events(first: list[str], items: AsyncIterator[list[str]]) -> AsyncIterator[str]:
-    """Pass on server-sent events; if the engine fails midway, say so and end without [DONE]."""
-    yield "".join(first)
-    try:
-        async for later in items:
-            yield "".join(later)
-    except Exception:
-        logger.exception("a stream broke off")
-        broken = Refusal(status=500, message="The engine failed while answering.")
-        yield f"data: {json.dumps(broken.body)}\n\n"
+    from serving.phases import Phases, PrefillTiming
 
 
-@http.exception_handler(Refused)
-async def _on_refusal(_request: Request, refused: Refused) -> Response:
-    """Answer a refusal."""
-    return JSONResponse(refused.refusal.body, status_code=refused.refusal.status)
-
-
-@http.exception_handler(HTTPException)
-async def _on_http(_request: Request, error: HTTPException) -> Response:
-    """Answer what the framework refuses: unknown path, wrong method."""
-    refusal = Refusal(status=error.status_code, message=str(error.detail))
-    return JSONResponse(refusal.body, status_code=error.status_code, headers=error.headers)
-
-
-@http.exception_handler(BackPressureError)
-@http.exception_handler(DeploymentUnavailableError)
-async def _on_unavailable(_request: Request, _error: Exception) -> Response:
-    """Answer where no replica can."""
-    refusal = Refusal(status=503, message="No replica can take the request; try again later.")
-    return JSONResponse(refusal.body, status_code=503)
-
-
-@http.exception_handler(Exception)
-async def _on_failure(_request: Request, error: Exception) -> Response:
-    """Answer everything else without showing our insides."""
-    logger.error("a request failed", exc_info=error)
-    refusal = Refusal(status=500, message="The server failed to answer; its log says why.")
-    return JSONResponse(refusal.body, status_code=500)
-
-
-# Last: `serve.ingress` copies the routes, and what they call must be there by then.
-@serve.ingress(http)
+@serve.ingress()
 class Ingress:
     """Checks requests, sends them to decode, and says in `Server-Timing` where the time went."""
 
     def __init__(
-        self, front: dict[str, Any], *, servers: dict[str, Any], prefill: dict[str, Any]
+        self, front: dict[str, Any], *, servers: Mapping[str, Any], prefill: Mapping[str, Any]
     ) -> None:
-        """Keep what the plan says and handles of both pools: see `serving.front`."""
+        """Keep what the plan says and handles of all pools: see `serving.front`."""
         self._front = front_from(front)
-        self._model_id = model_id = self._front.model_id
-        self._max_model_len = max_model_len = self._front.max_model_len
-        self._prefill: Any = next(iter(prefill.values()), None)
-        self._decode = next(iter(servers.values())).options(stream=True)
-        self._card = {
-            "id": model_id,
-            "object": "model",
-            "created": int(time.time()),
-            "owned_by": "minicluster",
-            "max_model_len": max_model_len,
+        self._servers = HandledServers(servers, prefill)
+
+    async def __serve_build_asgi_app__(self) -> Starlette:
+        """Return the application; Ray calls this once, in the replica."""
+        return front_app(self._front, self._servers, os.environ)
+
+
+class HandledServers:
+    """The pools behind Ray Serve's handles; implements `serving.servers.Servers`."""
+
+    def __init__(self, servers: Mapping[str, Any], prefill: Mapping[str, Any]) -> None:
+        """Keep a handle per domain, of what answers and of what prefills."""
+        self._servers = {domain: handle.options(stream=True) for domain, handle in servers.items()}
+        self._prefill = dict(prefill)
+        role = "decode" if prefill else "mixed"
+        self._names = {
+            (of, domain): handle.deployment_name
+            for of, handles in ((role, servers), ("prefill", prefill))
+            for domain, handle in handles.items()
         }
 
-    @http.post("/v1/completions")
-    async def completions(self, request: Request) -> Response:
-        """Complete a prompt."""
-        return await self._answer("completions", request)
+    async def answer(
+        self, domain: str, kind: str, body: dict[str, Any]
+    ) -> AsyncIterator[Refusal | Phases | list[str] | dict[str, Any]]:
+        """See `SplitDecodeServer.answer`; whoever stops listening ends it."""
+        begun = False
+        response = self._servers[domain].answer.remote(kind, body)
+        try:
+            async for item in response:
+                begun = True
+                yield item
+        except (BackPressureError, DeploymentUnavailableError, RayActorError) as error:
+            if begun:
+                raise
+            raise Refused(_unavailable()) from error
+        finally:
+            response.cancel()
 
-    @http.post("/v1/chat/completions")
-    async def chat(self, request: Request) -> Response:
-        """Continue a chat."""
-        return await self._answer("chat", request)
+    async def time_prefill(self, body: dict[str, Any]) -> PrefillTiming | Refusal:
+        """Run a prompt through the first domain's prefill pool."""
+        if not self._prefill:
+            return Refusal(status=404, message="An aggregated plan has no prefill pool.")
+        try:
+            timing: PrefillTiming | Refusal = await next(
+                iter(self._prefill.values())
+            ).time_prefill.remote(body)
+        except (BackPressureError, DeploymentUnavailableError, RayActorError) as error:
+            raise Refused(_unavailable()) from error
+        return timing
 
-    @http.get("/v1/models")
-    async def models(self) -> Response:
-        """List the one model."""
-        return JSONResponse({"object": "list", "data": [self._card]})
-
-    @http.get("/v1/models/{model:path}")
-    async def model(self, model: str) -> Response:
-        """Describe the model."""
-        check({"model": model}, model_id=self._model_id, max_model_len=self._max_model_len)
-        return JSONResponse(self._card)
-
-    @http.get("/health")
-    async def health(self) -> Response:
-        """Say whether the endpoint and both pools have all their replicas."""
+    async def running(self) -> dict[tuple[str, str], int]:
+        """Return how many replicas run, by role and domain."""
         status = await asyncio.to_thread(serve.status)
-        for app in status.applications.values():
-            for name, deployment in app.deployments.items():
-                if deployment.status != "HEALTHY":
-                    message = f"{name} is {deployment.status}."
-                    raise Refused(Refusal(status=503, message=message))
-        return PlainTextResponse("OK")
+        found = {
+            name: deployment.replica_states.get("RUNNING", 0)
+            for app in status.applications.values()
+            for name, deployment in app.deployments.items()
+        }
+        return {key: found.get(name, 0) for key, name in self._names.items()}
 
-    @http.post("/internal/prefill")
-    async def time_prefill(self, request: Request) -> Response:
-        """Run a completion's prompt through the prefill pool alone; `PrefillTiming` as JSON."""
-        timing = await self._prefill.time_prefill.remote(await self._read(request))
-        if isinstance(timing, Refusal):
-            raise Refused(timing)
-        return JSONResponse(asdict(timing))
 
-    async def _read(self, request: Request) -> dict[str, Any]:
-        """Read and check a request."""
-        return check(
-            parse_body(await request.body()),
-            model_id=self._model_id,
-            max_model_len=self._max_model_len,
-        )
-
-    async def _answer(self, kind: str, request: Request) -> Response:
-        """Answer with JSON, or with events as they come."""
-        items = aiter(self._decode.answer.remote(kind, await self._read(request)))
-        phases = await anext(items)
-        if not isinstance(phases, Phases):
-            raise Refused(phases)
-        headers = {"Server-Timing": phases.server_timing}
-        first = await anext(items)
-        if isinstance(first, dict):
-            return JSONResponse(first, headers=headers)
-        events = _events(first, items)
-        return StreamingResponse(events, headers=headers, media_type="text/event-stream")
+def _unavailable() -> Refusal:
+    """Return what a client is told that no replica can serve now."""
+    return Refusal(
+        status=503,
+        message="No replica can take the request; try again later.",
+        code="no_replica",
+        retry_after_s=RETRY_AFTER_S,
+    )

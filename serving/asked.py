@@ -1,0 +1,39 @@
+"""What a request asks for, as far as its body says it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from serving.admission import Asked
+from serving.prompt_size import prompt_tokens, prompts_of
+from serving.request_class import must_be_local
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from serving.front import FrontDoor
+
+
+def asked_of(body: Mapping[str, Any], front: FrontDoor, tokens_per_byte: float) -> Asked:
+    """
+    Size a request that `serving.requests.check` let through.
+
+    Args:
+        body: the request.
+        front: what is planned; answers of which nobody says how long they are, are as long as
+            the longest planned one.
+        tokens_per_byte: of text, the best guess.
+    """
+    prompts = prompts_of(body.get("prompt")) if "prompt" in body else [body.get("messages")]
+    tokens = max(prompt_tokens(prompt, tokens_per_byte) for prompt in prompts)
+    tokens = min(tokens, float(front.max_model_len))
+    room = max(1.0, front.max_model_len - tokens)
+    planned = room if front.promise is None else front.promise.workload.output_tokens.max_tokens
+    given = body.get("max_completion_tokens") or body.get("max_tokens")
+    local = must_be_local(body) is not None or tokens <= front.local_threshold_tokens
+    return Asked(
+        prompt_tokens=tokens,
+        output_tokens=float(min(given or planned, room)),
+        sequences=int(body.get("n") or 1) * len(prompts),
+        local=local or not front.split,
+    )

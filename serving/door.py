@@ -1,0 +1,217 @@
+"""
+The front door: an ASGI application over the pools, whatever runs them.
+
+It is one process for all requests and shares the machine with the engines of the demo, so that
+it does nothing per token but to pass it on and to stamp it.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from starlette.responses import JSONResponse, Response, StreamingResponse
+
+from serving.admission import Shed
+from serving.asked import asked_of
+from serving.errors import error_event, refusal_of, shed_refusal
+from serving.guard import Guard
+from serving.journey import Journey
+from serving.measured import Measured
+from serving.metrics import Metrics
+from serving.phases import Phases
+from serving.prompt_size import TOKENS_PER_BYTE, text_bytes
+from serving.requests import Refusal, Refused, check, parse_body
+from serving.sse import Events, with_usage
+from serving.turnstile import Turnstile
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from starlette.requests import Request
+    from starlette.types import Receive, Scope, Send
+
+    from serving.entrance import Entrance
+    from serving.front import FrontDoor
+    from serving.guard import Visit
+    from serving.keys import Key
+    from serving.servers import Servers
+
+LEARNING = 0.05
+"""Weight of an answer in what is known of the tokenizer."""
+
+
+class Door:
+    """Lets requests in, passes answers out, and keeps the books."""
+
+    def __init__(self, front: FrontDoor, servers: Servers, entrance: Entrance) -> None:
+        """Open, with nobody in."""
+        self.front = front
+        self.servers = servers
+        self.entrance = entrance
+        self.guard = Guard(front)
+        self.metrics = Metrics(front)
+        self.measured = Measured()
+        self._turnstile = Turnstile()
+        self._tokens_per_byte = TOKENS_PER_BYTE
+
+    async def answer(self, kind: str, request: Request, at: str) -> Response:
+        """
+        Answer with JSON, or with events as they come.
+
+        Args:
+            kind: `chat` or `completions`.
+            request: as it came.
+            at: its id.
+
+        Raises:
+            Refused: whatever is wrong with it, or with us.
+        """
+        started_s = time.perf_counter()
+        key = self.entrance.key(request)
+        body = await self._read(request)
+        journey = self._admit(key, body, started_s)
+        try:
+            return await self._pass(kind, body, journey, at)
+        except Refused as refused:
+            journey.outcome = "failed" if refused.refusal.status >= 500 else "refused"  # noqa: PLR2004
+            self._end(journey)
+            raise
+        except BaseException as error:
+            journey.outcome = "failed" if isinstance(error, Exception) else "cancelled"
+            self._end(journey)
+            raise
+
+    async def time_prefill(self, request: Request, _at: str) -> Response:
+        """Run a completion's prompt through the prefill pool alone; `PrefillTiming` as JSON."""
+        key = self.entrance.key(request)
+        body = await self._read(request)
+        journey = self._admit(key, body, time.perf_counter())
+        try:
+            timing = await self.servers.time_prefill(body)
+        finally:
+            self._end(journey)
+        if isinstance(timing, Refusal):
+            raise Refused(timing)
+        return JSONResponse(asdict(timing))
+
+    async def _read(self, request: Request) -> dict[str, Any]:
+        """Read and check a request."""
+        return check(
+            parse_body(await self.entrance.body(request)),
+            model_id=self.front.model_id,
+            max_model_len=self.front.max_model_len,
+        )
+
+    def _admit(self, key: Key | None, body: dict[str, Any], started_s: float) -> Journey:
+        """Let a request in, or shed it."""
+        if not self._turnstile.enter(key):
+            self._shed("key")
+            message = "This key has as many requests under way as it may; wait for one to end."
+            refusal = Refusal(
+                status=429, message=message, code="rate_limit_exceeded", retry_after_s=1.0
+            )
+            raise Refused(refusal)
+        asked = asked_of(body, self.front, self._tokens_per_byte)
+        found: Visit | Shed = self.guard.enter(asked)
+        if isinstance(found, Shed):
+            self._turnstile.leave(key)
+            self._shed(found.reason)
+            raise Refused(shed_refusal(found))
+        return Journey(
+            found,
+            streamed=body.get("stream") is True,
+            started_s=started_s,
+            leave=partial(self._turnstile.leave, key),
+        )
+
+    def _shed(self, reason: str) -> None:
+        """Count a request that stays outside."""
+        self.metrics.shed(reason)
+        self.measured.ended(f"shed: {reason}")
+
+    async def _pass(self, kind: str, body: dict[str, Any], journey: Journey, at: str) -> Response:
+        """Send a request on, and its answer back."""
+        asked, kept_back = with_usage(body)
+        due = journey.count_on(self.guard)
+        items = aiter(self.servers.answer(journey.domain, kind, asked))
+        try:
+            phases = await anext(items)
+        finally:
+            if due is not None:
+                due.cancel()
+        if isinstance(phases, Refusal):
+            raise Refused(phases)
+        assert isinstance(phases, Phases)  # noqa: S101  (for the type checker)
+        first = await anext(items)
+        journey.begin(phases, self.guard, self.metrics)
+        events = Events(keep_usage=not kept_back)
+        if isinstance(first, dict):
+            events.count(first.get("usage"))
+            journey.outcome = "ok"
+            self._learn(journey, events, body)
+            self._end(journey)
+            return JSONResponse(first, headers=phases.headers)
+        stream = self._stream(first, items, events, journey, at)
+        return Stream(stream, partial(self._ended, journey, events, body), phases.headers)
+
+    async def _stream(
+        self,
+        first: Any,  # noqa: ANN401  (a list of events; the type checker cannot know)
+        items: AsyncIterator[Any],
+        events: Events,
+        journey: Journey,
+        at: str,
+    ) -> AsyncIterator[str]:
+        """Pass on events; if the engine fails midway, say so and end without [DONE]."""
+        journey.outcome = "cancelled"  # unless it comes to an end
+        yield events.passed(first)
+        try:
+            async for later in items:
+                if events.token_in(later):
+                    journey.token()
+                if text := events.passed(later):
+                    yield text
+            journey.outcome = "ok"
+        except Exception as error:  # noqa: BLE001  (told to the client, and logged)
+            journey.outcome = "broken"
+            yield error_event(refusal_of(error, at))
+
+    def _ended(self, journey: Journey, events: Events, body: dict[str, Any]) -> None:
+        """Close the books of a stream."""
+        self._learn(journey, events, body)
+        self._end(journey)
+
+    def _learn(self, journey: Journey, events: Events, body: dict[str, Any]) -> None:
+        """Take the token counts of an answer: for its pace, and to size the next text."""
+        if events.prompt_tokens is None or events.output_tokens is None:
+            return
+        journey.tokens = (events.prompt_tokens, events.output_tokens)
+        size = text_bytes(body.get("prompt") or body.get("messages"))
+        if size:
+            off = events.prompt_tokens / size - self._tokens_per_byte
+            self._tokens_per_byte += LEARNING * off
+
+    def _end(self, journey: Journey) -> None:
+        """Let a request out."""
+        journey.end(self.guard, self.metrics, self.measured)
+
+
+class Stream(StreamingResponse):
+    """Events on their way out; says when it is over, even if it never began."""
+
+    def __init__(
+        self, content: AsyncIterator[str], ended: Callable[[], None], headers: dict[str, str]
+    ) -> None:
+        """*ended* is called once, whatever happens."""
+        super().__init__(content, headers=headers, media_type="text/event-stream")
+        self._ended = ended
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send everything."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._ended()

@@ -1,0 +1,70 @@
+"""What the last answers took, for people to look at."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from dataclasses import dataclass
+from typing import Any
+
+LAST = 1_000
+"""Answers that are looked at."""
+
+QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """One answer: seconds, `None` where there was none; `at_s`: its end, monotonic."""
+
+    at_s: float
+    ttft_s: float | None
+    tpot_s: float | None
+    e2e_s: float
+    itl_s: float | None
+
+
+class Measured:
+    """The last answers, and how many requests ended how."""
+
+    def __init__(self) -> None:
+        """Start with none."""
+        self._last: deque[Record] = deque(maxlen=LAST)
+        self._outcomes: Counter[str] = Counter()
+
+    def add(self, record: Record) -> None:
+        """Note an answer."""
+        self._last.append(record)
+
+    def ended(self, outcome: str) -> None:
+        """Count a request."""
+        self._outcomes[outcome] += 1
+
+    @property
+    def last_s(self) -> float:
+        """When the last answer ended; minus infinity if there was none."""
+        return self._last[-1].at_s if self._last else float("-inf")
+
+    def summary(self) -> dict[str, Any]:
+        """Return percentiles of every latency, the rate, and the outcomes, as plain data."""
+        last = list(self._last)
+        span_s = last[-1].at_s - last[0].at_s if len(last) > 1 else 0.0
+        return {
+            "answers": len(last),
+            "requests_per_s": (len(last) - 1) / span_s if span_s > 0 else None,
+            "outcomes": dict(self._outcomes),
+            **{
+                name: _statistics([value for r in last if (value := getattr(r, f"{name}_s"))])
+                for name in ("ttft", "tpot", "itl", "e2e")
+            },
+        }
+
+
+def _statistics(values: list[float]) -> dict[str, float] | None:
+    """Return mean and percentiles, as upper order statistics."""
+    if not values:
+        return None
+    ranked = sorted(values)
+    found = {"mean_s": sum(ranked) / len(ranked)}
+    for name, share in QUANTILES.items():
+        found[f"{name}_s"] = ranked[min(len(ranked) - 1, int(share * len(ranked)))]
+    return found

@@ -1,0 +1,26 @@
+"""What the front door asks of the cluster behind it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from serving.phases import Phases, PrefillTiming
+    from serving.requests import Refusal
+
+
+class Servers(Protocol):
+    """The pools: Ray Serve's handles, or what a test puts in their place."""
+
+    def answer(
+        self, domain: str, kind: str, body: dict[str, Any]
+    ) -> AsyncIterator[Refusal | Phases | list[str] | dict[str, Any]]:
+        """Answer a request; see `SplitDecodeServer.answer`. Raises `Refused` for want of one."""
+
+    async def time_prefill(self, body: dict[str, Any]) -> PrefillTiming | Refusal:
+        """Run a prompt through the prefill pool alone."""
+
+    async def running(self) -> dict[tuple[str, str], int]:
+        """Return how many replicas run, by role and domain."""

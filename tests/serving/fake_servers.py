@@ -1,0 +1,118 @@
+"""Pools that answer without an engine: the front door is tested, and timed, on them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from serving.phases import Phases, PrefillTiming
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from serving.requests import Refusal
+
+
+@dataclass
+class FakeServers:
+    """
+    Answers every request with as many tokens as it asks for.
+
+    Attributes:
+        ttft_s, itl_s: pace of the answers.
+        refusal: what every request is answered with, if anything.
+        fails_after: tokens after which an answer breaks off with an exception.
+        up: replicas that run, by role and domain.
+        open: answers under way.
+        seen: bodies that came.
+    """
+
+    ttft_s: float = 0.0
+    itl_s: float = 0.0
+    refusal: Refusal | None = None
+    fails_after: int | None = None
+    up: dict[tuple[str, str], int] = field(
+        default_factory=lambda: {("prefill", "d0"): 1, ("decode", "d0"): 1}
+    )
+    open: int = 0
+    seen: list[dict[str, Any]] = field(default_factory=list)
+    path: str = "remote"
+
+    async def answer(
+        self, domain: str, kind: str, body: dict[str, Any]
+    ) -> AsyncIterator[Refusal | Phases | list[str] | dict[str, Any]]:
+        """Answer as `SplitDecodeServer.answer` does."""
+        assert domain == "d0"
+        self.seen.append(body)
+        self.open += 1
+        try:
+            if self.refusal is not None:
+                yield self.refusal
+                return
+            await asyncio.sleep(self.ttft_s)
+            yield Phases(prefill_s=self.ttft_s, handoff_s=0.0, path=self.path, prefill_replica="p")
+            tokens = body.get("max_tokens") or body.get("max_completion_tokens") or 16
+            if not body.get("stream"):
+                await asyncio.sleep(self.itl_s * (tokens - 1))
+                yield self._whole(kind, body, tokens)
+                return
+            async for event in self._events(kind, body, tokens):
+                yield [event]
+        finally:
+            self.open -= 1
+
+    async def _events(self, kind: str, body: dict[str, Any], tokens: int) -> AsyncIterator[str]:
+        """Stream an answer."""
+        for number in range(tokens):
+            if number == self.fails_after:
+                raise RuntimeError("secret detail of the engine")
+            if number:
+                await asyncio.sleep(self.itl_s)
+            piece = f" t{number}"
+            choice = {"text": piece} if kind == "completions" else {"delta": {"content": piece}}
+            yield _event({"choices": [{"index": 0, **choice, "finish_reason": None}]})
+        if (body.get("stream_options") or {}).get("include_usage"):
+            yield _event({"choices": [], "usage": _usage(body, tokens)})
+        yield "data: [DONE]\n\n"
+
+    def _whole(self, kind: str, body: dict[str, Any], tokens: int) -> dict[str, Any]:
+        """Answer in one piece."""
+        text = "".join(f" t{number}" for number in range(tokens))
+        said = {"message": {"role": "assistant", "content": text}}
+        choice = {"text": text} if kind == "completions" else said
+        return {
+            "id": "x",
+            "object": "text_completion" if kind == "completions" else "chat.completion",
+            "created": 1,
+            "model": body["model"],
+            "choices": [{"index": 0, "finish_reason": "length", "logprobs": None, **choice}],
+            "usage": _usage(body, tokens),
+        }
+
+    async def time_prefill(self, body: dict[str, Any]) -> PrefillTiming | Refusal:
+        """Time nothing."""
+        assert "prompt" in body
+        return PrefillTiming(prompt_tokens=1, seconds=0.1, queue_s=0.0, step_s=0.1)
+
+    async def running(self) -> dict[tuple[str, str], int]:
+        """Return what `up` says."""
+        return self.up
+
+
+def _usage(body: dict[str, Any], tokens: int) -> dict[str, int]:
+    """Count a token for each two characters."""
+    prompt = body.get("prompt") or body.get("messages")
+    count = len(prompt) if isinstance(prompt, list) else max(1, len(str(prompt)) // 2)
+    return {
+        "prompt_tokens": count,
+        "completion_tokens": tokens,
+        "total_tokens": count + tokens,
+    }
+
+
+def _event(chunk: dict[str, Any]) -> str:
+    """Write a server-sent event as the engine does, without blanks."""
+    whole = {"id": "x", "object": "chunk", "created": 1, "model": "demo", **chunk}
+    return f"data: {json.dumps(whole, separators=(',', ':'))}\n\n"
