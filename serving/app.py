@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ray import serve
 from ray.serve.llm import LLMConfig, build_llm_deployment
 
+from serving.compile import compile_app
+from serving.engine import Ground
 from serving.front import to_plain
 from serving.ingress import Ingress
 from serving.mixed import MixedServer
 from serving.split import SplitDecodeServer, SplitPrefillServer
+from serving.target import located
+from sizing.plan import read_plan
 
 if TYPE_CHECKING:
     from serving.served import ServedApp, ServedPool
@@ -19,6 +24,20 @@ if TYPE_CHECKING:
 INGRESS = "Ingress"
 INGRESS_REQUESTS = 100_000
 """The front door refuses by what it predicts; Serve's own limit stays out of the way."""
+
+
+def from_plan(args: dict[str, str]) -> Any:  # noqa: ANN401
+    """
+    Return the application of a plan on hosts of its own: `import_path` of `serving manifest`.
+
+    Args:
+        args: `plan`, the file, and `target`, `cpu` or `gpu`.
+    """
+    plan = read_plan(Path(args["plan"]))
+    deployment = located(plan.deployment)
+    return build_app(
+        compile_app(deployment, Ground(target=args["target"], one_host=False), plan=plan)
+    )
 
 
 def build_app(served: ServedApp) -> Any:  # noqa: ANN401

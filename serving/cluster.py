@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import random
-import socket
 import subprocess
 import sys
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import TYPE_CHECKING
 
-from serving.engine import NIXL_PORT, NIXL_PORTS, NIXL_PORTS_APART
+from serving.ports import LOOPBACK, free_ports
 from serving.processes import environment
 from serving.reason import first_error
 from sizing.errors import TargetFailed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from serving.served import RayNode
 
-LOOPBACK = "127.0.0.2"
 OBJECT_STORE_BYTES = 128 << 20
 """Requests and tokens are small; Ray's default would be 30 % of the memory."""
 
@@ -56,14 +53,45 @@ def start_nodes(
         "--include-dashboard=false",
         "--disable-usage-stats",
     )
-    for node in others:
-        _ray_start(node, cluster_id, f"--address={address}")
+    join_nodes(others, cluster_id=cluster_id, address=address)
     return address
+
+
+def join_nodes(nodes: Sequence[RayNode], *, cluster_id: str, address: str) -> None:
+    """Start one raylet a node beside those of a cluster on this machine; raises as above."""
+    for node in nodes:
+        _ray_start(node, cluster_id, f"--address={address}")
+
+
+def ray_options(node: RayNode) -> list[str]:
+    """Return what `ray start` is told of a node, here and on any other host."""
+    labels = ",".join(f"{key}={value}" for key, value in node.labels.items())
+    return [
+        f"--num-cpus={len(node.cores) or len(node.gpus)}",
+        f"--num-gpus={len(node.gpus)}",
+        f"--labels={labels}",
+        f"--object-store-memory={OBJECT_STORE_BYTES}",
+    ]
+
+
+def ray_lines(nodes: Sequence[RayNode], head: str) -> Iterator[str]:
+    """
+    Yield what to type on each host so that a plan finds its nodes; the first host is the head.
+
+    Args:
+        nodes: raylets of the plan; those of one node run on one host.
+        head: address and port that the others reach the head at.
+    """
+    for number, node in enumerate(nodes):
+        join = f"--head --port={head.rpartition(':')[2]}" if number == 0 else f"--address={head}"
+        device = ",".join(map(str, node.gpus))
+        visible = f"CUDA_VISIBLE_DEVICES={device} " if node.gpus else ""
+        yield f"# on the host that is {node.node}{', the head' if number == 0 else ''}"
+        yield f"{visible}RAY_worker_niceness=0 ray start {join} {' '.join(ray_options(node))}"
 
 
 def _ray_start(node: RayNode, cluster_id: str, *options: str) -> None:
     """Run `ray start`, which leaves its processes in the background."""
-    labels = ",".join(f"{key}={value}" for key, value in node.labels.items())
     command = [
         sys.executable,
         "-m",
@@ -71,10 +99,7 @@ def _ray_start(node: RayNode, cluster_id: str, *options: str) -> None:
         "start",
         *options,
         f"--node-ip-address={LOOPBACK}",
-        f"--num-cpus={len(node.cores) or len(node.gpus)}",
-        f"--num-gpus={len(node.gpus)}",
-        f"--labels={labels}",
-        f"--object-store-memory={OBJECT_STORE_BYTES}",
+        *ray_options(node),
     ]
     env = environment(cluster_id)
     if node.gpus:
@@ -85,44 +110,3 @@ def _ray_start(node: RayNode, cluster_id: str, *options: str) -> None:
     if done.returncode:
         said = first_error(done.stdout + done.stderr)
         raise TargetFailed(f"Ray did not start for {node.role} on {node.node}: {said}")
-
-
-def free_ports(count: int) -> list[int]:
-    """Return ports that nobody listens on."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind((LOOPBACK, 0))
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
-
-
-def free_nixl_port(num_workers: int) -> int:
-    """
-    Return a first port from which both pools find theirs free, whoever else is deployed here.
-
-    vLLM does not notice a port that is taken: its engine then waits for itself for ever.
-    """
-    # In random order: another deployment that starts just now must not choose the same ones, for
-    # the engines bind them only a minute later, and wait for ever if they are taken.
-    bases = range(NIXL_PORT, NIXL_PORT + NIXL_PORTS - num_workers, num_workers)
-    for port in random.sample(bases, k=len(bases)):
-        wanted = [
-            port + apart + i for apart in NIXL_PORTS_APART.values() for i in range(num_workers)
-        ]
-        if all(is_free("0.0.0.0", each) for each in wanted):  # noqa: S104  (any address)
-            return port
-    raise TargetFailed(f"no {num_workers} free ports from {NIXL_PORT} on for NIXL; `serving down`?")
-
-
-def is_free(host: str, port: int) -> bool:
-    """Tell whether a server could listen there."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError:
-            return False
-        return True

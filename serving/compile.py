@@ -58,7 +58,7 @@ def compile_app(
                 deployment, pool, found, ground, limits(pool, promised) | _routed(deployment, pool)
             )
         ),
-        nodes=_ray_nodes(deployment, ground.target),
+        nodes=ray_nodes(deployment, ground.target),
         front=front,
     )
 
@@ -207,7 +207,7 @@ def _routed(deployment: Deployment, pool: Pool) -> dict[str, Any]:
     }
 
 
-def _ray_nodes(deployment: Deployment, target: str) -> tuple[RayNode, ...]:
+def ray_nodes(deployment: Deployment, target: str) -> tuple[RayNode, ...]:
     """Return a raylet for each pool's share of each node, so that labels alone decide the place."""
     shares: dict[tuple[str, str], list[int]] = {}
     for pool in sorted(deployment.pools, key=lambda each: each.role, reverse=True):

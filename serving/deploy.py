@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import secrets
@@ -13,17 +12,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from serving.cluster import new_session, start_nodes
+from serving.compile import plan_hash
 from serving.reason import why
 from serving.served import APP
 from serving.state import HOME, State, write_state
 from serving.takedown import take_down
 from sizing.errors import TargetFailed
+from sizing.plan import to_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from serving.phases import Readiness
     from serving.served import ServedApp
+    from sizing.plan import Deployment
 
 START_LIMIT_S = 900.0
 """Loading weights of hundreds of gigabytes takes minutes; beyond this it hangs."""
@@ -31,12 +33,22 @@ START_LIMIT_S = 900.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """Where to deploy: `address` is of an existing Ray cluster; `None` starts one here."""
+    """
+    Where to deploy.
+
+    Attributes:
+        target: `cpu` or `gpu`.
+        host: address the endpoint listens on.
+        port: likewise.
+        address: of an existing Ray cluster; `None` starts one here.
+        wait_s: how long to wait for that cluster's nodes.
+    """
 
     target: str
     host: str
     port: int
     address: str | None = None
+    wait_s: float = 0.0
 
     @property
     def base_url(self) -> str:
@@ -45,7 +57,12 @@ class Site:
 
 
 def deploy(
-    served: ServedApp, site: Site, *, plan: str, vocab_size: int, told: Callable[[str], None]
+    served: ServedApp,
+    site: Site,
+    *,
+    deployment: Deployment,
+    plan: str,
+    told: Callable[[str], None],
 ) -> tuple[State, Readiness]:
     """
     Deploy and wait until ready; on a failure or Ctrl-C leave nothing behind.
@@ -53,14 +70,14 @@ def deploy(
     Args:
         served: what to start.
         site: where.
-        plan: text of the plan, kept beside the state for `serving verify`.
-        vocab_size: of the model, for probes.
+        deployment: what *served* was compiled from, kept beside the state for `serving verify`.
+        plan: text of the plan, kept likewise.
         told: is told, for people, what is going on.
 
     Raises:
         TargetFailed: Ray or an engine did not start, or requests do not get through.
     """
-    state = _first_state(site, plan)
+    state = _first_state(served, site, deployment, plan)
     write_state(state)
     try:
         if site.address is None:
@@ -72,7 +89,7 @@ def deploy(
             )
             state = replace(state, address=address)
             write_state(state)
-        readiness = _serve(served, site, state, vocab_size, told)
+        readiness = _serve(served, site, state, deployment.architecture.vocab_size, told)
     except BaseException:
         told("stopping what was started")
         take_down(state)
@@ -82,19 +99,22 @@ def deploy(
     return state, readiness
 
 
-def _first_state(site: Site, plan: str) -> State:
+def _first_state(served: ServedApp, site: Site, deployment: Deployment, plan: str) -> State:
     """Return the state before anything is started, so that `serving down` can always find it."""
     HOME.mkdir(parents=True, exist_ok=True)
-    copy = HOME / "plan.json"
-    copy.write_text(plan, encoding="utf-8")
+    plan_copy, copy = HOME / "plan.json", HOME / "deployment.json"
+    plan_copy.write_text(plan, encoding="utf-8")
+    copy.write_text(to_json(deployment), encoding="utf-8")
     own = site.address is None
     return State(
         cluster_id=secrets.token_hex(8) if own else "",
         address=site.address or "",
         base_url=site.base_url,
         target=site.target,
-        plan=str(copy),
-        plan_hash=hashlib.sha256(plan.encode()).hexdigest()[:16],
+        plan=str(plan_copy),
+        plan_hash=plan_hash(plan),
+        deployment=str(copy),
+        changes=served.front.substitutions,
         session=str(new_session()) if own else "",
         started=datetime.now(UTC).isoformat(timespec="seconds"),
     )
@@ -125,7 +145,14 @@ def _serve(
             logging_config=quiet,
         )
         serve.run_many(
-            [serve.RunTarget(build_app(served), name=APP, logging_config=quiet)],
+            [
+                serve.RunTarget(
+                    build_app(served),
+                    name=APP,
+                    logging_config=quiet,
+                    external_scaler_enabled=True,  # `serving scale`
+                )
+            ],
             wait_for_ingress_deployment_creation=False,
             wait_for_applications_running=False,
         )
@@ -155,6 +182,8 @@ def _wait_until_running(served: ServedApp, logs: Path, told: Callable[[str], Non
         }
         told(
             "starting engines: "
-            + ", ".join(f"{p.role} {up.get(p.name, 0)} of {p.replicas}" for p in served.pools)
+            + ", ".join(
+                f"{p.prefix[:-1].lower()} {up.get(p.name, 0)} of {p.replicas}" for p in served.pools
+            )
         )
         time.sleep(0.5)

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from serving.cluster import free_nixl_port, is_free
 from serving.compile import compile_app
 from serving.deploy import Site, deploy
 from serving.engine import NIXL_PORT, Ground
 from serving.phases import Readiness
+from serving.ports import free_nixl_port, is_free
 from serving.state import State, read_state
+from serving.substitute import substituted
 from serving.takedown import take_down
 from serving.target import located, this_machine
-from serving.validate import findings
+from serving.validate import findings, missing_nodes
 from sizing.errors import InputError, NegativeAnswer
 from sizing.plan import to_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from serving.target import Target
     from sizing.plan import Deployment, Plan
 
 
@@ -40,6 +43,7 @@ def bring_up(
     *,
     told: Callable[[str], None],
     plan: Plan | None = None,
+    substitute: bool = False,
     decode_engine_kwargs: Mapping[str, Any] | None = None,
 ) -> Endpoint:
     """
@@ -50,6 +54,7 @@ def bring_up(
         site: where.
         told: is told, for people, what is going on.
         plan: the plan behind the deployment, if there is one.
+        substitute: deploy what of it this CPU holds, and record every change.
         decode_engine_kwargs: further vLLM arguments of the decode pool; tests plant faults there.
 
     Raises:
@@ -57,8 +62,42 @@ def bring_up(
         InputError: something is deployed from here already, or the port is taken.
         TargetFailed: it was started and did not get ready; nothing is left of it.
     """
+    raylets = _raylets(deployment, site, told)
+    labels = None if raylets is None else tuple(each.labels for each in raylets)
+    target = this_machine(site.target, labels)
     deployment = located(deployment)
-    reasons = findings(deployment, this_machine(site.target, _labels(site.address)))
+    changes: tuple[str, ...] = ()
+    if substitute:
+        deployment, changes = substituted(deployment, target)
+    _check(deployment, site, target)
+    one_host = raylets is None or len({each.address for each in raylets}) == 1
+    workers = max(pool.gpus for pool in deployment.pools)
+    served = compile_app(
+        deployment,
+        Ground(
+            target=site.target,
+            one_host=one_host,
+            nixl_port=free_nixl_port(workers) if one_host else NIXL_PORT,
+            decode_engine_kwargs=decode_engine_kwargs or {},
+        ),
+        plan=plan,
+        substitutions=changes,
+    )
+    state, readiness = deploy(
+        served,
+        site,
+        deployment=deployment,
+        plan=to_json(plan or deployment),
+        told=told,
+    )
+    return Endpoint(
+        base_url=state.base_url, model_id=served.model_id, readiness=readiness, state=state
+    )
+
+
+def _check(deployment: Deployment, site: Site, target: Target) -> None:
+    """Refuse what cannot be realised, and a place that is taken."""
+    reasons = findings(deployment, target)
     if reasons:
         raise NegativeAnswer("\n  ".join(["this deployment cannot be realised here:", *reasons]))
     running = read_state()
@@ -70,26 +109,6 @@ def bring_up(
         raise InputError(
             "--port", site.port, f"a port of {site.host} that is free", "choose another one"
         )
-    served = compile_app(
-        deployment,
-        Ground(
-            target=site.target,
-            one_host=site.address is None,
-            nixl_port=_nixl_port(deployment, site),
-            decode_engine_kwargs=decode_engine_kwargs or {},
-        ),
-        plan=plan,
-    )
-    state, readiness = deploy(
-        served,
-        site,
-        plan=to_json(plan or deployment),
-        vocab_size=deployment.architecture.vocab_size,
-        told=told,
-    )
-    return Endpoint(
-        base_url=state.base_url, model_id=served.model_id, readiness=readiness, state=state
-    )
 
 
 @contextmanager
@@ -98,30 +117,47 @@ def deployed(
     site: Site,
     *,
     told: Callable[[str], None] = lambda _text: None,
+    plan: Plan | None = None,
     decode_engine_kwargs: Mapping[str, Any] | None = None,
 ) -> Iterator[Endpoint]:
     """Have *deployment* up for the duration of the block; raises as `bring_up` does."""
-    endpoint = bring_up(deployment, site, told=told, decode_engine_kwargs=decode_engine_kwargs)
+    endpoint = bring_up(
+        deployment, site, told=told, plan=plan, decode_engine_kwargs=decode_engine_kwargs
+    )
     try:
         yield endpoint
     finally:
         take_down(endpoint.state)
 
 
-def _nixl_port(deployment: Deployment, site: Site) -> int:
-    """Return ports that are free here; on another's cluster, the usual ones."""
-    if site.address is not None:
-        return NIXL_PORT
-    return free_nixl_port(max(pool.gpus for pool in deployment.pools))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Raylet:
+    """A node of an existing cluster."""
+
+    address: str
+    labels: dict[str, str]
 
 
-def _labels(address: str | None) -> tuple[dict[str, str], ...] | None:
-    """Return the labels of the nodes of an existing cluster."""
-    if address is None:
+def _raylets(
+    deployment: Deployment, site: Site, told: Callable[[str], None]
+) -> tuple[_Raylet, ...] | None:
+    """Return the nodes of an existing cluster, once all are there; `None`: there is none yet."""
+    if site.address is None:
         return None
     import ray  # noqa: PLC0415  (only where a cluster is given)
 
     from serving.connection import connected  # noqa: PLC0415
 
-    with connected(address):
-        return tuple(node["Labels"] for node in ray.nodes() if node["Alive"])
+    deadline = time.monotonic() + site.wait_s
+    with connected(site.address):
+        while True:
+            found = tuple(
+                _Raylet(address=node["NodeManagerAddress"], labels=node["Labels"])
+                for node in ray.nodes()
+                if node["Alive"]
+            )
+            missing = [*missing_nodes(deployment, tuple(each.labels for each in found))]
+            if not missing or time.monotonic() > deadline:
+                return found
+            told(f"waiting for {len(missing)} node(s) of the cluster")
+            time.sleep(1)

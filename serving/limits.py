@@ -42,8 +42,11 @@ def limits(pool: Pool, plan: Plan | None) -> dict[str, Any]:
     rate = max(plan.prediction.capacity_requests_per_s, plan.workload.requests_per_s)
     waiting = math.ceil(rate / pool.replicas * deadline_s)
     slots = pool.max_batch_size * pool.dp * pool.pp
+    # A prefill replica stays until what it prefilled last has been fetched.
+    stay = {"graceful_shutdown_wait_loop_s": deadline_s} if pool.role == "prefill" else {}
     return {
         **health,
+        **stay,
         "max_ongoing_requests": slots + waiting,
         "max_queued_requests": pool.replicas * (slots + waiting),
         "graceful_shutdown_timeout_s": _drain_s(pool, plan, deadline_s),
@@ -53,7 +56,7 @@ def limits(pool: Pool, plan: Plan | None) -> dict[str, Any]:
 def _drain_s(pool: Pool, plan: Plan, deadline_s: float) -> float:
     """Return how long the last request of a leaving replica may take, whole seconds."""
     if pool.role == "prefill":
-        return float(math.ceil(DRAIN_FACTOR * deadline_s))
+        return float(math.ceil(2 * DRAIN_FACTOR * deadline_s))
     step_s = plan.slo.tpot_s or plan.slo.itl_s or plan.prediction.tpot.p99_s
     answer_s = 2 * deadline_s + plan.workload.output_tokens.max_tokens * step_s
     return float(math.ceil(DRAIN_FACTOR * answer_s))

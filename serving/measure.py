@@ -12,10 +12,10 @@ import aiohttp
 import numpy as np
 import typer
 
-from serving.cluster import free_ports
 from serving.deploy import Site
 from serving.deployed import deployed
 from serving.grid import GridPoint, time_grid
+from serving.ports import free_ports
 from serving.stopwatch import Stopwatch
 from serving.terminal import progress
 from sizing.child import terminable

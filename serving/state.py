@@ -26,7 +26,9 @@ class State:
         base_url: of the endpoint.
         plan: copy of the plan, next to the state.
         plan_hash: SHA-256 of the plan, 16 hex digits.
-        session: Ray's directory, logs included.
+        deployment: copy of what was deployed: the plan's, but for *changes*.
+        session: Ray's directory, logs included; empty when the cluster is somebody else's.
+        changes: what was asked to be otherwise than planned, by `--substitute` or `scale`.
         ready: `serving up` saw the whole path work.
     """
 
@@ -38,7 +40,9 @@ class State:
     plan_hash: str
     session: str
     started: str
+    deployment: str
     ready: bool = False
+    changes: tuple[str, ...] = ()
 
     @property
     def logs(self) -> Path:
@@ -49,10 +53,11 @@ class State:
 def read_state() -> State | None:
     """Return what is deployed from this directory, if anything."""
     try:
-        return State(**json.loads(STATE.read_text(encoding="utf-8")))
+        said = json.loads(STATE.read_text(encoding="utf-8"))
+        return State(**{**said, "changes": tuple(said.get("changes", ()))})
     except FileNotFoundError:
         return None
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, AttributeError) as error:
         raise InputError(
             str(STATE), str(error), "what `serving up` wrote", f"remove {STATE} and `ray stop`"
         ) from None
@@ -74,4 +79,5 @@ def forget(state: State) -> None:
             shutil.copytree(state.logs, LOGS, ignore_dangling_symlinks=True)
         shutil.rmtree(state.session, ignore_errors=True)
     Path(state.plan).unlink(missing_ok=True)
+    Path(state.deployment).unlink(missing_ok=True)
     STATE.unlink(missing_ok=True)

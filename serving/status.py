@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import urllib.error
 import urllib.request
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from serving.processes import marked
@@ -33,12 +33,14 @@ class Deployed:
         status: per role, as Ray Serve calls it.
         facts: per role, settings of each running replica's engine (`serving.engine_facts`).
         answers: the endpoint answers /health with 200.
+        options: per role, Ray Serve's options of each deployment, by name.
     """
 
     replicas: dict[str, int]
     status: dict[str, str]
     facts: dict[str, list[dict[str, Any]]]
     answers: bool
+    options: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
 
 
 def current() -> State:
@@ -67,7 +69,7 @@ def look(state: State, *, facts: bool = False) -> Deployed:
 
     with connected(state.address):
         app = serve.status().applications.get(APP)
-        found = _by_role(app.deployments if app is not None else {})
+        found = by_role(app.deployments if app is not None else {})
         return Deployed(
             replicas={
                 role: sum(each.replica_states.get("RUNNING", 0) for each in of_role.values())
@@ -81,10 +83,11 @@ def look(state: State, *, facts: bool = False) -> Deployed:
             if facts
             else {},
             answers=_answers(state.base_url),
+            options=_options(found) if facts else {},
         )
 
 
-def _by_role(deployments: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def by_role(deployments: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Return each role's deployments, one a domain, by name."""
     found: dict[str, dict[str, Any]] = {}
     for name, deployment in deployments.items():
@@ -92,6 +95,14 @@ def _by_role(deployments: dict[str, Any]) -> dict[str, dict[str, Any]]:
         if role in ROLES:
             found.setdefault(role, {})[name] = deployment
     return found
+
+
+def _options(found: dict[str, dict[str, Any]]) -> dict[str, dict[str, dict[str, Any]]]:
+    """Ask Serve what it runs each deployment with."""
+    from serving.serve_compat import deployment_options  # noqa: PLC0415  (a second to import)
+
+    options = deployment_options(APP)
+    return {role: {name: options[name] for name in of_role} for role, of_role in found.items()}
 
 
 def _worst(deployments: Iterable[Any]) -> str:

@@ -41,12 +41,12 @@ def findings(deployment: Deployment, target: Target) -> tuple[str, ...]:
         target: where.
     """
     roles = sorted(pool.role for pool in deployment.pools)
-    if roles != ["decode", "prefill"]:
-        return (f"pools: {roles}; serving deploys one prefill and one decode pool, nothing else",)
+    if roles not in (["decode", "prefill"], ["mixed"]):
+        return (f"pools: {roles}; serving deploys one prefill and one decode pool, or a mixed one",)
     return (
         *_software(deployment, target),
         *_model(deployment),
-        *_pairing(deployment),
+        *(_pairing(deployment) if roles != ["mixed"] else ()),
         *(finding for pool in deployment.pools for finding in _pool(deployment, pool, target)),
         *_room(deployment, target),
     )
@@ -112,6 +112,8 @@ def _pool(deployment: Deployment, pool: Pool, target: Target) -> Iterator[str]:
         yield f"{place}.pp: {pool.pp}; NIXL transfers between pools of pp 1 only"
     if pool.ep != 1:
         yield f"{place}.ep: {pool.ep}; serving deploys ep 1"
+    if pool.dp != 1:
+        yield f"{place}.dp: {pool.dp}; serving deploys dp 1 (more replicas instead)"
     heads = deployment.architecture.num_heads
     if heads % pool.tp:
         yield f"{place}.tp: {pool.tp} does not divide {heads} attention heads"
@@ -159,7 +161,7 @@ def _kv_bytes_of_one(deployment: Deployment, pool: Pool) -> float:
 def _room(deployment: Deployment, target: Target) -> Iterator[str]:
     """Check that the target has what the placement names, and memory for it."""
     if target.labels is not None:
-        yield from _nodes(deployment, target.labels)
+        yield from missing_nodes(deployment, target.labels)
         return
     placed = {gpu for pool in deployment.pools for p in pool.placement for gpu in p.gpus}
     count = sum(pool.gpus for pool in deployment.pools)
@@ -182,7 +184,7 @@ def _room(deployment: Deployment, target: Target) -> Iterator[str]:
         )
 
 
-def _nodes(deployment: Deployment, labels: tuple[dict[str, str], ...]) -> Iterator[str]:
+def missing_nodes(deployment: Deployment, labels: tuple[dict[str, str], ...]) -> Iterator[str]:
     """Check that an existing cluster has a node for each part of the placement."""
     for pool in deployment.pools:
         for node in sorted({p.node for p in pool.placement}):

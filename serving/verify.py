@@ -9,13 +9,18 @@ from serving.engine import DTYPES, KV_ROLES
 from serving.served import NODE_LABEL, ROLE_LABEL
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from serving.status import Deployed
     from sizing.plan import Deployment, Pool
 
 
-def differences(deployment: Deployment, deployed: Deployed, target: str) -> tuple[str, ...]:
+def differences(
+    deployment: Deployment,
+    deployed: Deployed,
+    target: str,
+    bounds: Mapping[str, Mapping[str, Any]] | None = None,
+) -> tuple[str, ...]:
     """
     Compare, field by field.
 
@@ -23,6 +28,7 @@ def differences(deployment: Deployment, deployed: Deployed, target: str) -> tupl
         deployment: what was planned.
         deployed: what runs, with facts.
         target: `cpu` or `gpu`.
+        bounds: per role, the options of Ray Serve that were compiled (`serving.limits`).
 
     Returns:
         Every difference, `place: deployed X, planned Y`; none: it is as planned.
@@ -30,7 +36,10 @@ def differences(deployment: Deployment, deployed: Deployed, target: str) -> tupl
     return tuple(
         difference
         for pool in deployment.pools
-        for difference in _pool(deployment, pool, deployed, target)
+        for difference in (
+            *_pool(deployment, pool, deployed, target),
+            *_options(pool.role, deployed, (bounds or {}).get(pool.role, {})),
+        )
     )
 
 
@@ -49,6 +58,14 @@ def _pool(deployment: Deployment, pool: Pool, deployed: Deployed, target: str) -
     yield from _places(pool, facts, target)
 
 
+def _options(role: str, deployed: Deployed, wanted: Mapping[str, Any]) -> Iterator[str]:
+    """Compare what bounds the queues of each deployment of a role."""
+    for name, options in deployed.options.get(role, {}).items():
+        for option, value in wanted.items():
+            if options.get(option) != value:
+                yield f"{name}.{option}: deployed {options.get(option)}, planned {value}"
+
+
 def _planned(deployment: Deployment, pool: Pool) -> dict[str, Any]:
     """Return what each engine of the pool should say of itself."""
     engine = deployment.engine
@@ -62,8 +79,8 @@ def _planned(deployment: Deployment, pool: Pool) -> dict[str, Any]:
         "kv_bytes": int(pool.kv_bytes),
         "kv_dtype": "auto" if engine.kv_dtype == pool.dtype else engine.kv_dtype,
         "model": deployment.model.source,
-        "kv_connector": "NixlConnector",
-        "kv_role": KV_ROLES[pool.role],
+        "kv_connector": "NixlConnector" if pool.role in KV_ROLES else None,
+        "kv_role": KV_ROLES.get(pool.role),
         **({"dtype": DTYPES[pool.dtype]} if pool.dtype in DTYPES else {}),
     }
 

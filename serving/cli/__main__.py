@@ -1,0 +1,5 @@
+"""`python -m serving.cli`."""
+
+from serving.cli import main
+
+main()

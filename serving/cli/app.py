@@ -1,0 +1,29 @@
+"""Every subcommand, in the order in which `serving --help` lists them."""
+
+from __future__ import annotations
+
+import typer
+
+from serving.cli.cluster import app as cluster
+from serving.cli.deploying import demo_model, down, up
+from serving.cli.looking import logs, status, verify
+from serving.cli.manifest import manifest
+from serving.cli.scale import scale
+from serving.measure import measure
+
+app = typer.Typer(
+    help="Serve a plan: split prefill and decode, or mixed pools, on Ray Serve and vLLM.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command("demo-model")(demo_model)
+app.command()(up)
+app.command()(status)
+app.command()(verify)
+app.command()(logs)
+app.command()(scale)
+app.command()(down)
+app.command()(manifest)
+app.add_typer(cluster, name="cluster")
+app.command()(measure)

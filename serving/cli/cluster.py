@@ -1,0 +1,108 @@
+"""`serving cluster`: several labelled raylets on this machine, or the lines for real hosts."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from serving.cluster import ray_lines
+from serving.compile import ray_nodes
+from serving.local_cluster import cluster_down, cluster_up, current_cluster, numbered_nodes
+from serving.processes import marked
+from serving.terminal import progress
+from sizing.child import terminable
+from sizing.errors import InputError
+from sizing.plan import read_deployment
+
+app = typer.Typer(help="A labelled Ray cluster to deploy on.", no_args_is_help=True)
+
+PlanFile = Annotated[
+    Path | None, typer.Argument(help="Plan (or deployment): exactly its nodes and roles.")
+]
+
+
+@app.command()
+def up(
+    plan: PlanFile = None,
+    nodes: Annotated[
+        int | None, typer.Option(help="Without a plan: nodes, each with both roles.", min=1)
+    ] = None,
+    cpus: Annotated[
+        int | None, typer.Option(help="With --nodes: CPUs of each role's share.", min=1)
+    ] = None,
+) -> None:
+    """Start raylets on this machine that stay when what is deployed on them goes."""
+    if (plan is None) == (nodes is None):
+        raise InputError("cluster up", "a plan and --nodes", "one of the two")
+    if plan is not None:
+        deployment = read_deployment(plan)
+        raylets = ray_nodes(deployment, "cpu" if deployment.pools[0].gpu == "cpu" else "gpu")
+    else:
+        raylets = numbered_nodes(nodes or 1, cpus or len(os.sched_getaffinity(0)))
+    with progress() as told, terminable():
+        cluster = cluster_up(raylets, told)
+    typer.echo(f"up: {len(raylets)} raylet(s) at {cluster.address}")
+    typer.echo(f"deploy: serving up plan.json --address {cluster.address}")
+    typer.echo("stop:   serving cluster down")
+
+
+@app.command()
+def status(
+    *, as_json: Annotated[bool, typer.Option("--json", help="Exactly the data, as JSON.")] = False
+) -> None:
+    """Show the cluster's raylets, as it says itself which of them live."""
+    cluster = current_cluster()
+    import ray  # noqa: PLC0415  (a second to import)
+
+    from serving.connection import connected  # noqa: PLC0415
+
+    with connected(cluster.address):
+        alive = [node["Labels"] for node in ray.nodes() if node["Alive"]]
+    rows = [
+        {
+            "node": node.node,
+            "role": node.role,
+            "cores": node.cores,
+            "gpus": node.gpus,
+            "alive": any(node.labels.items() <= labels.items() for labels in alive),
+        }
+        for node in cluster.nodes
+    ]
+    if as_json:
+        typer.echo(json.dumps({"address": cluster.address, "raylets": rows}))
+        return
+    running = len(marked(cluster.cluster_id))
+    typer.echo(f"{cluster.address}, started {cluster.started}, {running} processes")
+    for row in rows:
+        devices = row["gpus"] or row["cores"]
+        typer.echo(
+            f"{row['node']:10} {row['role']:8} devices {devices} "
+            f"{'alive' if row['alive'] else 'gone'}"
+        )
+
+
+@app.command()
+def down() -> None:
+    """Stop the cluster: no process is left."""
+    with progress() as told:
+        told("stopping")
+        stopped = cluster_down()
+    typer.echo("stopped" if stopped else "no cluster was started from this directory")
+
+
+@app.command()
+def lines(
+    plan: Annotated[Path, typer.Argument(help="Plan whose nodes are hosts of yours.")],
+    head: Annotated[str, typer.Option(help="Address and port of the head.")] = "HEAD:6379",
+) -> None:
+    """Print the `ray start` line for each host of a plan."""
+    deployment = read_deployment(plan)
+    kind = "cpu" if deployment.pools[0].gpu == "cpu" else "gpu"
+    for line in ray_lines(ray_nodes(deployment, kind), head):
+        typer.echo(line)
+    typer.echo("# then, on the head")
+    typer.echo(f"serving up {plan} --address {head} --host 0.0.0.0")

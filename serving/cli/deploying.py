@@ -1,0 +1,104 @@
+"""`serving demo-model`, `up` and `down`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from serving.deploy import Site
+from serving.deployed import bring_up
+from serving.state import read_state
+from serving.takedown import take_down
+from serving.terminal import progress
+from sizing.child import terminable
+from sizing.errors import InputError, NegativeAnswer
+from sizing.plan import Plan, read_plan
+
+
+def demo_model(
+    directory: Annotated[Path, typer.Argument(help="Where to write it.")] = Path(
+        ".minicluster/models/demo"
+    ),
+) -> None:
+    """Make the demo model: a random-weight Llama with its own tokenizer, nothing downloaded."""
+    from serving.demo_model import make_demo_model  # noqa: PLC0415  (wants tokenizers)
+
+    typer.echo(make_demo_model(directory))
+
+
+def up(  # noqa: PLR0913, PLR0917  (a command's options)
+    plan: Annotated[Path, typer.Argument(help="Plan written by `sizing plan -o`.")],
+    target: Annotated[str, typer.Option(help="auto, cpu or gpu.")] = "auto",
+    host: Annotated[str, typer.Option(help="Address the endpoint listens on.")] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(help="Port the endpoint listens on.", min=1, max=65535)
+    ] = 8000,
+    address: Annotated[
+        str | None, typer.Option(help="An existing Ray cluster; default: start one here.")
+    ] = None,
+    wait_s: Annotated[
+        float, typer.Option("--wait", help="Seconds to wait for the nodes of --address.", min=0)
+    ] = 0,
+    substitute: Annotated[
+        bool,
+        typer.Option(
+            "--substitute", help="On a CPU: deploy what of the plan fits, and record each change."
+        ),
+    ] = False,
+) -> None:
+    """Deploy a plan; returns when requests get through every way that they can take."""
+    given = read_plan(plan)
+    kind = target_of(given, target, substitute=substitute)
+    if not given.deployable.ok and not substitute:
+        raise NegativeAnswer(
+            f"{plan}: the plan itself says that it cannot be deployed: "
+            f"{given.deployable.rule_broken} ({given.deployable.profile})"
+        )
+    site = Site(target=kind, host=host, port=port, address=address, wait_s=wait_s)
+    with progress() as told, terminable():
+        endpoint = bring_up(given.deployment, site, told=told, plan=given, substitute=substitute)
+    ready = endpoint.readiness
+    typer.echo(f"ready: {endpoint.base_url}/v1 serves {endpoint.model_id}")
+    for change in endpoint.state.changes:
+        typer.echo(f"substituted: {change}")
+    typer.echo(
+        f"checked: first token {ready.ttft_s * 1e3:.0f} ms; KV hand-off "
+        f"{ready.handoff_s * 1e3:.0f} ms; transfers that stalled before: {ready.stalls}"
+    )
+    body = {"model": endpoint.model_id, "prompt": "Hello", "max_tokens": 16, "stream": True}
+    typer.echo(f"try:   curl -N {endpoint.base_url}/v1/completions -d '{json.dumps(body)}'")
+    typer.echo(f"logs:  serving logs   (all of them: {endpoint.state.logs})")
+    typer.echo("stop:  serving down")
+
+
+def down() -> None:
+    """Stop what `serving up` started: no process and no state is left."""
+    state = read_state()
+    if state is None:
+        typer.echo("nothing is deployed from this directory")
+        return
+    with progress() as told:
+        told("stopping")
+        take_down(state)
+    typer.echo("stopped")
+
+
+def target_of(plan: Plan, asked: str, *, substitute: bool) -> str:
+    """Return `cpu` or `gpu`; only with *substitute* may a plan for GPUs go to a CPU."""
+    planned = plan.inputs.gpu.kind
+    if asked not in {"auto", "cpu", "gpu"}:
+        raise InputError("--target", asked, "auto, cpu or gpu")
+    if substitute:
+        if asked == "gpu":
+            raise InputError("--substitute", "--target gpu", "--target cpu: on GPUs plan again")
+        return "cpu"
+    if asked not in {"auto", planned}:
+        smaller = ", or --substitute for what of it fits" if asked == "cpu" else ""
+        raise NegativeAnswer(
+            f"the plan is for {plan.inputs.gpu.name}, a {planned}; it cannot be deployed on a "
+            f"{asked} (plan again for what you have{smaller})"
+        )
+    return planned

@@ -1,0 +1,100 @@
+"""`serving status`, `verify` and `logs`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from serving.limits import limits
+from serving.logs import replica_logs
+from serving.status import current, look
+from serving.verify import differences
+from sizing.errors import NegativeAnswer
+from sizing.plan import read_deployment, read_plan
+
+if TYPE_CHECKING:
+    from serving.state import State
+    from sizing.plan import Deployment
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print exactly the data, as JSON.")]
+
+
+def status(*, as_json: AsJson = False) -> None:
+    """Show what is planned, what is deployed, and whether it is healthy."""
+    state = current()
+    deployed = look(state)
+    planned = read_deployment(Path(state.plan))
+    rows = [
+        {
+            "role": pool.role,
+            "planned": pool.replicas,
+            "deployed": deployed.replicas.get(pool.role, 0),
+            "healthy": deployed.status.get(pool.role) == "HEALTHY",
+        }
+        for pool in planned.pools
+    ]
+    if as_json:
+        typer.echo(
+            json.dumps(
+                {
+                    "base_url": state.base_url,
+                    "plan_hash": state.plan_hash,
+                    "started": state.started,
+                    "ready": state.ready,
+                    "answers": deployed.answers,
+                    "pools": rows,
+                    "changes": state.changes,
+                }
+            )
+        )
+        return
+    answers = "answers" if deployed.answers else "does not answer"
+    typer.echo(f"{state.base_url} {answers}; started {state.started}; plan {state.plan_hash}")
+    for row in rows:
+        healthy = "healthy" if row["healthy"] else deployed.status.get(str(row["role"]), "missing")
+        typer.echo(f"{row['role']:8} {row['deployed']} of {row['planned']} replicas, {healthy}")
+    for change in state.changes:
+        typer.echo(f"not as planned, by request: {change}")
+
+
+def verify(*, as_json: AsJson = False) -> None:
+    """Compare what runs with the plan: replicas, TP, nodes, cores, limits, engine settings."""
+    state = current()
+    planned = read_deployment(Path(state.deployment))
+    found = differences(planned, look(state, facts=True), state.target, _bounds(state))
+    if as_json:
+        data = {"as_planned": not found, "differences": found, "changes": state.changes}
+        typer.echo(json.dumps(data))
+    if found:
+        raise NegativeAnswer("\n  ".join(["deployed is not what was planned:", *found]))
+    if not as_json:
+        typer.echo(f"deployed as planned: {_summary(planned)}")
+        for change in state.changes:
+            typer.echo(f"but, by request: {change}")
+
+
+def logs(
+    lines: Annotated[
+        int, typer.Option("--lines", "-n", help="Last lines of each log.", min=1)
+    ] = 20,
+) -> None:
+    """Print the end of each replica's log, of what runs or else of what ran last."""
+    for title, text in replica_logs(lines):
+        typer.echo(f"==> {title} <==\n{text}")
+
+
+def _bounds(state: State) -> dict[str, dict[str, Any]]:
+    """Return what bounds each role's queues, as it was compiled."""
+    file = Path(state.plan)
+    kept = all("(serving scale)" in change for change in state.changes)
+    planned = "schema_version" in json.loads(file.read_text(encoding="utf-8"))
+    plan = read_plan(file) if planned and kept else None
+    return {pool.role: limits(pool, plan) for pool in read_deployment(file).pools}
+
+
+def _summary(planned: Deployment) -> str:
+    """Return the pools in a few words."""
+    return ", ".join(f"{pool.role} {pool.replicas}xTP{pool.tp}" for pool in planned.pools)

@@ -1,0 +1,131 @@
+"""A plan as a compose file: head, a worker for each raylet, and what watches and loads them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from serving.cluster import OBJECT_STORE_BYTES, ray_options
+from serving.manifest import as_yaml
+
+if TYPE_CHECKING:
+    from serving.manifest import Manifest
+    from serving.served import RayNode
+
+HEADER = """\
+# Written by `serving manifest PLAN --format compose`; tests hold that it still is.
+#
+#   docker compose up -d --build              head and workers, Prometheus, Grafana
+#   docker compose logs -f head               until `ready:`
+#   docker compose run --rm load              the plan's load, and the verdict
+#   docker compose down
+#
+# Endpoint 127.0.0.1:8000, Prometheus 127.0.0.1:9090, Grafana 127.0.0.1:3000.
+# Workers reach each other by TCP alone: no shared memory crosses containers.
+"""
+HEAD_PORT = 6379
+PROMETHEUS = "prom/prometheus:v2.53.4"
+GRAFANA = "grafana/grafana:11.6.0"
+SHM = "2gb"
+WAIT_S = 120
+
+
+def compose(manifest: Manifest) -> str:
+    """Return the compose file (Compose Specification)."""
+    nodes = manifest.served.nodes
+    services: dict[str, Any] = {"head": _head(manifest)}
+    services |= {f"{node.role}-{node.node}": _worker(manifest, node) for node in nodes}
+    services |= {"prometheus": _PROMETHEUS, "grafana": _GRAFANA, "load": _load(manifest)}
+    return HEADER + as_yaml({"name": "minicluster", "services": services})
+
+
+def head_command(manifest: Manifest) -> str:
+    """Return what the head runs: Ray without a share of the pools, then the deployment."""
+    return (
+        f"ray start --head --port={HEAD_PORT} --node-ip-address=$(hostname -i) --num-cpus=0 "
+        f"--object-store-memory={OBJECT_STORE_BYTES} --include-dashboard=false "
+        "--disable-usage-stats && "
+        f"serving up {manifest.plan_path} --address $(hostname -i):{HEAD_PORT} "
+        f"--host 0.0.0.0 --port {manifest.port} --wait {WAIT_S} && exec sleep infinity"
+    )
+
+
+def worker_command(node: RayNode) -> str:
+    """Return what a worker runs."""
+    return (
+        f"exec ray start --address=head:{HEAD_PORT} --node-ip-address=$(hostname -i) "
+        f"{' '.join(ray_options(node))} --block"
+    )
+
+
+def _head(manifest: Manifest) -> dict[str, Any]:
+    """Return the service of the head."""
+    return {
+        **_node(manifest, head_command(manifest)),
+        "build": ".",
+        "ports": [f"127.0.0.1:{manifest.port}:{manifest.port}"],
+        "healthcheck": {
+            "test": ["CMD-SHELL", f"ray health-check --address $$(hostname -i):{HEAD_PORT}"],
+            "interval": "5s",
+            "timeout": "10s",
+            "retries": 24,
+        },
+    }
+
+
+def _worker(manifest: Manifest, node: RayNode) -> dict[str, Any]:
+    """Return the service of one raylet."""
+    service = {
+        **_node(manifest, worker_command(node)),
+        "depends_on": {"head": {"condition": "service_healthy"}},
+    }
+    if node.gpus:
+        devices = [{"driver": "nvidia", "device_ids": [str(gpu) for gpu in node.gpus]}]
+        devices[0]["capabilities"] = ["gpu"]
+        service["deploy"] = {"resources": {"reservations": {"devices": devices}}}
+    return service
+
+
+def _node(manifest: Manifest, command: str) -> dict[str, Any]:
+    """Return what head and workers have alike."""
+    volumes = [f"${{PLAN:-./out/demo/plan.json}}:{manifest.plan_path}:ro"]
+    if manifest.model_source.startswith("/"):
+        # The path is part of what prefill and decode compare before they hand over a KV cache.
+        volumes.append(f"${{MODEL:-./.minicluster/models/demo}}:{manifest.model_source}:ro")
+    return {
+        "image": manifest.image,
+        # A dollar of the container's shell, not of compose.
+        "command": ["bash", "-c", command.replace("$(", "$$(")],
+        "environment": {"RAY_AUTH_MODE": "disabled", "RAY_worker_niceness": "0"},
+        "shm_size": SHM,
+        "volumes": volumes,
+    }
+
+
+def _load(manifest: Manifest) -> dict[str, Any]:
+    """Return the service that loads the endpoint as the plan says, with Locust, and judges."""
+    return {
+        "image": manifest.image,
+        "profiles": ["load"],
+        "command": [
+            *("loadtest", "run", manifest.plan_path),
+            *("--host", f"http://head:{manifest.port}", "-o", "/out"),
+        ],
+        "volumes": [f"${{PLAN:-./out/demo/plan.json}}:{manifest.plan_path}:ro", "./out/load:/out"],
+    }
+
+
+_PROMETHEUS = {
+    "image": PROMETHEUS,
+    "ports": ["127.0.0.1:9090:9090"],
+    "volumes": ["./monitoring/prometheus.yml:/etc/prometheus/prometheus.yml:ro"],
+}
+_GRAFANA = {
+    "image": GRAFANA,
+    "ports": ["127.0.0.1:3000:3000"],
+    "depends_on": ["prometheus"],
+    "environment": {"GF_AUTH_ANONYMOUS_ENABLED": "true", "GF_ANALYTICS_REPORTING_ENABLED": "false"},
+    "volumes": [
+        "./monitoring/grafana/provisioning:/etc/grafana/provisioning:ro",
+        "./monitoring/grafana/dashboards:/var/lib/grafana/dashboards:ro",
+    ],
+}

@@ -1,0 +1,98 @@
+"""A plan as Kubernetes objects for KubeRay: the plan in a ConfigMap, and a RayService."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from serving.manifest import as_yaml, ray_serve
+from serving.validate import RAY
+
+if TYPE_CHECKING:
+    from serving.manifest import Manifest
+    from serving.served import RayNode
+
+NAME = "minicluster"
+PLAN_DIRECTORY = "/etc/minicluster"
+CLAIM = "minicluster-model"
+"""PersistentVolumeClaim with the model, where the plan names a directory."""
+
+HEAD_CPU = "4"
+"""For Ray's own processes, the proxy and the endpoint."""
+
+
+def ray_service(manifest: Manifest) -> str:
+    """
+    Return the YAML of a ConfigMap with the plan and of a RayService (ray.io/v1, KubeRay 1.5).
+
+    Each raylet of the plan is a worker group of its own, for its labels are those of one node;
+    KubeRay takes them at the group and refuses them among Ray's start parameters. Memory is asked
+    for nowhere: no plan says how much the host's processes need.
+    """
+    labels = {"app.kubernetes.io/name": NAME}
+    config_map = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": f"{NAME}-plan", "labels": labels},
+        "data": {"plan.json": manifest.plan},
+    }
+    service = {
+        "apiVersion": "ray.io/v1",
+        "kind": "RayService",
+        "metadata": {"name": NAME, "labels": labels},
+        "spec": {
+            "serveConfigV2": as_yaml(ray_serve(manifest)),
+            "rayClusterConfig": {
+                "rayVersion": RAY,
+                "headGroupSpec": {
+                    "rayStartParams": {"num-cpus": "0"},
+                    "template": _pod(manifest, "ray-head", {"cpu": HEAD_CPU}),
+                },
+                "workerGroupSpecs": [_group(manifest, node) for node in manifest.served.nodes],
+            },
+        },
+    }
+    return as_yaml(config_map, service)
+
+
+def _group(manifest: Manifest, node: RayNode) -> dict[str, Any]:
+    """Return the worker group that is one raylet of the plan."""
+    devices = {"nvidia.com/gpu": str(len(node.gpus))} if node.gpus else {}
+    workers = len(node.cores) or len(node.gpus)
+    return {
+        "groupName": f"{node.role}-{node.node}".lower().replace("_", "-").replace(".", "-"),
+        "replicas": 1,
+        "minReplicas": 1,
+        "maxReplicas": 1,
+        "labels": node.labels,
+        "rayStartParams": {"num-cpus": str(workers)},
+        "template": _pod(manifest, "ray-worker", {"cpu": str(workers), **devices}),
+    }
+
+
+def _pod(manifest: Manifest, container: str, limits: dict[str, str]) -> dict[str, Any]:
+    """Return the template of a pod."""
+    mounts = [
+        {"name": "plan", "mountPath": PLAN_DIRECTORY},
+        {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108  (the pod's own)
+    ]
+    volumes: list[dict[str, Any]] = [
+        {"name": "plan", "configMap": {"name": f"{NAME}-plan"}},
+        # Between processes of one pod; vLLM's workers and Ray's objects.
+        {"name": "shm", "emptyDir": {"medium": "Memory"}},
+    ]
+    if manifest.model_source.startswith("/"):
+        mounts.append({"name": "model", "mountPath": manifest.model_source})
+        volumes.append({"name": "model", "persistentVolumeClaim": {"claimName": CLAIM}})
+    return {
+        "spec": {
+            "containers": [
+                {
+                    "name": container,
+                    "image": manifest.image,
+                    "resources": {"limits": limits, "requests": limits},
+                    "volumeMounts": mounts,
+                }
+            ],
+            "volumes": volumes,
+        }
+    }

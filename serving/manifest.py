@@ -1,0 +1,94 @@
+"""A compiled plan as files that other tools deploy: what `serving up` would start, written down."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from serving.served import APP, ServedApp
+
+IMPORT_PATH = "serving.app:from_plan"
+BOUNDS = (
+    "num_replicas",
+    "max_ongoing_requests",
+    "max_queued_requests",
+    "graceful_shutdown_timeout_s",
+    "health_check_period_s",
+    "health_check_timeout_s",
+)
+"""What an operator may change in the file; all else would contradict the plan."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """
+    What every format is written from.
+
+    Attributes:
+        served: compiled from the plan.
+        target: `cpu` or `gpu`.
+        plan: text of the plan.
+        plan_path: where the plan lies, for whoever reads the file.
+        model_source: directory of the model, or its name on a hub.
+        image: container image that holds minicluster and its stack.
+        port: of the endpoint.
+    """
+
+    served: ServedApp
+    target: str
+    plan: str
+    plan_path: str
+    model_source: str
+    image: str
+    port: int = 8000
+
+
+def ray_serve(manifest: Manifest) -> dict[str, Any]:
+    """Return the configuration that `serve deploy` takes (ray.serve.schema.ServeDeploySchema)."""
+    return {
+        "proxy_location": "HeadOnly",
+        "http_options": {"host": "0.0.0.0", "port": manifest.port},  # noqa: S104  (a cluster's)
+        "applications": [
+            {
+                "name": APP,
+                "route_prefix": "/",
+                "import_path": IMPORT_PATH,
+                "args": {"plan": manifest.plan_path, "target": manifest.target},
+                "external_scaler_enabled": True,
+                "deployments": [
+                    {"name": pool.name}
+                    | {
+                        key: value
+                        for key, value in pool.llm_config["deployment_config"].items()
+                        if key in BOUNDS
+                    }
+                    for pool in manifest.served.pools
+                ],
+            }
+        ],
+    }
+
+
+def as_yaml(*documents: object) -> str:
+    """Write YAML, keys in the order given, long texts as blocks."""
+    text: str = yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, width=100)
+    return text
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes texts of several lines as blocks, and equal parts twice instead of by reference."""
+
+    def ignore_aliases(self, data: object) -> bool:  # noqa: ARG002
+        """Never refer."""
+        return True
+
+
+def _text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
+    """Write a text."""
+    style = "|" if "\n" in text else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _text)

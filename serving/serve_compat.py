@@ -1,0 +1,38 @@
+"""
+What we take from Ray and Ray Serve that they do not promise to keep, the engine's side apart.
+
+Ray 2.60.0; tests/serving/test_serve_compat.py says which name is gone after an upgrade. Apart from
+`serving.ray_compat`, which imports vLLM: seconds that a command has no use for.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ray
+from ray._private.state import available_resources_per_node
+from ray.serve._private.common import DeploymentID
+from ray.serve.context import _get_global_client
+
+
+def free_resources() -> dict[str, dict[str, float]]:
+    """Return what each live node has left, by the node's id."""
+    found: dict[str, dict[str, float]] = available_resources_per_node()
+    return found
+
+
+def set_replicas(app: str, deployment: str, replicas: int) -> None:
+    """Tell Serve how many replicas a deployment has, as its REST interface would."""
+    controller = _get_global_client()._controller  # noqa: SLF001
+    ray.get(
+        controller.update_deployment_replicas.remote(
+            DeploymentID(name=deployment, app_name=app), replicas
+        )
+    )
+
+
+def deployment_options(app: str) -> dict[str, dict[str, Any]]:
+    """Return the options that Serve runs each deployment of *app* with, by name."""
+    details = _get_global_client().get_serve_details()
+    deployments = details["applications"].get(app, {}).get("deployments", {})
+    return {name: each["deployment_config"] for name, each in deployments.items()}
