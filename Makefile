@@ -7,7 +7,7 @@ PYTHON ?= $(firstword $(foreach p,python3.11 python3.12 python3,$(if $(shell $(p
 TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq
 
-.PHONY: setup demo test test-fast check fix bench docs clean platform
+.PHONY: setup demo test test-fast test-faults check fix bench docs clean platform
 
 setup: $(READY) ## .venv with the three commands and the CPU stack
 
@@ -31,6 +31,9 @@ test: $(READY) ## everything, real Ray and vLLM included
 
 test-fast: $(READY) ## what needs no engine: about a minute
 	@$(BIN)/python -m pytest -m "not engine"
+
+test-faults: $(READY) ## every failure, 20 rounds of kills, 200 prompts compared: an hour
+	@$(BIN)/python -m pytest --thorough tests/serving/faults
 
 check: $(READY) ## style, types, imports
 	@$(BIN)/ruff check .

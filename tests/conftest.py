@@ -17,6 +17,20 @@ settings.load_profile("minicluster")
 SKIPPED_WRONGLY = pytest.StashKey[list[str]]()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let a run ask for everything."""
+    parser.addoption("--thorough", action="store_true", help="campaigns of many minutes too")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave campaigns out unless asked for."""
+    if config.getoption("--thorough"):
+        return
+    left_out = [item for item in items if item.get_closest_marker("campaign")]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in left_out]
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Start the list of tests that skipped and had no right to."""
     config.stash[SKIPPED_WRONGLY] = []

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import time
 import urllib.error
 import urllib.request
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 JSON = {"Content-Type": "application/json"}
+OF_A_RUN = {"id", "created", "system_fingerprint", "metrics", "kv_transfer_params", "model"}
+"""Fields of an answer that say when and by whom it was made."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,42 +22,109 @@ class Answer:
     best_two: tuple[tuple[float, float], ...]
 
 
+@dataclass(slots=True, kw_only=True)
+class Reply:
+    """
+    What a client saw of one request.
+
+    Attributes:
+        status: of the answer; 0: the connection broke before.
+        headers: names in lower case.
+        body: of an answer that is no stream.
+        events: data of the server-sent events.
+        seconds: from the request to the end.
+        first_s: from the request to the first event.
+    """
+
+    status: int = 0
+    headers: dict[str, str] = field(default_factory=dict)
+    body: dict[str, Any] = field(default_factory=dict)
+    events: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+    first_s: float = 0.0
+
+    @property
+    def done(self) -> bool:
+        """Whether a whole answer came."""
+        if self.events:
+            return self.events[-1] == "[DONE]" and not self.error
+        return self.status == 200
+
+    @property
+    def error(self) -> str | None:
+        """What the endpoint said went wrong, wherever it said so."""
+        spoken = [self.body, *(json.loads(e) for e in self.events if e != "[DONE]")]
+        return next((str(each["error"]["message"]) for each in spoken if "error" in each), None)
+
+    @property
+    def path(self) -> str:
+        """The way that the answer's header tells."""
+        return self.headers.get("x-minicluster-path", "")
+
+
 def post(url: str, body: object) -> tuple[int, dict[str, Any]]:
     """Send JSON, or bytes as they are; return status and body of the answer."""
+    reply = send(url, body)
+    return reply.status, reply.body
+
+
+def send(url: str, body: object, timeout_s: float = 120.0) -> Reply:
+    """Send JSON, or bytes as they are; return all that came, however it ended."""
     raw = body if isinstance(body, bytes) else json.dumps(body).encode()
     request = urllib.request.Request(url, raw, JSON)  # noqa: S310  (our own endpoint)
+    reply, started = Reply(), time.monotonic()
     try:
-        with urllib.request.urlopen(request, timeout=120) as answer:  # noqa: S310
-            return answer.status, json.loads(answer.read())
+        with urllib.request.urlopen(request, timeout=timeout_s) as answer:  # noqa: S310
+            reply.status, reply.headers = answer.status, _lower(answer.headers)
+            if "event-stream" not in reply.headers.get("content-type", ""):
+                reply.body = json.loads(answer.read())
+            else:
+                for line in answer:
+                    if line.startswith(b"data: "):
+                        reply.first_s = reply.first_s or time.monotonic() - started
+                        reply.events.append(line[6:].decode().strip())
     except urllib.error.HTTPError as error:
         with error:
-            return error.code, json.loads(error.read())
+            reply.status, reply.headers = error.code, _lower(error.headers)
+            reply.body = json.loads(error.read())
+    except OSError:
+        reply.status = reply.status or 0
+    reply.seconds = time.monotonic() - started
+    return reply
+
+
+def _lower(headers: Any) -> dict[str, str]:  # noqa: ANN401
+    """Return headers by their names in lower case."""
+    return {name.lower(): value for name, value in headers.items()}
 
 
 def events(url: str, body: dict[str, Any]) -> list[str]:
     """Stream an answer; return the data of its server-sent events."""
-    raw = json.dumps({**body, "stream": True}).encode()
-    request = urllib.request.Request(url, raw, JSON)  # noqa: S310  (our own endpoint)
-    with urllib.request.urlopen(request, timeout=120) as answer:  # noqa: S310
-        lines = [line.decode().strip() for line in answer]
-    return [line.removeprefix("data: ") for line in lines if line]
+    return send(url, {**body, "stream": True}).events
+
+
+def greedy(prompt: list[int], max_tokens: int, salt: str) -> dict[str, Any]:
+    """Return the body of a greedy completion; what was cached under another *salt* is not used."""
+    return {
+        "prompt": prompt,
+        "max_tokens": max_tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "logprobs": 2,
+        "return_token_ids": True,
+        "cache_salt": salt,
+    }
 
 
 def ask(base_url: str, prompt: list[int], max_tokens: int, salt: str) -> Answer:
-    """Complete a prompt greedily; what was cached under another *salt* is not used."""
-    status, body = post(
-        f"{base_url}/v1/completions",
-        {
-            "prompt": prompt,
-            "max_tokens": max_tokens,
-            "temperature": 0,
-            "ignore_eos": True,
-            "logprobs": 2,
-            "return_token_ids": True,
-            "cache_salt": salt,
-        },
-    )
+    """Complete a prompt greedily."""
+    status, body = post(f"{base_url}/v1/completions", greedy(prompt, max_tokens, salt))
     assert status == 200, body
+    return answer_of(body)
+
+
+def answer_of(body: dict[str, Any]) -> Answer:
+    """Take tokens and log-probabilities out of the answer to a `greedy` request."""
     [choice] = body["choices"]
     best = [sorted(step.values(), reverse=True)[:2] for step in choice["logprobs"]["top_logprobs"]]
     return Answer(
@@ -80,3 +150,25 @@ def difference(reference: Answer, answer: Answer, *, tolerance: float) -> str | 
         if off > tolerance:
             return f"token {place}: log-probability off by {off:.2g}"
     return None
+
+
+def other(right: Any, given: Any, tolerance: float, place: str = "") -> str | None:  # noqa: ANN401
+    """Say where two answers of any shape differ, but for what is of their run; `None`: nowhere."""
+    if isinstance(right, dict) and isinstance(given, dict):
+        names = (set(right) | set(given)) - OF_A_RUN
+        return _first(
+            other(right.get(name), given.get(name), tolerance, f"{place}.{name}") for name in names
+        )
+    if isinstance(right, list) and isinstance(given, list) and len(right) == len(given):
+        return _first(
+            other(one, two, tolerance, f"{place}[{at}]")
+            for at, (one, two) in enumerate(zip(right, given, strict=True))
+        )
+    if isinstance(right, float) and isinstance(given, float):
+        return None if abs(right - given) <= tolerance else f"{place}: {given} instead of {right}"
+    return None if right == given else f"{place}: {given!r} instead of {right!r}"
+
+
+def _first(found: Any) -> str | None:  # noqa: ANN401
+    """Return the first difference."""
+    return next((each for each in found if each), None)

@@ -1,67 +1,69 @@
-"""One vLLM engine, no Ray and no transfer: what the split deployment is compared with."""
+"""One bare vLLM server, no Ray and no transfer: what the split deployment is compared with."""
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
-from pathlib import Path
+import time
+import urllib.request
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
+from serving.cluster import free_ports
+
 if TYPE_CHECKING:
-    from .client import Answer
+    from collections.abc import Iterator
+    from pathlib import Path
+
+START_LIMIT_S = 180
 
 
-def answers_of(
-    place: Path, *, model: Path, dtype: str, prompts: list[list[int]], max_tokens: int
-) -> list[Answer]:
+@contextmanager
+def bare_server(model: Path, *, dtype: str, log: Path) -> Iterator[str]:
     """
-    Return what a single engine answers, one prompt at a time, greedily, as `client.Answer`s.
+    Have vLLM's own server up for the duration of the block: one request at a time, on both cores.
 
-    The engine runs in a process of its own, on both cores, and is gone afterwards.
+    Yields:
+        Its base URL.
     """
-    from .client import Answer  # noqa: PLC0415  (this file also runs by itself, as a command)
-
-    job = {"model": str(model), "dtype": dtype, "max_tokens": max_tokens, "prompts": prompts}
-    (place / "job.json").write_text(json.dumps(job))
-    command = [sys.executable, __file__, place / "job.json", place / "answers.json"]
-    both_cores = {**os.environ, "VLLM_CPU_OMP_THREADS_BIND": "0-1"}
-    subprocess.run(command, env=both_cores, check=True, timeout=300)
-    return [
-        Answer(tokens=tuple(a["tokens"]), best_two=tuple(tuple(pair) for pair in a["best_two"]))
-        for a in json.loads((place / "answers.json").read_text())
-    ]
-
-
-def main() -> None:
-    """Answer a file's prompts; write tokens and the two best log-probabilities of each."""
-    from vllm import LLM, SamplingParams  # noqa: PLC0415  (vLLM starts this file once more)
-
-    job = json.loads(Path(sys.argv[1]).read_text())
-    engine = LLM(
-        model=job["model"],
-        dtype=job["dtype"],
-        enforce_eager=True,
-        block_size=32,
-        max_model_len=2048,
-        max_num_seqs=1,
-        kv_cache_memory_bytes=1 << 28,
-        disable_log_stats=True,
-    )
-    greedy = SamplingParams(
-        temperature=0, max_tokens=job["max_tokens"], logprobs=2, ignore_eos=True
-    )
-    answers = []
-    for prompt in job["prompts"]:
-        [request] = engine.generate({"prompt_token_ids": prompt}, greedy, use_tqdm=False)
-        [answer] = request.outputs
-        best_two = [
-            sorted((p.logprob for p in step.values()), reverse=True)[:2] for step in answer.logprobs
-        ]
-        answers.append({"tokens": list(answer.token_ids), "best_two": best_two})
-    Path(sys.argv[2]).write_text(json.dumps(answers))
+    [port] = free_ports(1)
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
+    settings = {
+        "served-model-name": "demo",
+        "dtype": dtype,
+        "block-size": 32,
+        "max-model-len": 2048,
+        "max-num-seqs": 1,
+        "kv-cache-memory-bytes": 1 << 28,
+        "host": "127.0.0.1",
+        "port": port,
+    }
+    options = [part for name, value in settings.items() for part in (f"--{name}", str(value))]
+    both_cores = {**os.environ, "VLLM_CPU_OMP_THREADS_BIND": "0-1", "VLLM_NO_USAGE_STATS": "1"}
+    url = f"http://127.0.0.1:{port}"
+    with log.open("w") as said:
+        server = subprocess.Popen(
+            [*command, *options, "--enforce-eager", "--disable-log-stats"],
+            env=both_cores,
+            stdout=said,
+            stderr=said,
+        )
+        try:
+            _wait_until_up(server, url, log)
+            yield url
+        finally:
+            server.terminate()
+            server.wait(timeout=60)
 
 
-if __name__ == "__main__":
-    main()
+def _wait_until_up(server: subprocess.Popen[bytes], url: str, log: Path) -> None:
+    """Wait until it answers."""
+    deadline = time.monotonic() + START_LIMIT_S
+    while time.monotonic() < deadline:
+        assert server.poll() is None, log.read_text()[-3000:]
+        with suppress(OSError), urllib.request.urlopen(f"{url}/health") as answer:  # noqa: S310
+            if answer.status == 200:
+                return
+        time.sleep(0.5)
+    raise AssertionError(log.read_text()[-3000:])

@@ -21,7 +21,7 @@ from sizing.child import run_child
 from sizing.plan import to_json
 
 from .client import Answer, ask, difference, events, post
-from .reference import answers_of
+from .reference import bare_server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -60,13 +60,9 @@ def reference(
     tmp_path_factory: pytest.TempPathFactory, demo_model: Path, prompts: list[list[int]]
 ) -> list[Answer]:
     """Return what a single engine answers in bfloat16, one at a time."""
-    return answers_of(
-        tmp_path_factory.mktemp("reference"),
-        model=demo_model,
-        dtype="bfloat16",
-        prompts=prompts,
-        max_tokens=MAX_TOKENS,
-    )
+    log = tmp_path_factory.mktemp("reference") / "server.txt"
+    with bare_server(demo_model, dtype="bfloat16", log=log) as url:
+        return [ask(url, prompt, MAX_TOKENS, "bare") for prompt in prompts]
 
 
 @pytest.fixture(scope="module")
@@ -224,15 +220,15 @@ def test_models_and_health(base_url: str) -> None:
         ("completions", {"prompt": " baba" * 2048, "max_tokens": 1}, 400),
         ("completions", {"prompt": " baba" * 2040, "max_tokens": 100}, 400),
         ("completions", {"prompt": [2500] * 2048, "max_tokens": 1}, 400),
-        ("completions", {"prompt": ["a", "b"]}, 400),
-        ("completions", {"prompt": "x", "n": 2}, 400),
-        ("completions", {"prompt": "x", "prompt_logprobs": 1}, 400),
-        ("completions", {"prompt": "x", "echo": True, "logprobs": 1}, 400),
+        ("completions", {"prompt": ["a", []]}, 400),
+        ("completions", {"prompt": "x", "n": 65}, 400),
+        ("completions", {"prompt": "x", "best_of": 3}, 400),
+        ("completions", {"prompt": "x", "prompt_logprobs": -7}, 400),
         ("completions", {"prompt": "x", "kv_transfer_params": {"do_remote_prefill": True}}, 400),
         ("completions", {"prompt": "x", "vllm_xargs": {"kv_transfer_params": "{}"}}, 400),
         ("completions", {"prompt": "x", "stream": "maybe"}, 400),
         ("chat/completions", {"messages": "hi"}, 400),
-        ("chat/completions", {"messages": [{"role": "user"}] * 3, "n": 3}, 400),
+        ("chat/completions", {"messages": [{"role": "user", "content": "a"}], "n": 0}, 400),
         ("chat/completions", {"messages": [{"role": "user", "content": "a " * 9000}]}, 400),
         ("nothing/here", {}, 404),
     ],

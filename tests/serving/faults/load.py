@@ -1,0 +1,69 @@
+"""Requests sent while something fails."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Self
+
+from tests.serving.client import Reply, send
+
+from .bodies import words
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def body_of(
+    seed: int, *, tokens: int = 100, max_tokens: int = 16, stream: bool = True
+) -> dict[str, Any]:
+    """Return a completion that no cache knows."""
+    return {
+        "prompt": words(tokens, 10_000 + seed),
+        "max_tokens": max_tokens,
+        "ignore_eos": True,
+        "temperature": 0,
+        "stream": stream,
+    }
+
+
+@contextmanager
+def under_way(url: str, bodies: list[dict[str, Any]]) -> Iterator[list[Future[Reply]]]:
+    """Send all at once; at the end of the block they are answered."""
+    with ThreadPoolExecutor(max_workers=len(bodies)) as clients:
+        yield [clients.submit(send, f"{url}/v1/completions", body) for body in bodies]
+
+
+class Load:
+    """Clients that send one request after the other, each waiting for its answer."""
+
+    def __init__(self, url: str, clients: int, **body: Any) -> None:  # noqa: ANN401
+        """Prepare *clients* of them; *body* as in `body_of`."""
+        self.replies: list[Reply] = []
+        self._url = f"{url}/v1/completions"
+        self._body = body
+        self._stop = threading.Event()
+        self._seed = iter(range(1_000_000))
+        self._threads = [threading.Thread(target=self._ask) for _ in range(clients)]
+
+    def __enter__(self) -> Self:
+        """Begin."""
+        for each in self._threads:
+            each.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Wait for the last answers."""
+        self._stop.set()
+        for each in self._threads:
+            each.join()
+
+    def _ask(self) -> None:
+        """Ask until told to stop; who is refused waits a little, as Retry-After asks for."""
+        while not self._stop.is_set():
+            reply = send(self._url, body_of(next(self._seed), **self._body), timeout_s=60)
+            self.replies.append(reply)
+            if not reply.done:
+                time.sleep(0.5)

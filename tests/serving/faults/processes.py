@@ -1,0 +1,87 @@
+"""The processes of a deployment under test, found by what they are, and what is done to them."""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from serving.processes import marked
+
+TITLES = {
+    "prefill": "ray::ServeReplica:minicluster:Prefill",
+    "decode": "ray::ServeReplica:minicluster:Decode",
+    "ingress": "ray::ServeReplica:minicluster:Ingress",
+    "proxy": "ray::ProxyActor",
+    "controller": "ray::ServeController",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Process:
+    """One process: `role` of `TITLES`, with `/engine` or `/worker` for what vLLM starts below."""
+
+    pid: int
+    role: str
+    replica: int
+
+    @property
+    def resident_bytes(self) -> int:
+        """Memory that is its own, in RAM; what it shares with others is not counted."""
+        status = Path(f"/proc/{self.pid}/status").read_text(encoding="utf-8")
+        fields = dict(line.split(":", 1) for line in status.splitlines())
+        return 1024 * sum(int(fields[name].split()[0]) for name in ("RssAnon", "RssShmem"))
+
+
+def processes(cluster_id: str) -> list[Process]:
+    """Return what of a cluster has a role, replicas with their pid as `replica`."""
+    pids = marked(cluster_id)
+    titles = {pid: _title(pid) for pid in pids}
+    found = [
+        Process(pid=pid, role=role, replica=pid)
+        for pid, title in titles.items()
+        for role, start in TITLES.items()
+        if title.startswith(start)
+    ]
+    parents = {pid: _parent(pid) for pid in pids}
+    for pid, title in titles.items():
+        below = "engine" if "EngineCore" in title else "worker" if "Worker" in title else None
+        above = parents.get(pid)
+        while above is not None and not any(each.pid == above for each in found):
+            above = parents.get(above)
+        owner = next((each for each in found if each.pid == above), None)
+        if title.startswith("VLLM::") and below and owner is not None:
+            role = owner.role.partition("/")[0]
+            found.append(Process(pid=pid, role=f"{role}/{below}", replica=owner.replica))
+    return found
+
+
+def kill(*victims: Process) -> None:
+    """End processes at once, as the kernel does when memory runs out."""
+    for each in victims:
+        send(signal.SIGKILL, each)
+
+
+def send(number: signal.Signals, *to: Process) -> None:
+    """Send a signal; one that is gone already gets none."""
+    for each in to:
+        with suppress(ProcessLookupError):
+            os.kill(each.pid, number)
+
+
+def _title(pid: int) -> str:
+    """Return how a process calls itself."""
+    with suppress(OSError):
+        raw = Path(f"/proc/{pid}/cmdline").read_bytes()
+        return raw.replace(b"\0", b" ").decode(errors="replace").strip()
+    return ""
+
+
+def _parent(pid: int) -> int | None:
+    """Return a process's parent."""
+    with suppress(OSError, IndexError, ValueError):
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
+        return int(stat.rpartition(")")[2].split()[1])
+    return None

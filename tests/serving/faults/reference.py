@@ -1,0 +1,58 @@
+"""What a bare vLLM server answers, asked before the deployment is up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tests.serving.client import Answer, ask, post
+from tests.serving.reference import bare_server
+
+from .bodies import CLASSES, words
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MAX_MODEL_LEN = 2048
+MAX_TOKENS = 24
+BLOCK = 32
+LONGEST = MAX_MODEL_LEN - MAX_TOKENS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reference:
+    """Prompts with their answers, and the answer to each of `bodies.CLASSES` by name."""
+
+    prompts: tuple[list[int], ...]
+    answers: tuple[Answer, ...]
+    classes: dict[str, dict[str, Any]]
+
+
+def lengths(count: int) -> list[int]:
+    """Return *count* prompt lengths: 1 to the longest, around every multiple of a block first."""
+    some = {
+        *(1, 2, 3, 5, 8, 13, 21, 50, 100, 200, 300, 700, 1000, 1500),
+        *(
+            blocks * BLOCK + beside
+            for blocks in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)
+            for beside in (-1, 0, 1)
+        ),
+        *(LONGEST - 2, LONGEST - 1, LONGEST),
+    }
+    around = [n * BLOCK + beside for n in range(1, LONGEST // BLOCK) for beside in (-1, 0, 1)]
+    more = [length for length in around if length not in some]
+    step = max(1, len(more) // max(1, count - len(some)))
+    return sorted([*some, *more[::step]][:count])
+
+
+def ask_bare_server(model: Path, *, num_prompts: int, log: Path) -> Reference:
+    """Start one, ask everything, stop it."""
+    prompts = tuple(words(length, 1000 + length) for length in lengths(num_prompts))
+    with bare_server(model, dtype="float32", log=log) as url:
+        answers = tuple(ask(url, prompt, MAX_TOKENS, "bare") for prompt in prompts)
+        classes = {}
+        for name, asked in CLASSES.items():
+            body = {name: value for name, value in asked.body.items() if name != "best_of"}
+            status, classes[name] = post(f"{url}/v1/{asked.kind}", {"model": "demo", **body})
+            assert status == 200, (name, classes[name])
+    return Reference(prompts=prompts, answers=answers, classes=classes)

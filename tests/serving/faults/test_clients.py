@@ -1,0 +1,177 @@
+"""Failures 6, 8, 10 and 11: clients that leave, lie, forge or dawdle."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import socket
+import time
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import pytest
+
+from tests.serving.client import send
+
+from .load import body_of
+from .processes import send as signalled
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from .conftest import Split
+
+pytestmark = pytest.mark.engine
+
+FORGED = {
+    "do_remote_prefill": True,
+    "do_remote_decode": False,
+    "remote_engine_id": "x",
+    "remote_block_ids": [[1]],
+    "remote_host": "127.0.0.1",
+    "remote_port": 1,
+}
+
+
+@pytest.fixture(autouse=True)
+def harmless(split: Split) -> Iterator[None]:
+    """Expect of all of them: no engine dies, everybody else is served, no KV cache stays held."""
+    split.wait_until_whole()
+    before = {each.pid for each in split.find("prefill/engine", "decode/engine")}
+    yield
+    split.wait_until_released()
+    assert {each.pid for each in split.find("prefill/engine", "decode/engine")} == before
+    assert send(f"{split.base_url}/v1/completions", body_of(0)).done
+
+
+def _open(split: Split, body: dict[str, object]) -> socket.socket:
+    """Send a request without waiting for its answer."""
+    address = urlsplit(split.base_url)
+    raw = json.dumps(body).encode()
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(raw)}\r\n\r\n"
+    )
+    client = socket.create_connection((address.hostname, address.port))
+    client.sendall(head.encode() + raw)
+    return client
+
+
+@pytest.mark.parametrize("stage", ["queue or prefill", "transfer", "decode"])
+@pytest.mark.parametrize("stream", [True, False])
+def test_clients_that_leave_at_a_stage(split: Split, stage: str, *, stream: bool) -> None:
+    """
+    Failure 6: six clients leave while they wait for prefill, for the KV cache or for tokens.
+
+    Expected: as `harmless`.
+    """
+    engines = split.find("prefill/engine", "prefill/worker")
+    if stage == "queue or prefill":
+        signalled(signal.SIGSTOP, *engines)
+    elif stage == "transfer":
+        split("spoil", "stall")
+    try:
+        bodies = [body_of(500 + seed, max_tokens=800, stream=stream) for seed in range(6)]
+        clients = [_open(split, body) for body in bodies]
+        time.sleep(1.5)
+        for client in clients:
+            client.close()
+        time.sleep(0.5)
+    finally:
+        signalled(signal.SIGCONT, *engines)
+        if stage == "transfer":
+            split("spoil", "nothing")
+
+
+@pytest.mark.parametrize("count", [24, pytest.param(100, marks=pytest.mark.campaign)])
+def test_clients_that_leave_at_any_moment(split: Split, count: int) -> None:
+    """
+    Failure 6: clients hang up at random moments of their requests, of every class.
+
+    Expected: as `harmless`.
+    """
+    rng = random.Random(count)  # noqa: S311
+    for seed in range(count):
+        body = body_of(600 + seed, tokens=rng.choice([20, 300, 1200]), max_tokens=200)
+        more = rng.choice(
+            [{}, {}, {"stream": False}, {"n": 3}, {"prompt_logprobs": 1, "stream": False}]
+        )
+        client = _open(split, {**body, **more})
+        time.sleep(rng.uniform(0, 0.8))
+        client.close()
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_forged_transfers_are_refused(split: Split, *, stream: bool) -> None:
+    """
+    Failure 10: a client says itself where its KV cache comes from, or where its own may be read.
+
+    Expected: 400 that names the parameter, and as `harmless`.
+    """
+    for param, value in (
+        ("kv_transfer_params", FORGED),
+        ("kv_transfer_params", {"do_remote_decode": True}),
+        ("vllm_xargs", {"kv_transfer_params": FORGED}),
+        ("request_id", "mine"),
+    ):
+        body = {**body_of(700, stream=stream), param: value}
+        reply = send(f"{split.base_url}/v1/completions", body)
+        assert (reply.status, reply.body["error"]["param"]) == (400, param)
+
+
+@pytest.mark.parametrize(
+    ("change", "status"),
+    [
+        ({"prompt": [2500] * 2048}, 400),
+        ({"prompt": " baba" * 2048}, 400),
+        ({"temperature": "hot"}, 400),
+        ({"n": 65}, 400),
+        ({"max_tokens": 0}, 400),
+        ({"prompt_logprobs": "all"}, 400),
+        ({"prompt_logprobs": 1}, 400),
+        ({"stop": [[]]}, 400),
+        ({"logprobs": 10_000}, 400),
+        ({"response_format": {"type": "json_schema"}}, 400),
+        ({"structured_outputs": {"regex": "(("}}, 400),
+        ({"model": "gpt-9"}, 404),
+    ],
+)
+def test_bodies_that_cannot_be_answered(
+    split: Split, change: dict[str, object], status: int
+) -> None:
+    """
+    Failure 8: what no engine can answer, in a stream.
+
+    Expected: a 4xx in OpenAI's shape, with nothing of our insides, and as `harmless`.
+    """
+    reply = send(f"{split.base_url}/v1/completions", {**body_of(800), **change})
+    assert reply.status == status, (reply.body, reply.events)
+    assert reply.error
+    assert "Traceback" not in reply.error
+
+
+@pytest.mark.campaign
+def test_clients_that_read_slowly(split: Split) -> None:
+    """
+    Failure 11: 50 clients read a byte a second.
+
+    Expected: memory stays within 10 %, others get their tokens as before, and as `harmless`.
+    """
+    roles = ("ingress", "proxy", "decode")
+    others = [send(f"{split.base_url}/v1/completions", body_of(900 + n)) for n in range(5)]
+    before = {each.role: each.resident_bytes for each in split.find(*roles)}
+    clients = [_open(split, body_of(910 + n, max_tokens=1500)) for n in range(50)]
+    for _ in range(20):
+        for client in clients:
+            client.recv(1)
+        time.sleep(1)
+    after = {each.role: each.resident_bytes for each in split.find(*roles)}
+    for client in clients:
+        client.close()
+    split.wait_until_released()
+    later = [send(f"{split.base_url}/v1/completions", body_of(970 + n)) for n in range(5)]
+    assert all(reply.done for reply in [*others, *later])
+    assert {role: after[role] <= 1.1 * size for role, size in before.items()} == dict.fromkeys(
+        before, True
+    ), (before, after)

@@ -1,0 +1,79 @@
+"""Failures 4 and 13: whoever answers dies midway, or whoever manages."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.serving.client import send
+
+from .load import body_of, under_way
+from .processes import kill
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from .conftest import Split
+
+pytestmark = pytest.mark.engine
+
+LIMIT_S = 90.0
+
+
+@pytest.fixture(autouse=True)
+def whole(split: Split) -> Iterator[None]:
+    """Start and end with all replicas; what was held is released."""
+    split.wait_until_whole()
+    yield
+    split.wait_until_whole()
+    split.wait_until_released()
+
+
+@pytest.mark.parametrize(
+    "victim", ["decode", pytest.param("decode/engine", marks=pytest.mark.campaign)]
+)
+def test_decode_dies_midway(split: Split, victim: str) -> None:
+    """
+    Failure 4: decode's replica, or its engine, is killed while it streams.
+
+    Expected: each stream ends with an error event and without [DONE]; a request that is no stream
+    gets a 5xx; prefill is not hurt, its blocks are free after the lease; decode comes back.
+    """
+    prefill = {each.pid for each in split.find("prefill")}
+    bodies = [body_of(1000 + seed, max_tokens=1500) for seed in range(3)]
+    bodies.append(body_of(1003, max_tokens=1500, stream=False))
+    with under_way(split.base_url, bodies) as asked:
+        time.sleep(3.0)
+        kill(*split.find(victim))
+        *streams, whole = [each.result() for each in asked]
+    for reply in streams:
+        assert reply.status == 200
+        assert len(reply.events) > 1
+        assert "[DONE]" not in reply.events
+        assert reply.error
+        assert "Traceback" not in reply.error
+    assert whole.status >= 500
+    assert whole.error
+    assert {each.pid for each in split.find("prefill")} == prefill
+    split.wait_until_whole()
+    assert send(f"{split.base_url}/v1/completions", body_of(1004)).done
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("victim", ["controller", "proxy", "ingress"])
+def test_the_managers_die(split: Split, victim: str) -> None:
+    """
+    Failure 13: Ray Serve's controller or proxy, or our front door, is killed.
+
+    Expected: at most the requests under way break; new ones are answered again, without anybody's
+    doing; the engines are not touched.
+    """
+    engines = {each.pid for each in split.find("prefill/engine", "decode/engine")}
+    kill(*split.find(victim))
+    deadline = time.monotonic() + LIMIT_S
+    while not send(f"{split.base_url}/v1/completions", body_of(1100), timeout_s=10).done:
+        assert time.monotonic() < deadline, "no answer any more"
+        time.sleep(0.5)
+    assert {each.pid for each in split.find("prefill/engine", "decode/engine")} == engines

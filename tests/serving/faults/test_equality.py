@@ -1,0 +1,107 @@
+"""Failure 15 and 9: does splitting prefill from decode change what the model says? (float32)."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.serving.client import ask, difference, other, send
+
+from .bodies import CLASSES
+
+if TYPE_CHECKING:
+    from .conftest import Split
+    from .reference import Reference
+
+pytestmark = pytest.mark.engine
+
+MAX_TOKENS = 24
+TOLERANCE = 1e-3
+"""Of a log-probability: float32 sums in another order differ by far less."""
+
+SPOILED = (2, 33, 64, 200, 768, 2024)
+"""Prompt lengths: each with a block that decode does not compute itself."""
+
+
+def test_reference_says_something(reference: Reference) -> None:
+    """Each reference answer holds at least 8 different tokens: equality means something."""
+    assert min(len(set(answer.tokens)) for answer in reference.answers) >= 8
+
+
+def test_split_equals_single_engine(
+    split: Split, reference: Reference, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Tokens are equal for every prompt, and best log-probabilities agree within 1e-3."""
+    answers = [ask(split.base_url, prompt, MAX_TOKENS, "whole") for prompt in reference.prompts]
+    found = {
+        len(prompt): difference(right, answer, tolerance=TOLERANCE)
+        for prompt, right, answer in zip(reference.prompts, reference.answers, answers, strict=True)
+    }
+    worst = max(
+        abs(right.best_two[i][0] - answer.best_two[i][0])
+        for right, answer in zip(reference.answers, answers, strict=True)
+        for i in range(MAX_TOKENS)
+    )
+    with capsys.disabled():
+        equal = sum(text is None for text in found.values())
+        sys.stdout.write(f"\nfloat32: {equal} of {len(answers)} answers equal, ")
+        sys.stdout.write(f"log-probabilities within {worst:.1e}\n")
+    assert {length: text for length, text in found.items() if text} == {}
+
+
+def test_a_zeroed_block_is_noticed(split: Split, reference: Reference) -> None:
+    """With one KV block zeroed on the way the same check fails, and without it holds again."""
+    pairs = zip(reference.prompts, reference.answers, strict=True)
+    some = [(prompt, right) for prompt, right in pairs if len(prompt) in SPOILED]
+    assert len(some) >= len(SPOILED)
+    split("spoil", "zero")
+    spoiled = [ask(split.base_url, prompt, MAX_TOKENS, "spoiled") for prompt, _ in some]
+    split("spoil", "nothing")
+    again = [ask(split.base_url, prompt, MAX_TOKENS, "again") for prompt, _ in some]
+    for (prompt, right), bad, good in zip(some, spoiled, again, strict=True):
+        assert difference(right, bad, tolerance=TOLERANCE), len(prompt)
+        assert difference(right, good, tolerance=TOLERANCE) is None, len(prompt)
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_every_class_of_request_equals_a_single_engine(
+    split: Split, reference: Reference, name: str
+) -> None:
+    """Failure 9: several answers, formats, seeds, tools: as from a bare server, by its own way."""
+    asked = CLASSES[name]
+    reply = send(f"{split.base_url}/v1/{asked.kind}", {"model": "demo", **asked.body})
+    assert reply.status == 200, reply.body
+    assert other(reference.classes[name], reply.body, TOLERANCE) is None
+    assert reply.path == asked.path
+
+
+@pytest.mark.parametrize("name", ["plain", "n", "prompt list", "stop", "seed", "chat", "tools"])
+def test_a_stream_says_what_the_whole_answer_says(
+    split: Split, reference: Reference, name: str
+) -> None:
+    """The pieces of a stream, put together by their index, are the whole answer's texts."""
+    asked = CLASSES[name]
+    body = {"model": "demo", "stream": True, **asked.body}
+    reply = send(f"{split.base_url}/v1/{asked.kind}", body)
+    assert reply.done, reply.error
+    texts: dict[int, str] = {}
+    for event in reply.events[:-1]:
+        for choice in json.loads(event)["choices"]:
+            texts[choice["index"]] = texts.get(choice["index"], "") + _text(choice)
+    whole = {choice["index"]: _text(choice) for choice in reference.classes[name]["choices"]}
+    assert texts == whole
+
+
+def _text(choice: dict[str, object]) -> str:
+    """Return the text of a choice or of a piece of one, a tool's arguments included."""
+    if "text" in choice:
+        return str(choice["text"])
+    said = choice.get("delta") or choice["message"]
+    assert isinstance(said, dict)
+    calls = said.get("tool_calls") or []
+    return (said.get("content") or "") + "".join(
+        call["function"].get("arguments") or "" for call in calls
+    )

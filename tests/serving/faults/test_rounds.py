@@ -1,0 +1,104 @@
+"""Failure 3, at length: replicas are killed under load, again and again."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+import pytest
+
+from .driver import DEADLINE_S
+from .load import Load
+from .processes import kill
+
+if TYPE_CHECKING:
+    from tests.serving.client import Reply
+
+    from .conftest import Split
+
+pytestmark = [pytest.mark.engine, pytest.mark.campaign]
+
+ROUNDS = 20
+EARLY = 5
+GROWTH = 0.05
+CLIENTS = 3
+SLACK_S = 3.0
+"""Beyond both deadlines: routing, and a machine whose two cores start engines meanwhile."""
+
+ROLES = (
+    *tuple(
+        f"{role}{part}" for role in ("prefill", "decode") for part in ("", "/engine", "/worker")
+    ),
+    "ingress",
+    "proxy",
+    "controller",
+)
+
+
+def _resident(split: Split) -> dict[str, float]:
+    """Return resident memory by role, in MB; of several replicas the largest."""
+    sizes: dict[str, float] = defaultdict(float)
+    for each in split.find(*ROLES):
+        sizes[each.role] = max(sizes[each.role], each.resident_bytes / 1e6)
+    return dict(sizes)
+
+
+def test_rounds_of_kills_under_load(split: Split, capsys: pytest.CaptureFixture[str]) -> None:
+    """
+    Replicas are killed for 20 rounds under load: a prefill replica, and every fourth time decode.
+
+    Expected: every request gets an answer or an error, none later than its deadlines; afterwards
+    nobody holds KV cache, and no process has grown by more than 5 % since round 5.
+    """
+    split.wait_until_whole()
+    early: dict[str, float] = {}
+    with Load(split.base_url, CLIENTS) as load:
+        for number in range(1, ROUNDS + 1):
+            role = "prefill" if number % 4 else "decode"
+            victims = split.find(role)
+            kill(victims[number % len(victims)])
+            time.sleep(2)
+            split.wait_until_whole()
+            time.sleep(1)
+            if number == EARLY:
+                early = _resident(split)
+            _say(capsys, f"round {number}: {role} killed, {len(load.replies)} replies so far")
+    split.wait_until_released()
+    late = _resident(split)
+    replies = load.replies
+    _report(capsys, replies, early, late)
+    lost = [r for r in replies if not r.done and not r.error]
+    assert not lost, lost[:3]
+    assert max(r.first_s or r.seconds for r in replies) < 2 * DEADLINE_S + SLACK_S
+    assert sum(r.done for r in replies) > len(replies) / 2
+    grown = {role: late[role] / size - 1 for role, size in early.items()}
+    assert {role: share for role, share in grown.items() if share > GROWTH} == {}
+
+
+def _say(capsys: pytest.CaptureFixture[str], text: str) -> None:
+    """Tell whoever watches."""
+    with capsys.disabled():
+        sys.stdout.write(f"\n{text}")
+        sys.stdout.flush()
+
+
+def _report(
+    capsys: pytest.CaptureFixture[str],
+    replies: list[Reply],
+    early: dict[str, float],
+    late: dict[str, float],
+) -> None:
+    """Print what was answered, and how memory grew."""
+    counted: dict[str, int] = defaultdict(int)
+    for reply in replies:
+        counted[f"{reply.status} {reply.path or reply.error}"] += 1
+    lines = [f"{count:5} {what}" for what, count in sorted(counted.items())]
+    lines.append(f"{'process':16} {'round 5':>9} {'round 20':>9} {'growth':>7}   MB resident")
+    lines += [
+        f"{role:16} {size:9.1f} {late[role]:9.1f} {late[role] / size - 1:+7.1%}"
+        for role, size in early.items()
+    ]
+    slowest = max(reply.first_s or reply.seconds for reply in replies)
+    _say(capsys, "\n".join([*lines, f"slowest first token or error: {slowest:.1f} s", ""]))
