@@ -12,6 +12,7 @@ import typer
 
 from sizing import catalog
 from sizing.cli.console import wide_console
+from sizing.cli.keys import with_keys
 from sizing.config import parse, read_toml
 from sizing.errors import InputError, NegativeAnswer
 from sizing.report.training import layouts_table, training_table
@@ -21,88 +22,66 @@ from sizing.training.request import TrainingRequest
 from sizing.training.search import search_layouts, settled
 
 if TYPE_CHECKING:
-    from sizing.training.estimate import TrainingEstimate
+    from sizing.training.estimate import TrainingEstimate, TrainingMachine
+    from sizing.training.job import TrainingJob
+    from sizing.training.layout import TrainingLayout
     from sizing.training.search import Trial
 
-Count = Annotated[int | None, typer.Option()]
+HELP = {
+    "model": "of the catalog, or the shape below",
+    "head_dim": "default: hidden / heads",
+    "ffn": "width of the feed-forward",
+    "seq": "tokens of a sequence",
+    "batch": "sequences of a step, all replicas",
+    "gpu": "of the catalog",
+    "cluster": "a preset, with its topology",
+    "tp": "tensor slices",
+    "pp": "pipeline stages",
+    "cp": "slices of a sequence",
+    "dp": "replicas (default: what is left)",
+    "ep": "replicas that share out experts",
+    "micro_batch": "sequences (default: chosen)",
+    "interleave": "chunks of layers a stage (default: chosen)",
+    "recompute": "none, selective or full",
+    "dtype": "bf16, fp16 or fp8",
+    "family": "gpt or llama (default: gpt where ffn = 4 hidden)",
+    "attention": "flash or materialised (default: by family and GPU)",
+    "zero": "0 to 3: what replicas shard",
+    "overlap_experts": "all to all beside the compute of another micro-batch",
+    "tokens": "of the whole run",
+    "gpu_mtbf_s": "default: the cluster's",
+    "checkpoint_s": "that a checkpoint takes",
+    "restart_s": "after a failure",
+}
+"""What the help says of the keys of a scenario."""
 
 
-def train(  # noqa: PLR0913, PLR0917  (one option a key of the scenario)
+@with_keys(TrainingRequest, HELP)
+def train(
     scenario: Annotated[
         Path | None,
         typer.Argument(help="TOML with the options as keys, or a shipped one; options override"),
     ] = None,
-    model: Annotated[str | None, typer.Option(help="of the catalog, or the shape below")] = None,
-    layers: Count = None,
-    hidden: Count = None,
-    heads: Count = None,
-    kv_heads: Count = None,
-    head_dim: Annotated[int | None, typer.Option(help="[default: hidden / heads]")] = None,
-    ffn: Annotated[int | None, typer.Option(help="width of the feed-forward")] = None,
-    vocab: Count = None,
-    seq: Annotated[int | None, typer.Option(help="tokens of a sequence")] = None,
-    batch: Annotated[int | None, typer.Option(help="sequences of a step, all replicas")] = None,
-    gpu: Annotated[str | None, typer.Option(help="of the catalog")] = None,
-    cluster: Annotated[str | None, typer.Option(help="a preset, with its topology")] = None,
-    gpus: Count = None,
-    tp: Annotated[int | None, typer.Option(help="tensor slices")] = None,
-    pp: Annotated[int | None, typer.Option(help="pipeline stages")] = None,
-    cp: Annotated[int | None, typer.Option(help="slices of a sequence")] = None,
-    dp: Annotated[int | None, typer.Option(help="replicas [default: what is left]")] = None,
-    ep: Annotated[int | None, typer.Option(help="replicas that share out experts")] = None,
-    micro_batch: Annotated[int | None, typer.Option(help="sequences [default: chosen]")] = None,
-    interleave: Annotated[
-        int | None, typer.Option(help="chunks of layers a stage [default: chosen]")
-    ] = None,
-    recompute: Annotated[str | None, typer.Option(help="none, selective or full")] = None,
-    dtype: Annotated[str | None, typer.Option(help="bf16, fp16 or fp8")] = None,
-    family: Annotated[
-        str | None, typer.Option(help="gpt or llama [default: gpt where ffn = 4 hidden]")
-    ] = None,
-    attention: Annotated[
-        str | None, typer.Option(help="flash or materialised [default: by family]")
-    ] = None,
-    sequence_parallel: Annotated[
-        bool | None, typer.Option("--sequence-parallel/--no-sequence-parallel")
-    ] = None,
-    zero: Annotated[int | None, typer.Option(help="0 to 3: what replicas shard")] = None,
-    tokens: Annotated[float | None, typer.Option(help="of the whole run")] = None,
     parameters: Annotated[
         float | None, typer.Option(help="by rule of thumb: no layout, 6PT or 8PT")
     ] = None,
     flops_per_gpu_per_s: Annotated[
         float | None, typer.Option(help="that each GPU achieves, with --parameters")
     ] = None,
-    gpu_mtbf_s: Annotated[float | None, typer.Option(help="[default: the cluster's]")] = None,
-    checkpoint_s: Annotated[float | None, typer.Option(help="that a checkpoint takes")] = None,
-    restart_s: Annotated[float | None, typer.Option(help="after a failure")] = None,
     search: Annotated[
         bool, typer.Option("--search", help="rank every layout of the GPUs; degrees are ignored")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print exactly the data")] = False,
+    **keys: Any,  # noqa: ANN401  (one option a key of the scenario)
 ) -> None:
     """Estimate a training run: step, FLOP/s, memory, days, energy, failures."""
     if parameters is not None:
-        numbers = (parameters, tokens, gpus, flops_per_gpu_per_s)
-        _print_rule(numbers, recompute=recompute, as_json=as_json)
+        numbers = (parameters, keys["tokens"], keys["gpus"], flops_per_gpu_per_s)
+        _print_rule(numbers, recompute=keys["recompute"], as_json=as_json)
         return
-    options = {key: value for key, value in locals().items() if key not in OWN}
-    request = _request(scenario, options)
+    request = _request(scenario, keys)
     machine = request.machine()
-    ranked: list[Trial] = []
-    if search:
-        ranked = search_layouts(request.job, request.gpus or request.layout().gpus, machine)
-        layout = ranked[0].layout
-        job = request.job(layout)
-    else:
-        job = request.job(request.layout())
-        layout = settled(
-            job,
-            request.layout(),
-            machine,
-            micro_batch=request.micro_batch,
-            interleave=request.interleave,
-        )
+    job, layout, ranked = _laid_out(request, machine, search=search)
     found = estimate(
         job,
         layout,
@@ -119,8 +98,22 @@ def train(  # noqa: PLR0913, PLR0917  (one option a key of the scenario)
         )
 
 
-OWN = {"scenario", "search", "as_json", "parameters", "flops_per_gpu_per_s"}
-"""Arguments that are no keys of a scenario."""
+def _laid_out(
+    request: TrainingRequest, machine: TrainingMachine, *, search: bool
+) -> tuple[TrainingJob, TrainingLayout, list[Trial]]:
+    """Return job and layout as they were asked for or as the best of all, and the ranking."""
+    if search:
+        ranked = search_layouts(request.job, request.gpus or request.layout().gpus, machine)
+        return request.job(ranked[0].layout), ranked[0].layout, ranked
+    job = request.job(request.layout())
+    layout = settled(
+        job,
+        request.layout(),
+        machine,
+        micro_batch=request.micro_batch,
+        interleave=request.interleave,
+    )
+    return job, layout, []
 
 
 def _request(scenario: Path | None, options: dict[str, Any]) -> TrainingRequest:

@@ -30,13 +30,15 @@ class Exchanges:
     Exchanges of one GPU.
 
     Attributes:
-        slices: of one micro-batch, over all layers: tensor slices, slices of sequences, experts.
+        slices: of one micro-batch, over all layers: tensor slices, slices of sequences.
+        experts: of one micro-batch, over all layers.
         stages: of one micro-batch, those of one stage.
         weights: of a step, over replicas.
         gradients: of a step, over replicas.
     """
 
     slices: tuple[Exchange, ...]
+    experts: tuple[Exchange, ...]
     stages: tuple[Exchange, ...]
     weights: tuple[Exchange, ...]
     gradients: tuple[Exchange, ...]
@@ -55,7 +57,8 @@ def exchanges(job: TrainingJob, layout: TrainingLayout) -> Exchanges:
 
     """
     return Exchanges(
-        slices=(*_tensor(job, layout), *_sequence(job, layout), *_experts(job, layout)),
+        slices=(*_tensor(job, layout), *_sequence(job, layout)),
+        experts=_experts(job, layout),
         stages=_stages(job, layout),
         weights=_weights(job, layout),
         gradients=_gradients(job, layout),

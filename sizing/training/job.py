@@ -33,6 +33,8 @@ class TrainingJob:
         sequence_parallel: norms, dropouts and residuals are sliced over tp, too.
         zero: 0: every replica holds everything; 1: optimiser states are sharded over replicas,
             2: gradients too, 3: weights too.
+        overlap_experts: experts' all to all runs beside the compute of another micro-batch, as in
+            DualPipe; else everything waits for it.
     """
 
     __pydantic_config__ = STRICT
@@ -45,6 +47,7 @@ class TrainingJob:
     attention: str = "flash"
     sequence_parallel: bool = True
     zero: int = 0
+    overlap_experts: bool = False
 
     def __post_init__(self) -> None:
         """Check the names, and that what is asked for is modelled."""
@@ -55,13 +58,14 @@ class TrainingJob:
         one_of(TRAINED_DTYPES, dtype=self.model.weight_dtype)
         if self.zero not in ZERO_STAGES:
             raise InputError("zero", self.zero, "0, 1, 2 or 3")
-        if self.model.linear or self.model.index or self.model.mla:
+        if self.model.linear or self.model.index:
             raise InputError(
-                f"model {self.model.id}", "latent, sparse or linear attention",
-                "attention over all keys or a window: the memory of others is not modelled",
+                f"model {self.model.id}", "sparse or linear attention",
+                "attention over all keys or a window: what else keeps for its gradients is not"
+                " modelled",
             )  # fmt: skip
-        if self.attention == "materialised" and self.model.window_tokens:
-            raise InputError("attention", self.attention, "flash: the model has windows")
+        if self.attention == "materialised" and (self.model.window_tokens or self.model.mla):
+            raise InputError("attention", self.attention, "flash: windows and latents need it")
 
     @property
     def tokens_per_step(self) -> int:

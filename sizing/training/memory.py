@@ -126,7 +126,8 @@ def layer_activation_bytes(
 
     Returns:
         Bytes. llama: no dropout masks, and a gated feed-forward keeps its two inputs and their
-        product, 6 f; flash attention keeps 4 bytes per query and head instead of scores.
+        product, 6 f; flash attention keeps 4 bytes per query and head instead of scores; latent
+        attention keeps its latents, whole on every slice, and what they expand to.
 
     Source:
         Korthikanti et al. (arXiv 2205.05198), section 4, eq. 2, 4 and 6; its terms by tensor.
@@ -136,14 +137,14 @@ def layer_activation_bytes(
 
     """
     model, t = job.model, layout.tp
-    h, d = model.hidden_size, model.head_dim
+    h = model.hidden_size
     m = layout.micro_batch * job.sequence_tokens / layout.cp
     recompute = recompute or job.recompute
     if recompute == "full":
         return m * h * VALUE
     outside = 4 * VALUE * h  # inputs of two norms and of what follows them
-    queries, keys = model.num_heads * d, max(model.num_kv_heads, t) * d
-    inside = VALUE * (2 * queries + 2 * keys) + _feedforward_values(model) * VALUE
+    heads, whole = _attention_values(model, t)
+    inside = VALUE * (heads + _feedforward_values(model))
     if job.family == "gpt":
         outside += 2 * MASK * h
     scores = 0.0
@@ -153,7 +154,17 @@ def layer_activation_bytes(
         masks = VALUE + MASK if job.family == "gpt" else 0.0
         scores = model.num_heads * job.sequence_tokens * (VALUE + masks)
     outer = outside / t if job.sequence_parallel else outside
-    return m * (outer + (inside + scores) / t)
+    return m * (outer + VALUE * whole + (inside + scores) / t)
+
+
+def _attention_values(model: ModelSpec, tp: int) -> tuple[float, float]:
+    """Values a token keeps for the core of attention: of all heads together, of every slice."""
+    if model.mla is None:
+        return 2.0 * (model.num_heads + max(model.num_kv_heads, tp)) * model.head_dim, 0.0
+    mla = model.mla
+    wide = mla.qk_nope_head_dim + mla.qk_rope_head_dim + mla.v_head_dim
+    latent = mla.kv_lora_rank + mla.qk_rope_head_dim + (mla.q_lora_rank or 0)
+    return 2.0 * model.num_heads * wide, float(latent)
 
 
 def _feedforward_values(model: ModelSpec) -> float:

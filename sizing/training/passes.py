@@ -87,7 +87,8 @@ def passes(job: TrainingJob, layout: TrainingLayout) -> Passes:
         _shared_out(op, layout.ep)
         for op in step_ops(job.model, load, slicing=Slicing(tp=layout.tp))
     ]
-    gemms = [op for op in every if "gemm" in op.kind and op.name != "lm_head"]
+    # Nothing is cached: latents of earlier tokens are not expanded again.
+    gemms = [op for op in every if "gemm" in op.kind and op.name != "lm_head" and np.any(op.rows)]
     scores = [op for op in every if op.kind == "prefill attention"]
     core, core_backward = _core(job, layout, scores)
     outer, outer_backward = _elementwise(job, layout, load.tokens)
@@ -166,6 +167,8 @@ def _elementwise(
             moe.experts_per_token * moe.expert_ffn_size + moe.shared_ffn_size
         )
     queries, keys = model.num_heads * model.head_dim, max(t, model.num_kv_heads) * model.head_dim
+    if model.mla:
+        queries = keys = model.num_heads * (model.mla.qk_nope_head_dim + model.mla.qk_rope_head_dim)
     turned = 4.0 * (queries + keys)  # rotary positions, or heads brought together
     if job.family == "gpt":  # two norms (4), two of bias, dropout and residual (7); GeLU
         outer, inner = (2 * (4 + 7) * h, 4 * f + turned)

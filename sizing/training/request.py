@@ -37,9 +37,10 @@ class TrainingRequest:
         dp: left out: what is left of the GPUs.
         micro_batch, interleave: left out: chosen.
         family: left out: gpt where ffn = 4 hidden (a plain feed-forward), else llama.
-        attention: left out: materialised in gpt, flash in llama.
-        sequence_parallel: left out: on with tp in llama, in gpt with selective recompute.
+        attention: left out: flash; materialised in gpt on GPUs older than it (without fp8).
+        sequence_parallel: left out: on with tp; in gpt on such a GPU with selective recompute only.
         zero: left out: 0 in gpt; in llama 3, or 2 with pipeline stages.
+        overlap_experts: left out: no.
         tokens: of the whole run.
         gpu_mtbf_s: left out: the cluster's.
         checkpoint_s: that a checkpoint stops the job; left out: no failures are estimated.
@@ -74,6 +75,7 @@ class TrainingRequest:
     attention: str | None = None
     sequence_parallel: bool | None = None
     zero: int | None = None
+    overlap_experts: bool | None = None
     tokens: float | None = None
     gpu_mtbf_s: float | None = None
     checkpoint_s: float | None = None
@@ -112,16 +114,18 @@ class TrainingRequest:
         model = self._model()
         family = self.family or ("llama" if model.gated_mlp else "gpt")
         gpt = family == "gpt"
-        sliced = layout.tp > 1 and (not gpt or self.recompute == "selective")
+        old = gpt and self._old()
+        sliced = layout.tp > 1 and (not old or self.recompute == "selective")
         return TrainingJob(
             model=model,
             sequence_tokens=self.seq,
             batch_sequences=self.batch,
             family=family,
             recompute=self.recompute,
-            attention=self.attention or ("materialised" if gpt else "flash"),
+            attention=self.attention or ("materialised" if old else "flash"),
             sequence_parallel=sliced if self.sequence_parallel is None else self.sequence_parallel,
             zero=(0 if gpt else 2 if layout.pp > 1 else 3) if self.zero is None else self.zero,
+            overlap_experts=bool(self.overlap_experts),
         )
 
     def machine(self) -> TrainingMachine:
@@ -165,6 +169,10 @@ class TrainingRequest:
         return Interruptions(
             gpu_mtbf_s=mtbf, checkpoint_s=self.checkpoint_s, restart_s=self.restart_s
         )
+
+    def _old(self) -> bool:
+        """Say whether the GPU is older than flash attention: from before fp8."""
+        return "fp8" not in self.machine().gpu.peak_flops_per_s
 
     def _model(self) -> ModelSpec:
         """Return the model of the catalog, or one of the given shape."""

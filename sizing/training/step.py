@@ -13,6 +13,7 @@ from sizing.training.passes import passes
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from sizing.latency.exchange import Exchange
     from sizing.latency.op import Op
     from sizing.specs.gpu import GpuSpec
     from sizing.training.job import TrainingJob
@@ -21,10 +22,10 @@ if TYPE_CHECKING:
 OPTIMISER_PASSES = 38.0
 """Bytes per parameter: norm and zeroing of 32-bit gradients (4 + 4), Adam reads gradient, weight
 and two moments (16) and writes three (12) and the 16-bit weight (2)."""
-BUSY_FRACTION = 0.96
+BUSY_FRACTION = 0.95
 """Share of a step in which GPUs do what is modelled; the rest are gaps between kernels, waits for
-the slowest GPU, data. The geometric mean of modelled over published step times, one number for all
-21 rows of tests/published/training.toml (2026-11-20)."""
+the slowest GPU, data. The geometric mean of modelled over published step times, one number for the
+21 rows of korthikanti, megatron and llama in tests/published/training.toml (2026-11-20)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +37,7 @@ class TrainingStep:
         step_s: all of it.
         compute_s: ops of all micro-batches on the fullest stage.
         recompute_s: the part of `compute_s` that is run a second time.
-        tensor_s: exchanges among tensor slices, slices of sequences and experts: not hidden.
+        tensor_s: exchanges among tensor slices, slices of sequences and experts, not hidden.
         stage_s: sends between pipeline stages: not hidden.
         bubble_s: stages that wait for the first and the last micro-batch.
         replica_s: gradients and weights exchanged over replicas, hidden or not.
@@ -67,9 +68,10 @@ def training_step(
         (docs/model.md, eq. J8)
 
     with t_i seconds of a micro-batch on stage i (forward, backward, recompute, exchanges among
-    slices, sends), n micro-batches, v chunks of layers per stage. Replicas' exchanges are hidden
-    behind the forward pass of the first micro-batch (weights) and the backward pass of the last
-    (gradients) with zero 2 and 3, and not at all below (eq. J9).
+    slices, what no compute hides of those among experts, sends), n micro-batches, v chunks of
+    layers per stage. Replicas' exchanges are hidden behind the forward pass of the first
+    micro-batch (weights) and the backward pass of the last (gradients) with zero 2 and 3, and not
+    at all below (eq. J9).
 
     Args:
         job: what is trained.
@@ -140,14 +142,25 @@ def _micro_batch(
     layers = job.model.num_layers
     ops = passes(job, layout)
     sent = exchanges(job, layout)
-    return _MicroBatch(
-        forward_s=_seconds(ops.forward, gpu) / layers,
-        backward_s=_seconds(ops.backward, gpu) / layers,
-        recompute_s=_seconds(ops.again(job.recompute), gpu) / layers,
-        slices_s=sum(links.exchange_s(each) * each.repeats for each in sent.slices) / layers,
-        head_s=_seconds(ops.head, gpu),
-        send_s=sum(links.exchange_s(each) * each.repeats for each in sent.stages),
+    forward, backward, again = (
+        _seconds(each, gpu) for each in (ops.forward, ops.backward, ops.again(job.recompute))
     )
+    experts = _sent_s(sent.experts, links)
+    if job.overlap_experts:
+        experts = max(0.0, experts - forward - backward - again)
+    return _MicroBatch(
+        forward_s=forward / layers,
+        backward_s=backward / layers,
+        recompute_s=again / layers,
+        slices_s=(_sent_s(sent.slices, links) + experts) / layers,
+        head_s=_seconds(ops.head, gpu),
+        send_s=_sent_s(sent.stages, links),
+    )
+
+
+def _sent_s(sent: Iterable[Exchange], links: Links) -> float:
+    """Sum the seconds of exchanges."""
+    return sum(links.exchange_s(each) * each.repeats for each in sent)
 
 
 def _seconds(ops: Iterable[Op], gpu: GpuSpec) -> float:
@@ -165,8 +178,7 @@ def _replica_s(
         (docs/model.md, eq. J9)
     """
     sent = exchanges(job, layout)
-    weights = sum(links.exchange_s(each) * each.repeats for each in sent.weights)
-    gradients = sum(links.exchange_s(each) * each.repeats for each in sent.gradients)
+    weights, gradients = _sent_s(sent.weights, links), _sent_s(sent.gradients, links)
     if job.zero < 2:  # noqa: PLR2004  (stages of ZeRO)
         return weights + gradients, weights + gradients
     layers = layout.stage_layers(job)
