@@ -78,7 +78,7 @@ class Answering:
     engine: Any
     _order: Order
     _reach: Reach | None
-    _closing: set[asyncio.Task[None]]
+    _closing: dict[asyncio.Task[None], Answer]
 
     async def answer(
         self, kind: str, body: dict[str, Any], *, order: Order | None = None
@@ -122,8 +122,15 @@ class Answering:
         finally:
             # A task of its own: this one may be cancelled, and has no time for it.
             closing = asyncio.create_task(answer.let_go())
-            self._closing.add(closing)
-            closing.add_done_callback(self._closing.discard)
+            self._closing[closing] = answer
+            closing.add_done_callback(self._closing.pop)
+
+    async def check_health(self) -> None:
+        """Tell Ray Serve to replace this replica if KV cache is held for what never arrives."""
+        stuck = sum(answer.stuck for answer in self._closing.values())
+        if stuck:
+            raise RuntimeError(f"{stuck} KV transfers do not end; only a new engine frees them")
+        await super().check_health()  # type: ignore[misc]
 
     async def _start(self, kind: str, body: dict[str, Any], order: Order) -> _Start | Refusal:
         """Decide the way of a request, and go it as far as this server's engine."""

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
+
+STUCK_S = 120.0
+"""
+A KV cache that has not arrived by then never will, and only a new engine gives its blocks back:
+NIXL waits for ever.
+"""
 
 LOOK_S = 0.01
 """How often an engine is asked whether an answer that comes as a whole has begun."""
@@ -41,6 +48,13 @@ class Answer:
         self._begun = begun
         self._in_flight = in_flight
         self._first = asyncio.ensure_future(anext(stream))
+        self._started = time.monotonic()
+
+    @property
+    def stuck(self) -> bool:
+        """Whether its KV cache will never arrive."""
+        waited_s = time.monotonic() - self._started
+        return self._in_flight and waited_s > STUCK_S and not self._has_begun()
 
     async def first_token(self, limit_s: float) -> None:
         """

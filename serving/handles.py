@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from serving.ray_compat import live_replicas
+from serving.serve_compat import live_replicas
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

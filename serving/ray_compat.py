@@ -10,26 +10,12 @@ from typing import Any
 
 from ray.llm._internal.serve.utils.broadcast import broadcast
 
-__all__ = ["broadcast", "engine_is_dead", "first_token_seen", "live_replicas", "skip_download"]
+__all__ = ["broadcast", "engine_is_dead", "first_token_seen", "skip_download"]
 
 
 def skip_download(llm_config: Any) -> None:  # noqa: ANN401
     """Have no task run on each node that downloads the model."""
     llm_config.get_or_create_callback().ctx.run_init_node = False
-
-
-def live_replicas(handle: Any) -> int | None:  # noqa: ANN401
-    """
-    Return how many replicas *handle* can call at this moment; `None`: it does not know yet.
-
-    It learns from the controller, and at once from a call that finds a replica dead.
-    """
-    if not handle.is_initialized:
-        handle._init()  # noqa: SLF001
-    router = handle._router._asyncio_router  # noqa: SLF001
-    if not router.running_replicas_populated() or router.request_router is None:
-        return None
-    return len(router.request_router.curr_replicas)
 
 
 def engine_is_dead(engine: Any) -> bool:  # noqa: ANN401

@@ -36,3 +36,17 @@ def deployment_options(app: str) -> dict[str, dict[str, Any]]:
     details = _get_global_client().get_serve_details()
     deployments = details["applications"].get(app, {}).get("deployments", {})
     return {name: each["deployment_config"] for name, each in deployments.items()}
+
+
+def live_replicas(handle: Any) -> int | None:  # noqa: ANN401
+    """
+    Return how many replicas *handle* can call at this moment; `None`: it does not know yet.
+
+    It learns from the controller, and at once from a call that finds a replica dead.
+    """
+    if not handle.is_initialized:
+        handle._init()  # noqa: SLF001
+    router = handle._router._asyncio_router  # noqa: SLF001
+    if not router.running_replicas_populated() or router.request_router is None:
+        return None
+    return len(router.request_router.curr_replicas)

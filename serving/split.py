@@ -7,7 +7,7 @@ import logging
 import os
 import time
 from contextlib import aclosing
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ray import serve
 from ray.serve.llm.deployment import PDDecodeServer, PDPrefillServer
@@ -24,6 +24,9 @@ from serving.ray_compat import broadcast, engine_is_dead, skip_download
 from serving.requests import Refusal
 from serving.served import CORES
 
+if TYPE_CHECKING:
+    from serving.first_token import Answer
+
 logger = logging.getLogger(__name__)
 
 WATCH_S = 1.0
@@ -39,7 +42,7 @@ class Planned:
     async def __init__(self, llm_config: Any, **kwargs: Any) -> None:  # type: ignore[misc]  # noqa: ANN401
         """Take the planned cores, then start the engine."""
         _take_planned_cores()
-        self._closing: set[asyncio.Task[None]] = set()
+        self._closing: dict[asyncio.Task[None], Answer] = {}
         await super().__init__(llm_config, **kwargs)  # type: ignore[call-arg, misc]
         self._watch = asyncio.create_task(self._end_with_the_engine())
 

@@ -119,3 +119,20 @@ def test_a_stream_is_closed_midway() -> None:
         return engine.ended
 
     assert asyncio.run(leave()) == "closed"
+
+
+def test_what_never_arrives_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer is stuck if its KV cache is on its way for longer than any takes."""
+
+    async def look() -> tuple[bool, bool, bool, bool]:
+        engine = Engine()
+        answer = Answer(engine.stream(), begun=None, in_flight=True)
+        local = Answer(Engine().stream(), begun=None, in_flight=False)
+        before = answer.stuck
+        monkeypatch.setattr("serving.first_token.STUCK_S", -1.0)
+        during = answer.stuck
+        engine.go.set()
+        await answer.first_token(5.0)
+        return before, during, answer.stuck, local.stuck
+
+    assert asyncio.run(look()) == (False, True, False, False)

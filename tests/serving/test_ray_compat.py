@@ -5,7 +5,7 @@ import sys
 
 LOOK = """
 import inspect
-from serving import ray_compat
+from serving import ray_compat, serve_compat
 from ray.llm._internal.serve.core.server.llm_server import LLMServer
 from ray.llm._internal.common.callbacks.base import CallbackCtx
 from ray.serve._private.router import AsyncioRouter, SingletonThreadRouter
