@@ -1,122 +1,238 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
-from typing import TYPE_CHECKING
+import math
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.compile import CORES, NODE_LABEL, ROLE_LABEL, compile_app, replica_devices
+from serving.compile import compile_app, domains, replica_devices
+from serving.engine import Ground
+from serving.front import front_from, to_plain
+from serving.served import CORES, CORES_LABEL, NODE_LABEL, ROLE_LABEL, planned_cores
 from sizing.plan import Placement
+from sizing.specs.slo import SloSpec
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Callable
 
-    from .conftest import DeploymentMaker, PoolMaker
+    from sizing.plan import Deployment, Plan
+
+    from .conftest import DeploymentMaker, PlanMaker, PoolMaker
+
+GOLDEN = Path(__file__).parent / "golden"
+CPU = Ground(target="cpu")
 
 
-def test_prefill_golden(small_model: Path, make_deployment: DeploymentMaker) -> None:
-    """The prefill pool of the demo compiles to exactly this configuration."""
-    app = compile_app(make_deployment(small_model), "cpu")
-    assert app.prefill.name == "Prefill:demo"
-    assert dict(app.prefill.llm_config) == {
-        "model_loading_config": {"model_id": "demo", "model_source": str(small_model)},
-        "accelerator_config": {"kind": "cpu"},
-        "placement_group_config": {"bundle_per_worker": {"CPU": 1}, "strategy": "STRICT_PACK"},
-        "engine_kwargs": {
-            "tensor_parallel_size": 1,
-            "dtype": "bfloat16",
-            "kv_cache_dtype": "auto",
-            "max_model_len": 2048,
-            "block_size": 32,
-            "max_num_seqs": 4,
-            "max_num_batched_tokens": 2048,
-            "kv_cache_memory_bytes": 268435456,
-            "gpu_memory_utilization": 0.9,
-            "enable_per_request_metrics": True,
-            "enforce_eager": True,
-            "kv_transfer_config": {
-                "kv_connector": "NixlConnector",
-                "kv_role": "kv_producer",
-                "kv_buffer_device": "cpu",
-                "kv_connector_extra_config": {"kv_lease_duration": 30, "num_threads": 1},
-            },
-        },
-        "deployment_config": {
-            "num_replicas": 1,
-            "max_ongoing_requests": 1000,
-            "max_constructor_retry_count": 1,
-            "ray_actor_options": {"num_cpus": 0},
-            "placement_group_bundle_label_selector": [
-                {ROLE_LABEL: "prefill", NODE_LABEL: "in(laptop)"}
-            ],
-        },
-        "experimental_configs": {
-            "stream_batching_interval_ms": 0,
-            "NIXL_SIDE_CHANNEL_PORT_BASE": 20000,
-        },
-        "runtime_env": {
-            "env_vars": {
-                "VLLM_NO_USAGE_STATS": "1",
-                "DO_NOT_TRACK": "1",
-                "HF_HUB_OFFLINE": "1",
-                "MINICLUSTER_KEEP_AFFINITY": "1",
-                CORES: "0",
-                "UCX_TLS": "tcp,sm,self",
-                "UCX_NET_DEVICES": "lo",
-            }
-        },
-        "log_engine_metrics": False,
-    }
+def _gpu_deployment(
+    small_model: Path, make_deployment: DeploymentMaker, make_pool: PoolMaker
+) -> Deployment:
+    """Return two TP 2 prefill replicas on node-0, a TP 4 decode replica on node-1."""
+    prefill = make_pool(
+        "prefill",
+        replicas=2,
+        tp=2,
+        gpu="h100-sxm",
+        placement=(Placement(node="node-0", gpus=(0, 1)), Placement(node="node-0", gpus=(2, 3))),
+    )
+    decode = make_pool(
+        "decode", tp=4, gpu="h100-sxm", placement=(Placement(node="node-1", gpus=(0, 1, 2, 3)),)
+    )
+    deployment = make_deployment(small_model, prefill=prefill, decode=decode)
+    hub = replace(deployment.model, source="a-hub/a-model")
+    return replace(deployment, model=hub)
+
+
+@pytest.mark.parametrize("target", ["cpu", "gpu"])
+def test_golden(
+    small_model: Path,
+    make_deployment: DeploymentMaker,
+    make_pool: PoolMaker,
+    make_plan: PlanMaker,
+    target: str,
+) -> None:
+    """A plan compiles to exactly what is written down in tests/serving/golden."""
+    if target == "cpu":
+        deployment = make_deployment(small_model)
+        ground = CPU
+    else:
+        deployment = _gpu_deployment(small_model, make_deployment, make_pool)
+        ground = Ground(target="gpu", one_host=False)
+    app = compile_app(deployment, ground, plan=replace(make_plan(deployment), slo=SloSpec()))
+    said = json.loads(json.dumps(asdict(app)).replace(str(small_model), "MODEL"))
+    # Hashes of the model's directory and of the random weights' architecture are no matter here.
+    del said["front"]["plan_hash"]
+    assert said == json.loads((GOLDEN / f"{target}.json").read_text())
 
 
 def test_decode_consumes_and_recovers(small_model: Path, make_deployment: DeploymentMaker) -> None:
     """Decode consumes, prefills for itself what it could not fetch, and has its own ports."""
-    app = compile_app(make_deployment(small_model), "cpu")
-    transfer = app.decode.llm_config["engine_kwargs"]["kv_transfer_config"]
+    (decode,) = compile_app(make_deployment(small_model), CPU).of("decode")
+    transfer = decode.llm_config["engine_kwargs"]["kv_transfer_config"]
     assert transfer["kv_role"] == "kv_consumer"
     assert transfer["kv_load_failure_policy"] == "recompute"
-    assert app.decode.llm_config["experimental_configs"]["NIXL_SIDE_CHANNEL_PORT_BASE"] == 22000
+    assert decode.llm_config["experimental_configs"]["NIXL_SIDE_CHANNEL_PORT_BASE"] == 22000
 
 
 def test_same_deployment_same_app(small_model: Path, make_deployment: DeploymentMaker) -> None:
     """Compiling is a function: equal input, equal JSON."""
-    first, second = (compile_app(make_deployment(small_model), "cpu") for _ in range(2))
+    first, second = (compile_app(make_deployment(small_model), CPU) for _ in range(2))
     assert json.dumps(asdict(first)) == json.dumps(asdict(second))
-
-
-def test_gpu_target(
-    small_model: Path, make_deployment: DeploymentMaker, make_pool: PoolMaker
-) -> None:
-    """On GPUs the same code asks for GPU bundles of that type and leaves CPU settings out."""
-    pools = {
-        role: make_pool(
-            role,
-            tp=4,
-            gpu="h100",
-            placement=(Placement(node="node-0", gpus=gpus),),
-        )
-        for role, gpus in (("prefill", (0, 1, 2, 3)), ("decode", (4, 5, 6, 7)))
-    }
-    app = compile_app(make_deployment(small_model, **pools), "gpu")
-    config = app.decode.llm_config
-    assert config["accelerator_type"] == "H100"
-    assert config["placement_group_config"]["bundle_per_worker"] == {"CPU": 1, "GPU": 1}
-    assert config["engine_kwargs"]["tensor_parallel_size"] == 4
-    assert "accelerator_config" not in config
-    assert "enforce_eager" not in config["engine_kwargs"]
-    assert "kv_buffer_device" not in config["engine_kwargs"]["kv_transfer_config"]
-    assert not {CORES, "UCX_TLS"} & set(config["runtime_env"]["env_vars"])
-    assert [node.gpus for node in app.nodes] == [(0, 1, 2, 3), (4, 5, 6, 7)]
 
 
 def test_across_hosts_no_shared_memory(small_model: Path, make_deployment: DeploymentMaker) -> None:
     """Between hosts only TCP is offered, with a lease short enough to keep prefill moving."""
-    config = compile_app(make_deployment(small_model), "cpu", one_host=False).prefill.llm_config
+    app = compile_app(make_deployment(small_model), Ground(target="cpu", one_host=False))
+    config = app.of("prefill")[0].llm_config
     assert config["runtime_env"]["env_vars"]["UCX_TLS"] == "tcp,self"
     extra = config["engine_kwargs"]["kv_transfer_config"]["kv_connector_extra_config"]
     assert extra["kv_lease_duration"] == 4
+
+
+def test_a_mixed_pool_hands_nothing_over(
+    small_model: Path, make_deployment: DeploymentMaker, make_pool: PoolMaker, make_plan: PlanMaker
+) -> None:
+    """An aggregated plan is one deployment that answers, without any KV transfer."""
+    pools = (make_pool("mixed", (0, 1), replicas=2),)
+    deployment = replace(make_deployment(small_model), pools=pools)
+    app = compile_app(deployment, CPU, plan=make_plan(deployment))
+    assert [(pool.role, pool.name, pool.replicas) for pool in app.servers] == [
+        ("mixed", "Mixed:demo", 2)
+    ]
+    assert "kv_transfer_config" not in app.servers[0].llm_config["engine_kwargs"]
+    assert not app.front.split
+    assert app.front.pairing == {"d0": ()}
+
+
+def _two_nodes(make_plan: PlanMaker, deployment: Deployment, per_domain: int) -> Plan:
+    """Return a plan of nodes of four GPUs, *per_domain* of which are one scale-up domain."""
+    plan = make_plan(deployment)
+    cluster = replace(
+        plan.inputs.cluster, gpus_per_node=4, gpus_per_hb_domain=per_domain, max_gpus=16
+    )
+    return replace(plan, inputs=replace(plan.inputs, cluster=cluster))
+
+
+@pytest.fixture
+def paired(small_model: Path, make_deployment: DeploymentMaker, make_pool: PoolMaker) -> Deployment:
+    """Return two nodes, each with a prefill and a decode replica."""
+    pools = {
+        role: make_pool(
+            role,
+            replicas=2,
+            placement=tuple(Placement(node=f"node-{n}", gpus=(core,)) for n in (0, 1)),
+        )
+        for role, core in (("prefill", 0), ("decode", 1))
+    }
+    return make_deployment(small_model, **pools)
+
+
+def test_a_deployment_for_each_domain(paired: Deployment, make_plan: PlanMaker) -> None:
+    """Where domains hold both roles each gets its own deployments, and pairs inside come first."""
+    app = compile_app(paired, CPU, plan=_two_nodes(make_plan, paired, 4))
+    assert [(pool.name, pool.domain, pool.replicas) for pool in app.pools] == [
+        ("Prefill-d0:demo", "d0", 1),
+        ("Prefill-d1:demo", "d1", 1),
+        ("Decode-d0:demo", "d0", 1),
+        ("Decode-d1:demo", "d1", 1),
+    ]
+    assert app.front.pairing == {"d0": ("d0", "d1"), "d1": ("d1", "d0")}
+    selectors = [_selector(pool)[NODE_LABEL] for pool in app.pools]
+    assert selectors == ["in(node-0)", "in(node-1)"] * 2
+    ports = [
+        pool.llm_config["experimental_configs"]["NIXL_SIDE_CHANNEL_PORT_BASE"] for pool in app.pools
+    ]
+    assert len(set(ports)) == 4
+    assert [pool.llm_config["runtime_env"]["env_vars"][CORES] for pool in app.pools] == [
+        *("0", "0"),
+        *("1", "1"),
+    ]
+
+
+@pytest.mark.parametrize("change", ["wide domain", "no plan", "other names", "apart"])
+def test_one_domain_where_domains_decide_nothing(
+    paired: Deployment, make_plan: PlanMaker, change: str
+) -> None:
+    """One domain: all nodes in it, none known, or roles that share none anyway."""
+    plan: Plan | None = _two_nodes(make_plan, paired, 8 if change == "wide domain" else 4)
+    if change == "no plan":
+        plan = None
+    elif change == "other names":
+        paired = _renamed(paired, lambda role, node: f"rack-{role}-{node}")
+    elif change == "apart":
+        paired = _renamed(paired, lambda role, node: f"node-{role == 'decode':d}{node[-1]}")
+    assert set(domains(paired, plan).values()) == {"d0"}
+
+
+def _renamed(deployment: Deployment, name: Callable[[str, str], str]) -> Deployment:
+    """Return the deployment on nodes of other names."""
+    return replace(
+        deployment,
+        pools=tuple(
+            replace(
+                pool,
+                placement=tuple(
+                    replace(place, node=name(pool.role, place.node)) for place in pool.placement
+                ),
+            )
+            for pool in deployment.pools
+        ),
+    )
+
+
+def _selector(pool: Any) -> dict[str, str]:  # noqa: ANN401
+    """Return where the pool's replicas must be."""
+    selector: dict[str, str]
+    (selector,) = pool.llm_config["deployment_config"]["placement_group_bundle_label_selector"]
+    assert selector[ROLE_LABEL] == pool.role
+    return selector
+
+
+def test_queues_end_where_the_deadline_does(
+    small_model: Path, make_deployment: DeploymentMaker, make_plan: PlanMaker
+) -> None:
+    """A replica takes its batch and what can be served within twice the SLO's TTFT, not more."""
+    deployment = make_deployment(small_model)
+    plan = make_plan(deployment)
+    app = compile_app(deployment, CPU, plan=plan)
+    waiting = math.ceil(plan.prediction.capacity_requests_per_s * 2 * plan.slo.ttft_s)
+    for pool, slots in zip(app.pools, (4, 16), strict=True):
+        options = pool.llm_config["deployment_config"]
+        assert options["max_ongoing_requests"] == slots + waiting
+        assert options["max_queued_requests"] == slots + waiting
+        assert options["graceful_shutdown_timeout_s"] >= 2 * plan.slo.ttft_s
+    assert app.front.prefill_deadline_s == app.front.kv_wait_deadline_s == 2 * plan.slo.ttft_s
+
+
+def test_a_substitution_keeps_no_promise(
+    small_model: Path, make_deployment: DeploymentMaker, make_plan: PlanMaker
+) -> None:
+    """What is deployed otherwise than planned says so, and promises nothing of the plan's."""
+    deployment = make_deployment(small_model)
+    app = compile_app(deployment, CPU, plan=make_plan(deployment), substitutions=("tp: 2",))
+    assert app.front.substitutions == ("tp: 2",)
+    assert app.front.promise is None
+    assert app.front.slo is None
+
+
+def test_the_front_door_reads_what_was_compiled(
+    small_model: Path, make_deployment: DeploymentMaker, make_plan: PlanMaker
+) -> None:
+    """What crosses to the endpoint as plain data comes back as the same value."""
+    deployment = make_deployment(small_model)
+    for plan in (None, make_plan(deployment)):
+        front = compile_app(deployment, CPU, plan=plan).front
+        assert front_from(json.loads(json.dumps(to_plain(front)))) == front
+
+
+def test_cores_of_a_replica() -> None:
+    """A replica has the cores of its rank, unless its raylet was moved: then those it is told."""
+    assert planned_cores("0|1;2|3", 1, {}) == "2|3"
+    assert planned_cores("0|1;2|3", 2, {CORES_LABEL: "5_6"}) == "5|6"
 
 
 @given(
@@ -150,8 +266,8 @@ def test_plan_decides_every_number(  # noqa: PLR0913, PLR0917  (one argument a n
             for i in range(replicas)
         ),
     )
-    app = compile_app(make_deployment(small_model, decode=decode), "cpu")
-    config = app.decode.llm_config
+    app = compile_app(make_deployment(small_model, decode=decode), CPU)
+    config = app.of("decode")[0].llm_config
     assert config["deployment_config"]["num_replicas"] == replicas
     assert config["engine_kwargs"]["tensor_parallel_size"] == tp
     assert config["engine_kwargs"]["max_num_seqs"] == batch

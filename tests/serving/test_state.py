@@ -27,6 +27,7 @@ def _state(session: str) -> State:
         target="cpu",
         plan=str(HOME / "plan.json"),
         plan_hash="0" * 16,
+        deployment=str(HOME / "deployment.json"),
         session=session,
         started="2026-11-20T00:00:00+00:00",
     )

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from serving.compile import NODE_LABEL, ROLE_LABEL
+from serving.served import NODE_LABEL, ROLE_LABEL
 from serving.validate import findings
 from sizing.plan import Placement
 
@@ -103,12 +103,14 @@ def test_every_reason_at_once(
     assert len(found) == 4
 
 
-def test_a_mixed_pool_is_refused(
+def test_only_one_mixed_pool(
     small_model: Path, make_deployment: DeploymentMaker, make_pool: PoolMaker, target: Target
 ) -> None:
-    """A pool that does both phases is refused, and says so."""
+    """A pool that does both phases can be deployed; a second one, or one beside it, cannot."""
     deployment = replace(make_deployment(small_model), pools=(make_pool("mixed"),))
-    assert "one prefill and one decode pool" in findings(deployment, target)[0]
+    assert findings(deployment, target) == ()
+    deployment = replace(deployment, pools=(make_pool("mixed"), make_pool("decode", (1,))))
+    assert "one prefill and one decode pool, or a mixed one" in findings(deployment, target)[0]
 
 
 def test_model_that_changed_since_the_plan(

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from serving.compile import NODE_LABEL, ROLE_LABEL
+from serving.served import NODE_LABEL, ROLE_LABEL
 from serving.status import Deployed
 from serving.verify import differences
 
@@ -75,6 +75,15 @@ def test_each_difference_is_named(
     found = differences(make_deployment(small_model), deployed, "cpu")
     assert len(found) == 1
     assert says in found[0]
+
+
+def test_limits_that_somebody_changed(small_model: Path, make_deployment: DeploymentMaker) -> None:
+    """An option of Ray Serve that is not what was compiled is reported with both values."""
+    options = {"decode": {"Decode:demo": {"max_ongoing_requests": 7}}}
+    deployed = replace(_as_planned(small_model), options=options)
+    bounds = {"decode": {"max_ongoing_requests": 20}}
+    found = differences(make_deployment(small_model), deployed, "cpu", bounds)
+    assert found == ("Decode:demo.max_ongoing_requests: deployed 7, planned 20",)
 
 
 def test_a_missing_replica_is_a_difference(

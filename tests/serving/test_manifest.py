@@ -1,0 +1,175 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+from serving.cli.manifest import manifest_of
+from serving.compose import compose
+from serving.kubernetes import ray_service
+from serving.manifest import as_yaml, ray_serve
+from serving.served import NODE_LABEL, ROLE_LABEL
+from sizing.plan import Deployable, plan_from, to_json
+
+if TYPE_CHECKING:
+    from serving.manifest import Manifest
+    from sizing.plan import Plan
+
+    from .conftest import DeploymentMaker, PlanMaker, PoolMaker
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def demo_plan(make_deployment: DeploymentMaker, make_plan: PlanMaker, small_model: Path) -> Plan:
+    """Return the demo's layout, its model where the containers have it."""
+    plan = make_plan(make_deployment(small_model))
+    pools = tuple(
+        replace(pool, placement=tuple(replace(p, node="node-0") for p in pool.placement))
+        for pool in plan.pools
+    )
+    return replace(plan, pools=pools, model=replace(plan.model, source="/models/demo"))
+
+
+@pytest.fixture
+def demo(demo_plan: Plan) -> Manifest:
+    """Return what every format is written from."""
+    return manifest_of(demo_plan, "/etc/minicluster/plan.json", "minicluster:latest")
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Ray's, of pydantic
+def test_ray_serve_takes_it(demo: Manifest) -> None:
+    """Ray's own schema accepts the configuration, and its numbers are the compiled ones."""
+    from ray.serve.schema import ServeDeploySchema  # noqa: PLC0415  (it warns)
+
+    config = ServeDeploySchema.model_validate(yaml.safe_load(as_yaml(ray_serve(demo))))
+    (application,) = config.applications
+    assert application.import_path == "serving.app:from_plan"
+    for pool, deployment in zip(demo.served.pools, application.deployments, strict=True):
+        compiled = pool.llm_config["deployment_config"]
+        assert deployment.name == pool.name
+        assert deployment.num_replicas == compiled["num_replicas"]
+        assert deployment.max_ongoing_requests == compiled["max_ongoing_requests"]
+
+
+def test_kuberay_objects(demo: Manifest, demo_plan: Plan) -> None:
+    """The RayService holds the same configuration, and a labelled group for each raylet."""
+    config_map, service = yaml.safe_load_all(ray_service(demo))
+    assert plan_from(json.loads(config_map["data"]["plan.json"]), place="x") == demo_plan
+    assert (service["apiVersion"], service["kind"]) == ("ray.io/v1", "RayService")
+    assert yaml.safe_load(service["spec"]["serveConfigV2"]) == ray_serve(demo)
+    cluster = service["spec"]["rayClusterConfig"]
+    assert cluster["rayVersion"] == "2.60.0"
+    groups = {group["groupName"]: group for group in cluster["workerGroupSpecs"]}
+    assert {name: group["labels"] for name, group in groups.items()} == {
+        f"{role}-node-0": {ROLE_LABEL: role, NODE_LABEL: "node-0"} for role in ("prefill", "decode")
+    }
+    for group in groups.values():
+        # KubeRay refuses labels among the start parameters since 1.5, and wants all of these.
+        assert "labels" not in group["rayStartParams"]
+        assert group["minReplicas"] == group["maxReplicas"] == 1
+        _volumes_fit(group["template"]["spec"])
+
+
+def _volumes_fit(pod: dict[str, Any]) -> None:
+    """See that every mount has a volume, and the plan is where the configuration says."""
+    volumes = {volume["name"] for volume in pod["volumes"]}
+    (container,) = pod["containers"]
+    assert {mount["name"] for mount in container["volumeMounts"]} == volumes
+    paths = [mount["mountPath"] for mount in container["volumeMounts"]]
+    assert "/etc/minicluster" in paths
+    assert "/models/demo" in paths
+
+
+def test_gpus_of_kubernetes_and_compose(
+    small_model: Path, make_deployment: DeploymentMaker, make_pool: PoolMaker, make_plan: PlanMaker
+) -> None:
+    """On GPUs a raylet asks for its own devices, by number or by count."""
+    pools = {
+        role: make_pool(role, (core,), gpu="h100-sxm")
+        for role, core in (("prefill", 0), ("decode", 1))
+    }
+    plan = make_plan(make_deployment(small_model, **pools))
+    gpu = replace(plan.inputs.gpu, name="h100-sxm", kind="gpu", vendor="nvidia")
+    manifest = manifest_of(replace(plan, inputs=replace(plan.inputs, gpu=gpu)), "/p", "image")
+    _, service = yaml.safe_load_all(ray_service(manifest))
+    limits = [
+        group["template"]["spec"]["containers"][0]["resources"]["limits"]
+        for group in service["spec"]["rayClusterConfig"]["workerGroupSpecs"]
+    ]
+    assert [each["nvidia.com/gpu"] for each in limits] == ["1", "1"]
+    services = yaml.safe_load(compose(manifest))["services"]
+    devices = services["decode-laptop"]["deploy"]["resources"]["reservations"]["devices"]
+    assert devices == [{"driver": "nvidia", "device_ids": ["1"], "capabilities": ["gpu"]}]
+
+
+def test_the_shipped_compose_file_is_what_is_written(demo: Manifest) -> None:
+    """docker-compose.yml is the demo's, unedited."""
+    assert (ROOT / "docker-compose.yml").read_text() == compose(demo)
+
+
+def test_compose_file_is_valid() -> None:
+    """The Compose Specification's schema accepts docker-compose.yml."""
+    done = subprocess.run(
+        [
+            *(Path(sys.executable).parent / "check-jsonschema", "--builtin-schema"),
+            *("vendor.compose-spec", ROOT / "docker-compose.yml"),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_files_that_compose_mounts_are_there() -> None:
+    """Every file of this repository that a service mounts exists."""
+    services = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
+    mounted = [
+        volume.partition(":")[0]
+        for service in services.values()
+        for volume in service.get("volumes", ())
+        if volume.startswith("./monitoring")
+    ]
+    assert mounted
+    for path in mounted:
+        assert (ROOT / path).exists(), path
+
+
+@pytest.mark.parametrize(
+    ("change", "arguments", "code", "says"),
+    [
+        ({}, ("--format", "helm"), 2, "--format is 'helm'; expected one of ray-serve"),
+        (
+            {"deployable": Deployable(profile="x", ok=False, rule_broken="pp = 2")},
+            ("--format", "kuberay"),
+            3,
+            "pp = 2",
+        ),
+    ],
+)
+def test_refusals(
+    tmp_path: Path,
+    demo_plan: Plan,
+    change: dict[str, Any],
+    arguments: tuple[str, ...],
+    code: int,
+    says: str,
+) -> None:
+    """An unknown format is bad input; a plan that cannot be deployed has no manifest."""
+    (tmp_path / "plan.json").write_text(to_json(replace(demo_plan, **change)))
+    done = subprocess.run(
+        [sys.executable, "-m", "serving.cli", "manifest", "plan.json", *arguments],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (code, "", 1)
+    assert says in done.stderr
