@@ -26,8 +26,9 @@ time.sleep(1.0)
 pathlib.Path("cleaned").write_text(str(len(told)))
 """
 PARENT = """
-import sys
+import signal, sys
 from sizing.child import run_child
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in jobs run in the background
 try:
     run_child([sys.executable, "child.py"])
 except KeyboardInterrupt:
