@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from serving.admission import Shed
 from serving.asked import asked_of
-from serving.errors import error_event, refusal_of, shed_refusal
+from serving.errors import error_event, refusal_of, shed_refusal, with_param
 from serving.guard import Guard
 from serving.journey import Journey
 from serving.measured import Measured
@@ -143,7 +143,7 @@ class Door:
             if due is not None:
                 due.cancel()
         if isinstance(phases, Refusal):
-            raise Refused(phases)
+            raise Refused(with_param(phases, body))
         assert isinstance(phases, Phases)  # noqa: S101  (for the type checker)
         first = await anext(items)
         journey.begin(phases, self.guard, self.metrics)

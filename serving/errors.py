@@ -6,6 +6,7 @@ import json
 import logging
 import re
 import uuid
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from starlette.exceptions import HTTPException
@@ -73,6 +74,17 @@ def refusal_of(error: Exception, at: str) -> Refusal:
         return Refusal(status=error.status_code, message=str(error.detail))
     logger.error("request %s failed", at, exc_info=error)
     return Refusal(status=500, message=f"The server failed to answer; its log names {at}.")
+
+
+def with_param(refusal: Refusal, body: Mapping[str, object]) -> Refusal:
+    """Name the parameter at fault where the engine's message does and its error object does not."""
+    if refusal.param is not None or refusal.status >= 500:  # noqa: PLR2004
+        return refusal
+    message = refusal.message.lower()
+    for name in sorted(body, key=len, reverse=True):
+        if len(name) > 1 and (name in message or name.replace("_", " ") in message):
+            return replace(refusal, param=name)
+    return refusal
 
 
 def shed_refusal(shed: Shed) -> Refusal:

@@ -92,15 +92,8 @@ class Journey:
         if self.tokens is not None:
             metrics.tokens(*self.tokens)
         ttft_s = None if self._first_s is None else self._first_s - self._started_s
-        measured.add(
-            Record(
-                at_s=time.monotonic(),
-                ttft_s=ttft_s,
-                tpot_s=tpot_s,
-                e2e_s=e2e_s,
-                itl_s=max(self._gaps_s, default=None),
-            )
-        )
+        record = Record(at_s=time.monotonic(), ttft_s=ttft_s, tpot_s=tpot_s, e2e_s=e2e_s)
+        measured.add(record, self._gaps_s)
 
     def _tpot_s(self) -> float | None:
         """Return the pace after the first token, if the stream and its count tell it."""

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 LAST = 1_000
-"""Answers that are looked at."""
+LAST_GAPS = 10_000
+"""Answers, and gaps between their tokens, that are looked at."""
 
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 
@@ -20,7 +24,6 @@ class Record:
     ttft_s: float | None
     tpot_s: float | None
     e2e_s: float
-    itl_s: float | None
 
 
 class Measured:
@@ -29,11 +32,13 @@ class Measured:
     def __init__(self) -> None:
         """Start with none."""
         self._last: deque[Record] = deque(maxlen=LAST)
+        self._gaps_s: deque[float] = deque(maxlen=LAST_GAPS)
         self._outcomes: Counter[str] = Counter()
 
-    def add(self, record: Record) -> None:
-        """Note an answer."""
+    def add(self, record: Record, gaps_s: Iterable[float]) -> None:
+        """Note an answer and the gaps between its tokens."""
         self._last.append(record)
+        self._gaps_s.extend(gaps_s)
 
     def ended(self, outcome: str) -> None:
         """Count a request."""
@@ -54,8 +59,9 @@ class Measured:
             "outcomes": dict(self._outcomes),
             **{
                 name: _statistics([value for r in last if (value := getattr(r, f"{name}_s"))])
-                for name in ("ttft", "tpot", "itl", "e2e")
+                for name in ("ttft", "tpot", "e2e")
             },
+            "itl": _statistics(list(self._gaps_s)),
         }
 
 

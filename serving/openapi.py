@@ -29,7 +29,7 @@ def openapi(front: FrontDoor, *, locked: bool) -> Schema:
             "/v1/completions": _asking("completions", _completion(front), locked=locked),
             "/v1/chat/completions": _asking("chat", _chat(front), locked=locked),
             "/v1/models": _looking("models", {"$ref": "#/components/schemas/Models"}),
-            "/v1/models/{model}": _model(),
+            "/v1/models/{model}": _model(front),
             "/health": _looking("health", None),
             "/ready": _looking("ready", {"$ref": "#/components/schemas/Ready"}, also="503"),
             "/metrics": _looking("metrics", None),
@@ -49,7 +49,7 @@ def _asking(name: str, body: Schema, *, locked: bool) -> Schema:
     answer = {"$ref": "#/components/schemas/Answer"}
     content = {
         "application/json": {"schema": answer},
-        "text/event-stream": {"schema": {"type": "string"}},
+        "text/event-stream": {"schema": {}},
     }
     return {
         "post": {
@@ -78,10 +78,11 @@ def _looking(name: str, schema: Schema | None, *, also: str | None = None) -> Sc
     }
 
 
-def _model() -> Schema:
+def _model(front: FrontDoor) -> Schema:
     """Describe the path of one model."""
     path = _looking("model", {"$ref": "#/components/schemas/Model"})
-    path["get"]["parameters"] = [{"name": "model", "in": "path", "required": True, "schema": TEXT}]
+    name = {"type": "string", "examples": [front.model_id], "minLength": 1}
+    path["get"]["parameters"] = [{"name": "model", "in": "path", "required": True, "schema": name}]
     path["get"]["responses"]["404"] = _error()
     return path
 

@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from serving.phases import Phases, PrefillTiming
+from serving.requests import Refusal
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
-
-    from serving.requests import Refusal
 
 
 @dataclass

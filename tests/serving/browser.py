@@ -1,0 +1,128 @@
+"""A headless Chromium, by its DevTools protocol."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+import subprocess
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+from urllib.request import urlopen
+
+from websockets.sync.client import connect
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from websockets.sync.client import ClientConnection
+
+LIMIT_S = 30.0
+
+
+class Page:
+    """A tab; what its console says and what it asks the network for is kept."""
+
+    def __init__(self, socket: ClientConnection) -> None:
+        """Listen to the tab behind *socket*."""
+        self._socket = socket
+        self._ids = itertools.count(1)
+        self.console: list[str] = []
+        self.requested: list[str] = []
+        for domain in ("Page", "Runtime", "Network", "Log"):
+            self.call(f"{domain}.enable")
+
+    def call(self, method: str, **params: Any) -> dict[str, Any]:  # noqa: ANN401
+        """Call the browser."""
+        number = next(self._ids)
+        self._socket.send(json.dumps({"id": number, "method": method, "params": params}))
+        while True:
+            message: dict[str, Any] = json.loads(self._socket.recv(timeout=LIMIT_S))
+            self._note(message)
+            if message.get("id") == number:
+                assert "error" not in message, message
+                result: dict[str, Any] = message["result"]
+                return result
+
+    def _note(self, message: dict[str, Any]) -> None:
+        """Keep what the page said and asked for."""
+        params = message.get("params", {})
+        if message.get("method") in {"Runtime.exceptionThrown", "Log.entryAdded"}:
+            self.console.append(json.dumps(params)[:500])
+        if message.get("method") == "Network.requestWillBeSent":
+            self.requested.append(params["request"]["url"])
+
+    def evaluate(self, expression: str) -> Any:  # noqa: ANN401
+        """Return what an expression is on the page."""
+        done = self.call(
+            "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
+        )
+        return done["result"].get("value")
+
+    def wait_for(self, expression: str) -> Any:  # noqa: ANN401
+        """Wait until an expression is true; return it."""
+        deadline = time.monotonic() + LIMIT_S
+        while time.monotonic() < deadline:
+            if value := self.evaluate(expression):
+                return value
+            time.sleep(0.1)
+        raise AssertionError(f"{expression} stays false; console: {self.console}")
+
+    def type_into(self, element: str, text: str) -> None:
+        """Type as a person does, and press Enter."""
+        self.evaluate(f"document.getElementById({element!r}).focus()")
+        self.call("Input.insertText", text=text)
+        for kind in ("keyDown", "keyUp"):
+            self.call(
+                "Input.dispatchKeyEvent",
+                type=kind,
+                key="Enter",
+                text="\r",
+                windowsVirtualKeyCode=13,
+            )
+
+    def picture(self, width: int) -> bytes:
+        """Return a PNG of the page in a window of *width*."""
+        import base64  # noqa: PLC0415
+
+        self.call(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=900,
+            deviceScaleFactor=1,
+            mobile=False,
+        )
+        return base64.b64decode(self.call("Page.captureScreenshot")["data"])
+
+
+@contextmanager
+def opened(url: str, place: Path) -> Iterator[Page]:
+    """Have *url* open in a browser that keeps its files in *place*."""
+    found = shutil.which("chromium") or shutil.which("google-chrome")
+    assert found, "no Chromium: `apt-get install chromium`"
+    options = ("--headless=new", "--no-sandbox", "--disable-gpu", "--remote-debugging-port=0")
+    command = [found, *options, f"--user-data-dir={place}", "about:blank"]
+    browser = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        port = _port(place / "DevToolsActivePort")
+        with urlopen(f"http://127.0.0.1:{port}/json/list") as answer:
+            [tab] = [each for each in json.load(answer) if each["type"] == "page"]
+        with connect(tab["webSocketDebuggerUrl"], max_size=None) as socket:
+            page = Page(socket)
+            page.call("Page.navigate", url=url)
+            yield page
+    finally:
+        browser.terminate()
+        browser.wait()
+
+
+def _port(file: Path) -> int:
+    """Wait for the port that the browser chose."""
+    deadline = time.monotonic() + LIMIT_S
+    while time.monotonic() < deadline:
+        if file.exists() and (lines := file.read_text().split()):
+            return int(lines[0])
+        time.sleep(0.1)
+    raise AssertionError("Chromium did not start")

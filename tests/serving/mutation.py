@@ -1,0 +1,194 @@
+"""Bodies of requests, most of them broken, and what is wrong with the answers they get."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+VALID_SHARE = 0.2
+MAX_TOKENS = 2
+
+VALID: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("completions", {"prompt": "Hello there", "max_tokens": MAX_TOKENS, "temperature": 0}),
+    ("completions", {"prompt": [2500, 2600, 2700], "max_tokens": MAX_TOKENS, "temperature": 0}),
+    ("completions", {"prompt": ["a b c"], "max_tokens": MAX_TOKENS, "temperature": 0, "seed": 3}),
+    (
+        "completions",
+        {"prompt": "x y", "max_tokens": MAX_TOKENS, "min_tokens": 2, "temperature": 0, "n": 2},
+    ),
+    ("completions", {"prompt": "abc", "max_tokens": 1, "temperature": 0, "logprobs": 1}),
+    (
+        "chat/completions",
+        {
+            "messages": [{"role": "user", "content": "hi"}],
+            "max_tokens": MAX_TOKENS,
+            "temperature": 0,
+        },
+    ),
+    (
+        "chat/completions",
+        {
+            "messages": [
+                {"role": "system", "content": "Be brief."},
+                {"role": "user", "content": [{"type": "text", "text": "hello"}]},
+            ],
+            "max_completion_tokens": MAX_TOKENS,
+            "temperature": 0,
+            "stop": ["\n"],
+        },
+    ),
+)
+
+FIELDS = (
+    *("model", "prompt", "messages", "max_tokens", "max_completion_tokens", "min_tokens"),
+    *("temperature", "top_p", "top_k", "n", "best_of", "seed", "stop", "stream"),
+    *("stream_options", "logprobs", "top_logprobs", "echo", "logit_bias", "presence_penalty"),
+    *("frequency_penalty", "repetition_penalty", "response_format", "structured_outputs"),
+    *("tools", "tool_choice", "user", "ignore_eos", "prompt_logprobs", "kv_transfer_params"),
+    *("vllm_xargs", "request_id", "prompt_embeds", "bad_words", "allowed_token_ids"),
+    *("truncate_prompt_tokens", "chat_template", "chat_template_kwargs", "suffix"),
+    *("stop_token_ids", "include_stop_str_in_output", "priority", "cache_salt", "documents"),
+    *("add_generation_prompt", "continue_final_message", "min_p", "length_penalty"),
+    *("use_beam_search", "guided_json", "guided_regex", "mm_processor_kwargs"),
+    *("skip_special_tokens", "return_token_ids", "reasoning_effort", "parallel_tool_calls"),
+)
+VALUES: tuple[Any, ...] = (
+    *(None, True, False, 0, 1, -1, 2**31, 2**63, -(2**70), 0.5, -0.1, 1e308, 3.7, "", "x"),
+    *("\x00", "1", "auto", "null", "x" * 5000, [], [None], [[]], [0], [-1], [2**40], ["a", 1]),
+    *({}, {"a": 1}, {"type": "json_schema"}, {"type": "json_object"}, {"5": 200}, {"x": None}),
+    {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nonsense"}}},
+    {"regex": "(((("},
+    {"json": "{"},
+    {"include_usage": "maybe"},
+    [{"type": "function", "function": {"name": "f", "parameters": {"type": 7}}}],
+    [{"role": "nobody", "content": 5}],
+    [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "file:///x"}}]}],
+    [{"role": "user"}],
+    [{"role": "tool", "content": "x", "tool_call_id": 3}],
+    "{{ 7 * 7 }}{% for x in range(9) %}x{% endfor %}",
+    "{% raise %}",
+)
+
+
+NAMED = re.compile(r"\b(" + "|".join((*FIELDS, "body", "role", "content")) + r")\b")
+"""A field as a word of its own; `body` where there are no fields to name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """One request: path below `/v1/`, bytes, and which of `VALID` it is, if any."""
+
+    path: str
+    raw: bytes
+    valid: int | None
+
+
+def requests(count: int, seed: int) -> Iterator[Sent]:
+    """Return *count* requests, `VALID_SHARE` of them valid, the same for the same seed."""
+    rng = random.Random(seed)  # noqa: S311
+    for _ in range(count):
+        which = rng.randrange(len(VALID))
+        path, body = VALID[which]
+        if rng.random() < VALID_SHARE:
+            yield Sent(path, json.dumps(body).encode(), which)
+            continue
+        mutated = copy.deepcopy(body)
+        for _ in range(rng.randint(1, 3)):
+            rng.choice(MUTATIONS)(mutated, rng)
+        raw = json.dumps(mutated, allow_nan=True).encode()
+        if rng.random() < 0.15:
+            raw = _damaged(raw, rng)
+        yield Sent(path if rng.random() < 0.9 else rng.choice(VALID)[0], raw, None)
+
+
+def _replace(body: dict[str, Any], rng: random.Random) -> None:
+    """Give a field that is there another value."""
+    if body:
+        body[rng.choice(sorted(body))] = copy.deepcopy(rng.choice(VALUES))
+
+
+def _add(body: dict[str, Any], rng: random.Random) -> None:
+    """Add a field."""
+    body[rng.choice(FIELDS)] = copy.deepcopy(rng.choice(VALUES))
+
+
+def _drop(body: dict[str, Any], rng: random.Random) -> None:
+    """Take a field away."""
+    if body:
+        body.pop(rng.choice(sorted(body)))
+
+
+def _nest(body: dict[str, Any], rng: random.Random) -> None:
+    """Put something very deep, or not a number, into a field."""
+    deep: Any = float("nan")
+    for _ in range(rng.choice((0, 3, 200))):
+        deep = [deep] if rng.random() < 0.5 else {"a": deep}
+    body[rng.choice(FIELDS)] = deep
+
+
+def _swap(body: dict[str, Any], rng: random.Random) -> None:
+    """Exchange the values of two fields."""
+    if len(body) > 1:
+        first, second = rng.sample(sorted(body), 2)
+        body[first], body[second] = body[second], body[first]
+
+
+MUTATIONS: tuple[Callable[[dict[str, Any], random.Random], None], ...] = (
+    *(_replace, _replace, _add, _add, _add),
+    *(_drop, _nest, _swap),
+)
+
+
+def _damaged(raw: bytes, rng: random.Random) -> bytes:
+    """Cut, repeat or overwrite bytes."""
+    at = rng.randrange(len(raw))
+    return rng.choice(
+        (
+            raw[:at],
+            raw[at:],
+            raw + raw,
+            raw[:at] + bytes((rng.randrange(256),)) + raw[at + 1 :],
+            b"[" * 3000 + raw,
+            b"",
+            b"\xef\xbb\xbf" + raw,
+        )
+    )
+
+
+def complaint(sent: Sent, status: int, answer: bytes, right: dict[int, str]) -> str | None:
+    """
+    Say what is wrong with an answer; `None`: nothing.
+
+    Args:
+        sent: the request.
+        status: of the answer.
+        answer: its body.
+        right: text of the answer to each valid request, filled by the first.
+    """
+    if status >= 500:
+        return f"{status}: {answer[:300]!r}"
+    if sent.valid is not None:
+        if status != 200:
+            return f"valid, and {status}: {answer[:300]!r}"
+        text = json.dumps([_said(choice) for choice in json.loads(answer)["choices"]])
+        return None if right.setdefault(sent.valid, text) == text else f"{text}, not as before"
+    if status == 200:
+        return None  # what was changed did not matter
+    error = json.loads(answer)["error"]
+    if set(error) != {"message", "type", "param", "code"} or not error["message"]:
+        return f"another shape: {error}"
+    if error["param"] is None and not NAMED.search(error["message"]):
+        return f"{status} names no field: {error['message']!r}"
+    return f"a traceback: {error['message']!r}" if "Traceback" in error["message"] else None
+
+
+def _said(choice: dict[str, Any]) -> Any:  # noqa: ANN401
+    """Return the text of a choice."""
+    return choice.get("text") or choice.get("message", {}).get("content")

@@ -1,0 +1,53 @@
+"""
+The front door over pools that check requests with vLLM's own schema and answer without an engine.
+
+`schema_server.py PLAN PORT`: a process of its own, because importing vLLM takes seconds and warns.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import uvicorn
+from fake_servers import FakeServers
+
+from serving.engine_request import engine_request
+from serving.front import front_door
+from serving.front_app import front_app
+from serving.requests import Refusal
+from sizing.plan import read_plan
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from serving.phases import Phases
+
+
+class SchemaServers(FakeServers):
+    """Refuses what vLLM's request classes refuse."""
+
+    async def answer(
+        self, domain: str, kind: str, body: dict[str, Any]
+    ) -> AsyncIterator[Refusal | Phases | list[str] | dict[str, Any]]:
+        """Check, then answer as the fake does."""
+        request = engine_request(kind, body)
+        if isinstance(request, Refusal):
+            yield request
+            return
+        async for item in super().answer(domain, kind, body):
+            yield item
+
+
+def main(plan: Path, port: int) -> None:
+    """Serve until stopped."""
+    given = read_plan(plan)
+    nodes = {placement.node: "d0" for pool in given.pools for placement in pool.placement}
+    front = front_door(given.deployment, domains=nodes, plan=given)
+    app = front_app(front, SchemaServers(), {})
+    uvicorn.run(app, host="127.0.0.1", port=port, log_level="warning")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))
