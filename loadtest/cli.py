@@ -18,7 +18,6 @@ from loadtest.order import Extent, Load, free_load, make_job, parse_lengths, pla
 from loadtest.promise import parse_slo
 from loadtest.report import page
 from loadtest.run import prepare, read_run, write_whole
-from loadtest.schedule import poisson_schedule
 from loadtest.selftest import measure_client, parse_streams
 from loadtest.table import print_client_errors, print_verdict
 from loadtest.target import base_address, check_model
@@ -88,7 +87,7 @@ def run(  # noqa: PLR0913  (a command line is its options)
     extent = Extent(duration_s=duration, num_requests=requests, warmup_s=warmup, seed=seed)
     address = base_address(host)
     job = make_job(load, extent, host=address, model=check_model(address, load.model))
-    prepare(output, job, poisson_schedule(job.workload, job.window, job.seed), plan)
+    prepare(output, job, job.requests(), plan)
     _drive(output, job)
     _publish(output, allowed, require_prediction=require_prediction, json=json)
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 from loadtest.spread import quantile
 from sizing.errors import InputError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from loadtest.samples import Sample
@@ -28,7 +29,9 @@ class Client:
     Attributes:
         stop: `complete`, `interrupted`, `died` (the target did), or `orphaned`.
         origin_monotonic_s: start of the run on this machine's monotonic clock.
-        cpu_fraction: of one core, over the whole run.
+        cpu_fraction: of one core, from the window's start on; of several processes the busiest.
+        connections: opened in all; each is used again as soon as its answer has been read.
+        processes: that sent.
         heartbeat_lag_s: how late it woke from each 5 ms sleep, ascending.
     """
 
@@ -40,6 +43,8 @@ class Client:
     heartbeat_lag_s: tuple[float, ...]
     machine: str
     versions: dict[str, str]
+    connections: int = 0
+    processes: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +61,20 @@ class Health:
     heartbeat_lag_p99_s: float
     cpu_fraction: float
     problems: tuple[str, ...]
+
+
+def merged(clients: Sequence[Client]) -> Client:
+    """Return several processes of one run as one client: what went worst counts."""
+    first = clients[0]
+    return replace(
+        first,
+        stop=next((c.stop for c in clients if c.stop != "complete"), "complete"),
+        wall_s=max(c.wall_s for c in clients),
+        cpu_fraction=max(c.cpu_fraction for c in clients),
+        heartbeat_lag_s=tuple(sorted(lag for c in clients for lag in c.heartbeat_lag_s)),
+        connections=sum(c.connections for c in clients),
+        processes=len(clients),
+    )
 
 
 def health(client: Client, samples: tuple[Sample, ...], slo: SloSpec) -> Health:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from loadtest.schedule import Window
+from loadtest.schedule import Shape, Window, draw
+from loadtest.stages import Stage
 from sizing.errors import InputError
+from sizing.sources import Source
 from sizing.specs.slo import SloSpec
 from sizing.specs.workload import Lengths, WorkloadSpec
 
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 1
 MIN_WARMUP_S = 5.0
 MIN_TIMEOUT_S = 30.0
-FIRST_PLAIN_TOKEN = 3
-"""Ids below it are special (unknown, begin, end) in most vocabularies."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +33,9 @@ class Job:
         prompt_salt: drawn anew for each run, so that no run finds an earlier one's prompts in
             the server's prefix cache.
         timeout_s: of one request, from its send.
+        shape: how requests come.
+        num_requests: that count, where a closed loop keeps its window open for them.
+        workers: client processes that share the schedule.
         plan: name of the plan's copy beside `run.json`; `None`: a run without a plan.
     """
 
@@ -48,36 +49,16 @@ class Job:
     slo: SloSpec
     window: Window
     timeout_s: float
+    shape: Shape = field(default_factory=Shape)
+    num_requests: int = 0
+    workers: int = 1
     plan: str | None
 
-    def body(self, request: Request) -> bytes:
-        """
-        Return the HTTP body that asks for exactly the lengths of *request*.
-
-        The prompt is token ids, so its length is exact without a tokenizer here; `ignore_eos`
-        makes the output length exact.
-        """
-        prompt = np.concatenate(
-            [
-                self._ids(self.workload.prefix_tokens, stream=0),
-                self._ids(request.input_tokens - self.workload.prefix_tokens, request.index + 1),
-            ]
+    def requests(self) -> tuple[Request, ...]:
+        """Draw the schedule; equal jobs, equal schedules."""
+        return draw(
+            self.workload, self.shape, self.window, seed=self.seed, num_requests=self.num_requests
         )
-        return json.dumps(
-            {
-                "model": self.model,
-                "prompt": prompt[: request.input_tokens].tolist(),
-                "max_tokens": request.output_tokens,
-                "ignore_eos": True,
-                "temperature": 0,
-                "stream": True,
-                "stream_options": {"include_usage": True, "continuous_usage_stats": True},
-            }
-        ).encode()
-
-    def _ids(self, count: int, stream: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        rng = np.random.default_rng([self.prompt_salt, self.seed, stream])
-        return rng.integers(FIRST_PLAIN_TOKEN, self.vocab_size, size=max(count, 0))
 
 
 def default_warmup_s(e2e_s: float) -> float:
@@ -127,10 +108,15 @@ def read_job(path: Path) -> Job:
         load = raw.pop("workload")
         load["input_tokens"] = Lengths(**load["input_tokens"])
         load["output_tokens"] = Lengths(**load["output_tokens"])
+        shape = raw.pop("shape", {"source": {}, "stages": ()})
         return Job(
             workload=WorkloadSpec(**load),
             slo=SloSpec(**raw.pop("slo")),
             window=Window(**raw.pop("window")),
+            shape=Shape(
+                source=Source(**shape["source"]),
+                stages=tuple(Stage(**stage) for stage in shape["stages"]),
+            ),
             **raw,
         )
     except (KeyError, TypeError) as error:

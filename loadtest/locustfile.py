@@ -1,9 +1,10 @@
 """
-Open-loop load by Locust: the only module that imports it, and it runs in its own process.
+The load by Locust: the only module that imports it, and it runs in processes of its own.
 
 Importing Locust monkey-patches sockets, so `loadtest.drive` starts it as
-`LOADTEST_DIR=DIR python -m loadtest.locustfile`. With Locust's own web interface:
-`LOADTEST_DIR=DIR locust -f loadtest/locustfile.py`, one user.
+`LOADTEST_DIR=DIR python -m loadtest.locustfile`. With Locust's own web interface, or spread over
+machines: `LOADTEST_DIR=DIR locust -f loadtest/locustfile.py`, with `--processes`, `--master` and
+`--worker` as Locust has them; the folder has to be there for each of them.
 """
 
 from __future__ import annotations
@@ -14,51 +15,38 @@ import gevent
 
 # isort: on
 import contextlib
-import errno
 import json
 import os
 import resource
 import signal
+import subprocess
 import sys
-import time
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gevent.event import Event
-from gevent.pool import Group
 from geventhttpclient.client import HTTPClientPool
-from geventhttpclient.response import HTTPParseError
 from locust.env import Environment
+from locust.runners import MasterRunner, WorkerRunner
 
-from loadtest.client import Client, write_client
+from loadtest.conductor import Conductor, Player
 from loadtest.job import read_job
-from loadtest.machine import machine, versions
-from loadtest.samples import Sample, to_line
-from loadtest.schedule import read_schedule
-from loadtest.sse import EventParser
-from loadtest.stream import CompletionStream, StreamError
 
 if TYPE_CHECKING:
-    from geventhttpclient.client import HTTPClient
+    from collections.abc import Callable
 
-    from loadtest.schedule import Request
+    from locust.runners import Runner
 
-LEAD_IN_S = 0.2
-HEARTBEAT_S = 0.005
-PROGRESS_S = 0.5
-CLOSING_S = 1.0
-DEAD_AFTER_REFUSALS = 5
-DEAD_AFTER_S = 3.0
 PRIORITY = -10
-SHED = (429, 503)
-PATH = "/v1/completions"
+WATCH_S = 0.2
+QUIT_S = 5.0
 FOLDER = Path(os.environ["LOADTEST_DIR"])
 JOB = read_job(FOLDER / "run.json")
 
 
-class OpenLoop(locust.FastHttpUser):  # type: ignore[misc]
-    """The one user: it dispatches every request of the schedule and waits for none."""
+class Sender(locust.FastHttpUser):  # type: ignore[misc]
+    """One user a process: it dispatches the process's share of the schedule, waiting for none."""
 
     host = JOB.host
     # One pool for any number of streams: Locust's own holds 10 connections and queues the rest.
@@ -71,198 +59,57 @@ class OpenLoop(locust.FastHttpUser):  # type: ignore[misc]
 
     @locust.task  # type: ignore[untyped-decorator]
     def run_schedule(self) -> None:
-        """Run the schedule once, then end the test."""
-        http = self.client.client.clientpool.get_client(self.host)
-        try:
-            Dispatcher(http, self.environment.events.request).run()
-        except Exception:  # noqa: BLE001  (Locust would log it and start over)
-            traceback.print_exc()
-            self.environment.process_exit_code = 1
-        finally:
-            self.environment.runner.quit()
+        """Run the schedule once, then wait for Locust to stop this user."""
+        player: Player = self.environment.player
+        if not player.playing:  # one for each process is enough
+            try:
+                http = self.client.client.clientpool.get_client(self.host)
+                player.play(http, self.environment.events.request)
+            except Exception:  # noqa: BLE001  (Locust would log it and start over)
+                traceback.print_exc()
+                self.environment.process_exit_code = 1
+                self.environment.runner.quit()
+        Event().wait()
 
 
-class Dispatcher:
-    """
-    Send each request at its due time, whatever has become of the earlier ones.
+class OneEach(locust.LoadTestShape):  # type: ignore[misc]
+    """One user for each process; the schedule, not the number of users, is the load."""
 
-    Due times are absolute, so lateness does not add up. Each request is a greenlet of its own
-    and leaves one line in `samples.jsonl` however it ends.
-    """
+    _users = 0
 
-    def __init__(self, http: HTTPClient, event: Any) -> None:  # noqa: ANN401
-        """Send through *http*; *event* is Locust's request event."""
-        self.http = http
-        self.event = event
-        self.job = JOB
-        self.schedule = read_schedule(FOLDER / "schedule.jsonl")
-        self.samples = (FOLDER / "samples.jsonl").open("w", encoding="utf-8", buffering=1)
-        self.over = Event()
-        self.stop = "complete"
-        self.window_left = sum(request.in_window for request in self.schedule)
-        self.num_sent = self.num_done = self.num_failed = self.refusals = 0
-        self.refused_since_s = 0.0
-        self.heartbeat_lag_s: list[float] = []
-        self.origin_s = time.monotonic() + LEAD_IN_S
+    def reset_time(self) -> None:
+        """Begin a run."""
+        super().reset_time()
+        self._users = max(1, self.runner.worker_count)
+        self.runner.environment.conductor.finished.clear()
 
-    def run(self) -> None:
-        """Run to the end of the window's last request, or until there is no point going on."""
-        for number in (signal.SIGTERM, signal.SIGINT):
-            gevent.signal_handler(number, self.end, "interrupted")
-        watchers = [gevent.spawn(self.beat), gevent.spawn(self.tell)]
-        started_unix_s = time.time() + LEAD_IN_S
-        cpu_s = time.process_time()
-        flights = Group()
-        for request in self.schedule:
-            body = self.job.body(request)  # while there is time: not between due and send
-            if self.over.wait(max(0.0, request.due_s - self.now())):
-                break
-            flights.start(gevent.Greenlet(self.send, request, body))
-        self.over.wait(self.job.timeout_s)
-        flights.kill()
-        gevent.killall(watchers)
-        self.samples.close()
-        if self.refusals and self.stop == "complete":
-            self.stop = "died"  # the last that we heard of it is that it is not there
-        wall_s = self.now() + LEAD_IN_S
-        client = Client(
-            stop=self.stop,
-            started_unix_s=started_unix_s,
-            origin_monotonic_s=self.origin_s,
-            wall_s=wall_s,
-            cpu_fraction=(time.process_time() - cpu_s) / wall_s,
-            heartbeat_lag_s=tuple(sorted(self.heartbeat_lag_s)),
-            machine=machine(),
-            versions=versions(locust=locust.__version__),
-        )
-        write_client(client, FOLDER / "client.json")
-
-    def now(self) -> float:
-        """Seconds since the start of the run."""
-        return time.monotonic() - self.origin_s
-
-    def end(self, why: str) -> None:
-        """End the run early."""
-        if not self.over.is_set():
-            self.stop = why
-            self.over.set()
-
-    def send(self, request: Request, body: bytes) -> None:
-        """Send one request and follow its stream to the end."""
-        send_s = self.now()
-        self.num_sent += 1
-        stream = CompletionStream()
-        outcome, detail = "ok", None
-        try:
-            with gevent.Timeout(self.job.timeout_s):
-                self.follow(request, body, stream)
-        except StreamError as error:
-            outcome, detail = error.outcome, str(error)
-        except gevent.Timeout:
-            outcome, detail = "timeout", f"no end after {self.job.timeout_s:g} s"
-        except gevent.GreenletExit:
-            outcome, detail = "unfinished", None
-        except (OSError, HTTPParseError) as error:
-            outcome, detail = _broken(error), f"{type(error).__name__}: {error}"
-        self.record(
-            Sample(
-                index=request.index,
-                in_window=request.in_window,
-                due_s=request.due_s,
-                send_s=send_s,
-                end_s=self.now(),
-                asked_input_tokens=request.input_tokens,
-                asked_output_tokens=request.output_tokens,
-                input_tokens=stream.input_tokens,
-                output_tokens=stream.output_tokens,
-                chunk_s=tuple(stream.chunk_s),
-                chunk_tokens=tuple(stream.chunk_tokens),
-                outcome=outcome,
-                detail=detail,
-            )
-        )
-
-    def follow(self, request: Request, body: bytes, stream: CompletionStream) -> None:
-        """Read the answer line by line, stamping each event as its last byte arrives."""
-        # Unique beyond this run: engines name requests by it, and KV caches by requests.
-        name = f"{self.job.prompt_salt:x}-{request.index}"
-        headers = {"content-type": "application/json", "x-request-id": name}
-        response = self.http.request("POST", PATH, body=body, headers=headers)
-        try:
-            status = response.status_code
-            if status != 200:  # noqa: PLR2004
-                text = bytes(response.read(200)).decode(errors="replace")
-                raise StreamError("shed" if status in SHED else "bad_status", f"{status}: {text}")
-            parser = EventParser()
-            while not stream.done and (line := response.readline(b"\n")):
-                for data in parser.feed(line):
-                    stream.take(data, self.now())
-            stream.finish()
-            # Read on to the end of the message, for then the connection can be used again.
-            with gevent.Timeout(CLOSING_S, False):  # noqa: FBT003  (gevent's own signature)
-                while response.readline(b"\n"):
-                    pass
-        finally:
-            response.release()
-
-    def record(self, sample: Sample) -> None:
-        """Write the sample down, tell Locust's statistics, and see whether the run is over."""
-        self.samples.write(to_line(sample) + "\n")
-        self.num_done += 1
-        self.num_failed += not sample.ok
-        self.event.fire(
-            request_type="POST",
-            name=PATH,
-            response_time=1000 * (sample.end_s - sample.due_s),
-            response_length=sample.output_tokens or 0,
-            exception=None if sample.ok else StreamError(sample.outcome, sample.detail or ""),
-            context={},
-        )
-        self.watch_target(sample)
-        self.window_left -= sample.in_window
-        if not self.window_left:
-            self.over.set()
-
-    def watch_target(self, sample: Sample) -> None:
-        """End the run once the target has refused every connection for a while."""
-        if sample.outcome == "refused":
-            self.refusals += 1
-            if self.refusals == 1:
-                self.refused_since_s = sample.end_s
-            long = sample.end_s - self.refused_since_s >= DEAD_AFTER_S
-            if self.refusals >= DEAD_AFTER_REFUSALS and long:
-                self.end("died")
-        elif sample.outcome != "unfinished":
-            self.refusals = 0
-
-    def beat(self) -> None:
-        """Measure how late this process wakes, and stop once nobody waits for the result."""
-        parent = os.getppid()
-        while True:
-            before_s = time.monotonic()
-            gevent.sleep(HEARTBEAT_S)
-            self.heartbeat_lag_s.append(time.monotonic() - before_s - HEARTBEAT_S)
-            if os.getppid() != parent:
-                self.end("orphaned")
-
-    def tell(self) -> None:
-        """Say on stdout, a JSON line each time, how far the run is."""
-        while True:
-            state = {"t_s": self.now(), "sent": self.num_sent, "done": self.num_done}
-            sys.stdout.write(json.dumps(state | {"failed": self.num_failed}) + "\n")
-            sys.stdout.flush()
-            gevent.sleep(PROGRESS_S)
+    def tick(self) -> tuple[int, float] | None:
+        """Return how many users there are to be; `None` after the run."""
+        over = self.runner.environment.conductor.finished.is_set()
+        return None if over else (self._users, 100.0)
 
 
-def _broken(error: Exception) -> str:
-    """Name the outcome of a request whose connection broke, or never came about."""
-    if isinstance(error, TimeoutError):
-        return "timeout"
-    if isinstance(error, OSError) and error.errno in {errno.EMFILE, errno.ENFILE, errno.ENOMEM}:
-        return "client"
-    if isinstance(error, ConnectionResetError | BrokenPipeError | HTTPParseError):
-        return "cut"
-    return "refused"
+@locust.events.init.add_listener  # type: ignore[untyped-decorator]
+def take_part(environment: Environment, **_: object) -> None:
+    """Make this process a player, or the conductor, or both where it is the only one."""
+    runner = environment.runner
+    if not isinstance(runner, MasterRunner):
+        environment.player = Player(runner, JOB, FOLDER)
+    if not isinstance(runner, WorkerRunner):
+        conductor = environment.conductor = Conductor(runner, JOB, FOLDER)
+
+        def all_there(**_: object) -> None:
+            conductor.start(_players(runner))
+
+        environment.events.spawning_complete.add_listener(all_there)
+
+
+def _players(runner: Runner) -> tuple[str, ...]:
+    """Name the processes that send."""
+    if not isinstance(runner, MasterRunner):
+        return ("local",)  # as LocalRunner signs its messages
+    clients = runner.clients
+    return tuple(sorted(c.id for c in (*clients.ready, *clients.spawning, *clients.running)))
 
 
 def main() -> int:
@@ -272,11 +119,81 @@ def main() -> int:
     with contextlib.suppress(OSError):
         # On one machine with the engines, whoever stamps late stamps wrong; not all users may.
         os.setpriority(os.PRIO_PROCESS, 0, PRIORITY)
-    environment = Environment(user_classes=[OpenLoop])
-    runner = environment.create_local_runner()
-    runner.start(1, spawn_rate=1)
+    environment = Environment(
+        user_classes=[Sender], shape_class=OneEach(), events=locust.events, stop_timeout=None
+    )
+    if sys.argv[1:2] == ["--worker"]:
+        return _work(environment, sys.argv[2], int(sys.argv[3]))
+    workers: list[subprocess.Popen[bytes]] = []
+    if JOB.workers > 1:
+        runner = environment.create_master_runner("127.0.0.1", 0)
+        workers = [_worker(runner.server.port) for _ in range(JOB.workers)]
+    else:
+        runner = environment.create_local_runner()
+    locust.events.init.fire(environment=environment, runner=runner, web_ui=None)
+    conductor: Conductor = environment.conductor
+    conductor.tell = _say
+    for number in (signal.SIGTERM, signal.SIGINT):
+        gevent.signal_handler(number, conductor.end, "interrupted")
+    gevent.spawn(_end_with_parent, conductor.end)
+    while runner.worker_count < JOB.workers and not _dead(workers):
+        gevent.sleep(WATCH_S)
+    runner.start_shape()
+    while not conductor.finished.wait(WATCH_S) and not environment.process_exit_code:
+        if _dead(workers):
+            conductor.lost(_players(runner))
+    runner.quit()
+    for worker in workers:
+        _see_off(worker)
+    return environment.process_exit_code or 0
+
+
+def _say(progress: dict[str, float]) -> None:
+    """Say on stdout, a JSON line each time, how far the run is."""
+    sys.stdout.write(json.dumps(progress) + "\n")
+    sys.stdout.flush()
+
+
+def _worker(port: int) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "loadtest.locustfile", "--worker", "127.0.0.1", str(port)]
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=sys.stderr)  # noqa: S603
+
+
+def _work(environment: Environment, host: str, port: int) -> int:
+    """Be a worker of the master at *host*, until it says that it is over."""
+    runner = environment.create_worker_runner(host, port)
+    locust.events.init.fire(environment=environment, runner=runner, web_ui=None)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        gevent.signal_handler(number, lambda: None)  # the master's business
+
+    def orphaned(why: str) -> None:
+        environment.player.end(why)
+        gevent.spawn_later(WATCH_S, runner.quit)
+
+    gevent.spawn(_end_with_parent, orphaned)
     runner.greenlet.join()
     return environment.process_exit_code or 0
+
+
+def _end_with_parent(end: Callable[[str], None]) -> None:
+    """Stop once nobody waits for the result."""
+    parent = os.getppid()
+    while os.getppid() == parent:
+        gevent.sleep(WATCH_S)
+    end("orphaned")
+
+
+def _dead(workers: list[subprocess.Popen[bytes]]) -> bool:
+    return any(worker.poll() is not None for worker in workers)
+
+
+def _see_off(worker: subprocess.Popen[bytes]) -> None:
+    """Wait for *worker*, which has been told to quit, and then no more."""
+    try:
+        worker.wait(QUIT_S)
+    except subprocess.TimeoutExpired:
+        worker.kill()
+        worker.wait()
 
 
 if __name__ == "__main__":

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from loadtest.job import FIRST_PLAIN_TOKEN, Job, default_warmup_s, slowest_s, timeout_s
+from loadtest.job import Job, default_warmup_s, slowest_s, timeout_s
+from loadtest.prompt import FIRST_PLAIN_TOKEN
 from loadtest.run import PLAN
-from loadtest.schedule import Window, window_of
+from loadtest.schedule import WARMUP_ROUNDS, Shape, Window, window_of
+from loadtest.stages import Stage, duration_s, mean_per_s
 from sizing.errors import InputError
 from sizing.specs.slo import SloSpec
 from sizing.specs.workload import Lengths, WorkloadSpec
+from sizing.traces import read_trace
 
 if TYPE_CHECKING:
     from sizing.plan import Plan
 
 DEFAULT_REQUESTS = 400
 """Enough for a p99 (368) with a margin."""
+MAX_WORKERS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,11 +46,17 @@ class Load:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extent:
-    """How long to measure: seconds or requests, after a warm-up; `None`: the default."""
+    """
+    How long to measure: seconds or requests, after a warm-up; `None`: the default.
+
+    Attributes:
+        timeout_s: after which a request is given up.
+    """
 
     duration_s: float | None = None
     num_requests: int | None = None
     warmup_s: float | None = None
+    timeout_s: float | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -58,14 +69,14 @@ class Extent:
             raise InputError("--requests", self.num_requests, "at least 1")
         if self.warmup_s is not None and not 0 <= self.warmup_s < float("inf"):
             raise InputError("--warmup", self.warmup_s, "0 seconds or more")
+        if self.timeout_s is not None and not 0 < self.timeout_s < float("inf"):
+            raise InputError("--timeout", self.timeout_s, "more than 0 seconds")
         if self.seed < 0:
             raise InputError("--seed", self.seed, "0 or more")
 
 
 def planned_load(plan: Plan) -> Load:
     """Return the load and the promise that *plan* is for."""
-    if plan.workload.trace:
-        raise InputError("workload.trace", plan.workload.trace, "none: runs draw Poisson arrivals")
     return Load(
         model=plan.model.id,
         vocab_size=plan.inputs.model.vocab_size,
@@ -90,28 +101,124 @@ def free_load(workload: WorkloadSpec, slo: SloSpec, *, model: str | None, vocab_
     )
 
 
-def make_job(load: Load, extent: Extent, *, host: str, model: str) -> Job:
-    """Fix window, time limit and prompts of a run against *host*."""
-    start_s = extent.warmup_s if extent.warmup_s is not None else default_warmup_s(load.e2e_s)
-    limit_s = timeout_s(load.slo, load.workload)
-    window = Window(start_s=start_s, end_s=start_s, drain_s=limit_s)
-    if extent.duration_s is not None:
-        window = replace(window, end_s=start_s + extent.duration_s)
-    else:
-        num = extent.num_requests or DEFAULT_REQUESTS
-        window = window_of(load.workload, window, num_requests=num, seed=extent.seed)
-    return Job(
+def traced(load: Load, path: Path) -> Load:
+    """
+    Return *load* with arrivals and lengths of the trace at *path*.
+
+    Raises:
+        InputError: it cannot be read, or has holes; see `sizing.traces.read_trace`.
+    """
+    arrivals = read_trace(path).arrivals
+    span_s = float(arrivals.due_s[-1])
+    workload = WorkloadSpec(
+        requests_per_s=(len(arrivals) - 1) / span_s if span_s else float(len(arrivals)),
+        input_tokens=_range(arrivals.input_tokens.min(), arrivals.input_tokens.max()),
+        output_tokens=_range(arrivals.output_tokens.min(), arrivals.output_tokens.max()),
+        trace=str(path),
+    )
+    return replace(load, workload=workload)
+
+
+def make_job(
+    load: Load,
+    extent: Extent,
+    *,
+    host: str,
+    model: str,
+    shape: Shape | None = None,
+    workers: int = 1,
+) -> Job:
+    """
+    Fix window, time limit and prompts of a run against *host*.
+
+    Raises:
+        InputError: extent, shape and load do not go together.
+    """
+    if not 1 <= workers <= MAX_WORKERS:
+        raise InputError("--processes", workers, f"from 1 to {MAX_WORKERS}")
+    if load.workload.trace:
+        load = traced(load, Path(load.workload.trace))
+    shape = shape or Shape()
+    _check(load, extent, shape)
+    warmup_s = extent.warmup_s if extent.warmup_s is not None else default_warmup_s(load.e2e_s)
+    workload = load.workload
+    if shape.stages:
+        workload = replace(workload, requests_per_s=mean_per_s(shape.stages))
+        shape, warmup_s = _led_in(shape, warmup_s)
+    limit_s = extent.timeout_s or timeout_s(load.slo, workload)
+    source = shape.source
+    drain_s = source.turns * limit_s + (source.turns - 1) * source.think_s
+    base = Window(start_s=warmup_s, end_s=warmup_s, drain_s=drain_s)
+    job = Job(
         host=host,
         model=model,
         vocab_size=load.vocab_size,
         seed=extent.seed,
         prompt_salt=time.time_ns(),
-        workload=load.workload,
+        workload=workload,
         slo=load.slo,
-        window=window,
+        window=base,
         timeout_s=limit_s,
+        shape=shape,
+        num_requests=extent.num_requests or DEFAULT_REQUESTS,
+        workers=workers,
         plan=PLAN if load.planned else None,
     )
+    return replace(job, window=_window(job, extent, load.e2e_s))
+
+
+def _window(job: Job, extent: Extent, e2e_s: float) -> Window:
+    """Return which arrivals count; of a closed loop only about when."""
+    base, shape = job.window, job.shape
+    if shape.closed:
+        round_s = e2e_s + shape.source.think_s
+        rounds = job.num_requests / (shape.source.users or 1)
+        start_s = WARMUP_ROUNDS * round_s
+        return replace(base, start_s=start_s, end_s=start_s + rounds * round_s)
+    if extent.duration_s is not None:
+        return replace(base, end_s=base.start_s + extent.duration_s)
+    if shape.stages:
+        return replace(base, end_s=duration_s(shape.stages))
+    if job.workload.trace and extent.num_requests is None:
+        last_s = float(read_trace(Path(job.workload.trace)).arrivals.due_s[-1])
+        return replace(base, end_s=last_s + 1 / job.workload.requests_per_s)
+    return window_of(job.workload, shape, base, num_requests=job.num_requests, seed=job.seed)
+
+
+def _led_in(shape: Shape, warmup_s: float) -> tuple[Shape, float]:
+    """Put the warm-up before the stages, at their first rate; a ramp from nothing needs none."""
+    per_s = shape.stages[0].start_per_s
+    if not per_s or not warmup_s:
+        return shape, 0.0
+    lead_in = Stage(start_per_s=per_s, end_per_s=per_s, duration_s=warmup_s)
+    return replace(shape, stages=(lead_in, *shape.stages)), warmup_s
+
+
+def _check(load: Load, extent: Extent, shape: Shape) -> None:
+    """Refuse what would silently be ignored."""
+    for given, option, what in (
+        (shape.closed, "--users", "a closed loop ends with --requests"),
+        (bool(shape.stages), "--stages", "the stages say how long"),
+    ):
+        if given and extent.duration_s is not None:
+            raise InputError("--duration", extent.duration_s, f"none with {option}: {what}")
+    if shape.stages and extent.num_requests is not None:
+        raise InputError("--requests", extent.num_requests, "none with --stages")
+    if shape.closed and extent.warmup_s is not None:
+        raise InputError(
+            "--warmup",
+            extent.warmup_s,
+            f"none with --users: each user's first {WARMUP_ROUNDS} requests do not count",
+        )
+    if load.workload.trace and shape != Shape():
+        raise InputError("--trace", load.workload.trace, "none with other arrivals: it has its own")
+
+
+def _range(low: int, high: int) -> Lengths:
+    """Return lengths from *low* to *high*."""
+    if low == high:
+        return Lengths.fixed(int(low))
+    return Lengths(distribution="uniform", low=int(low), high=int(high))
 
 
 def parse_lengths(text: str, option: str) -> Lengths:

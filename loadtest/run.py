@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from loadtest.client import Client, read_client
 from loadtest.job import Job, read_job, write_job
 from loadtest.samples import Sample, read_samples
-from loadtest.schedule import Request, read_schedule, write_schedule
+from loadtest.schedule import Request, Window, read_schedule, write_schedule
 from sizing.errors import InputError
 from sizing.plan import Plan, read_plan
 
@@ -72,13 +72,23 @@ def read_run(folder: Path) -> Run:
         raise InputError(
             str(folder / "schedule.jsonl"), str(error), "what `loadtest run` writes"
         ) from None
+    samples = read_samples(folder / "samples.jsonl")
     return Run(
-        job=job,
+        job=replace(job, window=_realised(job, samples)) if job.shape.closed else job,
         plan=read_plan(folder / job.plan) if job.plan else None,
         schedule=schedule,
-        samples=read_samples(folder / "samples.jsonl"),
+        samples=samples,
         client=read_client(folder / "client.json"),
     )
+
+
+def _realised(job: Job, samples: tuple[Sample, ...]) -> Window:
+    """Return when the requests that count were really due: only a closed loop itself knows."""
+    due = sorted(s.due_s for s in samples if s.in_window)
+    if len(due) < 2 or due[0] == due[-1]:  # noqa: PLR2004  (no gap between fewer)
+        return job.window
+    gap_s = (due[-1] - due[0]) / (len(due) - 1)
+    return replace(job.window, start_s=due[0], end_s=due[-1] + gap_s)
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from sizing.errors import InputError
@@ -46,6 +47,8 @@ class Sample:
         chunk_tokens: tokens in each of them; empty where the server sends no running total.
         outcome: one of `OUTCOMES`.
         detail: what was seen, where the outcome is not ok.
+        phases_s: what the server says of its own phases; empty where it says nothing. From the
+            `Server-Timing` header, and from `metrics` in the stream (vLLM), by their names.
     """
 
     index: int
@@ -61,6 +64,7 @@ class Sample:
     chunk_tokens: tuple[int, ...]
     outcome: str
     detail: str | None = None
+    phases_s: dict[str, float] = field(default_factory=dict)
 
     @property
     def ok(self) -> bool:
@@ -92,8 +96,18 @@ class Sample:
 
     @property
     def gaps_s(self) -> tuple[float, ...]:
-        """Gaps between consecutive content chunks (ITL)."""
-        return tuple(b - a for a, b in zip(self.chunk_s, self.chunk_s[1:], strict=False))
+        """
+        Gaps between consecutive tokens after the first chunk (ITL); their mean is the TPOT.
+
+        Tokens that came in one chunk came at once: the first of them waited for the whole gap,
+        the others for nothing.
+        """
+        gaps: list[float] = []
+        for k, (before_s, after_s) in enumerate(pairwise(self.chunk_s), 1):
+            gaps.append(after_s - before_s)
+            if self.chunk_tokens:
+                gaps += [0.0] * (self.chunk_tokens[k] - 1)
+        return tuple(gaps)
 
     @property
     def e2e_s(self) -> float:
@@ -104,10 +118,11 @@ class Sample:
 def to_line(sample: Sample) -> str:
     """Write *sample* as one line of JSON, times to the microsecond."""
     row: dict[str, object] = {}
-    for field in fields(Sample):
-        value = getattr(sample, field.name)
-        row[field.name] = round(value, 6) if isinstance(value, float) else value
+    for column in fields(Sample):
+        value = getattr(sample, column.name)
+        row[column.name] = round(value, 6) if isinstance(value, float) else value
     row["chunk_s"] = [round(t, 6) for t in sample.chunk_s]
+    row["phases_s"] = {name: round(t, 6) for name, t in sample.phases_s.items()}
     return json.dumps(row, separators=(",", ":"))
 
 

@@ -4,34 +4,51 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sizing.arrivals import poisson_arrivals
+from loadtest.stages import Stage, expected_requests, staged
+from sizing.arrivals import Arrivals
 from sizing.errors import InputError
+from sizing.sources import Source, drawn
+from sizing.traces import read_trace
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
     from sizing.specs.workload import WorkloadSpec
 
 MAX_REQUESTS = 1_000_000
-"""No run is longer: prompts are built and answers kept by one process."""
+"""No run is longer: the schedule and the answers are kept by one process."""
+WARMUP_ROUNDS = 3
+"""Closed loop: requests of each user before those that count."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One request to send `due_s` seconds after the start; `in_window` if it counts."""
+    """
+    One request to send; `in_window` if it counts.
+
+    Attributes:
+        due_s: scheduled arrival, seconds after the start; 0 if it waits for `previous`.
+        previous: index of the request that has to be answered first; `None`: none.
+        think_s: from that answer to this arrival.
+        session: conversation that it is a turn of; its prompt holds what was said before.
+    """
 
     index: int
     due_s: float
     input_tokens: int
     output_tokens: int
     in_window: bool
+    previous: int | None = None
+    think_s: float = 0.0
+    session: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,15 +58,11 @@ class Window:
 
     Arrivals go on behind the window, for at most `drain_s`, so that its last requests meet
     the same load as its first.
-
-    Attributes:
-        pace: factor on the times that arrivals come after `start_s`; see `window_of`.
     """
 
     start_s: float
     end_s: float
     drain_s: float
-    pace: float = 1.0
 
     @property
     def length_s(self) -> float:
@@ -57,16 +70,114 @@ class Window:
         return self.end_s - self.start_s
 
 
-def poisson_schedule(workload: WorkloadSpec, window: Window, seed: int) -> tuple[Request, ...]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
     """
-    Draw the arrivals of *workload* until the window has drained; equal seeds, equal schedules.
+    How requests come.
+
+    Attributes:
+        source: gaps, users and turns, as in the simulation.
+        stages: rates that change, from the start of the run on; none: the workload's rate.
+    """
+
+    source: Source = field(default_factory=Source)
+    stages: tuple[Stage, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Check that the parts go together."""
+        if self.stages and self.closed:
+            raise InputError("--stages", "with --users", "one of both: a closed loop has no rate")
+
+    @property
+    def closed(self) -> bool:
+        """Whether users wait for answers, so that nobody knows the arrivals beforehand."""
+        return self.source.users is not None
+
+
+def draw(
+    workload: WorkloadSpec, shape: Shape, window: Window, *, seed: int, num_requests: int = 0
+) -> tuple[Request, ...]:
+    """
+    Draw the requests of a run; equal seeds, equal schedules.
+
+    Args:
+        workload: rate and lengths, or a trace.
+        shape: how they come.
+        window: which of them count; a conversation counts as a whole if its first turn does.
+        seed: the simulator draws the same requests from it (`sizing.sources`).
+        num_requests: closed loop only, where the window is open until so many have come.
 
     Raises:
         InputError: more requests than one client can hold, or none in the window.
-
     """
-    horizon_s = window.start_s + (window.length_s + window.drain_s) / window.pace
-    expected = workload.requests_per_s * horizon_s
+    if shape.closed:
+        return _closed_loop(workload, shape.source, num_requests, seed)
+    arrivals = _open_loop(workload, shape, window.end_s + window.drain_s, seed)
+    starts = _starts_s(arrivals, shape)
+    counts = (window.start_s <= starts) & (starts < window.end_s)
+    if not counts.any():
+        raise InputError(
+            "duration_s",
+            window.length_s,
+            f"a window in which something arrives at {workload.requests_per_s:g} requests/s",
+        )
+    return _requests(arrivals, counts)
+
+
+def window_of(
+    workload: WorkloadSpec, shape: Shape, base: Window, *, num_requests: int, seed: int
+) -> Window:
+    """
+    Return *base* ended so that *num_requests* of the arrivals of *seed* fall into it.
+
+    Conversations fall into it as a whole, so that there may be some requests more.
+
+    Raises:
+        InputError: a trace has fewer.
+    """
+    wanted = -(-num_requests // shape.source.turns)
+    # Ten standard deviations more than needed: the arrival that closes the window is there.
+    spread = (shape.source.gap_cv or 1.0) * math.sqrt(wanted)
+    longest_s = (wanted + 10 * spread + 10) * shape.source.turns / workload.requests_per_s
+    horizon_s = base.start_s + sum(s.duration_s for s in shape.stages) + longest_s
+    arrivals = _open_loop(workload, shape, horizon_s, seed)
+    first = arrivals.due_s[_starts_s(arrivals, shape) == arrivals.due_s]
+    first = first[first >= base.start_s]
+    if workload.trace and len(first) == wanted:
+        return replace(base, end_s=float(arrivals.due_s[-1]) + 1 / workload.requests_per_s)
+    if len(first) <= wanted:
+        raise InputError(
+            "--requests",
+            num_requests,
+            f"at most {len(first)}: no more come after {base.start_s:g} s",
+            "a shorter --warmup, or all of a trace by leaving --requests out",
+        )
+    return replace(base, end_s=float(first[wanted - 1] + first[wanted]) / 2)
+
+
+def share(requests: Sequence[Request], part: int, parts: int) -> tuple[Request, ...]:
+    """
+    Return what worker *part* of *parts* sends: every so-manieth arrival, with what waits for it.
+
+    The union over all workers is exactly *requests*, so that their number changes no arrival.
+    """
+    owner: dict[int, int] = {}
+    roots = 0
+    for request in requests:
+        if request.previous is None:
+            owner[request.index] = roots % parts
+            roots += 1
+        else:
+            owner[request.index] = owner[request.previous]
+    return tuple(r for r in requests if owner[r.index] == part)
+
+
+def _open_loop(workload: WorkloadSpec, shape: Shape, horizon_s: float, seed: int) -> Arrivals:
+    """Draw arrivals until *horizon_s*, or read them."""
+    if workload.trace:
+        return _until(read_trace(Path(workload.trace)).arrivals, horizon_s)
+    rate, source = workload.requests_per_s, shape.source
+    expected = expected_requests(shape.stages, horizon_s) if shape.stages else rate * horizon_s
     if expected > MAX_REQUESTS:
         raise InputError(
             "schedule",
@@ -74,57 +185,81 @@ def poisson_schedule(workload: WorkloadSpec, window: Window, seed: int) -> tuple
             f"at most {MAX_REQUESTS} for one client",
             "a lower rate or a shorter run",
         )
-    drawn = poisson_arrivals(workload, duration_s=horizon_s, seed=seed)
-    columns = zip(
-        _paced(drawn.due_s, window).tolist(),
-        drawn.input_tokens.tolist(),
-        drawn.output_tokens.tolist(),
+    spread = (source.gap_cv or 1.0) * math.sqrt(expected * source.turns)
+    count = (int(expected + 10 * spread) // source.turns + 10) * source.turns
+    arrivals = drawn(workload, source, count=count, seed=seed)
+    if shape.stages:
+        arrivals = replace(arrivals, due_s=staged(arrivals.due_s, rate, shape.stages))
+    return _until(arrivals, horizon_s)
+
+
+def _starts_s(arrivals: Arrivals, shape: Shape) -> NDArray[np.float64]:
+    """Return when each one's conversation starts, which without turns is its arrival."""
+    if arrivals.session is None:
+        return arrivals.due_s
+    return arrivals.due_s[arrivals.session * shape.source.turns]
+
+
+def _until(arrivals: Arrivals, horizon_s: float) -> Arrivals:
+    """Cut *arrivals* at the first one that starts after *horizon_s*."""
+    late = np.flatnonzero(np.isfinite(arrivals.due_s) & (arrivals.due_s >= horizon_s))
+    if not len(late):
+        return arrivals
+    return Arrivals(**{c.name: _cut(getattr(arrivals, c.name), late[0]) for c in fields(Arrivals)})
+
+
+def _cut(column: Any, count: int) -> Any:  # noqa: ANN401  (a column of any type, or none)
+    return None if column is None else column[:count]
+
+
+def _closed_loop(
+    workload: WorkloadSpec, source: Source, num_requests: int, seed: int
+) -> tuple[Request, ...]:
+    """Draw every user's warm-up, *num_requests* that count, and more to keep up the load."""
+    users = source.users or 0
+    first = WARMUP_ROUNDS * users
+    count = first + num_requests + max(4 * users, num_requests // 2)
+    if count > MAX_REQUESTS:
+        raise InputError("schedule", f"{count} requests", f"at most {MAX_REQUESTS} for one client")
+    number = np.arange(count)
+    counts = (first <= number) & (number < first + num_requests)
+    return _requests(drawn(workload, source, count=count, seed=seed), counts)
+
+
+def _requests(arrivals: Arrivals, counts: NDArray[np.bool_]) -> tuple[Request, ...]:
+    """Turn columns into requests."""
+
+    def column(values: NDArray[Any] | None, missing: object) -> list[Any]:
+        return [missing] * len(arrivals) if values is None else values.tolist()
+
+    rows = zip(
+        column(arrivals.due_s, None),
+        arrivals.input_tokens.tolist(),
+        arrivals.output_tokens.tolist(),
+        counts.tolist(),
+        column(arrivals.previous, -1),
+        column(arrivals.think_s, 0.0),
+        column(arrivals.session, None),
         strict=True,
     )
-    requests = tuple(
+    return tuple(
         Request(
             index=index,
-            due_s=due_s,
+            due_s=due_s if previous < 0 else 0.0,
             input_tokens=num_input,
             output_tokens=num_output,
-            in_window=window.start_s <= due_s < window.end_s,
+            in_window=in_window,
+            previous=previous if previous >= 0 else None,
+            think_s=think_s if previous >= 0 else 0.0,
+            session=session,
         )
-        for index, (due_s, num_input, num_output) in enumerate(columns)
+        for index, (due_s, num_input, num_output, in_window, previous, think_s, session) in (
+            enumerate(rows)
+        )
     )
-    if not any(request.in_window for request in requests):
-        raise InputError(
-            "duration_s",
-            window.length_s,
-            f"a window in which something arrives at {workload.requests_per_s} requests/s",
-        )
-    return requests
 
 
-def window_of(workload: WorkloadSpec, base: Window, *, num_requests: int, seed: int) -> Window:
-    """
-    Return *base* ended so that exactly *num_requests* of the arrivals of *seed* fall into it.
-
-    The window is as long as that many take on average: arrivals are paced to fit. A Poisson process
-    that is known to have n arrivals in a window is n uniform ones, wherever the window ends; so
-    what is measured is bursty as ever, but is the load that was asked for, not one that happens
-    to be 1 / sqrt(n) more or less.
-    """
-    # Ten standard deviations more than needed: the arrivals that close the window are there.
-    expected = num_requests + 10 * math.sqrt(num_requests) + 10
-    far = replace(base, end_s=base.start_s + expected / workload.requests_per_s, drain_s=0)
-    due = [r.due_s for r in poisson_schedule(workload, far, seed) if r.in_window]
-    drawn_s = (due[num_requests - 1] + due[num_requests]) / 2 - base.start_s
-    length_s = num_requests / workload.requests_per_s
-    return replace(base, end_s=base.start_s + length_s, pace=length_s / drawn_s)
-
-
-def _paced(due_s: NDArray[np.float64], window: Window) -> NDArray[np.float64]:
-    """Return arrival times at the window's pace; those before it stay as they are."""
-    late_s = due_s - window.start_s
-    return np.where(late_s > 0, window.start_s + late_s * window.pace, due_s)
-
-
-def write_schedule(requests: tuple[Request, ...], path: Path) -> None:
+def write_schedule(requests: Sequence[Request], path: Path) -> None:
     """Write *requests*, a line each."""
     path.write_text("".join(json.dumps(asdict(r)) + "\n" for r in requests), encoding="utf-8")
 

@@ -16,7 +16,6 @@ from loadtest.drive import drive
 from loadtest.fake_server import Behaviour
 from loadtest.order import Extent, free_load, make_job
 from loadtest.run import prepare, read_run
-from loadtest.schedule import poisson_schedule
 from loadtest.spread import quantile
 from sizing.errors import InputError, MiniclusterError
 from sizing.specs.slo import SloSpec
@@ -86,7 +85,7 @@ def measure_client(streams: int, window_s: float) -> ClientError:
         log = folder / "truth.jsonl"
         with fake_server(log) as host:
             job = make_job(load, extent, host=host, model=SERVER.model)
-            prepare(folder, job, poisson_schedule(workload, job.window, job.seed), None)
+            prepare(folder, job, job.requests(), None)
             drive(folder, lambda _: None)
         return _compare(read_run(folder), read_truth(log), streams)
 

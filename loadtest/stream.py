@@ -22,26 +22,32 @@ class StreamError(Exception):
 
 class CompletionStream:
     """
-    Chunks of one completion as they arrive.
+    Chunks of one completion or chat as they arrive.
 
     Tokens are counted from `usage`: vLLM merges tokens into one chunk when its reader is slow,
-    and a token may carry no text. A chunk counts if the running total in it has grown; where
-    the server sends no running total, if it carries text.
+    and a token may carry no text. A chunk counts if the running total in it has grown. Where the
+    server sends no running total, it counts if it carries token ids, logprobs or text, and the
+    first two of these say how many tokens.
 
     Attributes:
         chunk_s: arrival of each chunk that carried tokens.
-        chunk_tokens: tokens in each of them; stays empty where the server sends no running total.
+        chunk_tokens: tokens in each of them; empty after `finish` where the server does not tell.
+        token_ids: of the answer, where the server sends them.
         input_tokens: prompt length as the server counts it.
         output_tokens: tokens generated as the server counts them.
+        metrics_s: what the server says of its own phases, by name.
     """
 
     def __init__(self) -> None:
         """Start before the first chunk."""
         self.chunk_s: list[float] = []
         self.chunk_tokens: list[int] = []
+        self.token_ids: list[int] = []
         self.input_tokens: int | None = None
         self.output_tokens: int | None = None
+        self.metrics_s: dict[str, float] = {}
         self.done = False
+        self._running: bool | None = None
 
     def take(self, data: bytes, now_s: float) -> None:
         """
@@ -63,21 +69,30 @@ class CompletionStream:
             raise StreamError("malformed", f"no completion chunk: {data[:200]!r}") from None
 
     def _count(self, chunk: dict[str, Any], now_s: float) -> None:
-        usage = chunk.get("usage")
-        if usage is None:
-            if _text(chunk["choices"]):
-                self.chunk_s.append(now_s)
+        choices, usage = chunk["choices"], chunk.get("usage")
+        grown = 0
+        if usage is not None:
+            grown = self._total(int(usage["completion_tokens"]), int(usage["prompt_tokens"]))
+        if metrics := chunk.get("metrics"):
+            self.metrics_s |= _seconds(metrics)
+        if not choices:  # the closing chunk: it repeats the total, or says it for the first time
             return
-        total = int(usage["completion_tokens"])
-        new = total - (self.output_tokens or 0)
-        if new < 0:
-            raise StreamError("malformed", f"usage went back by {-new} tokens")
-        self.input_tokens, self.output_tokens = int(usage["prompt_tokens"]), total
-        # The closing chunk repeats the total and has no choice; a server without running totals
-        # says it there for the first time, long after the tokens came.
-        if new and chunk["choices"]:
+        ids = choices[0].get("token_ids") or []
+        self.token_ids += ids
+        if self._running is None:
+            self._running = usage is not None
+        tokens = grown if self._running else len(ids) or _logprobs(choices[0])
+        if tokens or (not self._running and _text(choices[0])):
             self.chunk_s.append(now_s)
-            self.chunk_tokens.append(new)
+            self.chunk_tokens.append(tokens)
+
+    def _total(self, output_tokens: int, input_tokens: int) -> int:
+        """Take the new totals; return by how many tokens the answer has grown."""
+        grown = output_tokens - (self.output_tokens or 0)
+        if grown < 0:
+            raise StreamError("malformed", f"usage went back by {-grown} tokens")
+        self.input_tokens, self.output_tokens = input_tokens, output_tokens
+        return grown
 
     def finish(self) -> None:
         """
@@ -93,8 +108,8 @@ class CompletionStream:
             raise StreamError("no_usage", "no usage in the stream: tokens cannot be counted")
         if not self.chunk_s:
             raise StreamError("malformed", "no token in the stream")
-        if len(self.chunk_tokens) != len(self.chunk_s):
-            self.chunk_tokens.clear()  # totals for a part of the stream tell nothing of the rest
+        if 0 in self.chunk_tokens or sum(self.chunk_tokens) != self.output_tokens:
+            self.chunk_tokens.clear()  # counts for a part of the stream tell nothing of the rest
 
 
 def _object(data: bytes) -> dict[str, Any]:
@@ -108,9 +123,23 @@ def _object(data: bytes) -> dict[str, Any]:
     return chunk
 
 
-def _text(choices: list[dict[str, Any]]) -> str:
-    """Return what the first choice says, of a completion or of a chat."""
-    if not choices:
-        return ""
-    delta = choices[0].get("delta") or {}
-    return choices[0].get("text") or delta.get("content") or delta.get("reasoning_content") or ""
+def _text(choice: dict[str, Any]) -> str:
+    """Return what *choice* says, of a completion or of a chat."""
+    delta = choice.get("delta") or {}
+    said = choice.get("text") or delta.get("content") or delta.get("reasoning_content")
+    return said or delta.get("reasoning") or delta.get("tool_calls") or ""
+
+
+def _logprobs(choice: dict[str, Any]) -> int:
+    """Count the tokens whose logprobs *choice* carries, of a completion or of a chat; 0: none."""
+    logprobs = choice.get("logprobs") or {}
+    return len(logprobs.get("tokens") or logprobs.get("content") or ())
+
+
+def _seconds(metrics: dict[str, Any]) -> dict[str, float]:
+    """Return the times among *metrics*, which are named for their milliseconds, in seconds."""
+    return {
+        name.removesuffix("_ms"): float(value) / 1e3
+        for name, value in metrics.items()
+        if name.endswith("_ms") and value is not None
+    }

@@ -1,16 +1,15 @@
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from loadtest.job import Job, default_warmup_s, read_job, timeout_s, write_job
-from loadtest.schedule import Request, Window
+from loadtest.schedule import Shape, Window
+from loadtest.stages import parse_stages
 from sizing.errors import InputError
+from sizing.sources import Source
 from sizing.specs.slo import SloSpec
 from sizing.specs.workload import Lengths, WorkloadSpec
 
@@ -36,41 +35,14 @@ JOB = Job(
 )
 
 
-def prompt(job: Job, index: int, num_input: int) -> list[int]:
-    """Return the token ids sent for one request."""
-    request = Request(index=index, due_s=0, input_tokens=num_input, output_tokens=5, in_window=True)
-    body = json.loads(job.body(request))
-    assert body["max_tokens"] == 5
-    assert body["ignore_eos"] is True
-    ids: list[int] = body["prompt"]
-    return ids
-
-
-@given(st.integers(0, 10_000), st.integers(1, 900))
-def test_prompts_have_exactly_the_length_asked(index: int, num_input: int) -> None:
-    """A prompt is as many plain token ids as the schedule says."""
-    ids = prompt(JOB, index, num_input)
-
-    assert len(ids) == num_input
-    assert all(3 <= token < 500 for token in ids)
-
-
-def test_prompts_share_the_prefix_and_nothing_else() -> None:
-    """Only the prefix of the workload is common, within a run and between runs."""
-    one, two = prompt(JOB, 1, 200), prompt(JOB, 2, 200)
-    again = prompt(replace(JOB, prompt_salt=3), 1, 200)
-
-    assert one == prompt(JOB, 1, 200)
-    assert one[:16] == two[:16]
-    assert one[16:32] != two[16:32]
-    assert one[:16] != again[:16]
-
-
 def test_file_gives_back_the_job(tmp_path: Path) -> None:
-    """What is written is read."""
-    write_job(JOB, tmp_path / "run.json")
+    """What is written is read, shape and all."""
+    stages = parse_stages("5x60,10-40x120")
+    for shape in (Shape(), Shape(source=Source(users=3)), Shape(stages=stages)):
+        job = replace(JOB, shape=shape, workers=2)
+        write_job(job, tmp_path / "run.json")
 
-    assert read_job(tmp_path / "run.json") == JOB
+        assert read_job(tmp_path / "run.json") == job
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"schema_version": 2}', '{"schema_version": 1}'])

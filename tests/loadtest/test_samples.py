@@ -28,6 +28,7 @@ SAMPLES = st.builds(
     chunk_tokens=st.lists(st.integers(1, 9), max_size=5).map(tuple),
     outcome=st.sampled_from(sorted(OUTCOMES)),
     detail=st.none() | st.text(max_size=20),
+    phases_s=st.dictionaries(st.sampled_from(["prefill", "handoff"]), TIMES),
 )
 
 

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
@@ -9,6 +9,9 @@ from hypothesis import strategies as st
 
 from loadtest.samples import Sample
 from loadtest.stream import CompletionStream, StreamError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def chunk(text: str, total: int | None) -> bytes:
@@ -55,8 +58,11 @@ def test_merged_tokens_give_the_true_tpot(merged: list[int], ttft_s: float, itl_
     stream.take(b"[DONE]", 1e9)
     stream.finish()
 
-    assert sample_of(stream).tpot_s == pytest.approx(itl_s)
+    sample = sample_of(stream)
+    assert sample.tpot_s == pytest.approx(itl_s)
     assert stream.chunk_tokens == merged
+    assert len(sample.gaps_s) == total - merged[0]
+    assert sum(sample.gaps_s) / len(sample.gaps_s) == pytest.approx(sample.tpot_s)
 
 
 def test_early_empty_chunk_is_no_first_token() -> None:
@@ -92,6 +98,50 @@ def test_without_running_total_chunks_count_by_their_text() -> None:
 
 
 @pytest.mark.parametrize(
+    "told",
+    [
+        lambda n: {"token_ids": list(range(n)), "text": ""},
+        lambda n: {"logprobs": {"tokens": ["a"] * n}, "text": "a" * n},
+        lambda n: {"logprobs": {"content": [{}] * n}, "delta": {"content": "a" * n}},
+    ],
+    ids=["token ids", "logprobs", "logprobs of a chat"],
+)
+def test_without_running_total_ids_and_logprobs_count(told: Callable[[int], Any]) -> None:
+    """Where chunks say their tokens otherwise, merged ones still count as what they carry."""
+    stream = CompletionStream()
+    for k, tokens in enumerate([1, 3, 2]):
+        stream.take(json.dumps({"choices": [told(tokens)]}).encode(), float(k))
+    stream.take(closing(6), 9.0)
+    stream.take(b"[DONE]", 9.0)
+    stream.finish()
+
+    assert stream.chunk_tokens == [1, 3, 2]
+    assert sample_of(stream).tpot_s == pytest.approx(2 / 5)
+
+
+def test_usage_in_the_last_chunk_alone_is_no_running_total() -> None:
+    """A server that says the total once, with its last chunk, has not sent all tokens in it."""
+    stream = CompletionStream()
+    for k in range(4):
+        stream.take(chunk("a", None), float(k))
+    stream.take(chunk("", 4), 9.0)
+    stream.take(b"[DONE]", 9.0)
+    stream.finish()
+
+    assert stream.chunk_s == [0.0, 1.0, 2.0, 3.0]
+    assert stream.output_tokens == 4
+
+
+def test_the_servers_own_times_are_kept() -> None:
+    """What vLLM says of a request's phases is kept in seconds."""
+    stream = CompletionStream()
+    metrics = {"queue_time_ms": 20.0, "time_to_first_token_ms": 5.5, "tokens_per_second": 3}
+    stream.take(json.dumps({"choices": [], "metrics": metrics}).encode(), 1.0)
+
+    assert stream.metrics_s == {"queue_time": 0.02, "time_to_first_token": 0.0055}
+
+
+@pytest.mark.parametrize(
     ("data", "outcome"),
     [
         ([chunk("a", 1)], "cut"),
@@ -124,7 +174,10 @@ JSON = st.recursive(
         st.lists(inner, max_size=3)
         | st.dictionaries(
             st.sampled_from(
-                ["choices", "usage", "text", "delta", "completion_tokens", "prompt_tokens", "error"]
+                [
+                    *("choices", "usage", "text", "delta", "logprobs", "token_ids", "metrics"),
+                    *("completion_tokens", "prompt_tokens", "error", "x_ms"),
+                ]
             ),
             inner,
             max_size=4,

@@ -1,0 +1,185 @@
+"""Send each request when it is due, whatever has become of the others."""
+
+from __future__ import annotations
+
+# isort: off
+import gevent  # first: what follows imports a patched standard library
+
+# isort: on
+import time
+from importlib import metadata
+from typing import TYPE_CHECKING
+
+from gevent.event import Event
+from gevent.pool import Group
+
+from loadtest.client import Client
+from loadtest.flight import Flight
+from loadtest.machine import machine, versions
+from loadtest.prompt import Prompts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from geventhttpclient.client import HTTPClient
+
+    from loadtest.job import Job
+    from loadtest.prompt import Ids
+    from loadtest.samples import Sample
+    from loadtest.schedule import Request
+
+HEARTBEAT_S = 0.005
+DEAD_AFTER_REFUSALS = 5
+DEAD_AFTER_S = 3.0
+
+
+class Dispatcher:
+    """
+    One process's share of a run.
+
+    Due times are absolute, so lateness does not add up. Each request is a greenlet of its own
+    and leaves one sample however it ends. One that waits for another is due when that has ended.
+
+    Attributes:
+        window_left: requests that count and have not ended.
+        stop: why it ended; see `Client.stop`.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        requests: Sequence[Request],
+        http: HTTPClient,
+        *,
+        origin_s: float,
+        record: Callable[[Sample], None],
+    ) -> None:
+        """Send *requests* through *http* from *origin_s* (monotonic) on; *record* each sample."""
+        self._job, self._http, self._origin_s, self._record = job, http, origin_s, record
+        self._prompts = Prompts(job)
+        self._roots = [r for r in requests if r.previous is None]
+        self._next = {r.previous: r for r in requests if r.previous is not None}
+        self._said: dict[int, Ids] = {}
+        self._flights = Group()
+        self._over = Event()
+        self._refusals, self._refused_since_s = 0, 0.0
+        self._beats: list[float] = []
+        self._connections = 0
+        self._cpu_s: list[tuple[float, float]] = []
+        self.window_left = sum(r.in_window for r in requests)
+        self.sent = self.done = self.failed = 0
+        self.stop = "complete"
+
+    def now(self) -> float:
+        """Seconds since the start of the run."""
+        return time.monotonic() - self._origin_s
+
+    def end(self, why: str) -> None:
+        """End the run; `complete` if nothing is wrong."""
+        if not self._over.is_set():
+            self.stop = why
+            self._over.set()
+
+    def run(self) -> Client:
+        """Send until told to end; return what this process says of itself."""
+        self._count_connections()
+        watchers = [gevent.spawn(self._beat)]
+        began_unix_s = time.time() - self.now()
+        try:
+            for request in self._roots:
+                # While there is time: not between due and send.
+                ids = self._prompts.ids(request)
+                body = self._prompts.body(request, ids)
+                if self._over.wait(max(0.0, request.due_s - self.now())):
+                    break
+                self._start(request, request.due_s, ids, body)
+            self._over.wait()
+        except gevent.GreenletExit:  # Locust's own way to end a user
+            self.end("interrupted")
+        self._flights.kill()
+        gevent.killall(watchers)
+        if self._refusals and self.stop == "complete":
+            self.stop = "died"  # the last that we heard of it is that it is not there
+        return Client(
+            stop=self.stop,
+            started_unix_s=began_unix_s,
+            origin_monotonic_s=self._origin_s,
+            wall_s=self.now(),
+            cpu_fraction=self._cpu_fraction(),
+            heartbeat_lag_s=tuple(sorted(self._beats)),
+            connections=self._connections,
+            machine=machine(),
+            versions=versions(locust=metadata.version("locust")),
+        )
+
+    def _start(self, request: Request, due_s: float, ids: Ids, body: bytes) -> None:
+        self.sent += 1
+        flight = Flight(
+            request=request,
+            due_s=due_s,
+            body=body,
+            # Unique beyond this run: engines name requests by it, and KV caches by requests.
+            name=f"{self._job.prompt_salt:x}-{request.index}",
+            http=self._http,
+            timeout_s=self._job.timeout_s,
+            now=self.now,
+        )
+        self._flights.start(gevent.Greenlet(self._follow, flight, ids))
+
+    def _follow(self, flight: Flight, ids: Ids) -> None:
+        sample = flight.fly()
+        self.done += 1
+        self.failed += not sample.ok
+        self.window_left -= sample.in_window
+        self._record(sample)
+        self._watch_target(sample)
+        if (waiting := self._next.get(sample.index)) and not self._over.is_set():
+            self._go_on(flight, waiting, ids)
+
+    def _go_on(self, flight: Flight, waiting: Request, ids: Ids) -> None:
+        """Send what waited for *flight*, after its thinking time."""
+        said = None
+        if waiting.session is not None:
+            said = self._prompts.conversation(flight.request, ids, flight.stream.token_ids)
+        due_s = self.now() + waiting.think_s
+        ids = self._prompts.ids(waiting, said)
+        body = self._prompts.body(waiting, ids)
+        gevent.sleep(max(0.0, due_s - self.now()))
+        if not self._over.is_set():
+            self._start(waiting, due_s, ids, body)
+
+    def _watch_target(self, sample: Sample) -> None:
+        """End the run once the target has refused every connection for a while."""
+        if sample.outcome == "refused":
+            self._refusals += 1
+            if self._refusals == 1:
+                self._refused_since_s = sample.end_s
+            long = sample.end_s - self._refused_since_s >= DEAD_AFTER_S
+            if self._refusals >= DEAD_AFTER_REFUSALS and long:
+                self.end("died")
+        elif sample.outcome != "unfinished":
+            self._refusals = 0
+
+    def _beat(self) -> None:
+        """Measure how late this process wakes, and what it uses of its core."""
+        while True:
+            before_s = time.monotonic()
+            gevent.sleep(HEARTBEAT_S)
+            self._beats.append(time.monotonic() - before_s - HEARTBEAT_S)
+            if not self._cpu_s or self.now() - self._cpu_s[-1][0] >= 1:
+                self._cpu_s.append((self.now(), time.process_time()))
+
+    def _cpu_fraction(self) -> float:
+        """Return the share of a core, from the window's start on where it came so far."""
+        seen = [*self._cpu_s, (self.now(), time.process_time())]
+        from_s = min(self._job.window.start_s, seen[-1][0] / 2)
+        (t0, cpu0), (t1, cpu1) = next(s for s in seen if s[0] >= from_s), seen[-1]
+        return (cpu1 - cpu0) / (t1 - t0) if t1 > t0 else 0.0
+
+    def _count_connections(self) -> None:
+        """Count what the pool opens; it keeps connections and takes the one used last."""
+
+        def count(_socket: object) -> None:
+            self._connections += 1
+
+        self._http._connection_pool.after_connect = count  # noqa: SLF001  (its own hook)

@@ -1,0 +1,150 @@
+"""One request on its way: sent, followed to the end of its stream, classified."""
+
+from __future__ import annotations
+
+# isort: off
+import gevent  # first: what follows imports a patched standard library
+
+# isort: on
+import errno
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from geventhttpclient.client import HTTPClient
+from geventhttpclient.response import HTTPParseError
+
+from loadtest.samples import Sample
+from loadtest.schedule import Request
+from loadtest.sse import EventParser
+from loadtest.stream import CompletionStream, StreamError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from geventhttpclient.response import HTTPSocketPoolResponse
+
+
+OK = 200
+SHED = (429, 503)
+PATH = "/v1/completions"
+CLOSING_S = 1.0
+BLOCK_BYTES = 65536
+TIMING = re.compile(r"([\w.-]+)\s*;[^,]*?dur=([0-9.]+)")
+"""An entry of a `Server-Timing` header (W3C) with a duration in milliseconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flight:
+    """
+    One request and what it needs to be sent.
+
+    Attributes:
+        due_s: scheduled arrival.
+        timeout_s: from the send.
+        now: seconds since the start of the run.
+        stream: what came back so far.
+    """
+
+    request: Request
+    due_s: float
+    body: bytes
+    name: str
+    http: HTTPClient
+    timeout_s: float
+    now: Callable[[], float]
+    stream: CompletionStream = field(default_factory=CompletionStream)
+
+    def fly(self) -> Sample:
+        """Send it and follow its stream; whatever happens becomes a sample."""
+        send_s = self.now()
+        outcome, detail = "ok", None
+        try:
+            with gevent.Timeout(self.timeout_s):
+                self._follow()
+        except StreamError as error:
+            outcome, detail = error.outcome, str(error)
+        except gevent.Timeout:
+            outcome, detail = "timeout", f"no end after {self.timeout_s:g} s"
+        except gevent.GreenletExit:
+            outcome, detail = "unfinished", None
+        except (OSError, HTTPParseError) as error:
+            outcome, detail = _broken(error), f"{type(error).__name__}: {error}"
+        stream = self.stream
+        return Sample(
+            index=self.request.index,
+            in_window=self.request.in_window,
+            due_s=self.due_s,
+            send_s=send_s,
+            end_s=self.now(),
+            asked_input_tokens=self.request.input_tokens,
+            asked_output_tokens=self.request.output_tokens,
+            input_tokens=stream.input_tokens,
+            output_tokens=stream.output_tokens,
+            chunk_s=tuple(stream.chunk_s),
+            chunk_tokens=tuple(stream.chunk_tokens),
+            outcome=outcome,
+            detail=detail,
+            phases_s=stream.metrics_s,
+        )
+
+    def _follow(self) -> None:
+        """Read the answer as it comes, stamping each event as its last byte arrives."""
+        headers = {"content-type": "application/json", "x-request-id": self.name}
+        response = self.http.request("POST", PATH, body=self.body, headers=headers)
+        try:
+            status = response.status_code
+            if status != OK:
+                text = bytes(response.read(200)).decode(errors="replace")
+                raise StreamError("shed" if status in SHED else "bad_status", f"{status}: {text}")
+            self.stream.metrics_s |= _timings(response.get("server-timing"))
+            parser = EventParser()
+            for received in _pieces(response):
+                now_s = self.now()
+                for data in parser.feed(received):
+                    self.stream.take(data, now_s)
+                if self.stream.done:
+                    break
+            self.stream.finish()
+            # Read on to the end of the message, for then the connection can be used again.
+            with gevent.Timeout(CLOSING_S, False):  # noqa: FBT003  (gevent's own signature)
+                for _ in _pieces(response):
+                    pass
+        finally:
+            response.release()
+
+
+def _pieces(response: HTTPSocketPoolResponse) -> Iterator[bytes]:
+    """
+    Yield what has arrived of the body, whenever something has.
+
+    The response's own `read` waits for as many bytes as asked for, and its `readline` looks for
+    every line end by itself, which is a quarter of the time that an event takes.
+    """
+    buffer = response._body_buffer  # noqa: SLF001  (pinned; there is no public way to not wait)
+    while True:
+        if buffer:
+            yield bytes(buffer)
+            del buffer[:]
+        if response.message_complete:
+            return
+        response.feed(response._sock.recv(BLOCK_BYTES))  # noqa: SLF001
+
+
+def _timings(header: object) -> dict[str, float]:
+    """Read a `Server-Timing` header, in seconds by name; nothing where there is none."""
+    if not isinstance(header, str):
+        return {}
+    return {name: float(value) / 1e3 for name, value in TIMING.findall(header)}
+
+
+def _broken(error: Exception) -> str:
+    """Name the outcome of a request whose connection broke, or never came about."""
+    if isinstance(error, TimeoutError):
+        return "timeout"
+    if isinstance(error, OSError) and error.errno in {errno.EMFILE, errno.ENFILE, errno.ENOMEM}:
+        return "client"
+    if isinstance(error, ConnectionResetError | BrokenPipeError | HTTPParseError):
+        return "cut"
+    return "refused"

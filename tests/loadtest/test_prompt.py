@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loadtest.job import Job
+from loadtest.prompt import Prompts
+from loadtest.schedule import Request, Window
+from sizing.specs.slo import SloSpec
+from sizing.specs.workload import Lengths, WorkloadSpec
+
+JOB = Job(
+    host="http://127.0.0.1:1",
+    model="fake",
+    vocab_size=500,
+    seed=1,
+    prompt_salt=2,
+    workload=WorkloadSpec(
+        requests_per_s=1.0,
+        input_tokens=Lengths(distribution="uniform", low=20, high=900),
+        output_tokens=Lengths.fixed(5),
+        prefix_tokens=16,
+    ),
+    slo=SloSpec(),
+    window=Window(start_s=5, end_s=10, drain_s=30),
+    timeout_s=30.0,
+    plan=None,
+)
+PROMPTS = Prompts(JOB)
+
+
+def request(index: int, num_input: int, session: int | None = None) -> Request:
+    """Make a request of that length, with an answer of 5 tokens."""
+    return Request(
+        index=index,
+        due_s=0,
+        input_tokens=num_input,
+        output_tokens=5,
+        in_window=True,
+        session=session,
+    )
+
+
+def body(prompts: Prompts, sent: Request) -> dict[str, Any]:
+    """Return the body of *sent* as a server reads it."""
+    read: dict[str, Any] = json.loads(prompts.body(sent, prompts.ids(sent)))
+    return read
+
+
+@given(st.integers(0, 10_000), st.integers(1, 900))
+def test_prompts_have_exactly_the_length_asked(index: int, num_input: int) -> None:
+    """A prompt is as many plain token ids as the schedule says, the answer as many tokens."""
+    read = body(PROMPTS, request(index, num_input))
+
+    assert read["prompt"] == PROMPTS.ids(request(index, num_input)).tolist()
+    assert len(read["prompt"]) == num_input
+    assert all(3 <= token < 500 for token in read["prompt"])
+    assert (read["max_tokens"], read["ignore_eos"], read["stream"]) == (5, True, True)
+
+
+@pytest.mark.parametrize("vocab_size", [4, 99, 100, 151_936])
+def test_every_id_is_written_as_it_is(vocab_size: int) -> None:
+    """The table of decimals is right for every id, however many digits."""
+    prompts = Prompts(replace(JOB, vocab_size=vocab_size))
+    ids = np.unique(np.linspace(0, vocab_size - 1, 300).astype(np.int64))
+
+    assert json.loads(prompts.body(request(0, len(ids)), ids))["prompt"] == ids.tolist()
+
+
+def test_prompts_share_the_prefix_and_nothing_else() -> None:
+    """Only the prefix of the workload is common, within a run and between runs."""
+    one, two = (body(PROMPTS, request(k, 200))["prompt"] for k in (1, 2))
+    again = body(Prompts(replace(JOB, prompt_salt=3)), request(1, 200))["prompt"]
+
+    assert one == body(PROMPTS, request(1, 200))["prompt"]
+    assert one[:16] == two[:16]
+    assert one[16:32] != two[16:32]
+    assert one[:16] != again[:16]
+
+
+@pytest.mark.parametrize("told", [[7, 8, 9, 10, 11], []])
+def test_a_turn_begins_with_what_was_said(told: list[int]) -> None:
+    """A prompt is the last one, its answer and something new; unknown answers are made up."""
+    first, second = request(0, 40, session=0), request(1, 60, session=0)
+    ids = PROMPTS.ids(first)
+    said = PROMPTS.conversation(first, ids, told)
+    prompt = PROMPTS.ids(second, said).tolist()
+
+    assert len(prompt) == 60
+    assert prompt[:40] == ids.tolist()
+    assert prompt[40:45] == (told or said[40:].tolist())
+    assert body(PROMPTS, first)["return_token_ids"] is True
