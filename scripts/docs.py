@@ -144,11 +144,12 @@ def _real_engines() -> list[str]:
     ]
     for by, found in groupby(evidence.errors, key=lambda each: each.by):
         lines += [
-            f"| {by} | rows | answered | infeasible | TTFT | TPOT |",
-            "|---|---|---|---|---|---|",
+            f"| {by} | rows | answered | infeasible | TTFT | TPOT | TTFT p99 |",
+            "|---|---|---|---|---|---|---|",
             *(
                 f"| {each.name} | {each.rows} | {each.answered / each.rows:.0%} |"
                 f" {each.infeasible} | {figures(each.ttft)} | {figures(each.tpot)} |"
+                f" {figures(each.ttft_p99)} |"
                 for each in found
             ),
             "",

@@ -16,25 +16,26 @@ from rich.progress import track
 
 from sizing.cli.plan import write_whole
 from sizing.report.validation import (
+    claims_table,
     coverage_table,
     errors_table,
     infeasible_table,
     refusals_table,
     scalars_table,
+    tails_table,
 )
 from sizing.shell import talk
 from sizing.validation.calibration import calibrated
+from sizing.validation.coverage import tried
 from sizing.validation.evidence import evidence_of, read_evidence, to_json
 from sizing.validation.output import record, to_csv
 from sizing.validation.table import read_rows
-from sizing.validation.validate import coverages, judge, refusals, slices
+from sizing.validation.validate import judge, refusals, residuals, slices
 
 if TYPE_CHECKING:
     from sizing.validation.calibration import Calibrated
-    from sizing.validation.interval import Coverage
+    from sizing.validation.coverage import Tried
     from sizing.validation.verdict import Verdict
-
-    Covered = dict[tuple[str, str], Coverage]
 
 
 def validate(
@@ -67,40 +68,42 @@ def validate(
     fit, answers = calibrated(verdicts) if calibrate else (None, verdicts)
     if out is not None:
         write_whole(out, to_csv(answers))
-    covered = coverages(verdicts)
+    found = tried(residuals(verdicts))
     if evidence is not None:
         today = f"{datetime.now(UTC):%Y-%m-%d}"
-        write_whole(evidence, to_json(evidence_of(verdicts, covered, date=today)))
+        write_whole(evidence, to_json(evidence_of(verdicts, found, date=today)))
     if as_json:
-        document = _document(verdicts, answers, covered)
+        document = _document(verdicts, answers, found)
         if fit is not None:
             document["calibration"] = fit.data()
         sys.stdout.write(json.dumps(document, indent=2, allow_nan=False) + "\n")
         return
-    _print(verdicts, covered)
+    _print(verdicts, found)
     if fit is not None:
         _print_fit(fit)
 
 
-def _document(verdicts: list[Verdict], answers: list[Verdict], covered: Covered) -> dict[str, Any]:
+def _document(verdicts: list[Verdict], answers: list[Verdict], found: Tried) -> dict[str, Any]:
     """Return everything that is printed, as data; *answers* are what `-o` writes."""
     return {
         "errors": [asdict(each) for each in slices(verdicts)],
-        "coverage": [
-            {"source": source, "quantity": quantity, **asdict(found)}
-            for (source, quantity), found in covered.items()
-        ],
+        "coverage": [asdict(each) for each in found.coverages],
+        "claims": [asdict(each) for each in found.claims],
         "unsupported": [{"reason": r, "rows": n} for r, n in refusals(verdicts)],
         "rows": [record(answer) for answer in answers],
     }
 
 
-def _print(verdicts: list[Verdict], covered: Covered) -> None:
+def _print(verdicts: list[Verdict], found: Tried) -> None:
     """Show errors, coverage, and what was not predicted."""
     console = Console()
-    for by, found in groupby(slices(verdicts), key=lambda each: each.by):
-        console.print(errors_table(by, found))
-    console.print(coverage_table(covered))
+    errors = slices(verdicts)
+    for by, group in groupby(errors, key=lambda each: each.by):
+        console.print(errors_table(by, group))
+    if errors[0].ttft_p99 is not None:
+        console.print(tails_table(errors))
+    console.print(coverage_table(found.coverages))
+    console.print(claims_table(found.claims))
     refused = refusals(verdicts)
     if refused:
         console.print(refusals_table(refused))

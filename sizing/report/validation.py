@@ -10,9 +10,9 @@ from rich.table import Table
 from sizing.report.tables import seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
-    from sizing.validation.interval import Coverage
+    from sizing.validation.coverage import Claim, Coverage
     from sizing.validation.residual import ErrorSummary
     from sizing.validation.scalar import Scalars
     from sizing.validation.validate import SliceErrors
@@ -26,7 +26,7 @@ def errors_table(by: str, slices: Iterable[SliceErrors]) -> Table:
         pad_edge=False, padding=(0, 1, 0, 0), collapse_padding=True,
     )  # fmt: skip
     table.add_column(by, overflow="fold", min_width=16)
-    for heading in ("rows", "answered", "refused"):
+    for heading in ("rows", "answered", "infea-\nsible"):
         table.add_column(heading, justify="right", no_wrap=True)
     for heading in ("TTFT", "TPOT"):
         table.add_column(heading, justify="right", no_wrap=True)
@@ -39,6 +39,17 @@ def errors_table(by: str, slices: Iterable[SliceErrors]) -> Table:
             figures(each.ttft),
             figures(each.tpot),
         )
+    return table
+
+
+def tails_table(slices: Iterable[SliceErrors]) -> Table:
+    """Errors of the p99 of TTFT, of the groups where that was measured."""
+    table = Table(title="Errors of TTFT p99: mean/median/bias", title_justify="left")
+    for heading in ("", "group", "rows", "TTFT p99"):
+        table.add_column(heading, overflow="fold")
+    for each in slices:
+        if each.ttft_p99 is not None:
+            table.add_row(each.by, each.name, str(each.ttft_p99.rows), figures(each.ttft_p99))
     return table
 
 
@@ -57,7 +68,7 @@ def _percent(share: float, *, sign: str = "") -> str:
     return f"{100 * share:{sign}.{digits}f}"
 
 
-def coverage_table(coverages: Mapping[tuple[str, str], Coverage]) -> Table:
+def coverage_table(coverages: Iterable[Coverage]) -> Table:
     """Share of left-out rows inside their 80 % interval, by source."""
     table = Table(title="80 % intervals on rows left out of them", title_justify="left")
     for heading, justify in (
@@ -65,14 +76,32 @@ def coverage_table(coverages: Mapping[tuple[str, str], Coverage]) -> Table:
         ("median width", "right"),
     ):  # fmt: skip
         table.add_column(heading, justify=justify)  # type: ignore[arg-type]
-    for (source, quantity), found in coverages.items():
+    for found in coverages:
         table.add_row(
-            source,
-            quantity.upper(),
+            found.source,
+            found.quantity.upper(),
             str(found.rows),
             f"{found.covered_fraction:.0%}",
             f"{found.median_width:.0%}",
         )
+    return table
+
+
+def claims_table(claims: Iterable[Claim]) -> Table:
+    """Share of claims that are right at the bound, by source, quantity and confidence."""
+    found = list(claims)
+    levels = sorted({each.confidence for each in found})
+    table = Table(title="Claims right at their bound, on rows left out", title_justify="left")
+    table.add_column("source")
+    table.add_column("")
+    for heading in ("rows", *(f"claimed at {level:.0%}" for level in levels)):
+        table.add_column(heading, justify="right")
+    rows: dict[tuple[str, str], list[Claim]] = {}
+    for each in found:
+        rows.setdefault((each.source, each.quantity), []).append(each)
+    for (source, quantity), group in rows.items():
+        shares = (f"{each.bound_fraction:.0%}" for each in group)
+        table.add_row(source, quantity.upper(), str(group[0].rows), *shares)
     return table
 
 

@@ -11,30 +11,18 @@ from sizing.catalog import configs, find_gpu
 from sizing.config import parse
 from sizing.errors import InputError
 from sizing.specs.checks import STRICT
+from sizing.validation.coverage import Claim, Coverage
 from sizing.validation.interval import Cell, Intervals, fit_intervals
 from sizing.validation.residual import QUANTITIES, summarise
 from sizing.validation.validate import SliceErrors, residuals, slices
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
-    from sizing.validation.interval import Coverage
+    from sizing.validation.coverage import Tried
     from sizing.validation.verdict import Verdict
 
 FILE = "validation/evidence.json"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CoverageOf:
-    """Cross-fitted coverage of one quantity of one source."""
-
-    __pydantic_config__ = STRICT
-
-    source: str
-    quantity: str
-    rows: int
-    covered_fraction: float
-    median_width: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +49,7 @@ class Evidence:
         date: of the run.
         errors: by slice.
         coverage: of the intervals on rows left out of them.
+        claims: how often one-sided bounds are right, likewise.
         cells: residual quantiles.
         support: predicted rows by kind of deployment.
     """
@@ -69,7 +58,8 @@ class Evidence:
 
     date: str
     errors: tuple[SliceErrors, ...]
-    coverage: tuple[CoverageOf, ...]
+    coverage: tuple[Coverage, ...]
+    claims: tuple[Claim, ...]
     cells: tuple[Cell, ...]
     support: tuple[Support, ...]
 
@@ -90,7 +80,7 @@ def read_evidence() -> Evidence:
     """
     path = configs() / FILE
     if not path.exists():
-        return Evidence(date="", errors=(), coverage=(), cells=(), support=())
+        return Evidence(date="", errors=(), coverage=(), claims=(), cells=(), support=())
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -100,18 +90,14 @@ def read_evidence() -> Evidence:
     return parse(Evidence, raw, place=FILE)
 
 
-def evidence_of(
-    verdicts: Sequence[Verdict], covered: Mapping[tuple[str, str], Coverage], *, date: str
-) -> Evidence:
-    """Gather what a run shows; *covered* by source and quantity."""
+def evidence_of(verdicts: Sequence[Verdict], found: Tried, *, date: str) -> Evidence:
+    """Gather what a run shows; *found* of left-out configurations."""
     made = fit_intervals(residuals(verdicts))
     return Evidence(
         date=date,
         errors=slices(verdicts),
-        coverage=tuple(
-            CoverageOf(source=source, quantity=quantity, **asdict(found))
-            for (source, quantity), found in covered.items()
-        ),
+        coverage=found.coverages,
+        claims=found.claims,
         cells=tuple(made.cells.values()),
         support=_support(verdicts),
     )
@@ -130,7 +116,7 @@ def _support(verdicts: Sequence[Verdict]) -> tuple[Support, ...]:
     for key in sorted(groups):
         split, engine, gpu, weight_dtype = key
         known = residuals(groups[key])
-        ttft, tpot = (summarise(r for r in known if r.quantity == q) for q in QUANTITIES)
+        ttft, tpot = (summarise(r.log_ratio for r in known if r.quantity == q) for q in QUANTITIES)
         found.append(
             Support(
                 split=split,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
+from statistics import NormalDist
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,17 +16,25 @@ from sizing.validation.fold import folds
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from numpy.typing import NDArray
+
     from sizing.validation.residual import Residual
 
-LEVELS = (0.1, 0.9)
-COVERAGE = LEVELS[1] - LEVELS[0]
+LEVELS = (0.05, 0.1, 0.2, 0.5, 0.8, 0.9, 0.95)
+"""Quantiles that a group carries."""
+MIDDLE = LEVELS.index(0.5)
+LOW, HIGH = 0.1, 0.9
+"""Ends of the 80 % interval."""
 PARENT_ROWS = 20.0
 """Rows of its own at which a group's quantiles weigh as much as its parent's."""
 LARGEST_SHARE = 0.25
 """A configuration measured at many loads counts for at most this share of its group."""
 FOLDS = 10
+LEAST_ROWS = 40
+"""Rows of a kind of load from which on it has stretches of its own."""
 STAND_IN_LOG = math.log(1.3)
 """Versions of an engine differ by 30 % in TPOT: added in squares where rows had own constants."""
+DEVIATES = tuple(NormalDist().inv_cdf(level) for level in LEVELS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,8 +46,7 @@ class Cell:
         path: labels from coarse to fine, joined by `/`, the quantity first.
         rows: measurements behind it.
         configurations: different ones among them.
-        low_log: 10 % quantile of ln(measured / predicted), shrunk to the parent's.
-        high_log: 90 % quantile likewise.
+        logs: quantiles of ln(measured / predicted) at `LEVELS`, shrunk to the parent's.
         stand_in_fraction: share of the rows that were predicted with the constants of another
             version of the engine.
     """
@@ -47,9 +56,15 @@ class Cell:
     path: str
     rows: int
     configurations: int
-    low_log: float
-    high_log: float
+    logs: tuple[float, ...]
     stand_in_fraction: float
+
+    def log_at(self, level: float) -> float:
+        """Quantile at any level, between and beyond `LEVELS` as if normal."""
+        at = NormalDist().inv_cdf(level)
+        steps = list(zip(pairwise(DEVIATES), pairwise(self.logs), strict=True))
+        (low, high), (first, second) = next((s for s in steps if at <= s[0][1]), steps[-1])
+        return first + (second - first) * (at - low) / (high - low)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,40 +95,55 @@ class Intervals:
         Interval around a prediction; `None` where no row of the quantity was ever measured.
 
         Args:
-            value_s: predicted.
+            value_s: predicted; always inside.
             quantity: `ttft` or `tpot`.
             path: labels from coarse to fine; the finest group with rows is taken.
             stand_in: predicted with the constants of another version of the engine; widens the
                 interval by 30 % where the rows behind it had their own.
 
         """
-        for depth in range(len(path), -1, -1):
-            cell = self.cells.get("/".join((quantity, *path[:depth])))
-            if cell is not None:
-                extra = STAND_IN_LOG * (1 - cell.stand_in_fraction) if stand_in else 0.0
-                return Interval(
-                    low_s=value_s * math.exp(-math.hypot(min(cell.low_log, 0.0), extra)),
-                    high_s=value_s * math.exp(math.hypot(max(cell.high_log, 0.0), extra)),
-                    rows=cell.rows,
-                    group=cell.path,
-                )
-        return None
+        cell = self._cell(quantity, path)
+        if cell is None:
+            return None
+        low, high = (_log(cell, level, stand_in=stand_in) for level in (LOW, HIGH))
+        return Interval(
+            low_s=value_s * math.exp(min(low, 0.0)),
+            high_s=value_s * math.exp(max(high, 0.0)),
+            rows=cell.rows,
+            group=cell.path,
+        )
+
+    def bound(
+        self,
+        quantity: str,
+        path: Sequence[str],
+        level: float,
+        *,
+        stand_in: bool = False,
+    ) -> float | None:
+        """
+        Factor on a prediction that the measurement stays below with a chance of *level*.
+
+        Arguments as of `around`; below 1 where predictions like this were too high.
+        """
+        cell = self._cell(quantity, path)
+        return None if cell is None else math.exp(_log(cell, level, stand_in=stand_in))
+
+    def _cell(self, quantity: str, path: Sequence[str]) -> Cell | None:
+        """Return the finest group with rows."""
+        labels = (quantity, *path)
+        names = ("/".join(labels[:depth]) for depth in range(len(labels), 0, -1))
+        return next((self.cells[name] for name in names if name in self.cells), None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Coverage:
-    """
-    Intervals tried on rows that they were not made from.
-
-    Attributes:
-        rows: latencies tried.
-        covered_fraction: of them inside their interval.
-        median_width: (high - low) / predicted.
-    """
-
-    rows: int
-    covered_fraction: float
-    median_width: float
+def _log(cell: Cell, level: float, *, stand_in: bool) -> float:
+    """Quantile of a cell, widened for constants of another version."""
+    log = cell.log_at(level)
+    if not stand_in:
+        return log
+    away = NormalDist().inv_cdf(level) / NormalDist().inv_cdf(HIGH)
+    extra = STAND_IN_LOG * (1 - cell.stand_in_fraction) * away
+    return log + math.copysign(math.hypot(log, extra) - abs(log), away)
 
 
 def fit_intervals(residuals: Iterable[Residual]) -> Intervals:
@@ -122,13 +152,14 @@ def fit_intervals(residuals: Iterable[Residual]) -> Intervals:
 
         q = (n q_own + k q_parent) / (n + k), k = 20 rows; q_parent of the root: q_own
 
-    widened about their middle until leave-configurations-out folds are covered to 80 %.
+    each quantile moved from the median by the factor with which leave-configurations-out folds
+    lie below it as often as it says.
 
     Args:
         residuals: of rows that nothing shipped was fitted on.
 
     Source:
-        Cross-conformal prediction (Vovk 2015) of log residuals.
+        Cross-conformal prediction (Vovk 2015) of log residuals, one side at a time.
 
     Ignores:
         That rows of one configuration err alike, beyond leaving them out together.
@@ -138,94 +169,75 @@ def fit_intervals(residuals: Iterable[Residual]) -> Intervals:
     return Intervals(cells=_cells(known, _stretches(known)))
 
 
-def coverage(residuals: Sequence[Residual]) -> dict[tuple[str, str], Coverage]:
-    """
-    Cross-fit: every configuration is judged by intervals made from the others.
+def together(each: Residual) -> str:
+    """What is left out together: a configuration, near others of its load and engine."""
+    return "/".join((*each.path[:3], each.configuration))
 
-    Returns:
-        By source and quantity; the source `all` is all of them.
 
-    """
-    tried: dict[tuple[str, str], list[tuple[bool, float]]] = {}
-    for train, test in folds(residuals, FOLDS, key=_together):
-        made = fit_intervals(train)
+def _stretches(known: Sequence[Residual]) -> dict[tuple[str, ...], NDArray[np.float64]]:
+    """Factors on the quantiles, by quantity and labels, that left-out folds ask for."""
+    needed: dict[tuple[str, ...], list[NDArray[np.float64]]] = {}
+    side = np.sign(DEVIATES)
+    for train, test in folds(known, FOLDS, key=together):
+        made = Intervals(cells=_cells(train, {}))
         for each in test:
-            found = made.around(1.0, each.quantity, each.path, stand_in=each.stand_in)
-            if found is not None:
-                inside = found.low_s <= math.exp(each.log_ratio) <= found.high_s
-                for source in ("all", each.source):
-                    hits = tried.setdefault((source, each.quantity), [])
-                    hits.append((inside, found.high_s - found.low_s))
+            cell = made._cell(each.quantity, each.path)  # noqa: SLF001  (a line of this file)
+            if cell is not None:
+                logs = np.array(cell.logs)
+                apart = np.maximum(np.abs(logs - logs[MIDDLE]), 1e-3)
+                off = side * (each.log_ratio - logs[MIDDLE]) / apart
+                for depth in range(min(2, len(each.path)) + 1):
+                    needed.setdefault((each.quantity, *each.path[:depth]), []).append(off)
     return {
-        key: Coverage(
-            rows=len(tried[key]),
-            covered_fraction=float(np.mean([inside for inside, _ in tried[key]])),
-            median_width=float(np.median([width for _, width in tried[key]])),
-        )
-        for key in sorted(tried)
+        labels: _reached(np.array(rows))
+        for labels, rows in needed.items()
+        if len(rows) >= LEAST_ROWS
     }
 
 
-def _together(each: Residual) -> str:
-    """What is left out together: a configuration, near others of its load and engine."""
-    return "/".join((*each.path[:2], each.configuration))
+def _reached(off: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Quantile of each column that lies as far out as its level says."""
+    shares = np.maximum(LEVELS, 1 - np.array(LEVELS))
+    found = [np.quantile(column, share) for column, share in zip(off.T, shares, strict=True)]
+    return np.maximum(found, 0.0)
 
 
-def _stretches(known: Sequence[Residual]) -> dict[tuple[str, str], float]:
-    """Factor on the widths of each kind of load that covers left-out folds to 80 %."""
-    needed: dict[tuple[str, str], list[float]] = {}
-    for train, test in folds(known, FOLDS, key=_together):
-        made = Intervals(cells=_cells(train, {}))
-        for each in test:
-            found = made.around(1.0, each.quantity, each.path, stand_in=each.stand_in)
-            if found is not None:
-                low, high = math.log(found.low_s), math.log(found.high_s)
-                off = abs(each.log_ratio - (low + high) / 2) / max((high - low) / 2, 1e-3)
-                needed.setdefault((each.quantity, each.path[0]), []).append(off)
-    return {kind: float(np.quantile(off, COVERAGE)) for kind, off in needed.items()}
-
-
-def _cells(residuals: Iterable[Residual], stretch: dict[tuple[str, str], float]) -> dict[str, Cell]:
+def _cells(
+    residuals: Iterable[Residual], stretches: dict[tuple[str, ...], NDArray[np.float64]]
+) -> dict[str, Cell]:
     """Quantiles of every group, coarse ones first so that each finds its parent."""
     members: dict[tuple[str, ...], list[Residual]] = {}
     for each in residuals:
         labels = (each.quantity, *each.path)
         for depth in range(1, len(labels) + 1):
             members.setdefault(labels[:depth], []).append(each)
-    shrunk: dict[tuple[str, ...], tuple[float, float]] = {}
+    shrunk: dict[tuple[str, ...], NDArray[np.float64]] = {}
     cells = {}
     for labels in sorted(members, key=lambda path: (len(path), path)):
         rows = members[labels]
-        low, high = _shrunk(_quantiles(rows), shrunk.get(labels[:-1]), len(rows))
-        if len(rows) == len(members.get(labels[:-1], ())):
-            low, high = shrunk[labels[:-1]]  # the same rows under a longer name
-        shrunk[labels] = (low, high)
-        factor = stretch.get((labels[0], labels[1]), 1.0) if len(labels) > 1 else 1.0
-        middle, half = (low + high) / 2, (high - low) / 2 * factor
+        logs = _quantiles(rows)
+        if labels[:-1] in shrunk:
+            # The same rows under a longer name are their parent.
+            own = 0 if len(rows) == len(members[labels[:-1]]) else len(rows)
+            share = own / (own + PARENT_ROWS)
+            logs = share * logs + (1 - share) * shrunk[labels[:-1]]
+        shrunk[labels] = logs
+        asked = (
+            stretches[labels[:d]] for d in range(len(labels), 0, -1) if labels[:d] in stretches
+        )
+        moved = logs[MIDDLE] + (logs - logs[MIDDLE]) * next(asked, np.ones(len(LEVELS)))
         path = "/".join(labels)
         cells[path] = Cell(
             path=path,
             rows=len(rows),
             configurations=len({each.configuration for each in rows}),
-            low_log=middle - half,
-            high_log=middle + half,
+            logs=tuple(np.maximum.accumulate(moved).tolist()),
             stand_in_fraction=sum(each.stand_in for each in rows) / len(rows),
         )
     return cells
 
 
-def _shrunk(
-    own: tuple[float, float], parent: tuple[float, float] | None, rows: int
-) -> tuple[float, float]:
-    """Move a group's quantiles towards its parent's, the fewer rows the further."""
-    if parent is None:
-        return own
-    weight = rows / (rows + PARENT_ROWS)
-    low, high = (weight * x + (1 - weight) * up for x, up in zip(own, parent, strict=True))
-    return low, high
-
-
-def _quantiles(rows: Sequence[Residual]) -> tuple[float, float]:
+def _quantiles(rows: Sequence[Residual]) -> NDArray[np.float64]:
     """Quantiles of the logs, each configuration counting for at most a share of them."""
     counts: dict[str, int] = {}
     for each in rows:
@@ -235,5 +247,5 @@ def _quantiles(rows: Sequence[Residual]) -> tuple[float, float]:
     logs = np.array([each.log_ratio for each in rows])
     order = np.argsort(logs)
     reached = np.cumsum(weights[order]) - weights[order] / 2
-    low, high = np.interp(LEVELS, reached / weights.sum(), logs[order])
-    return float(low), float(high)
+    found: NDArray[np.float64] = np.interp(LEVELS, reached / weights.sum(), logs[order])
+    return found

@@ -11,7 +11,15 @@ import numpy as np
 from sizing.errors import InputError
 from sizing.latency.load import StepLoad
 from sizing.validation.label import path_of
-from sizing.validation.load import OPEN_REQUESTS, REQUESTS_PER_USER, arrivals, requests
+from sizing.validation.load import (
+    OPEN_REQUESTS,
+    REQUEST_S,
+    REQUESTS_PER_USER,
+    arrivals,
+    repeated,
+    requests,
+)
+from sizing.validation.protocol import protocol_of
 from sizing.validation.replay import Replay, Replica, Served
 from sizing.validation.row import kind_of
 from sizing.validation.steps import StepTable, seconds_of, step_table
@@ -27,8 +35,6 @@ OVERLOAD_RATIO = 10.0
 """A TTFT above both that the KV cache or the rate causes is called infeasible."""
 SPARE_FRACTION = 1.2
 """Infeasible only if the replica is overloaded with this much more KV cache, too."""
-REQUEST_S = 16.38e-3
-"""API server, for profiles of engines measured without one (inference-sim: vLLM 0.15.1)."""
 CONTEXT_POINTS = 9
 _TABLES: dict[object, StepTable] = {}
 
@@ -159,8 +165,7 @@ def _split(row: Row, subject: Subject) -> RowPrediction:
     """Prefill and decode pools under a closed loop (eq. V4)."""
     if row.load != "closed":
         raise InputError(f"{row.place}: load", row.load, "closed, of a disaggregated row")
-    ttft, tpot, ttft_p99 = tandem(row, subject)
-    return RowPrediction(status="predicted", ttft_s=ttft, tpot_s=tpot, ttft_p99_s=ttft_p99)
+    return _statistics(tandem(row, subject), row.statistic)
 
 
 def served(
@@ -168,19 +173,28 @@ def served(
 ) -> list[Served]:
     """Replay the share of the row's load that one attention rank and pipeline batch has."""
     users = max(1, math.ceil(row.amount / ranks)) if row.load == "closed" else 0
+    protocol = protocol_of(row)
+    rules = subject.rules
+    if protocol is not None:
+        rules = replace(rules, max_batch_size=protocol.max_batch_size)
     replica = Replica(
         steps=_table(subject, group.slicing, users or 256, row.isl + row.osl),
-        rules=subject.rules,
+        rules=rules,
         token_budget=subject.token_budget,
         kv_tokens=subject.kv_tokens(group.slicing, row.isl + row.osl / 2)
         * spare
         / group.slicing.pp,
-        overhead_s=subject.machine.engine.per_request_s or REQUEST_S,
+        overhead_s=REQUEST_S,
+        ahead=subject.ahead,
     )
     count = users * REQUESTS_PER_USER or OPEN_REQUESTS
+    if protocol is not None:
+        count = math.ceil(row.amount / ranks * protocol.stage_s)
     drawn = requests(
         count, isl=row.isl, osl=row.osl, jitter=row.length_jitter, prefix=row.prefix_tokens
     )
+    if protocol is not None:
+        drawn = repeated(drawn, protocol.cold(row.amount))
     at = None if users else arrivals(count, row.amount / ranks)
     return Replay(replica, drawn, at, users).run()
 

@@ -40,8 +40,8 @@ class Replica:
         token_budget: tokens of a step.
         kv_tokens: tokens that the KV cache holds.
         overhead_s: between a request's arrival and the scheduler, and back.
-        decodes: False: a request is done with its first token (a prefill replica).
-        prefills: False: prompts arrive with their KV cache (a decode replica).
+        ahead: the next step is put together while one runs: who arrives during a step joins the
+            one after the next.
     """
 
     steps: StepTable
@@ -49,6 +49,7 @@ class Replica:
     token_budget: int
     kv_tokens: float
     overhead_s: float
+    ahead: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
@@ -81,6 +82,7 @@ class Replay:
     arrivals: Sequence[float] | None
     users: int
     now: float = 0.0
+    began: float = 0.0
     step: int = 0
     context_sum: float = 0.0
     next_request: int = 0
@@ -118,8 +120,10 @@ class Replay:
             self.next_request += 1
 
     def _arrive(self) -> None:
-        """Queue what has reached the scheduler by now."""
-        while self.coming and self.coming[0][0] <= self.now:
+        """Queue what has reached the scheduler by now, or when the next step was put together."""
+        busy = self.running or self.partial is not None
+        seen = self.began if busy and self.replica.ahead else self.now
+        while self.coming and self.coming[0][0] <= seen:
             at, number = heapq.heappop(self.coming)
             request = self.requests[number]
             sent = at - self.replica.overhead_s
@@ -170,6 +174,7 @@ class Replay:
         pairs = sum(size * (job.context - job.left + size / 2) for job, size in chunks)
         batch = len(self.running) if self.replica.rules.mixes else 0
         context = self.context_sum / batch if batch else 0.0
+        self.began = self.now
         self.now += self.replica.steps.seconds(tokens, pairs / tokens - tokens / 2, batch, context)
         if batch:
             self._advance(1)
@@ -192,10 +197,9 @@ class Replay:
             grows = batch * (1 - self.replica.rules.reserved_fraction)
             count = min(count, max(1, int(room / grows)))
         if count > 1:
-            mean = self.replica.steps.seconds(0, 0.0, batch, context + (count - 1) / 2)
-            self.now += mean * count
-        else:
-            self.now += one
+            one = self.replica.steps.seconds(0, 0.0, batch, context + (count - 1) / 2)
+        self.now += one * count
+        self.began = self.now - one
         self._advance(count)
         self._finish()
 

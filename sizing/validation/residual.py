@@ -25,6 +25,7 @@ class Residual:
     One latency of one row.
 
     Attributes:
+        predicted_s: what was predicted.
         log_ratio: ln(measured / predicted).
         configuration: all loads of one configuration are fitted on, or held out, together.
         path: labels from coarse to fine; intervals back off along it.
@@ -32,6 +33,7 @@ class Residual:
     """
 
     quantity: str
+    predicted_s: float
     log_ratio: float
     source: str
     configuration: str
@@ -64,6 +66,7 @@ def residuals_of(row: Row, found: RowPrediction) -> Iterator[Residual]:
         if measured and predicted:
             yield Residual(
                 quantity=quantity,
+                predicted_s=predicted,
                 log_ratio=math.log(measured / predicted),
                 source=row.source,
                 configuration=row.configuration,
@@ -72,9 +75,9 @@ def residuals_of(row: Row, found: RowPrediction) -> Iterator[Residual]:
             )
 
 
-def summarise(residuals: Iterable[Residual]) -> ErrorSummary | None:
-    """Return mean and median error and bias; `None` without rows."""
-    logs = np.array([each.log_ratio for each in residuals])
+def summarise(log_ratios: Iterable[float]) -> ErrorSummary | None:
+    """Return mean and median error and bias of ln(measured / predicted); `None` without rows."""
+    logs = np.array(list(log_ratios))
     if not logs.size:
         return None
     errors = np.exp(-logs) - 1

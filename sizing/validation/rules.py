@@ -29,6 +29,8 @@ class SchedulingRules:
             not where weights are scaled in blocks: those checkpoints carry no such scales.
         split_since: version that first served prefill and decode apart; a lower one that does is
             the version of the server around it (Dynamo), which says nothing of the engine's.
+        crowded: whose recipes for split pools send more users than decode has slots (`slots.py`).
+        ahead_since: version that first put the next step together, by default, while one runs.
         source: where this is written.
     """
 
@@ -40,6 +42,8 @@ class SchedulingRules:
     reserved_fraction: float
     fp8_kv: str
     split_since: tuple[int, ...] = ()
+    crowded: bool = False
+    ahead_since: tuple[int, ...]
     source: str
 
     def budget(self, *, prompt_tokens: int, users: float, own_recipe: bool) -> int:
@@ -66,8 +70,10 @@ RULES = {
         max_batch_size=1024,
         reserved_fraction=0.0,
         fp8_kv="requantised",
+        ahead_since=(0, 14),
         source="vLLM 0.29 v1/core/sched/scheduler.py; engine/arg_utils.py, API server on 80 GB;"
-        " spare_tokens: aiconfigurator 0.12 generator/rule_plugin/vllm.rule",
+        " spare_tokens: aiconfigurator 0.12 generator/rule_plugin/vllm.rule; ahead_since:"
+        " v1/engine/core.py, step_with_batch_queue; pull request 27614",
     ),
     "trtllm": SchedulingRules(
         mixes=True,
@@ -78,10 +84,13 @@ RULES = {
         reserved_fraction=1.0,
         fp8_kv="small",
         split_since=(1,),
+        crowded=True,
+        ahead_since=(1,),
         source="TensorRT-LLM 1.0 docs, llm-api reference: max_num_tokens, enable_chunked_prefill,"
         " CapacitySchedulerPolicy.GUARANTEED_NO_EVICT; fp8 checkpoints of NVIDIA quantise KV;"
         " spare_tokens: aiconfigurator 0.12 generator/rule_plugin/trtllm.rule; InferenceX: 64;"
-        " split_since: TensorRT-LLM 1.0 docs, Disaggregated Serving (Beta)",
+        " split_since: TensorRT-LLM 1.0 docs, Disaggregated Serving (Beta); ahead_since: the same,"
+        " Overlap Scheduler",
     ),
     "sglang": SchedulingRules(
         mixes=False,
@@ -91,8 +100,10 @@ RULES = {
         max_batch_size=2048,
         reserved_fraction=0.5,
         fp8_kv="requantised",
+        ahead_since=(0, 4),
         source="SGLang 0.5 srt/server_args.py: chunked_prefill_size on 80 GB, enable_mixed_chunk;"
-        " managers/schedule_policy.py: new_token_ratio 0.7 falling to 0.1",
+        " managers/schedule_policy.py: new_token_ratio 0.7 falling to 0.1; ahead_since: SGLang"
+        " 0.4 release, zero-overhead batch scheduler",
     ),
 }
 """By engine; what recipes set otherwise is not known unless the row says it."""

@@ -10,13 +10,13 @@ import numpy as np
 
 from sizing.validation.fold import fold_of
 from sizing.validation.residual import QUANTITIES
+from sizing.validation.row import kind_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from sizing.validation.prediction import RowPrediction
     from sizing.validation.row import Row
     from sizing.validation.verdict import Verdict
 
@@ -57,10 +57,10 @@ def in_fitted_half(row: Row) -> bool:
     return fold_of(row.configuration, 2) == 0
 
 
-def group_of(row: Row, found: RowPrediction) -> tuple[str, ...]:
+def group_of(row: Row) -> tuple[str, ...]:
     """Labels of the group whose scalars a row gets."""
     tp = row.groups[-1].slicing.tp
-    return (found.path[0], row.engine.lower(), row.gpu, row.weight_dtype, f"TP {tp}")
+    return (kind_of(row), row.engine.lower(), row.gpu, row.weight_dtype, f"TP {tp}")
 
 
 def fit_scalars(verdicts: Iterable[Verdict]) -> dict[tuple[str, ...], Scalars]:
@@ -87,7 +87,7 @@ def fit_scalars(verdicts: Iterable[Verdict]) -> dict[tuple[str, ...], Scalars]:
     members: dict[tuple[str, ...], list[Verdict]] = {}
     for verdict in verdicts:
         if verdict.row is not None and verdict.found.status == "predicted":
-            labels = group_of(verdict.row, verdict.found)
+            labels = group_of(verdict.row)
             for depth in range(1, len(labels) + 1):
                 members.setdefault(labels[:depth], []).append(verdict)
     fitted: dict[tuple[str, ...], Scalars] = {(): NONE}
@@ -105,7 +105,7 @@ def corrected(verdict: Verdict, scalars: Mapping[tuple[str, ...], Scalars]) -> V
     row, found = verdict.row, verdict.found
     if row is None or found.status != "predicted":
         return verdict
-    labels = group_of(row, found)
+    labels = group_of(row)
     depth = next(d for d in range(len(labels), -1, -1) if labels[:d] in scalars)
     s = scalars[labels[:depth]]
     ttft = None if found.ttft_s is None else s.prefill * found.ttft_s + s.request_s

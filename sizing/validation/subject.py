@@ -38,12 +38,14 @@ class Subject:
     A row's machine.
 
     Attributes:
+        ahead: the engine puts the next step together while one runs.
         notes: what was taken in place of something unknown, one sentence each.
     """
 
     machine: Machine
     rules: SchedulingRules
     token_budget: int
+    ahead: bool
     notes: tuple[str, ...]
 
     def kv_tokens(self, slicing: Slicing, sequence_tokens: float) -> float:
@@ -85,6 +87,7 @@ def subject_of(row: Row) -> Subject:
         ),
         rules=rules,
         token_budget=budget,
+        ahead=not _numbers(version) or _numbers(version) >= rules.ahead_since,
         notes=notes,
     )
 

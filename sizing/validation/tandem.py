@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import heapq
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,66 +13,125 @@ import numpy as np
 from sizing.latency.collectives import kv_pull_s_per_byte
 from sizing.latency.load import decode_load, prefill_load
 from sizing.latency.memory import kv_bytes_per_token
-from sizing.validation.load import REQUESTS_PER_USER
+from sizing.validation.load import REQUEST_S, REQUESTS_PER_USER, requests
+from sizing.validation.replay import Request, Served
+from sizing.validation.slots import decode_slots
 from sizing.validation.steps import seconds_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from sizing.validation.row import Group, Row
     from sizing.validation.subject import Subject
 
-ROUNDS = 60
-"""Of the fixed point; it halves its error a round."""
-TAIL = 0.99
+ROUNDS = 12
+"""Of the fixed point between TPOT and the requests in decode; each halves its error."""
+LENGTHS = 5
+"""Prompt lengths between which prefill times are interpolated."""
 
 
-def tandem(row: Row, subject: Subject) -> tuple[float, float, float]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pools:
     """
-    Users at a prefill pool, a KV pull and a decode pool (docs/model.md, eq. V4).
+    What the requests of a split row pass.
 
-        TTFT = request_s + W + s + pull,  TPOT = t(b, context),  b = C D / (D + TTFT) / ranks,
-        W = waits of a closed network with c servers of s and a think time D (mean value analysis),
-        plus the first wave, (C / c - 1) s / 2 of one request in ten
+    Attributes:
+        servers: prompts prefilled at once, one an attention rank.
+        slots: requests that decode at once.
+        request_s: API server.
+        prefill_s: seconds of a prompt by its tokens.
+        pull_s: seconds until its KV cache has moved.
+    """
+
+    servers: int
+    slots: int
+    request_s: float
+    prefill_s: Callable[[int], float]
+    pull_s: float
+
+
+def tandem(row: Row, subject: Subject) -> list[Served]:
+    """
+    Users at prefill ranks, a KV pull and decode slots (docs/model.md, eq. V4).
+
+        TTFT = request_s + wait for a rank + s + pull + wait for a slot,
+        TPOT = t(b, context),  b = min(slots, C D / (D + TTFT)) / ranks,  D = osl TPOT
 
     Args:
         row: a disaggregated closed row.
         subject: its machine.
 
     Returns:
-        Mean TTFT, mean TPOT, p99 of TTFT.
+        Every request.
 
     Source:
-        Reiser and Lavenberg (mean value analysis); Seidmann et al. for several servers.
+        Dynamo's order: prompt first, then a decode replica; its first token is only seen once
+        that has a slot.
 
     Ignores:
-        Variance of lengths, prompts prefilled together, a decode pool without room.
+        Prompts prefilled together on a rank, KV cache that prefill keeps until it is pulled.
 
     """
-    prefill, decode = row.groups
     mean = 1 - row.length_jitter / 2
-    isl, osl = row.isl * mean, row.osl * mean
-    m = subject.machine
-    servers = prefill.replicas * prefill.slicing.dp
-    ranks = decode.replicas * decode.slicing.dp
-    service = _prefill_s(row, subject, prefill, isl)
-    pull = _pull_s(subject, prefill, decode, isl)
     users = max(1, int(row.amount))
-    ttft, tpot = service, 0.0
+    pools = _pools(row, subject)
+    decode = row.groups[1]
+    ranks = decode.replicas * decode.slicing.dp
+    drawn = requests(
+        users * REQUESTS_PER_USER,
+        isl=row.isl,
+        osl=row.osl,
+        jitter=row.length_jitter,
+        prefix=row.prefix_tokens,
+    )
+    context = mean * (row.isl + row.osl / 2)
+    busy, tpot, served = float(min(users, pools.slots)), 0.0, list[Served]()
     for _ in range(ROUNDS):
-        stay = osl * tpot
-        batch = max(1.0, users / ranks * (stay / (stay + ttft) if stay else 1.0))
-        step = float(seconds_of(m, decode_load(batch, isl + osl / 2), decode.slicing))
-        tpot = (tpot + step) / 2 if tpot else step
-        steady = _closed_wait_s(users, servers, service, osl * tpot + pull)
-        first = max(0.0, users / servers - 1) * service / 2
-        wait = steady + max(0.0, first - steady) / REQUESTS_PER_USER
-        ttft = m.engine.per_request_s + wait + service + pull
-    tail = max(wait, 2 * first * (1 - (1 - TAIL) * REQUESTS_PER_USER))
-    return ttft, tpot, ttft - wait + tail
+        load = decode_load(max(1.0, busy / ranks), context)
+        tpot = float(seconds_of(subject.machine, load, decode.slicing))
+        served = passed(pools, drawn, users, tpot)
+        stay = mean * row.osl * tpot
+        ttft = float(np.mean([each.first_s - each.sent_s for each in served]))
+        busy = (busy + min(float(pools.slots), users * stay / (stay + ttft))) / 2
+    return served
 
 
-def _prefill_s(row: Row, subject: Subject, group: Group, isl: float) -> float:
+def passed(pools: Pools, drawn: Sequence[Request], users: int, tpot_s: float) -> list[Served]:
+    """Let every request pass both pools, first come first served; all users start at once."""
+    sending = [0.0] * users
+    prefill = [0.0] * pools.servers
+    decode = [0.0] * pools.slots
+    served = []
+    for request in drawn:
+        sent = heapq.heappop(sending)
+        begins = max(sent + pools.request_s, heapq.heappop(prefill))
+        prefilled = begins + pools.prefill_s(request.computed)
+        heapq.heappush(prefill, prefilled)
+        first = max(prefilled + pools.pull_s, heapq.heappop(decode))
+        last = first + (request.output - 1) * tpot_s
+        heapq.heappush(decode, last)
+        heapq.heappush(sending, last)
+        served.append(Served(sent, first, last, request.output))
+    return served
+
+
+def _pools(row: Row, subject: Subject) -> Pools:
+    """Both pools of a split row."""
+    prefill, decode = row.groups
+    tokens = np.linspace((1 - row.length_jitter) * row.isl, row.isl, LENGTHS) - row.prefix_tokens
+    tokens = np.maximum(1.0, tokens)
+    times = [_prefill_s(row, subject, prefill, each) for each in tokens]
+    return Pools(
+        servers=prefill.replicas * prefill.slicing.dp,
+        slots=decode_slots(row, subject),
+        request_s=REQUEST_S,
+        prefill_s=lambda n: float(np.interp(n, tokens, times)),
+        pull_s=_pull_s(subject, prefill, decode, (1 - row.length_jitter / 2) * row.isl),
+    )
+
+
+def _prefill_s(row: Row, subject: Subject, group: Group, new: float) -> float:
     """Seconds of one prompt alone, in chunks of the budget."""
-    new = max(1.0, isl - row.prefix_tokens)
     chunks = math.ceil(new / subject.token_budget) if subject.rules.chunks else 1
     sizes = np.full(chunks, new / chunks)
     load = prefill_load(sizes, row.prefix_tokens + np.cumsum(sizes) - sizes)
@@ -82,15 +144,3 @@ def _pull_s(subject: Subject, prefill: Group, decode: Group, tokens: float) -> f
     per_byte = kv_pull_s_per_byte(prefill.slicing.tp, decode.slicing.tp, m.gpu, m.cluster)
     size = tokens * kv_bytes_per_token(m.model, tp=decode.slicing.tp)
     return m.engine.transfer_base_s + size * per_byte
-
-
-def _closed_wait_s(users: int, servers: int, service: float, think: float) -> float:
-    """Mean wait at *servers* of a closed network, by mean value analysis."""
-    queue = 0.0
-    fast = service / servers
-    delay = service - fast
-    held = 0.0
-    for n in range(1, users + 1):
-        held = fast * (1 + queue)
-        queue = n * held / (held + delay + think)
-    return max(0.0, held + delay - service)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from sizing.specs.checks import STRICT
-from sizing.validation.interval import Coverage, coverage
 from sizing.validation.prediction import RowPrediction, predict_row
 from sizing.validation.residual import (
     QUANTITIES,
@@ -55,6 +55,7 @@ class SliceErrors:
     infeasible: int
     ttft: ErrorSummary | None
     tpot: ErrorSummary | None
+    ttft_p99: ErrorSummary | None = None
 
 
 def judge(line: Row | Refused, intervals: Intervals) -> Verdict:
@@ -111,15 +112,21 @@ def _slice(by: str, name: str, verdicts: Sequence[Verdict]) -> SliceErrors:
     """Return the errors of one group."""
     known = residuals(verdicts)
     errors = {
-        quantity: summarise(each for each in known if each.quantity == quantity)
+        quantity: summarise(each.log_ratio for each in known if each.quantity == quantity)
         for quantity in QUANTITIES
     }
+    tail = summarise(
+        math.log(verdict.row.ttft_p99_s / verdict.found.ttft_p99_s)
+        for verdict in verdicts
+        if verdict.row is not None and verdict.row.ttft_p99_s and verdict.found.ttft_p99_s
+    )
     return SliceErrors(
         by=by,
         name=name,
         rows=len(verdicts),
         answered=sum(verdict.answered is not False for verdict in verdicts),
         infeasible=sum(verdict.found.status == "infeasible" for verdict in verdicts),
+        ttft_p99=tail,
         **errors,
     )
 
@@ -132,8 +139,3 @@ def refusals(verdicts: Iterable[Verdict]) -> list[tuple[str, int]]:
         if verdict.found.status == "unsupported"
     )
     return reasons.most_common()
-
-
-def coverages(verdicts: Sequence[Verdict]) -> dict[tuple[str, str], Coverage]:
-    """Cross-fitted coverage of the intervals by source and quantity, `all` sources among them."""
-    return coverage(residuals(verdicts))

@@ -136,7 +136,7 @@ def test_json_is_exactly_the_data(validate: Validate, tmp_path: Path) -> None:
     """Errors by slice, coverage, reasons, and what -o writes; with --calibrate, the scalars."""
     path = broken(tmp_path / "rows.csv")
     document: dict[str, Any] = json.loads(validate(str(path), "--json", "--calibrate").out)
-    assert set(document) == {"errors", "coverage", "unsupported", "rows", "calibration"}
+    assert set(document) == {"errors", "coverage", "claims", "unsupported", "rows", "calibration"}
     assert [tuple(row) for row in document["rows"]] == [COLUMNS] * 3
     assert document["errors"][0]["name"] == "all"
     assert sum(reason["rows"] for reason in document["unsupported"]) == 2

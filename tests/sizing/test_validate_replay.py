@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sizing.validation.load import requests
+from sizing.validation.load import repeated, requests
 from sizing.validation.replay import Replay, Replica, Request
 from sizing.validation.rules import RULES
 from sizing.validation.steps import StepTable
@@ -74,6 +74,29 @@ def test_decoding_pauses_for_prompts_where_the_engine_does_not_mix() -> None:
     assert first["s"].last_s == pytest.approx(0.03 + 0.06 + STEP_S)
 
 
+def test_who_arrives_during_a_step_waits_for_the_one_after_the_next() -> None:
+    """Where steps are put together one ahead; on an idle replica nobody waits."""
+    ahead = replace(replica(), ahead=True)
+    drawn = [Request(10, 0, 9), Request(50, 0, 1)]
+    # Steps end at 20, 30, 40 ms ...; at 33 ms the one from 40 ms on is already put together.
+    late, first = (
+        min(Replay(each, drawn, [0.0, 0.033], 0).run(), key=lambda e: e.output)
+        for each in (ahead, replica())
+    )
+    assert first.first_s == pytest.approx(0.04 + 0.06)
+    assert late.first_s == pytest.approx(0.05 + 0.06)
+    one, two = Replay(ahead, [Request(10, 0, 2), Request(50, 0, 1)], [0.0, 0.05], 0).run()
+    assert (one.last_s, two.first_s) == pytest.approx((0.03, 0.05 + 0.06))
+
+
+def test_prompts_sent_before_are_in_the_cache() -> None:
+    """All but the last, unfinished block of 16; the first round computes everything."""
+    drawn = requests(5, isl=547, osl=9, prefix=100)
+    found = repeated(drawn, 2)
+    assert [each.computed for each in found] == [447, 447, 3, 3, 3]
+    assert all(each.computed + each.cached == 547 for each in found)
+
+
 def test_full_kv_cache_makes_requests_wait() -> None:
     """TensorRT-LLM reserves a request whole: with room for one, the second waits for its end."""
     two = [Request(50, 0, 10), Request(50, 0, 10)]
@@ -104,13 +127,15 @@ def test_users_send_again_when_their_answer_ended() -> None:
     osl=st.integers(1, 40),
     jitter=st.sampled_from([0.0, 0.2, 0.9]),
     kv_tokens=st.sampled_from([50.0, 400.0, 1e9]),
+    ahead=st.booleans(),
 )
-def test_everybody_is_served_and_no_step_is_skipped(
-    engine: str, users: int, isl: int, osl: int, jitter: float, kv_tokens: float
+def test_everybody_is_served_and_no_step_is_skipped(  # noqa: PLR0913  (what is varied)
+    engine: str, users: int, isl: int, osl: int, jitter: float, kv_tokens: float, *, ahead: bool
 ) -> None:
     """Whatever the load: all requests end, none before its tokens could have been computed."""
     drawn = requests(users * 4, isl=isl, osl=osl, jitter=jitter)
-    served = Replay(replica(engine, kv_tokens=kv_tokens), drawn, None, users).run()
+    one = replace(replica(engine, kv_tokens=kv_tokens), ahead=ahead)
+    served = Replay(one, drawn, None, users).run()
     assert len(served) == len(drawn)
     for each in served:
         assert each.first_s >= each.sent_s + STEP_S

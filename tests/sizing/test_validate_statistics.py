@@ -7,9 +7,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from sizing.validation.coverage import CONFIDENCES, tried
 from sizing.validation.fold import fold_of
-from sizing.validation.interval import coverage, fit_intervals
+from sizing.validation.interval import LEVELS, fit_intervals
 from sizing.validation.prediction import RowPrediction
 from sizing.validation.residual import Residual, summarise
 from sizing.validation.row import Row, row_from
@@ -23,10 +26,11 @@ def residuals(spread: float, count: int = 400, bias: float = 0.0) -> list[Residu
     return [
         Residual(
             quantity="tpot",
+            predicted_s=0.02,
             log_ratio=float(draw.normal(bias, spread)),
             source="here",
             configuration=f"c{number % 40}",
-            path=("closed", "vllm", "dense", f"m{number % 3}"),
+            path=("loaded", "closed", "vllm", "dense", f"m{number % 3}"),
         )
         for number in range(count)
     ]
@@ -35,32 +39,75 @@ def residuals(spread: float, count: int = 400, bias: float = 0.0) -> list[Residu
 @pytest.mark.parametrize(("spread", "bias"), [(0.05, 0.0), (0.4, 0.0), (0.1, 0.05)])
 def test_intervals_cover_what_was_left_out(spread: float, bias: float) -> None:
     """80 % intervals made of some configurations hold about 80 % of the others."""
-    found = coverage(residuals(spread, bias=bias))["here", "tpot"]
+    found = tried(residuals(spread, bias=bias)).coverages[1]
+    assert (found.source, found.quantity, found.rows) == ("here", "tpot", 400)
     assert 0.75 <= found.covered_fraction <= 0.85
     normal = math.exp(1.2816 * spread) - math.exp(-1.2816 * spread)
     assert found.median_width == pytest.approx(normal, rel=0.35)
 
 
+@pytest.mark.parametrize(("spread", "bias"), [(0.05, 0.0), (0.4, 0.2), (0.1, -0.3)])
+def test_claims_are_right_as_often_as_they_say(spread: float, bias: float) -> None:
+    """Bounds made of some configurations hold for the named share of the others, biased or not."""
+    for claim in tried(residuals(spread, bias=bias)).claims:
+        assert claim.bound_fraction == pytest.approx(claim.confidence, abs=0.05)
+        assert claim.right_fraction >= claim.bound_fraction
+
+
+def test_a_claim_is_tried_at_the_lowest_limit_above_its_bound() -> None:
+    """Errors far smaller than the 10 % between limits: nearly every claim is right."""
+    found = [each for each in tried(residuals(0.002)).claims if each.source == "all"]
+    assert [each.confidence for each in found] == list(CONFIDENCES)
+    assert all(each.right_fraction > each.bound_fraction for each in found[:2])
+
+
+@settings(max_examples=50, deadline=None)
+@given(spread=st.floats(0.01, 1.0), bias=st.floats(-0.5, 0.5), level=st.floats(0.02, 0.97))
+def test_bounds_rise_with_confidence(spread: float, bias: float, level: float) -> None:
+    """More confidence never means a lower bound, between the levels that are kept and beyond."""
+    made = fit_intervals(residuals(spread, count=80, bias=bias))
+    path = ("loaded", "closed", "vllm", "dense", "m1")
+    low, high = (made.bound("tpot", path, each) for each in (level, level + 0.02))
+    assert low is not None
+    assert high is not None
+    assert low <= high
+    assert len(made.cells["tpot"].logs) == len(LEVELS)
+
+
+def test_few_rows_are_stretched_as_the_other_loads_are() -> None:
+    """Six rows of a new kind of load cannot say how far quantiles miss: their parent does."""
+    few = [
+        replace(each, path=("loaded", "open", *each.path[2:]), log_ratio=0.0)
+        for each in residuals(0.1, count=6)
+    ]
+    made = fit_intervals([*residuals(0.1), *few])
+    around = made.around(1.0, "tpot", ("loaded", "open", "vllm", "dense", "m1"))
+    assert around is not None
+    assert around.rows == 2
+    assert around.high_s > 1.05
+    assert around.low_s < 0.95
+
+
 def test_intervals_back_off_to_what_is_known() -> None:
     """A model that was never measured gets the interval of its engine; another quantity none."""
     made = fit_intervals(residuals(0.1))
-    own = made.around(2.0, "tpot", ("closed", "vllm", "dense", "m1"))
-    other = made.around(2.0, "tpot", ("closed", "vllm", "dense", "new"))
+    own = made.around(2.0, "tpot", ("loaded", "closed", "vllm", "dense", "m1"))
+    other = made.around(2.0, "tpot", ("loaded", "closed", "vllm", "dense", "new"))
     assert own is not None
     assert other is not None
     assert (own.group, other.group) == (
-        "tpot/closed/vllm/dense/m1",
-        "tpot/closed/vllm/dense",
+        "tpot/loaded/closed/vllm/dense/m1",
+        "tpot/loaded/closed/vllm/dense",
     )
     assert own.low_s < 2.0 < own.high_s
-    assert made.around(2.0, "ttft", ("closed",)) is None
+    assert made.around(2.0, "ttft", ("loaded",)) is None
 
 
 def test_constants_of_another_version_widen() -> None:
     """Rows predicted with their own constants say too little of one that is not."""
     made = fit_intervals(residuals(0.05))
-    own = made.around(1.0, "tpot", ("closed", "vllm"))
-    stand_in = made.around(1.0, "tpot", ("closed", "vllm"), stand_in=True)
+    own = made.around(1.0, "tpot", ("loaded", "closed", "vllm"))
+    stand_in = made.around(1.0, "tpot", ("loaded", "closed", "vllm"), stand_in=True)
     assert own is not None
     assert stand_in is not None
     assert stand_in.high_s > own.high_s
@@ -86,7 +133,7 @@ def verdict(each: Row, ttft_s: float, tpot_s: float, *, truth: tuple[float, floa
         status="predicted",
         ttft_s=ttft_s,
         tpot_s=tpot_s,
-        path=("static",),
+        path=("alone", "static"),
         num_layers=32,
     )
     return Verdict(id=each.id, source="here", row=measured, found=found)
@@ -134,11 +181,7 @@ def test_halves_are_the_same_everywhere() -> None:
 
 def test_errors_are_relative_to_the_measurement() -> None:
     """Predicted 2 for a measured 1 is 100 % off, predicted 0.5 is 50 %."""
-    both = [
-        Residual(quantity="ttft", log_ratio=log, source="", configuration="", path=())
-        for log in (math.log(0.5), math.log(2))
-    ]
-    found = summarise(both)
+    found = summarise([math.log(0.5), math.log(2)])
     assert found is not None
     assert (found.mean, found.median, found.bias) == pytest.approx((0.75, 0.75, 0.25))
     assert summarise([]) is None

@@ -1,0 +1,72 @@
+"""How the rows of a source were made, beyond what their columns say."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING
+
+from sizing.catalog import configs
+from sizing.config import parse, read_toml
+from sizing.specs.checks import STRICT
+from sizing.specs.gpu import Source
+
+if TYPE_CHECKING:
+    from sizing.validation.row import Row
+
+FILE = "validation/protocols.toml"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Protocol:
+    """
+    One workload that a source ran.
+
+    Attributes:
+        prompts: different ones; they are sent in turn, again and again, so that all but the first
+            round finds them whole in the prefix cache.
+        stages_per_s: arrival rates of runs, each in stages, one after the other.
+        stage_s: how long one lasts.
+        max_batch_size: sequences of a step.
+    """
+
+    __pydantic_config__ = STRICT
+
+    source: str
+    input_tokens: int
+    output_tokens: int
+    prompts: int
+    stages_per_s: tuple[tuple[float, ...], ...]
+    stage_s: float
+    max_batch_size: int
+
+    def cold(self, requests_per_s: float) -> int:
+        """Prompts that a stage of this rate is the first to send."""
+        return self.prompts if any(run[0] == requests_per_s for run in self.stages_per_s) else 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Protocols:
+    """The file."""
+
+    __pydantic_config__ = STRICT
+
+    workloads: tuple[Protocol, ...]
+    sources: tuple[Source, ...]
+
+
+@cache
+def protocols() -> tuple[Protocol, ...]:
+    """Read what is known of sources."""
+    return parse(_Protocols, read_toml(configs() / FILE), place=FILE).workloads
+
+
+def protocol_of(row: Row) -> Protocol | None:
+    """Return the workload that an open row is a stage of; `None`: its columns say everything."""
+    for each in protocols():
+        rates = {rate for run in each.stages_per_s for rate in run}
+        if (row.source, row.isl, row.osl, row.load) == (
+            each.source, each.input_tokens, each.output_tokens, "open",
+        ) and row.amount in rates:  # fmt: skip
+            return each
+    return None

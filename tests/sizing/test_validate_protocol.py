@@ -1,0 +1,51 @@
+"""What is known of how rows were made."""
+
+from __future__ import annotations
+
+import pytest
+
+from sizing.validation.prediction import predict_row
+from sizing.validation.protocol import protocol_of, protocols
+from sizing.validation.row import Row, row_from
+
+CELLS = {
+    "id": "one", "source": "blis", "model": "mistralai/Mistral-Nemo-Instruct-2407",
+    "gpu": "h100-sxm", "engine": "vllm", "engine_version": "0.15.1", "weight_dtype": "bf16",
+    "serving": "aggregated", "gpus": "2", "tp": "2", "load": "open", "requests_per_s": "2.5",
+    "isl": "547", "osl": "248", "prefix_tokens": "100", "max_num_batched_tokens": "1024",
+}  # fmt: skip
+
+
+def row(**cells: str) -> Row:
+    """Return a row of inference-sim's runs, some cells changed."""
+    return row_from(CELLS | cells, "rows.csv:2")
+
+
+def test_a_row_is_a_stage_of_a_documented_run() -> None:
+    """By source, lengths, load and rate; anything else says all there is in its columns."""
+    found = protocol_of(row())
+    assert found is not None
+    assert found.prompts == 45
+    for cells in (
+        {"source": "here"}, {"isl": "548"}, {"osl": "9"}, {"requests_per_s": "3"},
+        {"load": "closed", "concurrency": "4"},
+    ):  # fmt: skip
+        assert protocol_of(row(**cells)) is None
+
+
+def test_only_the_first_stage_finds_the_cache_empty() -> None:
+    """The second stage of a run sends the same prompts again."""
+    for protocol in protocols():
+        for run in protocol.stages_per_s:
+            assert [protocol.cold(rate) for rate in run] == [
+                protocol.prompts, *[0] * (len(run) - 1)
+            ]  # fmt: skip
+
+
+def test_prompts_that_come_again_are_served_sooner() -> None:
+    """All but a first round find the whole prompt cached; elsewhere only the named prefix."""
+    again, new = predict_row(row()), predict_row(row(source="here"))
+    for name in ("ttft_s", "tpot_s"):
+        known, fresh = getattr(again, name), getattr(new, name)
+        assert known < fresh
+    assert again.ttft_p99_s == pytest.approx(new.ttft_s, rel=0.5)
