@@ -62,18 +62,20 @@ class HandledServers:
         self, domain: str, kind: str, body: dict[str, Any]
     ) -> AsyncIterator[Refusal | Phases | list[str] | dict[str, Any]]:
         """See `SplitDecodeServer.answer`; whoever stops listening ends it."""
-        begun = False
+        begun = ended = False
         response = self._servers[domain].answer.remote(kind, body)
         try:
             async for item in response:
                 begun = True
                 yield item
+            ended = True
         except (BackPressureError, DeploymentUnavailableError, RayActorError) as error:
             if begun:
                 raise
             raise Refused(_unavailable()) from error
         finally:
-            response.cancel()
+            if not ended:
+                response.cancel()
 
     async def time_prefill(self, body: dict[str, Any]) -> PrefillTiming | Refusal:
         """Run a prompt through the first domain's prefill pool."""

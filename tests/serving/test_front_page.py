@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 import uvicorn
 
-from serving.cluster import free_ports
+from serving.ports import free_ports
 from serving.front import front_door
 from serving.front_app import front_app
 
@@ -67,7 +67,8 @@ def test_a_person_sees_the_plan_and_chats(front: FrontDoor, tmp_path: Path) -> N
         page.wait_for("!document.getElementById('send').disabled")
         assert "first token after" in page.evaluate("document.getElementById('timing').textContent")
         cells = page.wait_for(
-            "(c => c[4]?.endsWith('ms') && c)([...document.querySelectorAll('#latency tr:first-child td')]"
+            "(c => c[4]?.endsWith('ms') && c)("
+            "[...document.querySelectorAll('#latency tr:first-child td')]"
             ".map(td => td.textContent))"
         )
         assert (cells[0], cells[1], cells[3]) == ("TTFT", "100.0 ms", "30.00 s")

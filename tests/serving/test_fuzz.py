@@ -13,7 +13,7 @@ from urllib.request import urlopen
 
 import pytest
 
-from serving.cluster import free_ports
+from serving.ports import free_ports
 from sizing.plan import to_json
 
 if TYPE_CHECKING:
