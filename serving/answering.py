@@ -36,7 +36,7 @@ AGGREGATED = Local(path="local", reason="aggregated")
 
 
 class StreamBroken(Exception):
-    """The engine failed after the first token: the stream ends here, without [DONE]."""
+    """The engine failed after the first token: the answer ends here, a stream without [DONE]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,11 +92,11 @@ class Answering:
             order: what to keep to; default: the plan's.
 
         Yields:
-            A refusal; or the phases of the first token, followed by server-sent events as they
+            A refusal; or, with the first token, its phases, followed by server-sent events as they
             come, or by the whole answer.
 
         Raises:
-            StreamBroken: the engine failed after the first event.
+            StreamBroken: the engine failed after the first token.
         """
         start = await self._start(kind, body, order or self._order)
         if isinstance(start, Refusal):
@@ -109,12 +109,15 @@ class Answering:
         )
         try:
             started = time.perf_counter()
-            first = await _first(answer, start.limit_s, order or self._order)
-            if isinstance(first, Refusal):
-                yield first
+            came = await _first_token(answer, start.limit_s, order or self._order)
+            if isinstance(came, Refusal):
+                yield came
                 return
-            yield start.phases(first[0] - started)
-            yield [first[1]] if isinstance(first[1], str) else first[1].model_dump()
+            yield start.phases(came - started)
+            first = await answer.first_item()
+            if _error_in(first) is not None:
+                raise StreamBroken(str(first))
+            yield [first] if isinstance(first, str) else first.model_dump()
             async for event in answer.stream:
                 if event.startswith(ERROR_EVENT):
                     raise StreamBroken(event)
@@ -183,17 +186,22 @@ class Answering:
         return lambda: first_token_seen(self.engine, kind, request.request_id)
 
 
-async def _first(answer: Answer, limit_s: float, order: Order) -> tuple[float, Any] | Refusal:
-    """Return when the first token came, and the first item; or what the client gets instead."""
+async def _first_token(answer: Answer, limit_s: float, order: Order) -> float | Refusal:
+    """Return when the first token came, or what the client gets instead of an answer."""
     try:
         await answer.first_token(limit_s)
         at = time.perf_counter()
-        item = await answer.first_item()
+        failed = _error_in(await answer.first_item()) if answer.done else None
     except TimeoutError:
         return late_first_token(order)
     except EngineDeadError:
         message = "The engine died; try again later."
         return Refusal(status=503, message=message, code="engine-died", retry_after_s=RETRY_AFTER_S)
+    return failed or at
+
+
+def _error_in(item: Any) -> Refusal | None:  # noqa: ANN401
+    """Return the error that an engine's answer, or its first event, is."""
     if isinstance(item, str):
-        return refusal_in(item) if item.startswith(ERROR_EVENT) else (at, item)
-    return (at, item) if hasattr(item, "usage") else refusal_of(item)
+        return refusal_in(item) if item.startswith(ERROR_EVENT) else None
+    return None if hasattr(item, "usage") else refusal_of(item)

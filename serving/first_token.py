@@ -51,6 +51,11 @@ class Answer:
         self._started = time.monotonic()
 
     @property
+    def done(self) -> bool:
+        """Whether the first event, or the whole answer, is there; or an error."""
+        return self._first.done()
+
+    @property
     def stuck(self) -> bool:
         """Whether its KV cache will never arrive."""
         waited_s = time.monotonic() - self._started

@@ -10,7 +10,8 @@ import urllib.request
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from serving.cluster import free_ports
+from serving.affinity import KEEP_AFFINITY
+from serving.ports import free_ports
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,7 +41,12 @@ def bare_server(model: Path, *, dtype: str, log: Path) -> Iterator[str]:
         "port": port,
     }
     options = [part for name, value in settings.items() for part in (f"--{name}", str(value))]
-    both_cores = {**os.environ, "VLLM_CPU_OMP_THREADS_BIND": "0-1", "VLLM_NO_USAGE_STATS": "1"}
+    both_cores = {
+        **os.environ,
+        "VLLM_CPU_OMP_THREADS_BIND": "0-1",
+        "VLLM_NO_USAGE_STATS": "1",
+        KEEP_AFFINITY: "1",
+    }
     url = f"http://127.0.0.1:{port}"
     with log.open("w") as said:
         server = subprocess.Popen(

@@ -46,9 +46,8 @@ def _chat(content: str, path: str = "remote", /, **body: object) -> Asked:
 
 CLASSES: dict[str, Asked] = {
     "plain": _completion(1, **GREEDY),
-    "n": _completion(2, "local; reason=n", n=2, **GREEDY),
-    "n with a seed": _completion(3, "local; reason=n", n=3, **SEEDED),
-    "best_of": _completion(4, "local; reason=n", n=2, best_of=2, **GREEDY),
+    "n": _completion(2, "local; reason=n", n=3, **SEEDED),
+    "best_of": _completion(4, "local; reason=n", n=2, best_of=2, **SEEDED),
     "prompt list": Asked(
         kind=COMPLETIONS,
         body={"prompt": [words(40, 5), words(33, 6)], **GREEDY},
@@ -75,7 +74,7 @@ CLASSES: dict[str, Asked] = {
     "logit_bias": _completion(16, logit_bias={"2400": 100}, **GREEDY),
     "regular expression": _completion(17, structured_outputs={"regex": "( [a-z]{4}){5}"}, **GREEDY),
     "chat": _chat("hello there", **GREEDY),
-    "chat with n": _chat("hello there", "local; reason=n", n=2, **GREEDY),
+    "chat with n": _chat("hello there", "local; reason=n", n=2, **SEEDED),
     "chat logprobs": _chat("hello you", logprobs=True, top_logprobs=3, **GREEDY),
     "response_format": _chat(
         "say it as JSON",

@@ -24,6 +24,12 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.engine
 
+CLASSES_THAT_LEAVE: list[dict[str, object]] = [
+    {},
+    {"stream": False},
+    {"n": 3, "temperature": 1},
+    {"prompt_logprobs": 1, "stream": False},
+]
 FORGED = {
     "do_remote_prefill": True,
     "do_remote_decode": False,
@@ -94,9 +100,7 @@ def test_clients_that_leave_at_any_moment(split: Split, count: int) -> None:
     rng = random.Random(count)  # noqa: S311
     for seed in range(count):
         body = body_of(600 + seed, tokens=rng.choice([20, 300, 1200]), max_tokens=200)
-        more = rng.choice(
-            [{}, {}, {"stream": False}, {"n": 3}, {"prompt_logprobs": 1, "stream": False}]
-        )
+        more = rng.choice(CLASSES_THAT_LEAVE)
         client = _open(split, {**body, **more})
         time.sleep(rng.uniform(0, 0.8))
         client.close()

@@ -40,7 +40,7 @@ def test_a_transfer_that_does_not_end(split: Split, *, stream: bool) -> None:
     split("spoil", "stall")
     bodies = [body_of(400 + seed, stream=stream) for seed in range(3)]
     with under_way(split.base_url, bodies) as asked:
-        local = send(f"{split.base_url}/v1/completions", {**body_of(404), "n": 2})
+        local = send(f"{split.base_url}/v1/completions", {**body_of(404), "n": 2, "temperature": 1})
         replies = [each.result() for each in asked]
     assert (local.done, local.path) == (True, "local; reason=n")
     for reply in replies:
