@@ -1,0 +1,152 @@
+"""The services of docker-compose.yml, each in a network namespace of its own."""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+from serving.processes import environment, stop
+from sizing.plan import to_json
+
+from .network import Host, allowed, network
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.serving.conftest import DeploymentMaker, PlanMaker
+
+ROOT = Path(__file__).parents[3]
+HERE = Path(__file__).parent
+START_S = 300
+TTFT_S = 5.0
+"""The plan's limit: deadlines of prefill and of the KV hand-off are twice as long."""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave these tests out where this user may not make namespaces: no container may either."""
+    mine = [item for item in items if HERE in item.path.parents]
+    if mine and not allowed():
+        config.hook.pytest_deselected(items=mine)
+        items[:] = [item for item in items if item not in mine]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compose:
+    """The services that are up: one host each."""
+
+    hosts: dict[str, Host]
+    base_url: str
+    place: Path
+
+    @property
+    def prefill(self) -> Host:
+        """The host of the prefill worker."""
+        return self.hosts["prefill-node-0"]
+
+    @property
+    def decode(self) -> Host:
+        """The host of the decode worker."""
+        return self.hosts["decode-node-0"]
+
+    def serving(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run a command on the head, as `docker compose exec head` would."""
+        head = ("ip", "netns", "exec", self.hosts["head"].namespace)
+        return subprocess.run(
+            [*head, sys.executable, "-m", "serving.cli", *arguments],
+            cwd=self.place,
+            env=environment("") | {"MINICLUSTER_CLUSTER": ""},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+
+@pytest.fixture(scope="session")
+def compose(
+    demo_model: Path,
+    make_deployment: DeploymentMaker,
+    make_plan: PlanMaker,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Compose]:
+    """Start head and workers by the commands of docker-compose.yml; paths alone differ."""
+    place = tmp_path_factory.mktemp("compose")
+    plan = make_plan(make_deployment(demo_model))
+    pools = tuple(
+        replace(pool, placement=tuple(replace(p, node="node-0") for p in pool.placement))
+        for pool in plan.pools
+    )
+    plan = replace(plan, pools=pools, slo=replace(plan.slo, ttft_s=TTFT_S))
+    (place / "plan.json").write_text(to_json(plan))
+    services = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
+    nodes = {name: each for name, each in services.items() if "shm_size" in each}
+    mark, ray_directory = secrets.token_hex(8), Path(mkdtemp(prefix="mc-", dir="/tmp"))
+    with network(tuple(nodes)) as hosts:
+        try:
+            for name, service in nodes.items():
+                if name != "head":
+                    _wait_for_ray(hosts["head"], mark)
+                hosts[name].start(
+                    _command(service, place / "plan.json"),
+                    env=environment(mark)
+                    | service["environment"]
+                    | {"PATH": f"{Path(sys.executable).parent}:/usr/sbin:/usr/bin:/sbin:/bin"}
+                    | {"RAY_TMPDIR": str(ray_directory)},
+                    cwd=place,
+                    log=place / f"{name}.log",
+                )
+            _wait_until_ready(place / "head.log")
+            yield Compose(hosts=hosts, base_url=f"http://{hosts['head'].address}:8000", place=place)
+        finally:
+            stop(mark, grace_s=0.5)
+            shutil.rmtree(ray_directory, ignore_errors=True)
+
+
+def _command(service: dict[str, Any], plan: Path) -> list[str]:
+    """Return a service's command as its container would run it, with this machine's paths."""
+    return [
+        part.replace("$$", "$").replace("/etc/minicluster/plan.json", str(plan))
+        for part in service["command"]
+    ]
+
+
+def _wait_for_ray(head: Host, mark: str) -> None:
+    """Wait as `depends_on: service_healthy` does."""
+    deadline = time.monotonic() + START_S
+    check = ["ray", "health-check", "--address", f"{head.address}:6379"]
+    while time.monotonic() < deadline:
+        done = subprocess.run(
+            [
+                *("ip", "netns", "exec", head.namespace, sys.executable, "-m"),
+                *("ray.scripts.scripts", *check[1:]),
+            ],
+            env=environment(mark),
+            capture_output=True,
+            check=False,
+        )
+        if done.returncode == 0:
+            return
+        time.sleep(0.5)
+    pytest.fail("the head's Ray does not answer")
+
+
+def _wait_until_ready(log: Path) -> None:
+    """Wait until `serving up` said that it is."""
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline:
+        text = log.read_text() if log.exists() else ""
+        if "ready: http" in text:
+            return
+        if "serving: " in text:
+            break
+        time.sleep(0.5)
+    pytest.fail(f"not up: {log.read_text()[-2000:]}")

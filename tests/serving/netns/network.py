@@ -1,0 +1,161 @@
+"""Hosts that are network namespaces: own addresses, links that can be slowed down or cut."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+NETWORK = "10.231.77"
+"""Of the hosts; the bridge, and with it this process, is .254."""
+
+BURST = "64kb"
+"""Bytes that pass at once: far less than a KV cache, more than a timer tick of any rate here."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """One namespace; the link to it is `device` inside and `port` at the bridge."""
+
+    name: str
+    namespace: str
+    address: str
+    port: str
+    device: str = "eth0"
+
+    def start(
+        self, command: Sequence[str], *, env: dict[str, str], cwd: Path, log: Path
+    ) -> subprocess.Popen[bytes]:
+        """Start a command on this host, in the background."""
+        with log.open("ab") as out:
+            return subprocess.Popen(
+                ["ip", "netns", "exec", self.namespace, *command],
+                env={**os.environ, **env},
+                cwd=cwd,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+            )
+
+    def limit(self, bits_per_s: float) -> None:
+        """Let this host send no more than that."""
+        shape = ("dev", self.device, "root", *_bucket(f"{bits_per_s:.0f}bit"))
+        _ip_tc("tc", "-n", self.namespace, "qdisc", "replace", *shape)
+
+    def unlimit(self) -> None:
+        """Let it send as it can."""
+        with suppress(subprocess.CalledProcessError):
+            _ip_tc("tc", "-n", self.namespace, "qdisc", "del", "dev", self.device, "root")
+
+    @contextmanager
+    def cut_off(self) -> Iterator[None]:
+        """Take its link down for the duration of the block."""
+        _ip_tc("ip", "link", "set", self.port, "down")
+        try:
+            yield
+        finally:
+            _ip_tc("ip", "link", "set", self.port, "up")
+
+    @contextmanager
+    def unreachable_from(self, other: Host) -> Iterator[None]:
+        """Let what *other* sends here vanish, for the duration of the block."""
+        route = ("route", "add", "blackhole", f"{self.address}/32")
+        _ip_tc("ip", "-n", other.namespace, *route)
+        try:
+            yield
+        finally:
+            _ip_tc("ip", "-n", other.namespace, "route", "del", "blackhole", f"{self.address}/32")
+
+
+def allowed() -> bool:
+    """Tell whether this process may make namespaces, bridges and token buckets."""
+    name = f"mc{os.getpid()}x"
+    commands = (
+        ("ip", "netns", "add", name),
+        ("ip", "-n", name, "link", "add", "bridge0", "type", "bridge"),
+        ("tc", "-n", name, "qdisc", "add", "dev", "bridge0", "root", *_bucket("1mbit")),
+    )
+    try:
+        for command in commands:
+            _ip_tc(*command)
+    except (OSError, subprocess.CalledProcessError):
+        return False
+    finally:
+        with suppress(OSError, subprocess.CalledProcessError):
+            _ip_tc("ip", "netns", "del", name)
+    return True
+
+
+@contextmanager
+def network(names: Sequence[str]) -> Iterator[dict[str, Host]]:
+    """
+    Have hosts of these names, joined by a bridge, for the duration of the block.
+
+    Each finds every other by its name, and its own address by `hostname -i`.
+    """
+    tag = f"mc{os.getpid() % 100_000}"
+    hosts = {
+        name: Host(
+            name=name,
+            namespace=f"{tag}-{name}",
+            address=f"{NETWORK}.{number}",
+            port=f"{tag}p{number}",
+        )
+        for number, name in enumerate(names, start=1)
+    }
+    try:
+        _ip_tc("ip", "link", "add", tag, "type", "bridge")
+        _ip_tc("ip", "addr", "add", f"{NETWORK}.254/24", "dev", tag)
+        _ip_tc("ip", "link", "set", tag, "up")
+        for host in hosts.values():
+            _add(host, hosts, tag)
+        yield hosts
+    finally:
+        for host in hosts.values():
+            for gone in (("link", "del", host.port), ("netns", "del", host.namespace)):
+                with suppress(subprocess.CalledProcessError):
+                    _ip_tc("ip", *gone)
+            shutil.rmtree(_etc(host), ignore_errors=True)
+        with suppress(subprocess.CalledProcessError):
+            _ip_tc("ip", "link", "del", tag)
+
+
+def _add(host: Host, hosts: dict[str, Host], bridge: str) -> None:
+    """Make one host and its link."""
+    inside = ("ip", "-n", host.namespace)
+    _ip_tc("ip", "netns", "add", host.namespace)
+    peer = ("peer", "name", host.device, "netns", host.namespace)
+    _ip_tc("ip", "link", "add", host.port, "type", "veth", *peer)
+    _ip_tc("ip", "link", "set", host.port, "master", bridge, "up")
+    _ip_tc(*inside, "addr", "add", f"{host.address}/24", "dev", host.device)
+    for device in ("lo", host.device):
+        _ip_tc(*inside, "link", "set", device, "up")
+    # Without a default route vLLM takes itself to be at 127.0.0.1.
+    _ip_tc(*inside, "route", "add", "default", "via", f"{NETWORK}.254")
+    _etc(host).mkdir(parents=True)
+    lines = [f"{host.address} {os.uname().nodename}"]
+    lines += [f"{each.address} {each.name}" for each in hosts.values()]
+    # `ip netns exec` puts it over /etc/hosts.
+    (_etc(host) / "hosts").write_text("127.0.0.1 localhost\n" + "\n".join(lines) + "\n")
+
+
+def _bucket(rate: str) -> tuple[str, ...]:
+    """Return the token bucket of a rate."""
+    return ("tbf", "rate", rate, "burst", BURST, "latency", "200ms")
+
+
+def _etc(host: Host) -> Path:
+    """Return where the host's own files of /etc lie."""
+    return Path("/etc/netns") / host.namespace
+
+
+def _ip_tc(*command: str) -> None:
+    """Run `ip` or `tc`; raises with what it said."""
+    subprocess.run(command, check=True, capture_output=True)

@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from serving.compile import compile_app
+from serving.engine import Ground
+from serving.metrics import Metrics
+
+if TYPE_CHECKING:
+    from .conftest import DeploymentMaker, PlanMaker
+
+DASHBOARD = Path(__file__).parents[2] / "monitoring" / "grafana" / "dashboards" / "minicluster.json"
+SUFFIXES = ("", "_total", "_bucket", "_sum", "_count")
+
+
+def _targets() -> list[tuple[str, str]]:
+    """Return panel and query of each target."""
+    dashboard: dict[str, Any] = json.loads(DASHBOARD.read_text())
+    return [
+        (panel["title"], target["expr"])
+        for panel in dashboard["panels"]
+        for target in panel["targets"]
+    ]
+
+
+@pytest.fixture
+def names(small_model: Path, make_deployment: DeploymentMaker, make_plan: PlanMaker) -> set[str]:
+    """Return every name that the endpoint exposes."""
+    deployment = make_deployment(small_model)
+    app = compile_app(deployment, Ground(target="cpu"), plan=make_plan(deployment))
+    families = Metrics(app.front)._registry.collect()
+    return {family.name + suffix for family in families for suffix in SUFFIXES}
+
+
+def test_every_query_asks_for_what_is_exposed(names: set[str]) -> None:
+    """Each panel's metrics exist under that name (`make test-dashboard` asks a real Prometheus)."""
+    for title, query in _targets():
+        asked = set(re.findall(r"minicluster_\w+", query))
+        assert asked, title
+        assert asked <= names, title
+
+
+def test_panels_do_not_overlap() -> None:
+    """Panels have a place and an id of their own, and ask the provisioned source."""
+    panels = json.loads(DASHBOARD.read_text())["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    cells = [
+        (panel["gridPos"]["x"] + x, panel["gridPos"]["y"] + y)
+        for panel in panels
+        for x in range(panel["gridPos"]["w"])
+        for y in range(panel["gridPos"]["h"])
+    ]
+    assert len(set(cells)) == len(cells)
+    assert {panel["datasource"]["uid"] for panel in panels} == {"prometheus"}

@@ -1,0 +1,173 @@
+"""Replicas come and go under load; whoever asks meanwhile is answered."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from serving.ports import free_ports
+from serving.scale import moves
+from sizing.errors import InputError
+from sizing.plan import Placement, to_json
+
+from .client import Reply, send
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from sizing.plan import Deployment
+
+    from .conftest import DeploymentMaker, PlanMaker, PoolMaker
+
+LIMIT_S = 300
+CLIENTS = 3
+
+
+@pytest.fixture
+def three(small_model: Path, make_deployment: DeploymentMaker, make_pool: PoolMaker) -> Deployment:
+    """Return two prefill replicas and one decode replica; nodes of one machine share its cores."""
+    places = tuple(Placement(node=f"node-{number}", gpus=(0,)) for number in (0, 1))
+    decode = make_pool("decode", placement=(Placement(node="node-0", gpus=(1,)),))
+    return make_deployment(
+        small_model, prefill=make_pool("prefill", replicas=2, placement=places), decode=decode
+    )
+
+
+def test_what_shrinks_goes_first(three: Deployment) -> None:
+    """A pool that grows takes what another one left."""
+    found = moves(three, three, {"decode": 2, "prefill": 1})
+    assert [(move.pool.role, move.replicas) for move in found] == [("prefill", 1), ("decode", 2)]
+    assert moves(three, three, {"decode": 1}) == ()
+
+
+@pytest.mark.parametrize(
+    ("wanted", "says"),
+    [
+        ({"decode": 2}, "at most the plan's 3"),
+        ({"prefill": 0}, "at least 1"),
+        ({"mixed": 1}, "mix"),
+    ],
+)
+def test_no_more_than_was_planned(three: Deployment, wanted: dict[str, int], says: str) -> None:
+    """Devices stay those of the plan, and no pool goes empty."""
+    with pytest.raises(InputError, match=says):
+        moves(three, three, wanted)
+
+
+class Load:
+    """Clients that ask one request after the other until told to stop."""
+
+    def __init__(self, base_url: str) -> None:
+        """Start them."""
+        self._base_url = base_url
+        self._ended = threading.Event()
+        self.replies: list[Reply] = []
+        self._threads = [threading.Thread(target=self._ask, args=(n,)) for n in range(CLIENTS)]
+        for thread in self._threads:
+            thread.start()
+
+    def _ask(self, number: int) -> None:
+        """Ask, with prompts that no cache has seen."""
+        count = 0
+        while not self._ended.is_set():
+            count += 1
+            prompt = [2361 + (7 * number + 13 * count + 29 * i) % 2000 for i in range(100)]
+            body = {"model": "demo", "prompt": prompt, "max_tokens": 8, "stream": True}
+            self.replies.append(send(f"{self._base_url}/v1/completions", body))
+            time.sleep(0.1)
+
+    def stop(self) -> list[Reply]:
+        """Wait for the last answers; return those that were none."""
+        self._ended.set()
+        for thread in self._threads:
+            thread.join(timeout=120)
+        return [reply for reply in self.replies if not reply.done]
+
+
+class Shell:
+    """A directory to type `serving` in."""
+
+    def __init__(self, place: Path) -> None:
+        """Keep the directory."""
+        self._place = place
+
+    def __call__(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run a command, whatever comes of it."""
+        return subprocess.run(
+            [sys.executable, "-m", "serving.cli", *arguments],
+            cwd=self._place,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=LIMIT_S,
+        )
+
+    def data(self, *arguments: str) -> dict[str, Any]:
+        """Run a command that must succeed, and return what it printed as JSON."""
+        done = self(*arguments, "--json")
+        assert done.returncode == 0, done.stdout + done.stderr
+        data: dict[str, Any] = json.loads(done.stdout)
+        return data
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Iterator[Shell]:
+    """Return a place of our own, and leave nothing running there."""
+    shell = Shell(tmp_path)
+    yield shell
+    shell("down")
+    shell("cluster", "down")
+
+
+@pytest.mark.engine
+def test_replicas_move_under_load(
+    tmp_path: Path,
+    shell: Shell,
+    demo_model: Path,
+    three: Deployment,
+    make_deployment: DeploymentMaker,
+    make_plan: PlanMaker,
+) -> None:
+    """On a labelled cluster: 2P1D, 1P2D and back, every request answered, verified each time."""
+    deployment = replace(make_deployment(demo_model), pools=three.pools)
+    (tmp_path / "plan.json").write_text(to_json(make_plan(deployment)))
+    assert shell("cluster", "up", "plan.json").returncode == 0
+    cluster = shell.data("cluster", "status")
+    assert [(row["role"], row["node"], row["alive"]) for row in cluster["raylets"]] == [
+        ("prefill", "node-0", True),
+        ("prefill", "node-1", True),
+        ("decode", "node-0", True),
+    ]
+    port = str(free_ports(1)[0])
+    up = shell("up", "plan.json", "--address", cluster["address"], "--port", port)
+    assert up.returncode == 0, up.stderr
+    assert shell("cluster", "down").returncode == 2  # something is deployed on it
+    assert shell.data("verify") == {"as_planned": True, "differences": [], "changes": []}
+    load = Load(f"http://127.0.0.1:{port}")
+    try:
+        for prefill, decode in ((1, 2), (2, 1)):
+            wanted = ("--prefill", str(prefill), "--decode", str(decode))
+            done = shell("scale", "--apply", *wanted)
+            assert done.returncode == 0, done.stderr
+            rows = {row["role"]: row["deployed"] for row in shell.data("status")["pools"]}
+            assert rows == {"prefill": prefill, "decode": decode}
+            found = shell.data("verify")
+            assert found["differences"] == []
+            assert bool(found["changes"]) == (prefill == 1)
+    finally:
+        failed = load.stop()
+    print(f"\n{len(load.replies)} requests while pools were scaled, {len(failed)} failed")  # noqa: T201
+    assert not failed
+    assert shell("scale", "--advise", "--window", "1").returncode == 4  # nobody asks any more
+    assert shell("scale", "--apply", "--decode", "3").returncode == 2
+    assert shell("down").returncode == 0
+    assert shell("cluster", "down").returncode == 0
+    assert shell("cluster", "status").returncode == 3
