@@ -1,0 +1,1 @@
+"""Endpoints under load: started, asked, timed."""
