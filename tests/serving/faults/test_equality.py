@@ -10,7 +10,7 @@ import pytest
 
 from tests.serving.client import ask, difference, other, send
 
-from .bodies import CLASSES
+from .bodies import CLASSES, words
 
 if TYPE_CHECKING:
     from .conftest import Split
@@ -94,6 +94,25 @@ def test_a_stream_says_what_the_whole_answer_says(
             texts[choice["index"]] = texts.get(choice["index"], "") + _text(choice)
     whole = {choice["index"]: _text(choice) for choice in reference.classes[name]["choices"]}
     assert texts == whole
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "path"),
+    [
+        ("completions", {"prompt": words(50, 31)}, "local"),
+        ("completions", {"prompt": words(51, 32)}, "remote"),
+        ("completions", {"prompt": "ba" * 20}, "local"),
+        ("completions", {"prompt": "0" * 60}, "remote"),
+        ("chat", {"messages": [{"role": "user", "content": "ba"}]}, "local"),
+        ("chat", {"messages": [{"role": "user", "content": "0" * 60}]}, "remote"),
+    ],
+)
+def test_short_prompts_stay(split: Split, kind: str, body: dict[str, object], path: str) -> None:
+    """Up to the plan's threshold, in tokens however written, decode computes a prompt itself."""
+    order = {"prefill_deadline_s": 9.0, "kv_wait_deadline_s": 9.0, "local_threshold_tokens": 50}
+    phases, answer = split("answer", kind, {**body, "max_tokens": 2}, order)
+    assert (phases["path"], phases["reason"]) == (path, "short" if path == "local" else "")
+    assert answer["usage"]["completion_tokens"] == 2
 
 
 def _text(choice: dict[str, object]) -> str:
