@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +12,10 @@ from ray.serve.llm import LLMConfig, build_llm_deployment
 
 from serving.compile import compile_app
 from serving.engine import Ground
+from serving.entrance import ORIGINS
 from serving.front import to_plain
 from serving.ingress import Ingress
+from serving.keys import KEYS_FILE
 from serving.mixed import MixedServer
 from serving.split import SplitDecodeServer, SplitPrefillServer
 from serving.target import located
@@ -59,9 +62,14 @@ def build_app(served: ServedApp) -> Any:  # noqa: ANN401
         name=INGRESS,
         num_replicas=1,
         max_ongoing_requests=INGRESS_REQUESTS,
-        ray_actor_options={"num_cpus": 0},
+        ray_actor_options={"num_cpus": 0, "runtime_env": {"env_vars": _handed_on()}},
     )
     return ingress.bind(front, servers=servers, prefill=prefill)
+
+
+def _handed_on() -> dict[str, str]:
+    """Return what the endpoint is told by its environment: where keys lie, never the keys."""
+    return {name: os.environ[name] for name in (KEYS_FILE, ORIGINS) if name in os.environ}
 
 
 def _bound(pool: ServedPool, server: type, **bound: Any) -> Any:  # noqa: ANN401

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 from prometheus_client.parser import text_string_to_metric_families
 
 from serving.balance import Seen
+from serving.keys import authorization
 from sizing.errors import TargetFailed
 
 if TYPE_CHECKING:
@@ -43,7 +45,10 @@ def scrape(base_url: str) -> dict[str, Scraped]:
         TargetFailed: it does not answer, or says nothing of them.
     """
     try:
-        with urllib.request.urlopen(f"{base_url}/metrics", timeout=10) as answer:  # noqa: S310
+        asked = urllib.request.Request(  # noqa: S310  (our own endpoint)
+            f"{base_url}/metrics", headers=authorization(os.environ)
+        )
+        with urllib.request.urlopen(asked, timeout=10) as answer:  # noqa: S310
             return read_histograms(answer.read().decode())
     except (urllib.error.URLError, OSError) as error:
         raise TargetFailed(f"{base_url}/metrics: {error}") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from serving.compile import compile_app
 from serving.deploy import Site, deploy
 from serving.engine import NIXL_PORT, Ground
+from serving.keys import KEYS, KEYS_FILE
 from serving.phases import Readiness
 from serving.ports import free_nixl_port, is_free
 from serving.state import State, read_state
@@ -104,6 +106,10 @@ def _check(deployment: Deployment, site: Site, target: Target) -> None:
     if running is not None:
         raise InputError(
             "serving", running.base_url, "nothing deployed from this directory", "`serving down`"
+        )
+    if site.address is not None and KEYS in os.environ:
+        raise InputError(
+            KEYS, "set", f"{KEYS_FILE} where the cluster is not started here"
         )
     if not is_free(site.host, site.port):
         raise InputError(

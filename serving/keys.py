@@ -66,6 +66,25 @@ def read_keys(environment: Mapping[str, str]) -> tuple[Key, ...]:
     return tuple(found)
 
 
+def authorization(environment: Mapping[str, str]) -> dict[str, str]:
+    """
+    Return the header by which our own commands ask the endpoint: the first key, if there is one.
+
+    Raises:
+        InputError: as `read_keys`.
+    """
+    if not read_keys(environment):
+        return {}
+    lines = environment.get(KEYS, "").replace(",", "\n").splitlines()
+    if KEYS_FILE in environment:
+        lines += _text(environment[KEYS_FILE]).splitlines()
+    first = next(
+        line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")
+    )
+    parts = first.split(":")
+    return {"Authorization": f"Bearer {parts[0] if len(parts) == 1 else parts[1]}"}
+
+
 def key_of(keys: tuple[Key, ...], authorization: str | None) -> Key | None:
     """
     Return the key that an Authorization header holds, if it is one of *keys*.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import time
 import urllib.error
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from ray import serve
 
+from serving.keys import authorization
 from serving.phases import STALL_S, Phases, Readiness
 from serving.ray_compat import broadcast
 from serving.served import APP
@@ -107,7 +109,7 @@ def stream_completion(base_url: str, model_id: str, prompt: list[int]) -> float:
     request = urllib.request.Request(  # noqa: S310  (our own endpoint)
         f"{base_url}/v1/completions",
         data=json.dumps(body).encode(),
-        headers={"Content-Type": "application/json"},
+        headers={"Content-Type": "application/json", **authorization(os.environ)},
     )
     started = time.perf_counter()
     try:
