@@ -7,7 +7,7 @@ PYTHON ?= $(firstword $(foreach p,python3.11 python3.12 python3,$(if $(shell $(p
 TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq
 
-.PHONY: setup demo test test-fast test-faults check fix bench docs clean platform
+.PHONY: setup demo test test-fast test-fuzz test-page test-faults test-netns test-dashboard check fix bench docs clean platform
 
 setup: $(READY) ## .venv with the three commands and the CPU stack
 
@@ -34,6 +34,19 @@ test-fast: $(READY) ## what needs no engine: about a minute
 
 test-faults: $(READY) ## every failure, 20 rounds of kills, 200 prompts compared: an hour
 	@$(BIN)/python -m pytest --thorough tests/serving/faults
+
+test-fuzz: $(READY) ## ten thousand broken bodies and schemathesis against real engines
+	@$(PIP) --no-deps -r requirements/fuzz.txt
+	@$(BIN)/python -m pytest --thorough -s tests/serving/test_front_door.py tests/serving/test_fuzz.py
+
+test-page: $(READY) ## the live page in a headless Chromium, which has to be installed
+	@$(BIN)/python -m pytest --thorough tests/serving/test_front_page.py
+
+test-netns: $(READY) ## pools on hosts that are network namespaces: three rates, links cut (root)
+	@$(BIN)/python -m pytest --thorough -s tests/serving/netns
+
+test-dashboard: $(READY) ## every query of the dashboard by a real Prometheus, after `make demo`
+	@$(BIN)/python scripts/dashboard.py
 
 check: $(READY) ## style, types, imports
 	@$(BIN)/ruff check .
