@@ -17,6 +17,7 @@ from sizing.specs.checks import STRICT
 from sizing.specs.cluster import ClusterSpec
 from sizing.specs.collective import CollectiveEntry
 from sizing.specs.engine import EngineProfile
+from sizing.specs.fabric import FailureSpec
 from sizing.specs.gpu import GpuSpec, Source
 from sizing.specs.library import Collectives
 from sizing.specs.precision import with_weight_dtype
@@ -293,12 +294,28 @@ def find_cluster(choice: ClusterChoice, *, place: str = "cluster") -> ClusterSpe
     gpu = find_gpu(choice.gpu, place=f"{place}.gpu").name if choice.gpu else preset.gpu
     per_node = choice.gpus_per_node or preset.gpus_per_node
     kept = preset.gpus_per_hb_domain if per_node == preset.gpus_per_node else per_node
+    built = preset.with_nodes(per_node, kept)
     return replace(
-        preset.with_nodes(per_node, kept),
+        built,
         gpu=gpu,
         max_gpus=choice.max_gpus or preset.max_gpus,
         price_usd_per_gpu_hour=choice.price_usd_per_gpu_hour,
+        pools_meet_in=choice.pools_meet_in or built.pools_meet_in,
+        failures=_failures(choice, built.failures, place),
     )
+
+
+def _failures(choice: ClusterChoice, preset: FailureSpec | None, place: str) -> FailureSpec | None:
+    """Return the preset's failures with the scenario's own numbers over them."""
+    mtbf_s = choice.gpu_mtbf_s or (preset.gpu_mtbf_s if preset else None)
+    repair_s = choice.repair_s or (preset.node_repair_s if preset else None)
+    if mtbf_s is None and repair_s is None:
+        return None
+    if mtbf_s is None or repair_s is None:
+        key = "gpu_mtbf_s" if mtbf_s is None else "repair_s"
+        raise InputError(f"{place}.{key}", None, "a number beside the other of the two")
+    base = preset or FailureSpec(gpu_mtbf_s=mtbf_s, node_repair_s=repair_s)
+    return replace(base, gpu_mtbf_s=mtbf_s, node_repair_s=repair_s)
 
 
 def _own_cluster(choice: ClusterChoice, place: str) -> ClusterSpec:
@@ -316,6 +333,8 @@ def _own_cluster(choice: ClusterChoice, place: str) -> ClusterSpec:
         gpus_per_hb_domain=choice.gpus_per_node,
         max_gpus=choice.max_gpus,
         price_usd_per_gpu_hour=choice.price_usd_per_gpu_hour,
+        pools_meet_in=choice.pools_meet_in,
+        failures=_failures(choice, None, place),
     )
 
 

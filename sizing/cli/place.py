@@ -7,7 +7,7 @@ import sys
 import time
 from dataclasses import asdict, replace
 from pathlib import Path  # noqa: TC003  (Typer reads the annotations)
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -18,19 +18,22 @@ from sizing.cli.plan import write_whole
 from sizing.config import parse, read_toml
 from sizing.errors import InputError
 from sizing.fabric import emission
+from sizing.fabric.crossing import crossing
 from sizing.fabric.pools import PoolPlan, PoolRules, place_pools
 from sizing.fabric.ranks import Degrees, RankPlan, RankRules, place_ranks
 from sizing.fabric.room import rooms
 from sizing.fabric.seats import Seat, Want
 from sizing.latency.memory import kv_bytes_per_token
 from sizing.plan import read_plan
-from sizing.report.placement import cuts_table, seats_table
+from sizing.report.placement import crossing_lines, cuts_table, seats_table
 from sizing.shell import talk
 from sizing.specs.inventory import Inventory, Node, inventory_of
 from sizing.specs.scenario import ClusterChoice
 from sizing.specs.topology import Topology, topology_of
 
 if TYPE_CHECKING:
+    from sizing.fabric.crossing import Crossing
+    from sizing.fabric.room import Room
     from sizing.plan import Plan
     from sizing.specs.cluster import ClusterSpec
 
@@ -72,41 +75,83 @@ def place(  # noqa: PLR0913, PLR0917  (one option a rule)
         raise InputError("--emit", emit, "one of " + ", ".join(FORMATS))
     read = None if plan is None else read_plan(plan)
     topology, nodes = _site(read, cluster, inventory)
-    names = tuple(tier.name for tier in topology.tiers)
     root = rooms(nodes, spare_nodes=spare_nodes, spare_tier=spare_tier)
-    within = _tier(names, replica_within, "--replica-within")
+    asked = Asked(allow_tp_straddle, replica_within, pairs_within, spread)
     start = time.perf_counter()
-    found: PoolPlan | RankPlan
-    if read is None:
-        degrees = Degrees(tp=tp or 1, cp=cp, pp=pp, dp=dp)
-        over = tuple(tier.oversubscription for tier in topology.tiers)
-        rank_rules = RankRules(
-            straddle=allow_tp_straddle, replica_within=within, oversubscription=over
-        )
-        found = place_ranks(degrees, root, names, rank_rules)
-    else:
-        at, least = _spread(names, spread)
-        rules = replace(
-            pool_rules(read, topology),
-            straddle=allow_tp_straddle,
-            replica_within=within,
-            pairs_within=_tier(names, pairs_within, "--pairs-within"),
-            spread_tier=at,
-            spread_least=least,
-        )
-        found = place_pools(wants_of(read), root, names, rules)
+    found = (
+        _job_placed(Degrees(tp=tp or 1, cp=cp, pp=pp, dp=dp), root, topology, asked)
+        if read is None
+        else _plan_placed(read, root, topology, asked)
+    )
     seconds = time.perf_counter() - start
     for warning in found.warnings:
         talk.print(f"warning: {warning}", highlight=False, markup=False)
     if emit is not None:
         _give(_emitted(emit, found, nodes), out)
         return
+    crossed = None if read is None else crossing(_on(read, topology, cluster))
+    _print(found, crossed, seconds, as_json=as_json)
+
+
+class Asked(NamedTuple):
+    """Constraints as they were given: names of tiers."""
+
+    straddle: bool
+    replica_within: str | None
+    pairs_within: str | None
+    spread: str | None
+
+
+def _job_placed(degrees: Degrees, root: Room, topology: Topology, asked: Asked) -> RankPlan:
+    """Place the ranks of a training job."""
+    names = tuple(tier.name for tier in topology.tiers)
+    rules = RankRules(
+        straddle=asked.straddle,
+        replica_within=_tier(names, asked.replica_within, "--replica-within"),
+        oversubscription=tuple(tier.oversubscription for tier in topology.tiers),
+    )
+    return place_ranks(degrees, root, names, rules)
+
+
+def _plan_placed(plan: Plan, root: Room, topology: Topology, asked: Asked) -> PoolPlan:
+    """Place the replicas of a plan."""
+    names = tuple(tier.name for tier in topology.tiers)
+    at, least = _spread(names, asked.spread)
+    rules = replace(
+        pool_rules(plan, topology),
+        straddle=asked.straddle,
+        replica_within=_tier(names, asked.replica_within, "--replica-within"),
+        pairs_within=_tier(names, asked.pairs_within, "--pairs-within"),
+        spread_tier=at,
+        spread_least=least,
+    )
+    return place_pools(wants_of(plan), root, names, rules)
+
+
+def _on(plan: Plan, topology: Topology, cluster: str | None) -> Plan:
+    """Return the plan on the cluster that it is placed on, of the same GPU."""
+    if cluster is None:
+        return plan
+    spec, _ = catalog.find_network(cluster, place="--cluster")
+    spec = replace(spec, gpu=plan.inputs.cluster.gpu, max_gpus=topology.gpus)
+    return replace(plan, inputs=replace(plan.inputs, cluster=spec))
+
+
+def _print(
+    found: PoolPlan | RankPlan, crossed: Crossing | None, search_s: float, *, as_json: bool
+) -> None:
+    """Print a placement as data, or as a table with what crossing costs below."""
     if as_json:
-        data = {**asdict(found), "search_s": seconds}
+        data = {**asdict(found), "search_s": search_s}
+        if crossed is not None:
+            data["crossing"] = asdict(crossed)
         sys.stdout.write(json.dumps(data, indent=2, allow_nan=False) + "\n")
         return
     table = cuts_table(found) if isinstance(found, RankPlan) else seats_table(found)
-    wide_console().print(table)
+    console = wide_console()
+    console.print(table)
+    for line in [] if crossed is None else crossing_lines(crossed):
+        console.print(line, highlight=False)
 
 
 def wants_of(plan: Plan) -> list[Want]:

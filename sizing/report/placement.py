@@ -6,7 +6,10 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
+from sizing.report.tables import seconds
+
 if TYPE_CHECKING:
+    from sizing.fabric.crossing import Crossing
     from sizing.fabric.pools import PoolPlan
     from sizing.fabric.ranks import RankPlan
 
@@ -49,3 +52,21 @@ def seats_table(found: PoolPlan) -> Table:
         for node, gpus in nodes.items():
             table.add_row(seat.role, str(seat.replica), str(seat.stage), node, " ".join(gpus))
     return table
+
+
+def crossing_lines(found: Crossing) -> list[str]:
+    """Say what KV takes between pools in each tier, and what TP beyond the HB domain costs."""
+    lines = []
+    for each in found.transfers:
+        text = f"KV of a mean prompt between pools that meet in {each.tier}:"
+        text += f" {seconds(each.seconds)}"
+        if each.oversubscription > 1:
+            text += f" at {each.oversubscription:g}:1 ({seconds(each.without_oversubscription_s)}"
+            text += " without oversubscription)"
+        lines.append(text + (", as planned" if each.planned else ""))
+    lines += [
+        f"TP{wide.tp} in {wide.role}: a step takes {seconds(wide.step_s)}, of which"
+        f" {seconds(wide.beyond_s)} for leaving the HB domain; {seconds(wide.now_s)} as planned"
+        for wide in found.wide
+    ]
+    return lines

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from sizing.search.candidate import Candidate
 from sizing.search.evidence import StepErrors
 from sizing.search.slo import Check
+from sizing.search.spares import spare_replicas
 from sizing.traffic.forecast import Forecast
 
 if TYPE_CHECKING:
@@ -129,8 +130,9 @@ def too_many(
 def over_budget(best: Candidate, inputs: Inputs, *, needed: int) -> Infeasible:
     """The SLO can be held, with more GPUs than there are."""
     budget = inputs.cluster.max_gpus
-    spare = inputs.scenario.search.spare_replicas
-    with_spares = f" with {spare} spare replicas a pool" if spare else ""
+    spares = {role: count for role, count in spare_replicas(inputs, best).items() if count}
+    each = " and ".join(f"{count} {role}" for role, count in spares.items())
+    with_spares = f" with {each} spare replicas" if spares else ""
     return Infeasible(
         reason=f"the SLO needs {needed} {' and '.join(best.gpus_by_kind)}{with_spares},"
         f" cluster.max_gpus is {budget}",

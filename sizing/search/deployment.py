@@ -9,12 +9,16 @@ from sizing.search.layout import block_size, kv_pool_bytes, max_model_len
 from sizing.search.placement import place
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from sizing.plan import Inputs, Placement
     from sizing.search.candidate import Candidate
 
 
-def deployment(inputs: Inputs, chosen: Candidate, *, spares: int = 0) -> Deployment:
-    """Return what *chosen* runs, each pool with *spares* replicas more."""
+def deployment(
+    inputs: Inputs, chosen: Candidate, *, spares: Mapping[str, int] | None = None
+) -> Deployment:
+    """Return what *chosen* runs, each pool with its *spares* more; none without them."""
     model, engine = inputs.model, inputs.engine
     return Deployment(
         model=PlanModel(id=model.id, source=model.source, config_hash=model.config_hash),
@@ -32,16 +36,19 @@ def deployment(inputs: Inputs, chosen: Candidate, *, spares: int = 0) -> Deploym
     )
 
 
-def pools(inputs: Inputs, chosen: Candidate, *, spares: int = 0) -> tuple[Pool, ...]:
+def pools(
+    inputs: Inputs, chosen: Candidate, *, spares: Mapping[str, int] | None = None
+) -> tuple[Pool, ...]:
     """Return all pools, placed."""
     tandem, shapes = chosen.tandem, chosen.layout.shapes
-    placement = _placed(inputs, chosen, spares)
+    counts = {role: (spares or {}).get(role, 0) for role in shapes}
+    placement = _placed(inputs, chosen, counts)
     # A prompt's KV cache stays with prefill until decode has pulled it.
     held = tandem.prefill.max_batch_size + tandem.decode.max_batch_size
     return tuple(
         Pool(
             role=role,
-            replicas=chosen.replicas[role] + spares,
+            replicas=chosen.replicas[role] + counts[role],
             tp=shape.slicing.tp,
             pp=shape.slicing.pp,
             ep=shape.slicing.ep,
@@ -52,21 +59,23 @@ def pools(inputs: Inputs, chosen: Candidate, *, spares: int = 0) -> tuple[Pool, 
             max_batched_tokens=stage.max_batched_tokens,
             kv_bytes=kv_pool_bytes(inputs, shape, sequences=held),
             placement=placement[role],
-            spare_replicas=spares,
+            spare_replicas=counts[role],
         )
         for role, shape in shapes.items()
         for stage in (tandem.prefill if role == "prefill" else tandem.decode,)
     )
 
 
-def _placed(inputs: Inputs, chosen: Candidate, spares: int) -> dict[str, tuple[Placement, ...]]:
+def _placed(
+    inputs: Inputs, chosen: Candidate, spares: Mapping[str, int]
+) -> dict[str, tuple[Placement, ...]]:
     """Place kind by kind: nodes hold one kind of GPU."""
     placed: dict[str, tuple[Placement, ...]] = {}
     nodes = 0
     shapes = chosen.layout.shapes
     for kind in dict.fromkeys(shape.gpu for shape in shapes.values()):
         groups = [
-            (role, chosen.replicas[role] + spares, shape.gpus)
+            (role, chosen.replicas[role] + spares[role], shape.gpus)
             for role, shape in shapes.items()
             if shape.gpu == kind
         ]

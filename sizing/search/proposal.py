@@ -27,6 +27,7 @@ from sizing.search.evidence import interval_around, validation
 from sizing.search.headroom import headroom
 from sizing.search.layout import profile_rule
 from sizing.search.objective import total_power_w, total_price_usd_per_hour
+from sizing.search.spares import spare_replicas
 from sizing.traffic.forecast import capacity_requests_per_s, utilisations
 
 if TYPE_CHECKING:
@@ -41,8 +42,7 @@ if TYPE_CHECKING:
 def propose(inputs: Inputs, found: Found) -> Plan:
     """Write what was found out as a plan; equal inputs give an equal plan."""
     engine, chosen = inputs.engine, found.candidate
-    spares = inputs.scenario.search.spare_replicas
-    runs = deployment(inputs, chosen, spares=spares)
+    runs = deployment(inputs, chosen, spares=spare_replicas(inputs, chosen))
     rule = profile_rule(inputs, chosen.layout)
     return Plan(
         schema_version=SCHEMA_VERSION,

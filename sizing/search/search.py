@@ -18,8 +18,9 @@ from sizing.search.closed_form import MOST_REPLICAS, Sized, fewest, limits
 from sizing.search.evidence import step_errors
 from sizing.search.levels import gpus_at
 from sizing.search.objective import cost, cost_of
-from sizing.search.settle import Settling, mixed_lowest, settle_mixed, settle_split
+from sizing.search.settle import FINE, Settling, mixed_lowest, settle_mixed, settle_split
 from sizing.search.slo import level
+from sizing.search.spares import spare_replicas
 from sizing.search.starts import Starts, starting_points
 from sizing.search.step_models import StepModels
 from sizing.search.trial import Trials
@@ -88,29 +89,19 @@ class Search:
     def _answer(self) -> Found | Infeasible:
         """Search split pools, then mixed ones, and take what was asked for."""
         wanted = self.inputs.scenario.search.pools
-        split = None if wanted == "mixed" else self._split()
-        self.best = split
-        costly = split is not None and split.candidate.gpus > self.inputs.cluster.max_gpus
-        skipped = wanted == "split" or (costly and not self._mixed_allowed)
-        mixed = None if skipped else self._mixed(split)
-        allowed = self._mixed_allowed
-        best = self._better(split, mixed) if allowed else split
+        split = self.best = None if wanted == "mixed" else self._split()
+        mixed = None if wanted == "split" else self._mixed(split)
+        best = self._better(split, mixed)
         if best is None:
             return self._none()
-        self.best = replace(best, other=self._comparison(best, split, mixed, allowed=allowed))
-        spare = self.inputs.scenario.search.spare_replicas
-        shapes = best.candidate.layout.shapes.values()
-        needed = best.candidate.gpus + spare * sum(shape.gpus for shape in shapes)
+        self.best = replace(best, other=self._comparison(best, split, mixed))
+        shapes = best.candidate.layout.shapes
+        spares = spare_replicas(self.inputs, best.candidate)
+        needed = best.candidate.gpus + sum(n * shapes[role].gpus for role, n in spares.items())
         if needed > self.inputs.cluster.max_gpus:
             return over_budget(best.candidate, self.inputs, needed=needed)
         self.best = replace(self.best, gpus_at=gpus_at(self.inputs, best))
         return self.best
-
-    @property
-    def _mixed_allowed(self) -> bool:
-        """Whether the plan may be an aggregated pool, which serving does not deploy."""
-        choice = self.inputs.scenario.search
-        return choice.pools == "mixed" or choice.layouts == "any"
 
     def _none(self) -> Infeasible:
         """Say why nothing holds."""
@@ -205,9 +196,10 @@ class Search:
                 return self._found(chosen, verdicts)
             if not missed.requests or max(chosen.replicas.values()) > MOST_REPLICAS:
                 return None
-            sizes = {"prefill": 0, **chosen.replicas}
-            sizes[missed.blame] += max(1, sizes[missed.blame] // 64)
-            chosen = chosen.sized(sizes["prefill"], sizes.get("decode") or sizes["mixed"])
+            sizes = list(chosen.sizes)
+            grown = 0 if missed.blame == "prefill" else 1
+            sizes[grown] += max(1, sizes[grown] // 64)
+            chosen = chosen.sized(*sizes)
         return None
 
     def _found(self, chosen: Candidate, verdicts: list[Verdict]) -> Found:
@@ -223,11 +215,23 @@ class Search:
     # --- pools that do both
 
     def _mixed(self, split: Found | None) -> Found | None:
-        """Find the cheapest aggregated pool, if it is cheaper than twice the split ones."""
-        best: Found | None = None
+        """
+        Find the cheapest aggregated pool, if it is cheaper than twice the split ones.
+
+        A look tells which layout; where it may be cheaper than the split pools it has to prove it.
+        """
         below = FREE if split is None else 2 * cost(self.inputs, split.candidate)
-        choose = self._mixed_allowed or split is None
-        trials = self.trials if choose else Trials(self.inputs, self.errors, patient=False)
+        looks = Trials(self.inputs, self.errors, patient=False)
+        seen = self._mixed_below(below, looks)
+        limit = FREE if split is None else cost(self.inputs, split.candidate)
+        if seen is None or cost(self.inputs, seen.candidate) * (1 - FINE) >= limit:
+            return seen
+        proven = self._mixed_below(limit, self.trials)
+        return proven if proven is not None or split is None else seen
+
+    def _mixed_below(self, below: float, trials: Trials) -> Found | None:
+        """Settle every aggregated layout below a cost; patient *trials* also ask a fresh seed."""
+        best: Found | None = None
         slow = [start.off_by(self.errors) for start in self.starts.mixed]
         lowest = {start.layout: mixed_lowest(self.inputs, start) for start in slow}
         wide = sorted(slow, key=lambda each: (-each.layout.decode.gpus, each.layout.order))
@@ -243,7 +247,7 @@ class Search:
             )
             settled = settle_mixed(one)
             found = None if settled is None else self._found(settled, [])
-            if found is not None and choose:
+            if found is not None and trials.patient:
                 found = self._confirmed(found.candidate, below)
             if found is not None:
                 best, below = found, cost(self.inputs, found.candidate)
@@ -253,9 +257,7 @@ class Search:
         """Return what the fewest replicas cost."""
         return lowest * cost_of(self.inputs, start.layout.decode)
 
-    def _comparison(
-        self, best: Found, split: Found | None, mixed: Found | None, *, allowed: bool
-    ) -> str:
+    def _comparison(self, best: Found, split: Found | None, mixed: Found | None) -> str:
         """Say what the other kind of pools would take."""
         if self.inputs.scenario.search.pools != "any" or not self.starts.mixed:
             return ""
@@ -265,8 +267,7 @@ class Search:
             return f"split pools need {split.candidate.gpus} GPUs ({split.candidate})"
         if mixed is None:
             return "aggregated pools do not hold the SLO with twice as many GPUs"
-        why = "" if allowed else "; serving deploys split pools only"
-        return f"aggregated pools need {mixed.candidate.gpus} GPUs ({mixed.candidate}){why}"
+        return f"aggregated pools need {mixed.candidate.gpus} GPUs ({mixed.candidate})"
 
 
 def _limit(candidate: Candidate) -> int:

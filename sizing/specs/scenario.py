@@ -56,6 +56,11 @@ class ClusterChoice:
         power_w_per_gpu: at the wall, with its share of host, network and cooling; absent: the
             datasheet's power of the GPU alone.
         energy_usd_per_kwh: price of energy where it is paid apart; absent: in the price of the GPU.
+        pools_meet_in: tier of the preset's network within which prefill and decode replicas are
+            placed; absent: the innermost one that holds max_gpus.
+        gpu_mtbf_s: mean time between failures of one GPU that stop its replica; absent: the
+            preset's.
+        repair_s: until a failed replica serves again; absent: the preset's.
     """
 
     __pydantic_config__ = STRICT
@@ -67,6 +72,9 @@ class ClusterChoice:
     price_usd_per_gpu_hour: float | None = None
     power_w_per_gpu: float | None = None
     energy_usd_per_kwh: float | None = None
+    pools_meet_in: str | None = None
+    gpu_mtbf_s: float | None = None
+    repair_s: float | None = None
 
     def __post_init__(self) -> None:
         """Check that a preset or a GPU is named."""
@@ -111,7 +119,8 @@ class SearchChoice:
         gpus: names of the GPUs that a pool may be made of; empty: the cluster's. With several,
             prefill may run on one kind and decode on another.
         prices_usd_per_gpu_hour: price of one GPU by name, where kinds differ.
-        spare_replicas: of each pool, beyond those that hold the SLO.
+        availability_fraction: share of the time in which every pool has the replicas that hold
+            the SLO: spares are added to each from the cluster's failures; absent: none.
         local_threshold_tokens: prompts up to this length are computed by their decode replica.
     """
 
@@ -125,7 +134,7 @@ class SearchChoice:
     pools: str = "any"
     gpus: tuple[str, ...] = ()
     prices_usd_per_gpu_hour: dict[str, float] = field(default_factory=dict)
-    spare_replicas: int = 0
+    availability_fraction: float | None = None
     local_threshold_tokens: int = 0
 
     def __post_init__(self) -> None:
@@ -149,6 +158,8 @@ LIMITS = {
     "cluster.price_usd_per_gpu_hour": (1e-6, 10_000),
     "cluster.power_w_per_gpu": (1, 100_000),
     "cluster.energy_usd_per_kwh": (1e-6, 100),
+    "cluster.gpu_mtbf_s": (60, 1e11),
+    "cluster.repair_s": (1, 1e8),
     "workload.requests_per_s": (1e-6, 1_000_000),
     "workload.input_tokens.max_tokens": (1, 100_000_000),
     "workload.output_tokens.max_tokens": (1, 100_000_000),
@@ -157,7 +168,7 @@ LIMITS = {
     "slo.tpot_s": (1e-6, 3_600),
     "slo.itl_s": (1e-6, 3_600),
     "search.confidence_fraction": (MIDDLE, SUREST),
-    "search.spare_replicas": (0, 1_000),
+    "search.availability_fraction": (0.5, 0.999_999_999),
     "search.local_threshold_tokens": (0, 100_000_000),
 }
 """Smallest and largest value that is taken for meant; beyond lie slips of unit, not clusters."""

@@ -373,16 +373,6 @@ def test_the_objective_is_what_there_is_least_of() -> None:
         search(with_search(4.0, objective="usd"))
 
 
-def test_spare_replicas_are_added() -> None:
-    """N+1: one more of each pool than the SLO needs; the prediction does not count on them."""
-    plain, spare = proposed(with_search(2.0)), proposed(with_search(2.0, spare_replicas=1))
-    for pool in spare.pools:
-        assert pool.replicas == plain.pool(pool.role).replicas + 1
-        assert pool.spare_replicas == 1
-    assert spare.prediction == plain.prediction
-    assert planned(spare).replicas == planned(plain).replicas
-
-
 def test_an_interrupt_leaves_the_best_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C after a plan was found returns it, marked."""
 

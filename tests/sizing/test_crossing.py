@@ -1,0 +1,106 @@
+"""What failures and the network cost a plan: spares, TP beyond the domain, KV between pools."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from typing import TYPE_CHECKING
+
+import pytest
+from typer.testing import CliRunner
+
+from sizing import catalog
+from sizing.cli.app import app
+from sizing.cli.inputs import read_inputs
+from sizing.errors import InputError
+from sizing.fabric.crossing import crossing
+from sizing.fabric.spares import availability_of
+from sizing.plan import to_json
+from sizing.search.proposal import propose
+from sizing.search.search import Found, search
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from sizing.plan import Plan
+
+SCENARIO = catalog.files("scenarios")["llama-3.1-70b-h100-2rps"]
+
+
+@cache
+def planned(*overrides: str) -> Plan:
+    """Plan the shipped scenario with overrides."""
+    inputs = read_inputs(SCENARIO, list(overrides), None)
+    answer = search(inputs)
+    assert isinstance(answer, Found)
+    return propose(inputs, answer)
+
+
+def test_spare_replicas_reach_the_availability() -> None:
+    """N+k from failures and repair (U4); the prediction does not count on the spares."""
+    failing = ("cluster.gpu_mtbf_s=1.8e8", "cluster.repair_s=86400")
+    plain, spare = planned(*failing), planned(*failing, "search.availability_fraction=0.999")
+    for pool in spare.pools:
+        needed = plain.pool(pool.role).replicas
+        assert pool.replicas == needed + pool.spare_replicas
+        ratio = 86_400 / 1.8e8 * pool.gpus / pool.replicas
+        assert availability_of(needed, pool.spare_replicas, ratio=ratio) >= 0.999**0.5
+        assert availability_of(needed, pool.spare_replicas - 1, ratio=ratio) < 0.999**0.5
+    assert spare.prediction == plain.prediction
+
+
+def test_an_availability_needs_failures() -> None:
+    """No MTBF is made up: without one the key that says it is named."""
+    with pytest.raises(InputError, match="says nothing of them"):
+        planned("search.availability_fraction=0.999")
+    with pytest.raises(InputError, match="repair_s"):
+        planned("cluster.gpu_mtbf_s=1.8e8")
+
+
+ZONES = ("cluster.preset=roce-24k", "cluster.max_gpus=64")
+
+
+def test_pools_that_meet_further_out_pull_longer() -> None:
+    """The plan's KV pull pays the whole 7:1 of the zone, and nothing within a pod."""
+    near, far = (planned(*ZONES, f"cluster.pools_meet_in={tier}") for tier in ("pod", "zone"))
+    times = [{each.tier: each.seconds for each in crossing(plan).transfers} for plan in (near, far)]
+    assert times[0] == times[1]
+    assert times[0]["rack"] == times[0]["pod"]
+    zone = next(each for each in crossing(far).transfers if each.tier == "zone")
+    assert zone.planned
+    assert zone.seconds / zone.without_oversubscription_s == pytest.approx(7, rel=0.05)
+    assert far.prediction.ttft.mean_s > near.prediction.ttft.mean_s
+
+
+def test_tp_beyond_the_domain_costs_milliseconds() -> None:
+    """Every pool shows what TP over two domains would wait for the network."""
+    wide = crossing(planned(*ZONES)).wide
+    assert [each.role for each in wide] == ["prefill", "decode"]
+    for each in wide:
+        assert each.tp == 16
+        assert 1e-3 < each.beyond_s < each.step_s
+
+
+def test_one_domain_crosses_nothing() -> None:
+    """A cluster of one node has no network to cross."""
+    alone = crossing(planned("cluster.max_gpus=8", "workload.requests_per_s=0.2"))
+    assert (alone.transfers, alone.wide) == ((), ())
+
+
+def test_placing_prints_what_crossing_costs(tmp_path: Path) -> None:
+    """`sizing place` shows both as text and as data."""
+    file = tmp_path / "plan.json"
+    file.write_text(to_json(planned(*ZONES, "cluster.pools_meet_in=zone")))
+    told = CliRunner().invoke(app, ["place", str(file)])
+    assert "at 7:1" in told.stdout
+    assert "for leaving the HB domain" in told.stdout
+    found = json.loads(CliRunner().invoke(app, ["place", str(file), "--json"]).stdout)
+    assert [each["tier"] for each in found["crossing"]["transfers"]] == ["rack", "pod", "zone"]
+
+
+def test_pools_meet_in_a_tier_that_there_is() -> None:
+    """An unknown tier, or tiers that a preset does not have, are refused."""
+    with pytest.raises(InputError, match="one of"):
+        planned(*ZONES, "cluster.pools_meet_in=region")
+    with pytest.raises(InputError, match="beside it"):
+        planned("cluster.pools_meet_in=pod")
