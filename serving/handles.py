@@ -25,9 +25,15 @@ class Handles:
         """Return by domain how many replicas can be called now."""
         return {domain: live_replicas(handle) for domain, handle in self._handles.items()}
 
-    async def call(self, domain: str, kind: str, request: Any) -> Prefilled | Refusal:  # noqa: ANN401
+    async def call(
+        self,
+        domain: str,
+        kind: str,
+        request: Any,  # noqa: ANN401
+        asked: list[Any],
+    ) -> Prefilled | Refusal:
         """Have one replica of a domain prefill; the call ends with whoever waits for it."""
-        response = self._handles[domain].prefill.remote(kind, request)
+        response = self._handles[domain].prefill.remote(kind, request, asked=asked)
         try:
             answer: Prefilled | Refusal = await response
         except asyncio.CancelledError:

@@ -36,8 +36,14 @@ class Reach(Protocol):
     def live(self) -> Mapping[str, int | None]:
         """Return by domain how many replicas live; `None`: not known yet."""
 
-    async def call(self, domain: str, kind: str, request: Any) -> Prefilled | Refusal:  # noqa: ANN401
-        """Have one replica of a domain prefill."""
+    async def call(
+        self,
+        domain: str,
+        kind: str,
+        request: Any,  # noqa: ANN401
+        asked: list[Any],
+    ) -> Prefilled | Refusal:
+        """Have one replica of a domain prefill, none of *asked*; note there which one it was."""
 
 
 async def prefill_elsewhere(
@@ -61,6 +67,7 @@ async def prefill_elsewhere(
     deadline = time.monotonic() + order.prefill_deadline_s
     failures: list[str] = []
     domain: str | None = None
+    asked: list[Any] = []
     while True:
         live = reach.live()
         known = [count for count in live.values() if count is not None]
@@ -75,7 +82,7 @@ async def prefill_elsewhere(
         domain = choose_domain(live, domain)
         try:
             async with asyncio.timeout(step.timeout_s):
-                answer = await reach.call(domain, kind, request)
+                answer = await reach.call(domain, kind, request, asked)
         except TimeoutError:
             failures.append(TIMEOUT)
         except Exception:  # whatever it was, another replica may do better

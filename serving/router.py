@@ -14,6 +14,9 @@ from sizing.routing import chooser, counts_tokens
 if TYPE_CHECKING:
     from ray.serve.request_router import PendingRequest, ReplicaID, RunningReplica
 
+ASKED = "asked"
+"""Argument of a call that is tried again: the list of replicas that had it, kept by the router."""
+
 
 class PlannedRouter(RequestRouter):  # type: ignore[misc]
     """
@@ -45,6 +48,7 @@ class PlannedRouter(RequestRouter):  # type: ignore[misc]
             return []
         if pending_request is not None:
             self._unchoose(pending_request)
+            candidate_replicas = _not_asked(candidate_replicas, pending_request)
         loads = [self._load(replica.replica_id) for replica in candidate_replicas]
         best = self._choose(loads, self._random, self._turn)
         self._turn += 1
@@ -69,6 +73,8 @@ class PlannedRouter(RequestRouter):  # type: ignore[misc]
             self._unchoose(pending_request)
             self._note(pending_request, replica.replica_id)
         self._chosen.pop(pending_request.metadata.internal_request_id, None)
+        if ASKED in pending_request.kwargs:
+            pending_request.kwargs[ASKED].append(replica.replica_id)
         return replica
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
@@ -99,6 +105,12 @@ class PlannedRouter(RequestRouter):  # type: ignore[misc]
         replica = self._chosen.pop(request, None)
         if replica is not None:
             self._outstanding.remove(replica, request)
+
+
+def _not_asked(candidates: list[RunningReplica], pending: PendingRequest) -> list[RunningReplica]:
+    """Leave out the replicas that had this call already, unless there are no others."""
+    asked = pending.kwargs.get(ASKED, ())
+    return [each for each in candidates if each.replica_id not in asked] or candidates
 
 
 def _tokens(pending: PendingRequest) -> float:

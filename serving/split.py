@@ -83,13 +83,20 @@ class Planned:
 class SplitPrefillServer(Planned, PDPrefillServer):  # type: ignore[misc]
     """A prefill engine on its planned cores."""
 
-    async def prefill(self, kind: str, request: Any) -> Prefilled | Refusal:  # noqa: ANN401
+    async def prefill(
+        self,
+        kind: str,
+        request: Any,  # noqa: ANN401
+        *,
+        asked: object = None,  # noqa: ARG002
+    ) -> Prefilled | Refusal:
         """
         Compute the KV cache of a prompt and keep it until decode has fetched it.
 
         Args:
             kind: `chat` or `completions`.
             request: vLLM's, from `serving.engine_request.for_prefill`.
+            asked: replicas that had it; for the router, which leaves them out.
         """
         answer = await self._one_token(kind, request)
         if isinstance(answer, Refusal):

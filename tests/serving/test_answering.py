@@ -55,7 +55,7 @@ class Reach:
         """Return that it lives."""
         return {"d0": 1}
 
-    async def call(self, _domain: str, _kind: str, request: Any) -> Prefilled:  # noqa: ANN401
+    async def call(self, _domain: str, _kind: str, request: Any, _asked: object) -> Prefilled:  # noqa: ANN401
         """Prefill."""
         assert (request.max_tokens, request.stream) == (1, False)
         return PREFILLED

@@ -36,9 +36,11 @@ class Replicas:
         """Return who lives."""
         return self._live
 
-    async def call(self, domain: str, _kind: str, _request: Any) -> Any:  # noqa: ANN401
+    async def call(self, domain: str, _kind: str, _request: Any, asked: list[Any]) -> Any:  # noqa: ANN401
         """Do the next thing."""
+        assert asked == self.asked
         self.asked.append(domain)
+        asked.append(domain)
         behaviour = self._behaviours.pop(0)
         if behaviour == HANGS:
             try:

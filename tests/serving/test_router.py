@@ -128,6 +128,22 @@ def test_a_choice_that_is_made_again_counts_once() -> None:
     assert router._outstanding.tokens("a") == router._outstanding.tokens("b") == 0
 
 
+def test_a_call_that_is_tried_again_goes_elsewhere() -> None:
+    """Replicas that had a call are left out, unless no other is left."""
+    router = _router("least-tokens", ["a", "b", "c"])
+    pending = _pending(8, [1])
+    pending.kwargs["asked"] = ["a", "c"]
+    assert _offered(router, pending) == {"b"}
+    pending.kwargs["asked"] = ["a", "b", "c"]
+    assert _offered(router, pending) == {"a", "b", "c"}
+
+
+def _offered(router: Any, pending: Any) -> set[str]:  # noqa: ANN401
+    """Return the replicas that the router offers for a call."""
+    found = asyncio.run(router.choose_replicas(router.given, pending))
+    return {replica.replica_id for [replica] in found}
+
+
 def test_ray_still_has_what_the_router_overrides() -> None:
     """Ray Serve's router is asked, told and corrected by these names."""
     from ray.serve.request_router import RequestRouter  # noqa: PLC0415
