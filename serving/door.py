@@ -7,6 +7,7 @@ it does nothing per token but to pass it on and to stamp it.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from dataclasses import asdict
 from functools import partial
@@ -23,7 +24,9 @@ from serving.measured import Measured
 from serving.metrics import Metrics
 from serving.phases import Phases
 from serving.prompt_size import TOKENS_PER_BYTE, text_bytes
+from serving.readiness import ReadyCheck
 from serving.requests import Refusal, Refused, check, parse_body
+from serving.sound import check_sound
 from serving.sse import Events, with_usage
 from serving.turnstile import Turnstile
 
@@ -54,7 +57,9 @@ class Door:
         self.guard = Guard(front)
         self.metrics = Metrics(front)
         self.measured = Measured()
+        self.ready = ReadyCheck(front, servers)
         self._turnstile = Turnstile()
+        self._looking: asyncio.Task[object] | None = None
         self._tokens_per_byte = TOKENS_PER_BYTE
 
     async def answer(self, kind: str, request: Request, at: str) -> Response:
@@ -72,6 +77,7 @@ class Door:
         started_s = time.perf_counter()
         key = self.entrance.key(request)
         body = await self._read(request)
+        self._look()
         journey = self._admit(key, body, started_s)
         try:
             return await self._pass(kind, body, journey, at)
@@ -99,11 +105,11 @@ class Door:
 
     async def _read(self, request: Request) -> dict[str, Any]:
         """Read and check a request."""
-        return check(
-            parse_body(await self.entrance.body(request)),
-            model_id=self.front.model_id,
-            max_model_len=self.front.max_model_len,
-        )
+        raw = await self.entrance.body(request)
+        body = parse_body(raw)
+        check_sound(raw, body)
+        front = self.front
+        return check(body, model_id=front.model_id, max_model_len=front.max_model_len)
 
     def _admit(self, key: Key | None, body: dict[str, Any], started_s: float) -> Journey:
         """Let a request in, or shed it."""
@@ -126,6 +132,11 @@ class Door:
             started_s=started_s,
             leave=partial(self._turnstile.leave, key),
         )
+
+    def _look(self) -> None:
+        """Have the guard learn, now and then, how many replicas live; nobody waits for it."""
+        if self.ready.stale and (self._looking is None or self._looking.done()):
+            self._looking = asyncio.create_task(self.ready.running(self.guard, self.metrics))
 
     def _shed(self, reason: str) -> None:
         """Count a request that stays outside."""

@@ -39,6 +39,8 @@ def request_id(request: Request) -> str:
 def error_body(refusal: Refusal) -> dict[str, dict[str, str | None]]:
     """Return OpenAI's error object."""
     body = refusal.body
+    # What the engine repeats of a request may be no text; an answer has to be.
+    body["error"]["message"] = refusal.message.encode("utf-8", "replace").decode()
     body["error"]["type"] = TYPES.get(refusal.status, body["error"]["type"])
     return body
 

@@ -11,7 +11,6 @@ from serving.front import to_plain
 from serving.live_page import PAGE, PAGE_HEADERS
 from serving.metrics import CONTENT_TYPE
 from serving.openapi import openapi
-from serving.readiness import ReadyCheck
 from serving.requests import check
 
 if TYPE_CHECKING:
@@ -27,7 +26,6 @@ class Lookout:
         """Look out of *door*."""
         self._door = door
         front = door.front
-        self._ready = ReadyCheck(front, door.servers)
         self._planned = {
             name: value for name, value in to_plain(front).items() if name != "step_model"
         }
@@ -60,7 +58,7 @@ class Lookout:
     async def ready(self, _request: Request, _at: str) -> Response:
         """Say whether requests get through; 503 and what is lacking if not."""
         door = self._door
-        lacking = await self._ready.lacking(door.guard, door.metrics, door.measured)
+        lacking = await self._door.ready.lacking(door.guard, door.metrics, door.measured)
         return JSONResponse(
             {"ready": not lacking, "lacking": lacking}, status_code=503 if lacking else 200
         )
@@ -69,14 +67,14 @@ class Lookout:
         """Return what Prometheus scrapes."""
         door = self._door
         door.entrance.key(request)
-        await self._ready.running(door.guard, door.metrics)
+        await self._door.ready.running(door.guard, door.metrics)
         return PlainTextResponse(door.metrics.text(door.guard), media_type=CONTENT_TYPE)
 
     async def plan(self, request: Request, _at: str) -> Response:
         """Return what was planned, what is deployed, and what is measured."""
         door = self._door
         door.entrance.key(request)
-        running = await self._ready.running(door.guard, door.metrics)
+        running = await self._door.ready.running(door.guard, door.metrics)
         pools: dict[str, dict[str, dict[str, int]]] = {}
         for pool in door.front.pools:
             for domain, planned in pool.replicas.items():

@@ -34,10 +34,15 @@ class ReadyCheck:
         self._answer: str | None = None
         self._lock = asyncio.Lock()
 
+    @property
+    def stale(self) -> bool:
+        """Whether the last look was too long ago."""
+        return time.monotonic() - self._looked_s > LOOK_S
+
     async def running(self, guard: Guard, metrics: Metrics) -> dict[tuple[str, str], int]:
         """Return the replicas that run, by role and domain; the guard counts with them too."""
         async with self._lock:
-            if time.monotonic() - self._looked_s > LOOK_S:
+            if self.stale:
                 self._running = await self._servers.running()
                 self._looked_s = time.monotonic()
                 guard.state.resize(self._running)

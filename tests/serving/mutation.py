@@ -61,7 +61,21 @@ FIELDS = (
 )
 VALUES: tuple[Any, ...] = (
     *(None, True, False, 0, 1, -1, 2**31, 2**63, -(2**70), 0.5, -0.1, 1e308, 3.7, "", "x"),
-    *("\x00", "1", "auto", "null", "x" * 5000, [], [None], [[]], [0], [-1], [2**40], ["a", 1]),
+    *(
+        "\ud800",
+        "\x00",
+        "1",
+        "auto",
+        "null",
+        "x" * 5000,
+        [],
+        [None],
+        [[]],
+        [0],
+        [-1],
+        [2**40],
+        ["a", 1],
+    ),
     *({}, {"a": 1}, {"type": "json_schema"}, {"type": "json_object"}, {"5": 200}, {"x": None}),
     {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nonsense"}}},
     {"regex": "(((("},
@@ -128,7 +142,7 @@ def _drop(body: dict[str, Any], rng: random.Random) -> None:
 def _nest(body: dict[str, Any], rng: random.Random) -> None:
     """Put something very deep, or not a number, into a field."""
     deep: Any = float("nan")
-    for _ in range(rng.choice((0, 3, 200))):
+    for _ in range(rng.choice((0, 3, 40, 900))):
         deep = [deep] if rng.random() < 0.5 else {"a": deep}
     body[rng.choice(FIELDS)] = deep
 

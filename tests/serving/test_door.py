@@ -230,6 +230,25 @@ def test_long_bodies_are_refused_before_they_are_read(front: FrontDoor) -> None:
     assert _used(front, FakeServers(), use).status_code == 413
 
 
+@pytest.mark.parametrize("depth", [63, 100, 900])
+@pytest.mark.parametrize("param", ["messages", "logit_bias", "prompt"])
+def test_deep_bodies_are_refused(front: FrontDoor, depth: int, param: str) -> None:
+    """What recurses behind the door never meets a body that is too deep for it."""
+    raw = f'{{"prompt": [5], "{param}": {"[" * depth}{"]" * depth}}}'.encode()
+    answer = _one(front, "/v1/completions", raw)
+    deep = "nested too deeply" in answer.text
+    assert answer.status_code < 500
+    assert deep == (depth > 63)
+
+
+@pytest.mark.parametrize("body", [{"prompt": "\ud800"}, {"prompt": "x", "\udfff": 1}])
+def test_half_characters_are_refused(front: FrontDoor, body: dict[str, Any]) -> None:
+    """Text that no encoding has is refused, and the refusal is text."""
+    answer = _one(front, "/v1/completions", body)
+    assert answer.status_code == 400
+    assert "surrogate" in answer.json()["error"]["message"]
+
+
 def test_overload_is_shed_at_once_and_the_door_recovers(front: FrontDoor) -> None:
     """Of 40 prompts at once as many get in as the promise allows; later ones get in again."""
     body = {"prompt": [5] * 400, "max_tokens": 2, "stream": True}
