@@ -77,6 +77,7 @@ def _worker(manifest: Manifest, node: RayNode) -> dict[str, Any]:
     service = {
         **_node(manifest, worker_command(node)),
         "depends_on": {"head": {"condition": "service_healthy"}},
+        "restart": "on-failure",
     }
     if node.gpus:
         devices = [{"driver": "nvidia", "device_ids": [str(gpu) for gpu in node.gpus]}]
