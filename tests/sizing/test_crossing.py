@@ -57,7 +57,7 @@ def test_an_availability_needs_failures() -> None:
         planned("cluster.gpu_mtbf_s=1.8e8")
 
 
-ZONES = ("cluster.preset=roce-24k", "cluster.max_gpus=64")
+ZONES = ("cluster.preset=roce-24k", "cluster.max_gpus=64", "search.pools=split")
 
 
 def test_pools_that_meet_further_out_pull_longer() -> None:
