@@ -37,7 +37,7 @@ LIMITS = EngineLimits(
     max_num_seqs=256, max_num_batched_tokens=8192, kv_blocks=60_000, block_size=16
 )
 TARGET = 20_000
-"""Requests per CPU second that issue 4 asks for."""
+"""Requests per CPU second, so that a search can afford to simulate its finalists."""
 
 RUNS = 5
 

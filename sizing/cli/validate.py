@@ -7,7 +7,9 @@ import sys
 from dataclasses import asdict
 from datetime import UTC, datetime
 from itertools import groupby
+from math import exp, log
 from pathlib import Path  # noqa: TC003  (Typer reads the annotations)
+from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -36,6 +38,9 @@ if TYPE_CHECKING:
     from sizing.validation.calibration import Calibrated
     from sizing.validation.coverage import Tried
     from sizing.validation.verdict import Verdict
+
+FAR = 300.0
+"""Times as long as predicted: another unit rather than an error."""
 
 
 def validate(
@@ -72,6 +77,7 @@ def validate(
     if evidence is not None:
         today = f"{datetime.now(UTC):%Y-%m-%d}"
         write_whole(evidence, to_json(evidence_of(verdicts, found, date=today)))
+    _doubt(verdicts)
     if as_json:
         document = _document(verdicts, answers, found)
         if fit is not None:
@@ -81,6 +87,16 @@ def validate(
     _print(verdicts, found)
     if fit is not None:
         _print_fit(fit)
+
+
+def _doubt(verdicts: list[Verdict]) -> None:
+    """Ask for the unit where measurements and predictions are some thousand times apart."""
+    logs = [each.log_ratio for each in residuals(verdicts)]
+    if logs and abs(median(logs)) > log(FAR):
+        talk.print(
+            f"sizing: measured times are about {exp(median(logs)):,.3g} times the predicted ones:"
+            " are they in seconds?"
+        )
 
 
 def _document(verdicts: list[Verdict], answers: list[Verdict], found: Tried) -> dict[str, Any]:

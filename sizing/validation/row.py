@@ -18,7 +18,12 @@ REQUIRED = (
 """Columns without which no row can be read."""
 AMOUNTS = {"static": "batch_size", "closed": "concurrency", "open": "requests_per_s"}
 """The column that says how much of each load."""
+SECONDS = ("ttft_s", "tpot_s", "ttft_p99_s", "requests_per_s")
+"""Columns whose unit one can mistake."""
 STATISTICS = ("mean", "median")
+MOST = 2**22
+"""Of anything that is counted; what is more is a mistake, and would be replayed for hours."""
+MOST_USERS = 2**14
 ROLES = {"aggregated": ("",), "disaggregated": ("prefill_", "decode_")}
 
 
@@ -108,6 +113,7 @@ def row_from(cells: Mapping[str, str], place: str, surplus: object = None) -> Ro
     line = _Line(cells, place)
     load = line.choice("load", tuple(AMOUNTS))
     amount = line.number(AMOUNTS[load])
+    most = MOST_USERS if load == "closed" else MOST
     row = Row(
         place=place,
         id=cells.get("id", ""),
@@ -121,7 +127,7 @@ def row_from(cells: Mapping[str, str], place: str, surplus: object = None) -> Ro
         kv_dtype=cells.get("kv_dtype", ""),
         groups=_groups(line),
         load=load,
-        amount=amount if load == "open" else line.count(AMOUNTS[load]),
+        amount=amount if load == "open" else line.count(AMOUNTS[load], most=most),
         isl=line.count("isl"),
         osl=line.count("osl"),
         length_jitter=line.number("length_jitter", default=0.0, least=0.0),
@@ -203,11 +209,13 @@ class _Line:
             raise self.error(column, f"a finite number {bound}")
         return value
 
-    def count(self, column: str, *, default: int | None = None, least: int = 1) -> int:
-        """Read a whole number of at least *least*."""
+    def count(
+        self, column: str, *, default: int | None = None, least: int = 1, most: int = MOST
+    ) -> int:
+        """Read a whole number of at least *least* and at most *most*."""
         value = self.number(column, default=default, least=min(least, 1e-9))
-        if value != int(value) or value < least:
-            raise self.error(column, f"a whole number of {least} or more")
+        if value != int(value) or not least <= value <= most:
+            raise self.error(column, f"a whole number from {least} to {most:,}")
         return int(value)
 
     def measured(self, column: str) -> float | None:

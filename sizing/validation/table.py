@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sizing.errors import InputError
-from sizing.validation.row import REQUIRED, Row, row_from
+from sizing.validation.row import REQUIRED, SECONDS, Row, row_from
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
 
@@ -33,21 +34,33 @@ def read_rows(path: Path) -> tuple[Row | Refused, ...]:
         A row per line, or why the line is none.
 
     Raises:
-        InputError: no such file, not text, or a column missing that every row needs.
+        InputError: no such file, not text, no line, a column missing that every row needs, or
+            one in another unit.
 
     """
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file)
-            columns = reader.fieldnames or ()
-            for name in REQUIRED:
-                if name not in columns:
-                    raise InputError(f"{path}: {name}", None, "a column of that name")
-            return tuple(_entry(cells, f"{path}:{reader.line_num}") for cells in reader)
+            _check(reader.fieldnames or (), path)
+            entries = tuple(_entry(cells, f"{path}:{reader.line_num}") for cells in reader)
     except OSError as error:
         raise InputError(str(path), error.strerror, "a CSV of measured rows") from None
     except (UnicodeDecodeError, csv.Error) as error:
         raise InputError(str(path), str(error), "a CSV of measured rows in UTF-8") from None
+    if not entries:
+        raise InputError(str(path), "a header alone", "a line for each measurement")
+    return entries
+
+
+def _check(columns: Sequence[str], path: Path) -> None:
+    """Refuse a table without a column that every row needs, or with one in another unit."""
+    for name in REQUIRED:
+        if name not in columns:
+            raise InputError(f"{path}: {name}", None, "a column of that name")
+    for name in SECONDS:
+        for column in columns:
+            if name not in columns and column.rpartition("_")[0] == name.rpartition("_")[0]:
+                raise InputError(f"{path}: column", column, f"{name}: this schema knows seconds")
 
 
 def _entry(raw: dict[str | None, object], place: str) -> Row | Refused:

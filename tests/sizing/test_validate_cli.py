@@ -181,3 +181,16 @@ def test_interrupted_it_leaves_no_file(
     out = tmp_path / "predictions.csv"
     assert validate(str(SAMPLE), "-o", str(out)).code == 130
     assert list(tmp_path.iterdir()) == []
+
+
+def test_times_a_thousand_times_off_are_doubted(validate: Validate, tmp_path: Path) -> None:
+    """Milliseconds in a column of seconds: predicted all the same, and asked about."""
+    rows = [row | {"ttft_s": str(float(row["ttft_s"]) * 1e3), "tpot_s": ""} for row in sample()[:3]]
+    path = tmp_path / "rows.csv"
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    done = validate(str(path))
+    assert done.code == 0
+    assert "are they in seconds?" in " ".join(done.err.split())

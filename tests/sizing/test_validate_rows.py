@@ -61,7 +61,7 @@ def test_pools_of_a_disaggregated_row_have_all_its_gpus() -> None:
     ("column", "text", "said"),
     [
         ("isl", "", "expected a number above 0"),
-        ("isl", "12.5", "expected a whole number of 1 or more"),
+        ("isl", "12.5", "expected a whole number from 1 to 4,194,304"),
         ("osl", "nan", "expected a finite number"),
         ("gpus", "6", "expected a multiple of tp x pp = 4"),
         ("ep", "3", "expected a divisor of the 4 GPUs of a stage"),
@@ -108,3 +108,28 @@ def test_a_file_without_the_columns_is_refused(tmp_path: Path) -> None:
         read_rows(path)
     with pytest.raises(InputError, match="CSV of measured rows"):
         read_rows(tmp_path / "none.csv")
+
+
+def test_a_header_alone_is_refused(tmp_path: Path) -> None:
+    """No measurement, no errors to show."""
+    with pytest.raises(InputError, match="a line for each measurement"):
+        read_rows(written(tmp_path / "rows.csv"))
+
+
+@pytest.mark.parametrize(
+    ("column", "other"),
+    [("ttft_s", "ttft_ms"), ("tpot_s", "tpot_us"), ("requests_per_s", "requests_per_min")],
+)
+def test_a_column_in_another_unit_is_refused(tmp_path: Path, column: str, other: str) -> None:
+    """It would be taken for one that was not measured."""
+    path = written(tmp_path / "rows.csv", CLOSED)
+    path.write_text(path.read_text(encoding="utf-8").replace(column, other), encoding="utf-8")
+    with pytest.raises(InputError, match=f"'{other}'; expected {column}"):
+        read_rows(path)
+
+
+@pytest.mark.parametrize(("column", "text"), [("concurrency", "1e12"), ("isl", "100000000")])
+def test_what_nobody_runs_is_refused(column: str, text: str) -> None:
+    """A replay of it would take hours."""
+    with pytest.raises(InputError, match=f"{column} is '{text}'; expected a whole number from 1"):
+        row_from(CLOSED | {column: text}, "rows.csv:2")
