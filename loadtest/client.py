@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 MAX_CPU_FRACTION = 0.8
 MAX_SHARE_OF_LIMIT = 0.05
 """Share of any promised latency that the client's own lag may make up, at its p99."""
+MAX_USUAL_LAG_S = 0.005
+"""Lateness of one wake-up in ten, at most: beyond it the event loop has work waiting."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,12 +56,18 @@ class Health:
 
     Attributes:
         dispatch_lag_p99_s: due time to send.
-        heartbeat_lag_p99_s: lateness of a 5 ms timer, so of every stamp.
+        heartbeat_lag_p90_s: lateness of a 5 ms timer, so of every stamp.
+        connections: opened; all requests but so many found one open.
+        saturated: whether it had more to do than it could, whatever the limits are.
     """
 
     dispatch_lag_p99_s: float
+    heartbeat_lag_p90_s: float
     heartbeat_lag_p99_s: float
     cpu_fraction: float
+    connections: int
+    processes: int
+    saturated: bool
     problems: tuple[str, ...]
 
 
@@ -85,29 +93,53 @@ def health(client: Client, samples: tuple[Sample, ...], slo: SloSpec) -> Health:
     tokens, a gap one. None of these may reach 5 % of the limit it is compared with.
     """
     dispatch_s = quantile([s.send_s - s.due_s for s in samples], 0.99)
-    beat_s = quantile(list(client.heartbeat_lag_s), 0.99)
+    beats = list(client.heartbeat_lag_s)
+    usual_s, beat_s = quantile(beats, 0.90), quantile(beats, 0.99)
+    saturation = _saturation(client.cpu_fraction, usual_s)
+    return Health(
+        dispatch_lag_p99_s=dispatch_s,
+        heartbeat_lag_p90_s=usual_s,
+        heartbeat_lag_p99_s=beat_s,
+        cpu_fraction=client.cpu_fraction,
+        connections=client.connections,
+        processes=client.processes,
+        saturated=bool(saturation),
+        problems=(*_shares(dispatch_s, beat_s, samples, slo), *saturation),
+    )
+
+
+def _shares(
+    dispatch_s: float, beat_s: float, samples: tuple[Sample, ...], slo: SloSpec
+) -> list[str]:
+    """Say where the client's own lag makes up too much of a limit."""
     tokens = min((s.asked_output_tokens for s in samples), default=2)
     shares = [("TTFT", dispatch_s + beat_s, slo.ttft_s)]
     if slo.tpot_s and tokens > 1:
         shares.append(("TPOT", 2 * beat_s / (tokens - 1), slo.tpot_s))
     if slo.itl_s:
         shares.append(("ITL", beat_s, slo.itl_s))
-    problems = [
+    return [
         f"its own lag may make up {1000 * own_s:.1f} ms of a {name}, "
         f"more than {MAX_SHARE_OF_LIMIT:.0%} of the {1000 * limit_s:g} ms promised"
         for name, own_s, limit_s in shares
         if own_s > MAX_SHARE_OF_LIMIT * limit_s
     ]
-    if client.cpu_fraction > MAX_CPU_FRACTION:
+
+
+def _saturation(cpu_fraction: float, usual_lag_s: float) -> list[str]:
+    """Say whether a process had more to do than it could."""
+    problems = []
+    if cpu_fraction > MAX_CPU_FRACTION:
         problems.append(
-            f"it used {client.cpu_fraction:.0%} of its core, more than {MAX_CPU_FRACTION:.0%}"
+            f"saturated: it used {cpu_fraction:.0%} of its core, more than {MAX_CPU_FRACTION:.0%} "
+            "(--processes shares the load)"
         )
-    return Health(
-        dispatch_lag_p99_s=dispatch_s,
-        heartbeat_lag_p99_s=beat_s,
-        cpu_fraction=client.cpu_fraction,
-        problems=tuple(problems),
-    )
+    if usual_lag_s > MAX_USUAL_LAG_S:
+        problems.append(
+            f"saturated: one wake-up in ten was more than {1000 * usual_lag_s:.1f} ms late "
+            f"(allowed {1000 * MAX_USUAL_LAG_S:g} ms; --processes shares the load)"
+        )
+    return problems
 
 
 def write_client(client: Client, path: Path) -> None:

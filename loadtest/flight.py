@@ -87,6 +87,7 @@ class Flight:
             outcome=outcome,
             detail=detail,
             phases_s=stream.metrics_s,
+            cached_tokens=stream.cached_tokens,
         )
 
     def _follow(self) -> None:

@@ -49,6 +49,7 @@ class Sample:
         detail: what was seen, where the outcome is not ok.
         phases_s: what the server says of its own phases; empty where it says nothing. From the
             `Server-Timing` header, and from `metrics` in the stream (vLLM), by their names.
+        cached_tokens: prompt tokens that the server had in its prefix cache, where it tells.
     """
 
     index: int
@@ -65,6 +66,7 @@ class Sample:
     outcome: str
     detail: str | None = None
     phases_s: dict[str, float] = field(default_factory=dict)
+    cached_tokens: int | None = None
 
     @property
     def ok(self) -> bool:

@@ -36,6 +36,7 @@ class CompletionStream:
         input_tokens: prompt length as the server counts it.
         output_tokens: tokens generated as the server counts them.
         metrics_s: what the server says of its own phases, by name.
+        cached_tokens: of the prompt, from the server's prefix cache; `None`: it does not say.
     """
 
     def __init__(self) -> None:
@@ -46,6 +47,7 @@ class CompletionStream:
         self.input_tokens: int | None = None
         self.output_tokens: int | None = None
         self.metrics_s: dict[str, float] = {}
+        self.cached_tokens: int | None = None
         self.done = False
         self._running: bool | None = None
 
@@ -73,6 +75,8 @@ class CompletionStream:
         grown = 0
         if usage is not None:
             grown = self._total(int(usage["completion_tokens"]), int(usage["prompt_tokens"]))
+            if details := usage.get("prompt_tokens_details"):
+                self.cached_tokens = int(details.get("cached_tokens") or 0)
         if metrics := chunk.get("metrics"):
             self.metrics_s |= _seconds(metrics)
         if not choices:  # the closing chunk: it repeats the total, or says it for the first time

@@ -1,0 +1,62 @@
+"""The options of `loadtest run` that say how requests come."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from loadtest.schedule import Shape
+from loadtest.stages import parse_stages
+from sizing.sources import PROCESSES, Source
+
+Gaps = Annotated[
+    str, typer.Option("--arrivals", help=f"Gaps between them: {', '.join(PROCESSES)}.")
+]
+GapCv = Annotated[float | None, typer.Option(help="Of gamma gaps: above 1 for bursts.")]
+Users = Annotated[
+    int | None, typer.Option(help="Closed loop: so many users, each waiting for its answer.")
+]
+Turns = Annotated[int, typer.Option(help="Of a conversation; each holds what was said before.")]
+Think = Annotated[float, typer.Option(help="Seconds from an answer to the next turn or request.")]
+Stages = Annotated[
+    str | None, typer.Option(help="Rates that change: 5x60,10-40x120 (a-b is a ramp, x seconds).")
+]
+Trace = Annotated[
+    Path | None, typer.Option(help="Arrivals and lengths: Azure, BurstGPT, Mooncake or own.")
+]
+PrefixTokens = Annotated[
+    int, typer.Option(help="Of every prompt, the same; without a plan. Else nothing is cached.")
+]
+Processes = Annotated[int, typer.Option(help="Of the client, which share the schedule.")]
+Timeout = Annotated[
+    float | None, typer.Option(help="Seconds to give a request; 10 x what the SLO allows it.")
+]
+
+
+def shape_of(
+    source: tuple[str, float | None],
+    *,
+    users: int | None,
+    turns: int,
+    think_s: float,
+    stages: str | None,
+) -> Shape:
+    """
+    Return what the options say; *source* is the gaps' distribution and variation.
+
+    Raises:
+        InputError: they do not go together.
+    """
+    process, gap_cv = source
+    return Shape(
+        source=Source(process=process, gap_cv=gap_cv, users=users, turns=turns, think_s=think_s),
+        stages=parse_stages(stages) if stages is not None else (),
+    )
+
+
+def stand_ins(*, users: int | None, stages: str | None, trace: Path | None) -> dict[str, str]:
+    """Return what need not be given where users, stages or a trace say it."""
+    free = {"--rate": "1"} if users or stages or trace else {}
+    return free | ({"--input-tokens": "1", "--output-tokens": "1"} if trace else {})
