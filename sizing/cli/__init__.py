@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from typing import NoReturn
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # matrices of 16 x 16: threads only cost
 
 from sizing.cli.app import app
 from sizing.shell import run

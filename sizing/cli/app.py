@@ -1,29 +1,70 @@
-"""The commands of `sizing`."""
+"""The commands of `sizing`; each is imported when it is asked for."""
 
 from __future__ import annotations
 
-import typer
+from importlib import import_module
+from typing import Any
 
-from sizing.cli import catalog, fabric, studies
-from sizing.cli.calibrate import calibrate
-from sizing.cli.explain import explain
-from sizing.cli.place import place
-from sizing.cli.plan import plan
-from sizing.cli.predict import predict
-from sizing.cli.simulate import simulate
-from sizing.cli.spares import spares
-from sizing.cli.train import train
-from sizing.cli.validate import validate
+import typer
+from typer.core import TyperGroup
+from typer.main import get_group
+
+COMMANDS = {
+    "plan": "plan:plan",
+    "explain": "explain:explain",
+    "predict": "predict:predict",
+    "validate": "validate:validate",
+    "calibrate": "calibrate:calibrate",
+    "simulate": "simulate:simulate",
+    "train": "train:train",
+    "place": "place:place",
+    "spares": "spares:spares",
+    "init": "catalog:init",
+    "schema": "catalog:schema",
+    "models": "catalog:models",
+    "gpus": "catalog:gpus",
+    "compare": "compare:compare",
+    "sweep": "sweep:sweep",
+    "sensitivity": "sensitivity:sensitivity",
+    "pareto": "pareto:pareto",
+    "losses": "losses:losses",
+    "long-context": "long_context:long_context",
+    "fabric": "fabric:app",
+}
+"""Where in `sizing.cli` a command is, in the order in which the help shows them."""
+
+
+class LazyGroup(TyperGroup):
+    """A group that imports no more than the command it runs."""
+
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ANN401, ARG002  (Click's own types)
+        """Name all commands."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ANN401, ARG002  (likewise)
+        """Import a command; `None` if there is none of that name."""
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, attribute = COMMANDS[cmd_name].partition(":")
+        found = getattr(import_module(f"sizing.cli.{module}"), attribute)
+        one = typer.Typer()
+        if isinstance(found, typer.Typer):
+            one.add_typer(found, name=cmd_name)
+        else:
+            one.command(name=cmd_name)(found)
+        return get_group(one).commands[cmd_name]
+
 
 app = typer.Typer(
+    cls=LazyGroup,
     help="Size an LLM inference cluster for its latency SLO.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (plan, explain, predict, validate, calibrate, simulate, train, place, spares):
-    app.command()(command)
-catalog.register(app)
-fabric.register(app)
-studies.register(app)
+
+
+@app.callback()
+def sizing() -> None:
+    """Size an LLM inference cluster for its latency SLO."""

@@ -31,12 +31,6 @@ WIDTH = 160
 """Columns of a table that goes into a pipe or a file."""
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands of this file to `sizing`."""
-    for command in (init, schema, models, gpus):
-        app.command()(command)
-
-
 def init(
     name: Annotated[str, typer.Argument(help="a shipped scenario")] = DEFAULT_SCENARIO,
     out: Annotated[Path | None, typer.Option("-o", "--out", help="file to write")] = None,

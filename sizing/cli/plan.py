@@ -16,7 +16,6 @@ from sizing.cli.inputs import naming, read_inputs
 from sizing.errors import Exit, InputError, NegativeAnswer
 from sizing.plan import Plan, to_json
 from sizing.report.confidence import confidence_lines
-from sizing.report.page import plan_page
 from sizing.report.tables import latency_table, layout_table, summary
 from sizing.search.proposal import propose
 from sizing.search.search import Infeasible, search
@@ -59,6 +58,8 @@ def plan(  # noqa: PLR0913, PLR0917  (a command's options)
     if out is not None:
         write_whole(out, to_json(proposed))
     if html is not None:
+        from sizing.report.page import plan_page  # noqa: PLC0415  (charts take time to import)
+
         with naming(scenario), talk.status("simulating and drawing"):
             write_whole(html, plan_page(proposed))
     _show(proposed, as_json=as_json)
