@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sizing.plan import Latency, Prediction
+from sizing.plan import Headroom, Latency, Prediction
 from sizing.search.evidence import StepErrors, interval_around
 from sizing.search.settle import mixed_lowest
 from sizing.search.trial import Trials
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from sizing.plan import Inputs
+    from sizing.search.answer import Verdict
     from sizing.search.candidate import Candidate
     from sizing.validation.interval import Interval
 
@@ -23,6 +25,9 @@ SEED = 2
 
 LONGER = 4
 """Times as long as the runs that the search starts with."""
+
+STEPS = 6
+"""Halvings of the load factor: a 64th of the range between the plan and saturation."""
 
 
 def simulated_prediction(inputs: Inputs, chosen: Candidate) -> Prediction:
@@ -49,6 +54,32 @@ def simulated_prediction(inputs: Inputs, chosen: Candidate) -> Prediction:
         bottleneck={"mixed": "queue" if parts.get("queue", 0.0) > parts["prefill"] else "compute"},
         ttft_parts_s=parts,
     )
+
+
+def simulated_headroom(
+    inputs: Inputs, chosen: Candidate, capacity_requests_per_s: float
+) -> Headroom:
+    """Bisect the largest load factor at which a look still finds the SLO kept, up to capacity."""
+    rate = inputs.scenario.workload.requests_per_s
+    low, high = 1.0, max(1.0, capacity_requests_per_s / rate)
+    binds = "mixed saturates"
+    for _ in range(STEPS):
+        middle = (low + high) / 2
+        verdict = _looked(inputs, chosen, middle * rate)
+        if verdict.holds:
+            low = middle
+        else:
+            high = middle
+            binds = "mixed saturates" if verdict.check is None else verdict.check.name
+    return Headroom(load_factor=low, binds=binds)
+
+
+def _looked(inputs: Inputs, chosen: Candidate, requests_per_s: float) -> Verdict:
+    """Look once at another rate, with step times as predicted."""
+    load = replace(inputs.scenario.workload, requests_per_s=requests_per_s)
+    given = replace(inputs, scenario=replace(inputs.scenario, workload=load))
+    loaded = replace(chosen, tandem=replace(chosen.tandem, workload=load))
+    return Trials(given, StepErrors(), patient=False).verdict(loaded)
 
 
 def _latency(

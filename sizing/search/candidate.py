@@ -44,6 +44,12 @@ class Candidate:
         }
 
     @property
+    def sizes(self) -> tuple[int, int]:
+        """Replicas as `sized` takes them: of prefill, 0 where pools are mixed, and of decode."""
+        found = self.replicas
+        return found.get("prefill", 0), found.get("decode") or found["mixed"]
+
+    @property
     def gpus(self) -> int:
         """GPUs of all pools."""
         shapes = self.layout.shapes

@@ -135,8 +135,6 @@ def _beyond_the_profile(inputs: Inputs, tp: int) -> Iterator[Slicing]:
 
 def profile_rule(inputs: Inputs, layout: Layout) -> str | None:
     """Return the rule of the engine profile, as `serving` deploys it, that a layout breaks."""
-    if layout.prefill is None:
-        return "serving deploys split pools, not one that does both"
     for role, shape in layout.shapes.items():
         cut = shape.slicing
         if cut.pp not in inputs.engine.pp:

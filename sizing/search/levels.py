@@ -12,6 +12,7 @@ from sizing.search.trial import Trials
 if TYPE_CHECKING:
     from sizing.plan import Inputs
     from sizing.search.answer import Found
+    from sizing.search.candidate import Candidate
     from sizing.search.evidence import StepErrors
 
 LEVELS = (0.5, 0.8, 0.95)
@@ -19,6 +20,9 @@ LEVELS = (0.5, 0.8, 0.95)
 
 SMALL_POOL = 32
 """Replicas up to which a guess in proportion is off by one or two."""
+
+GROWTH = 1.5
+"""Power of the step times with which a pool grows: it serves less, and may queue for less."""
 
 
 def gpus_at(inputs: Inputs, best: Found) -> dict[float, int]:
@@ -31,25 +35,30 @@ def gpus_at(inputs: Inputs, best: Found) -> dict[float, int]:
         return {}
     asked, gpus = inputs.scenario.search.confidence_fraction, best.candidate.gpus
     found = {asked: gpus}
+    before: Candidate | None = None
     for share in LEVELS:
         if share not in found:
-            here = _at(inputs, best, step_errors(inputs, share))
+            floor = best.candidate if before is None and share > asked else before
+            before = _at(inputs, best, step_errors(inputs, share), floor)
             # What chance did in a short run must not turn the order around.
-            found[share] = (min if share < asked else max)(here, gpus)
+            found[share] = (min if share < asked else max)(before.gpus, gpus)
     return dict(sorted(found.items()))
 
 
-def _at(inputs: Inputs, best: Found, errors: StepErrors) -> int:
-    """Settle the plan's layout again with other step times."""
+def _at(inputs: Inputs, best: Found, errors: StepErrors, floor: Candidate | None) -> Candidate:
+    """Settle the plan's layout again with other step times, from the sizes of *floor* on."""
     chosen = best.candidate
     split = chosen.layout.prefill is not None
     start = chosen.sized(1 if split else 0, 1)
     slow = start.off_by(errors)
+    lowest = fewest_by_utilisation(slow, inputs) if split else (0, mixed_lowest(inputs, slow))
+    if floor is not None:
+        lowest = (max(lowest[0], floor.sizes[0]), max(lowest[1], floor.sizes[1]))
     one = Settling(
         inputs=inputs,
         trials=Trials(inputs, errors, patient=False),
         start=start,
-        lowest=fewest_by_utilisation(slow, inputs) if split else (0, mixed_lowest(inputs, slow)),
+        lowest=lowest,
         below=float("inf"),
     )
     if not split:
@@ -57,15 +66,16 @@ def _at(inputs: Inputs, best: Found, errors: StepErrors) -> int:
     else:
         sized = Sized(slow=slow, lowest=one.lowest, bound=0.0)
         settled = settle_split(one, _guess(inputs, best, errors, sized))
-    return chosen.gpus if settled is None else settled.gpus
+    return chosen if settled is None else settled
 
 
 def _guess(inputs: Inputs, best: Found, errors: StepErrors, start: Sized) -> tuple[int, int]:
     """Guess sizes with other step times: small pools in proportion, large ones by forecast."""
-    sizes = best.candidate.replicas
-    if max(sizes.values()) > SMALL_POOL:
+    sizes = best.candidate.sizes
+    if max(sizes) > SMALL_POOL:
         return fewest(start, inputs, float("inf")) or start.lowest
+    slower = errors.prefill / best.errors.prefill, errors.decode / best.errors.decode
     return (
-        max(1, round(sizes["prefill"] * errors.prefill / best.errors.prefill)),
-        max(1, round(sizes["decode"] * errors.decode / best.errors.decode)),
+        max(1, round(sizes[0] * slower[0] ** GROWTH)),
+        max(1, round(sizes[1] * slower[1] ** GROWTH)),
     )

@@ -20,7 +20,7 @@ from sizing.plan import (
     Prediction,
     Provenance,
 )
-from sizing.search.aggregated import simulated_prediction
+from sizing.search.aggregated import simulated_headroom, simulated_prediction
 from sizing.search.bottleneck import bottlenecks
 from sizing.search.deployment import deployment
 from sizing.search.evidence import interval_around, validation
@@ -44,6 +44,7 @@ def propose(inputs: Inputs, found: Found) -> Plan:
     engine, chosen = inputs.engine, found.candidate
     runs = deployment(inputs, chosen, spares=spare_replicas(inputs, chosen))
     rule = profile_rule(inputs, chosen.layout)
+    promised = promise(inputs, found)
     return Plan(
         schema_version=SCHEMA_VERSION,
         model=runs.model,
@@ -54,9 +55,9 @@ def propose(inputs: Inputs, found: Found) -> Plan:
         workload=inputs.scenario.workload,
         pools=runs.pools,
         routing=runs.routing,
-        prediction=promise(inputs, found),
+        prediction=promised,
         cost=_cost(inputs, runs.pools),
-        headroom=_headroom(inputs, found),
+        headroom=_headroom(inputs, found, promised),
         calibration=_calibration(inputs),
         validated_on=validation(inputs),
         deployable=Deployable(
@@ -125,10 +126,10 @@ def _cost(inputs: Inputs, pools: tuple[Pool, ...]) -> Cost:
     )
 
 
-def _headroom(inputs: Inputs, found: Found) -> Headroom:
-    """Bisect it by closed forms, which mixed pools do not have."""
+def _headroom(inputs: Inputs, found: Found, promised: Prediction) -> Headroom:
+    """Bisect it, by closed forms where there are any."""
     if found.forecast is None:
-        return Headroom(load_factor=1.0, binds="not searched: aggregated pools")
+        return simulated_headroom(inputs, found.candidate, promised.capacity_requests_per_s)
     return headroom(found.candidate, inputs.scenario.slo)
 
 

@@ -111,8 +111,8 @@ class Search:
         return too_many(alone, self.inputs, most_replicas=MOST_REPLICAS)
 
     def _better(self, split: Found | None, mixed: Found | None) -> Found | None:
-        """Take the cheaper; of equal ones the split pools, whose latencies are steadier."""
-        found = [each for each in (split, mixed) if each is not None]
+        """Take the cheaper that is proven; of equal ones split pools, whose pace is steadier."""
+        found = [each for each in (split, mixed) if each and (each is split or each.verdicts)]
         return min(found, key=lambda each: cost(self.inputs, each.candidate), default=None)
 
     # --- split pools
@@ -223,11 +223,9 @@ class Search:
         below = FREE if split is None else 2 * cost(self.inputs, split.candidate)
         looks = Trials(self.inputs, self.errors, patient=False)
         seen = self._mixed_below(below, looks)
-        limit = FREE if split is None else cost(self.inputs, split.candidate)
-        if seen is None or cost(self.inputs, seen.candidate) * (1 - FINE) >= limit:
+        if seen is None or 2 * cost(self.inputs, seen.candidate) * (1 - FINE) >= below:
             return seen
-        proven = self._mixed_below(limit, self.trials)
-        return proven if proven is not None or split is None else seen
+        return self._mixed_below(below, self.trials)
 
     def _mixed_below(self, below: float, trials: Trials) -> Found | None:
         """Settle every aggregated layout below a cost; patient *trials* also ask a fresh seed."""

@@ -20,6 +20,12 @@ if TYPE_CHECKING:
 MOST_SWAPS = 4
 """Replicas of one pool tried in place of some of the other."""
 
+FINE = 0.03
+"""Share of a pool that a look does not tell apart, nor of a limit."""
+
+FAR = 1.5
+"""Times the guess: up to there the most that is worth it is asked first, to be done at once."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settling:
@@ -40,7 +46,14 @@ class Settling:
 
     def grain(self, count: int) -> int:
         """Return how fine sizes are told apart: every replica, or 3 % where a look is enough."""
-        return 1 if self.trials.patient else max(1, count // 32)
+        return 1 if self.trials.patient else max(1, int(count * FINE))
+
+    def tight(self, sizes: tuple[int, int]) -> bool:
+        """Say whether a look needs no second one: nothing 3 % smaller would hold."""
+        if self.grain(max(sizes)) == 1:
+            return False
+        check = self.trials.verdict(self.start.sized(*sizes)).check
+        return check is not None and 1 - FINE < check.ratio <= 1
 
     def holds(self, sizes: tuple[int, int]) -> bool:
         """Say whether it is cheap enough and holds when simulated."""
@@ -58,6 +71,8 @@ def settle_split(one: Settling, guess: tuple[int, int]) -> Candidate | None:
     if grown is None:
         return None
     (prefill_count, decode_count), floor = grown
+    if one.tight((prefill_count, decode_count)):
+        return one.start.sized(prefill_count, decode_count)
     prefill_count = _shrunk(
         lambda many: one.holds((many, decode_count)), floor[0], prefill_count, one, 0
     )
@@ -156,9 +171,11 @@ def settle_mixed(one: Settling) -> Candidate | None:
     floor = one.lowest[1]
     if most < floor:
         return None
-    if one.below < np.inf and not one.holds((0, most)):
-        return None
     guess = min(most, fluid_replicas(one.inputs, slow, floor))
+    if most < FAR * guess and not one.holds((0, most)):
+        return None
+    if one.holds((0, guess)) and one.tight((0, guess)):
+        return slow.sized(0, guess)
     found = least_near(
         lambda many: one.holds((0, many)), guess, floor, most, grain=one.grain(guess)
     )

@@ -10,7 +10,7 @@ import numpy as np
 
 from sizing import steptime
 from sizing.traffic import decode, prefill
-from sizing.traffic.spread import STANDARD_NORMAL, WEIGHTS, Spread, spread
+from sizing.traffic.spread import PAIRS, STANDARD_NORMAL, WEIGHTS, Spread, spread
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,6 +54,7 @@ class Forecast:
     What a load meets.
 
     Attributes:
+        gaps: between the tokens of an answer.
         parts_s: mean TTFT by phase, in the order in which a request passes them.
         mean_batch: sequences in a decode step, as a token meets it.
         coupling: what the pools do to each other.
@@ -62,10 +63,16 @@ class Forecast:
     ttft: Spread
     tpot: Spread
     itl: Spread
-    e2e: Spread
+    gaps: Spread
     parts_s: dict[str, float]
     mean_batch: float
     coupling: Coupling
+
+    @property
+    def e2e(self) -> Spread:
+        """From arrival to the last token; a search that asks thousands of times needs it not."""
+        rest = spread(np.multiply.outer(self.tpot.values, self.gaps.values), PAIRS)
+        return self.ttft.plus(rest)
 
 
 def couple(tandem: Tandem) -> Coupling | None:
@@ -182,16 +189,11 @@ def forecast(tandem: Tandem) -> Forecast | None:
         dispersion=prefill.dispersion(tandem, stay_s, coupling.prefill_slowdown),
     )
     batch = seen()
-    tpot = _tpot(tandem, coupling, seen)
-    outputs = spread(tandem.output_tokens - 1)
-    rest = spread(
-        np.multiply.outer(tpot.values, outputs.values), np.multiply.outer(WEIGHTS, WEIGHTS)
-    )
     return Forecast(
         ttft=ttft,
-        tpot=tpot,
+        tpot=_tpot(tandem, coupling, seen),
         itl=_itl(tandem, coupling, batch),
-        e2e=ttft.plus(rest),
+        gaps=spread(tandem.output_tokens - 1),
         parts_s=parts,
         mean_batch=batch.mean,
         coupling=coupling,
@@ -262,7 +264,7 @@ def _slowed(tandem: Tandem, coupling: Coupling, steps: Spread, stay_s: float) ->
     met = np.clip(busy + np.sqrt(variance) * STANDARD_NORMAL, 0, 1)
     return spread(
         np.multiply.outer(steps.values, (1 + fraction * met) * coupling.decode_held_up),
-        np.multiply.outer(WEIGHTS, WEIGHTS),
+        PAIRS,
     )
 
 

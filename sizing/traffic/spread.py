@@ -16,6 +16,9 @@ EDGES = np.concatenate([np.linspace(0, 0.96, 97), 1 - 0.04 * np.geomspace(1, 2.5
 """Levels between the bins: hundredths, then ever finer up to 1 in 100,000."""
 
 WEIGHTS = np.diff(EDGES)
+PAIRS = np.multiply.outer(WEIGHTS, WEIGHTS)
+"""Of bins of two independent distributions."""
+
 CENTRES = (EDGES[1:] + EDGES[:-1]) / 2
 STANDARD_NORMAL = np.array([NormalDist().inv_cdf(float(level)) for level in CENTRES])
 
@@ -47,7 +50,7 @@ class Spread:
         if np.ptp(self.values) == 0:
             return Spread(values=other.values + self.values[0])
         values = np.add.outer(self.values, other.values)
-        return spread(values, np.multiply.outer(WEIGHTS, WEIGHTS))
+        return spread(values, PAIRS)
 
     def scaled(self, factor: float) -> Spread:
         """Stretch by *factor*, zero or more."""

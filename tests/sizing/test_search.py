@@ -19,7 +19,14 @@ from sizing.search.evidence import StepErrors, step_errors
 from sizing.search.explanation import explain_plan, planned
 from sizing.search.given import Size
 from sizing.search.given import given as predict_given
-from sizing.search.layout import Layout, legal_shapes, memory_rule, pairing_rule
+from sizing.search.layout import (
+    Layout,
+    Shape,
+    legal_shapes,
+    memory_rule,
+    pairing_rule,
+    profile_rule,
+)
 from sizing.search.placement import place
 from sizing.search.proposal import propose
 from sizing.search.search import SEEDS, Found, Infeasible, Search, search
@@ -335,15 +342,33 @@ def test_faster_hardware_never_needs_more(rate: float) -> None:
     assert found(inputs(faster)).candidate.gpus <= found(at(rate)).candidate.gpus
 
 
-def test_what_no_profile_deploys_says_so() -> None:
-    """An aggregated plan is not deployable, names the rule, and promises what was simulated."""
+def test_an_aggregated_plan_promises_what_was_simulated() -> None:
+    """It deploys like split pools; its latencies and headroom are read off simulations."""
     plan = proposed(with_search(2.0, pools="mixed"))
     assert [pool.role for pool in plan.pools] == ["mixed"]
-    assert not plan.deployable.ok
-    assert plan.deployable.rule_broken
+    assert plan.deployable.ok
     assert plan.prediction.ttft.p99_s <= plan.slo.ttft_s
+    assert plan.headroom.load_factor >= 1
     assert plan_from(json.loads(to_json(plan)), place="plan.json") == plan
-    assert proposed(with_search(2.0)).deployable.ok
+
+
+def test_the_cheaper_kind_of_pools_is_planned_and_the_other_named() -> None:
+    """Two requests a second take one aggregated replica; twenty are cheaper split."""
+    small, large = found(with_search(2.0)), found(with_search(20.0))
+    assert set(small.candidate.replicas) == {"mixed"}
+    assert small.candidate.gpus < found(with_search(2.0, pools="split")).candidate.gpus
+    assert len(small.verdicts) == 2
+    assert "split pools need" in small.other
+    assert set(large.candidate.replicas) == {"prefill", "decode"}
+    assert "aggregated pools need" in large.other
+
+
+def test_what_no_profile_deploys_says_so() -> None:
+    """A pipeline is not deployable, and names the rule."""
+    given = with_search(2.0, layouts="any")
+    layout = Layout(prefill=None, decode=Shape(slicing=Slicing(tp=4, pp=2), gpu="h100-sxm"))
+    assert "PP2" in (profile_rule(given, layout) or "")
+    assert profile_rule(given, replace(layout, decode=Shape(slicing=Slicing(), gpu="h"))) is None
 
 
 def test_layouts_beyond_the_profile() -> None:
