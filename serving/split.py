@@ -101,11 +101,12 @@ class SplitPrefillServer(Planned, PDPrefillServer):  # type: ignore[misc]
         answer = await self._one_token(kind, request)
         if isinstance(answer, Refusal):
             return answer
+        timed = answer.metrics
         return Prefilled(
             kv_transfer_params=answer.kv_transfer_params,
             replica=serve.get_replica_context().replica_id.unique_id,
-            queue_s=answer.metrics.queue_time_ms / 1e3,
-            step_s=answer.metrics.time_to_first_token_ms / 1e3,
+            queue_s=(timed.queue_time_ms or 0.0) / 1e3 if timed else 0.0,
+            step_s=(timed.time_to_first_token_ms or 0.0) / 1e3 if timed else 0.0,
         )
 
     async def time_prefill(self, body: dict[str, Any]) -> PrefillTiming | Refusal:

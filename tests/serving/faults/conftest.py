@@ -101,13 +101,13 @@ def split(
     demo_model: Path,
     make_deployment: DeploymentMaker,
     make_pool: PoolMaker,
-    reference: Reference,  # noqa: ARG001  (first, so that the two do not share cores)
 ) -> Iterator[Split]:
     """Have it up."""
     place = tmp_path_factory.mktemp("split")
     # Two nodes with one core each, which is the same core: the second is for failures, not speed.
     nodes = (Placement(node="laptop", gpus=(0,)), Placement(node="second", gpus=(0,)))
-    prefill = make_pool("prefill", dtype="fp32", replicas=2, placement=nodes)
+    # Little KV cache: all of it has been used, and takes memory, soon after a start.
+    prefill = make_pool("prefill", dtype="fp32", replicas=2, placement=nodes, kv_bytes=96e6)
     decode = make_pool("decode", (1,), dtype="fp32")
     deployment = make_deployment(demo_model, dtype="fp32", prefill=prefill, decode=decode)
     (place / "deployment.json").write_text(to_json(deployment))

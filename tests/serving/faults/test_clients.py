@@ -165,7 +165,7 @@ def test_clients_that_read_slowly(split: Split) -> None:
     roles = ("ingress", "proxy", "decode")
     others = [send(f"{split.base_url}/v1/completions", body_of(900 + n)) for n in range(5)]
     before = {each.role: each.resident_bytes for each in split.find(*roles)}
-    clients = [_open(split, body_of(910 + n, max_tokens=1500)) for n in range(50)]
+    clients = [_open(split, body_of(910 + n, max_tokens=60)) for n in range(50)]
     for _ in range(20):
         for client in clients:
             client.recv(1)

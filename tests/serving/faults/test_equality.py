@@ -32,7 +32,7 @@ def test_reference_says_something(reference: Reference) -> None:
 
 
 def test_split_equals_single_engine(
-    split: Split, reference: Reference, capsys: pytest.CaptureFixture[str]
+    reference: Reference, split: Split, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Tokens are equal for every prompt, and best log-probabilities agree within 1e-3."""
     answers = [ask(split.base_url, prompt, MAX_TOKENS, "whole") for prompt in reference.prompts]
