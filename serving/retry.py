@@ -19,7 +19,7 @@ ATTEMPTS = 2
 RETRY_AFTER_S = 5.0
 """Told to clients where prefill fails: the router needs as long to learn of a new replica."""
 
-NO_REPLICA, DIED, TIMEOUT = "no-prefill", "prefill-failed", "prefill-timeout"
+NO_REPLICA, DIED, TIMEOUT = "no-prefill-replica", "prefill-failed", "prefill-timeout"
 """Why prefill did not answer; words of headers and metrics."""
 
 

@@ -111,10 +111,12 @@ def test_all_prefill_replicas_are_gone(split: Split) -> None:
     order = {"prefill_deadline_s": 9.0, "kv_wait_deadline_s": 9.0, "fallback": "local"}
     phases, *events = split("answer", "completions", body_of(302), order)
     for reply in (first, again):
-        assert (reply.status, reply.body["error"]["code"]) == (503, "no-prefill"), reply.body
+        assert (reply.status, reply.body["error"]["code"]) == (503, "no-prefill-replica"), (
+            reply.body
+        )
         assert int(reply.headers["retry-after"]) >= 1
     assert again.seconds < FAST_S
-    assert (phases["path"], phases["reason"]) == ("fallback-local", "no-prefill")
+    assert (phases["path"], phases["reason"]) == ("fallback-local", "no-prefill-replica")
     assert events[-1] == ["data: [DONE]\n\n"]
     split.wait_until_whole()
     # Failure 3: the new replicas listen at the ports of the old ones.
