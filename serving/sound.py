@@ -33,13 +33,14 @@ def check_sound(raw: bytes, body: dict[str, Any]) -> None:
 
 def _depth(body: dict[str, Any]) -> int:
     """Return the number of levels, without recursion."""
-    depth, level = 0, [body]
+    depth = 0
+    level: list[Any] = [body]
     while level:
         depth += 1
-        inner = [
+        inner = (
             each
             for value in level
             for each in (value.values() if isinstance(value, dict) else value)
-        ]
+        )
         level = [each for each in inner if isinstance(each, dict | list)]
     return depth
