@@ -128,7 +128,7 @@ def _coverage() -> list[str]:
         "### 80 % intervals",
         "",
         (
-            "Quantiles of the residuals by load, engine and kind of model, each group shrunk to"
+            "Quantiles of the residuals by engine, kind of model and load, each group shrunk to"
             " what more rows say (docs/model.md, V5). Tried on configurations that were left out,"
             " ten folds, everything made anew without them:"
         ),
@@ -162,9 +162,8 @@ def _claims() -> list[str]:
             "A claim says that a latency stays below a limit with some confidence: its bound is"
             " the quantile of that level (V5). Counted on configurations left out: claims right"
             " at the bound itself, the tightest limit that can be claimed, and in brackets at the"
-            " lowest limit above it of a grid 10 % apart. Scaling all steps by a factor scales"
-            " the latencies of a closed loop by it, so that this is also a test of L3 with these"
-            " quantiles."
+            " lowest limit above it of a grid 10 % apart. Steps that are all longer by a factor"
+            " make the latencies of a closed loop longer by it: such bounds are bounds on steps, too."
         ),
         "",
         "| source | | rows |" + "".join(f" at {level:.0%} |" for level in levels),

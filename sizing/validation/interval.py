@@ -30,8 +30,8 @@ PARENT_ROWS = 20.0
 LARGEST_SHARE = 0.25
 """A configuration measured at many loads counts for at most this share of its group."""
 FOLDS = 10
-LEAST_ROWS = 40
-"""Rows of a kind of load from which on it has stretches of its own."""
+STRETCHED = 1
+"""Labels by which stretches are told apart: finer ones would rest on a handful of rows."""
 STAND_IN_LOG = math.log(1.3)
 """Versions of an engine differ by 30 % in TPOT: added in squares where rows had own constants."""
 DEVIATES = tuple(NormalDist().inv_cdf(level) for level in LEVELS)
@@ -186,13 +186,9 @@ def _stretches(known: Sequence[Residual]) -> dict[tuple[str, ...], NDArray[np.fl
                 logs = np.array(cell.logs)
                 apart = np.maximum(np.abs(logs - logs[MIDDLE]), 1e-3)
                 off = side * (each.log_ratio - logs[MIDDLE]) / apart
-                for depth in range(min(2, len(each.path)) + 1):
+                for depth in range(min(STRETCHED, len(each.path)) + 1):
                     needed.setdefault((each.quantity, *each.path[:depth]), []).append(off)
-    return {
-        labels: _reached(np.array(rows))
-        for labels, rows in needed.items()
-        if len(rows) >= LEAST_ROWS
-    }
+    return {labels: _reached(np.array(rows)) for labels, rows in needed.items()}
 
 
 def _reached(off: NDArray[np.float64]) -> NDArray[np.float64]:
