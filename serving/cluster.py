@@ -9,15 +9,17 @@ from tempfile import mkdtemp
 from typing import TYPE_CHECKING
 
 from serving.ports import LOOPBACK, free_ports
-from serving.processes import environment
+from serving.processes import RAYLET, environment
 from serving.reason import first_error
+from serving.served import DEVICES_LABEL, NODE_LABEL, ROLE_LABEL
 from sizing.errors import TargetFailed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from serving.served import RayNode
 
+OURS = (ROLE_LABEL, NODE_LABEL, DEVICES_LABEL)
 OBJECT_STORE_BYTES = 128 << 20
 """Requests and tokens are small; Ray's default would be 30 % of the memory."""
 
@@ -63,6 +65,11 @@ def join_nodes(nodes: Sequence[RayNode], *, cluster_id: str, address: str) -> No
         _ray_start(node, cluster_id, f"--address={address}")
 
 
+def raylet_mark(cluster_id: str, labels: Mapping[str, str]) -> str:
+    """Return the mark of one raylet's processes."""
+    return "-".join([cluster_id, *(labels[name] for name in OURS if name in labels)])
+
+
 def ray_options(node: RayNode) -> list[str]:
     """Return what `ray start` is told of a node, here and on any other host."""
     labels = ",".join(f"{key}={value}" for key, value in node.labels.items())
@@ -101,7 +108,7 @@ def _ray_start(node: RayNode, cluster_id: str, *options: str) -> None:
         f"--node-ip-address={LOOPBACK}",
         *ray_options(node),
     ]
-    env = environment(cluster_id)
+    env = environment(cluster_id) | {RAYLET: raylet_mark(cluster_id, node.labels)}
     if node.gpus:
         env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, node.gpus))
     done = subprocess.run(  # noqa: S603  (our own interpreter)

@@ -14,6 +14,10 @@ not by a number: pids are used again, and a parent may be long dead.
 """
 
 
+RAYLET = "MINICLUSTER_RAYLET"
+"""Likewise of one raylet, so that it can be stopped alone."""
+
+
 def environment(cluster_id: str) -> dict[str, str]:
     """Return the environment in which the processes of a cluster are started."""
     return {
@@ -28,9 +32,9 @@ def environment(cluster_id: str) -> dict[str, str]:
     }
 
 
-def marked(cluster_id: str) -> set[int]:
-    """Return the pids of the processes of a cluster, and of all below them."""
-    wanted = f"{MARK}={cluster_id}".encode()
+def marked(mark: str, variable: str = MARK) -> set[int]:
+    """Return the pids of the processes of a cluster (or raylet), and of all below them."""
+    wanted = f"{variable}={mark}".encode()
     parents: dict[int, int] = {}
     found = set()
     for entry in Path("/proc").iterdir():
@@ -56,15 +60,17 @@ def _parent(entry: Path) -> int:
     return int(parent)
 
 
-def stop(cluster_id: str, *, grace_s: float = 5.0, limit_s: float = 30.0) -> set[int]:
+def stop(
+    mark: str, *, variable: str = MARK, grace_s: float = 5.0, limit_s: float = 30.0
+) -> set[int]:
     """
-    End every process of a cluster: politely, then after *grace_s* by force.
+    End every process of a cluster (or raylet): politely, then after *grace_s* by force.
 
     Returns:
         What is still there after *limit_s*: nothing, unless the kernel holds it.
     """
     started = time.monotonic()
-    while alive := marked(cluster_id):
+    while alive := marked(mark, variable):
         waited = time.monotonic() - started
         if waited > limit_s:
             return alive

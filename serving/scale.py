@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from serving.cluster import join_nodes
+from serving.cluster import join_nodes, raylet_mark
 from serving.compile import replica_places
 from serving.local_cluster import read_cluster
+from serving.processes import RAYLET, stop
 from serving.served import APP, NODE_LABEL, ROLE_LABEL, RayNode
 from serving.state import write_state
 from serving.status import by_role, look
@@ -89,6 +90,7 @@ def scale(state: State, wanted: Mapping[str, int], told: Callable[[str], None]) 
         _set_replicas(state, name, move, told)
         if not move.grows:
             after = _remaining(state, move)
+            _retire(state, move.pool.role)
         now = replace(
             now, pools=tuple(after if pool.role == after.role else pool for pool in now.pools)
         )
@@ -110,11 +112,16 @@ def _placed(move: Move, free: list[tuple[str, int]]) -> Pool:
 
 
 def _remaining(state: State, move: Move) -> Pool:
-    """Return the pool with the replicas that stayed: Serve chose them, their cores tell which."""
+    """Return the pool with the replicas that stayed: Serve chose them; node and cores tell which."""
     places = replica_places(move.pool)
     facts = look(state, facts=True).facts.get(move.pool.role, [])
-    cores = [sorted(core for worker in fact["cores"] for core in worker) for fact in facts]
-    stayed = [place for place in places if sorted(gpu for _, gpu in place) in cores]
+    found = [
+        sorted(
+            (fact["labels"].get(NODE_LABEL), core) for worker in fact["cores"] for core in worker
+        )
+        for fact in facts
+    ]
+    stayed = [place for place in places if sorted(place) in found]
     kept = stayed if len(stayed) == move.replicas else places[: move.replicas]
     return _with_places(move.pool, move.replicas, kept)
 
@@ -140,9 +147,7 @@ def _ensure_room(state: State, now: Deployment, after: Pool, told: Callable[[str
     added = [p for each in replica_places(after) for p in each if p not in before]
     if _free_workers(state, after.role) >= len(added):
         return
-    cluster = read_cluster()
-    ours = cluster is not None and cluster.address == state.address
-    cluster_id = cluster.cluster_id if cluster is not None and ours else state.cluster_id
+    cluster_id = _cluster_id(state)
     if not cluster_id:
         raise NegativeAnswer(
             f"no free node is labelled {ROLE_LABEL}={after.role}; start one with "
@@ -163,8 +168,37 @@ def _ensure_room(state: State, now: Deployment, after: Pool, told: Callable[[str
     join_nodes(nodes, cluster_id=cluster_id, address=state.address)
 
 
+def _cluster_id(state: State) -> str:
+    """Return the mark of the cluster's processes, if we started it; else nothing."""
+    cluster = read_cluster()
+    ours = cluster is not None and cluster.address == state.address
+    return cluster.cluster_id if cluster is not None and ours else state.cluster_id
+
+
 def _free_workers(state: State, role: str) -> int:
     """Count workers that the cluster's nodes of *role* have room for."""
+    kind = _kind(state)
+    return sum(int(free.get(kind, 0)) for _, free in _nodes(state, role))
+
+
+def _retire(state: State, role: str) -> None:
+    """Stop raylets of ours that have no replica of *role* left: their devices go elsewhere."""
+    cluster_id, kind = _cluster_id(state), _kind(state)
+    if not cluster_id:
+        return
+    for node, free in _nodes(state, role):
+        empty = free.get(kind, 0) == node["Resources"].get(kind, 0)
+        if empty and "node:__internal_head__" not in node["Resources"]:
+            stop(raylet_mark(cluster_id, node["Labels"]), variable=RAYLET)
+
+
+def _kind(state: State) -> str:
+    """Return Ray's name of the devices."""
+    return "CPU" if state.target == "cpu" else "GPU"
+
+
+def _nodes(state: State, role: str) -> list[tuple[dict[str, Any], dict[str, float]]]:
+    """Return each live node of *role*, as Ray describes it, and what it has left."""
     import ray  # noqa: PLC0415  (a second to import)
 
     from serving.connection import connected  # noqa: PLC0415
@@ -172,13 +206,11 @@ def _free_workers(state: State, role: str) -> int:
 
     with connected(state.address):
         free = free_resources()
-        nodes = [node for node in ray.nodes() if node["Alive"]]
-    kind = "CPU" if state.target == "cpu" else "GPU"
-    return sum(
-        int(free.get(node["NodeID"], {}).get(kind, 0))
-        for node in nodes
-        if node["Labels"].get(ROLE_LABEL) == role
-    )
+        return [
+            (node, free.get(node["NodeID"], {}))
+            for node in ray.nodes()
+            if node["Alive"] and node["Labels"].get(ROLE_LABEL) == role
+        ]
 
 
 def _set_replicas(state: State, name: str, move: Move, told: Callable[[str], None]) -> None:

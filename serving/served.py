@@ -17,8 +17,8 @@ CORES = "MINICLUSTER_CORES"
 """Environment variable: cores of each replica, replicas apart by `;`, workers by `|`."""
 
 
-CORES_LABEL = "minicluster-cores"
-"""Label of a raylet that `serving scale` gave to another pool: its cores, apart by `_`."""
+DEVICES_LABEL = "minicluster-devices"
+"""Label of a raylet that `serving scale` gave to another pool: its devices, apart by `_`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +27,8 @@ class RayNode:
     One raylet: the share of one planned node that one pool has.
 
     Attributes:
-        moved: the plan gave its cores to another pool; the replica learns them from a label.
+        moved: the plan gave its devices to another pool; on a CPU its replica learns them from a
+            label.
     """
 
     node: str
@@ -40,7 +41,8 @@ class RayNode:
     def labels(self) -> dict[str, str]:
         """Labels by which the pool finds it."""
         found = {ROLE_LABEL: self.role, NODE_LABEL: self.node}
-        return found | ({CORES_LABEL: "_".join(map(str, self.cores))} if self.moved else {})
+        devices = "_".join(map(str, self.cores or self.gpus))
+        return found | ({DEVICES_LABEL: devices} if self.moved else {})
 
 
 def planned_cores(cores: str, rank: int, labels: Mapping[str, str]) -> str:
@@ -52,8 +54,8 @@ def planned_cores(cores: str, rank: int, labels: Mapping[str, str]) -> str:
         rank: of the replica in its deployment.
         labels: of its raylet; one that was moved says itself which cores it has.
     """
-    if CORES_LABEL in labels:
-        return labels[CORES_LABEL].replace("_", "|")
+    if DEVICES_LABEL in labels:
+        return labels[DEVICES_LABEL].replace("_", "|")
     replicas = cores.split(";")
     return replicas[rank % len(replicas)]
 

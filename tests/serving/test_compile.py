@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from serving.compile import compile_app, domains, replica_devices
 from serving.engine import Ground
 from serving.front import front_from, to_plain
-from serving.served import CORES, CORES_LABEL, NODE_LABEL, ROLE_LABEL, planned_cores
+from serving.served import CORES, DEVICES_LABEL, NODE_LABEL, ROLE_LABEL, planned_cores
 from sizing.plan import Placement
 from sizing.specs.slo import SloSpec
 
@@ -232,7 +232,7 @@ def test_the_front_door_reads_what_was_compiled(
 def test_cores_of_a_replica() -> None:
     """A replica has the cores of its rank, unless its raylet was moved: then those it is told."""
     assert planned_cores("0|1;2|3", 1, {}) == "2|3"
-    assert planned_cores("0|1;2|3", 2, {CORES_LABEL: "5_6"}) == "5|6"
+    assert planned_cores("0|1;2|3", 2, {DEVICES_LABEL: "5_6"}) == "5|6"
 
 
 @given(
