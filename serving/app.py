@@ -62,7 +62,12 @@ def build_app(served: ServedApp) -> Any:  # noqa: ANN401
         name=INGRESS,
         num_replicas=1,
         max_ongoing_requests=INGRESS_REQUESTS,
-        ray_actor_options={"num_cpus": 0, "runtime_env": {"env_vars": _handed_on()}},
+        ray_actor_options={
+            "num_cpus": 0,
+            # Beside the proxy, and where `serving scale` never stops a raylet.
+            "resources": {"node:__internal_head__": 0.001},
+            "runtime_env": {"env_vars": _handed_on()},
+        },
     )
     return ingress.bind(front, servers=servers, prefill=prefill)
 

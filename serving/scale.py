@@ -112,7 +112,7 @@ def _placed(move: Move, free: list[tuple[str, int]]) -> Pool:
 
 
 def _remaining(state: State, move: Move) -> Pool:
-    """Return the pool with the replicas that stayed: Serve chose them; node and cores tell which."""
+    """Return the pool with the replicas that stayed; Serve chose, node and cores tell which."""
     places = replica_places(move.pool)
     facts = look(state, facts=True).facts.get(move.pool.role, [])
     found = [
