@@ -27,6 +27,13 @@ if TYPE_CHECKING:
 
     from serving.phases import Phases, PrefillTiming
 
+FACTS_LIMIT_S = 5.0
+TOLD = (
+    *("tp", "pp", "dtype", "kv_dtype", "max_batch_size", "max_batched_tokens", "max_model_len"),
+    *("block_size", "kv_bytes", "kv_role", "kv_connector"),
+)
+"""Of an engine's facts, those that `/plan` tells: no paths, no hosts."""
+
 
 @serve.ingress()
 class Ingress:
@@ -52,8 +59,8 @@ class HandledServers:
         self._servers = {domain: handle.options(stream=True) for domain, handle in servers.items()}
         self._prefill = dict(prefill)
         role = "decode" if prefill else "mixed"
-        self._names = {
-            (of, domain): handle.deployment_name
+        self._handles = {
+            (of, domain): handle
             for of, handles in ((role, servers), ("prefill", prefill))
             for domain, handle in handles.items()
         }
@@ -97,7 +104,24 @@ class HandledServers:
             for app in status.applications.values()
             for name, deployment in app.deployments.items()
         }
-        return {key: found.get(name, 0) for key, name in self._names.items()}
+        return {key: found.get(h.deployment_name, 0) for key, h in self._handles.items()}
+
+    async def facts(self) -> dict[tuple[str, str], dict[str, Any]]:
+        """Ask one engine of each deployment; those that do not answer in time are left out."""
+
+        async def ask(handle: Any) -> dict[str, Any] | None:  # noqa: ANN401
+            response = handle.facts.remote()
+            try:
+                async with asyncio.timeout(FACTS_LIMIT_S):
+                    found: dict[str, Any] = await response
+            except Exception:  # noqa: BLE001  (whatever keeps it, there is nothing to tell)
+                response.cancel()
+                return None
+            return {name: found[name] for name in TOLD if name in found}
+
+        answers = await asyncio.gather(*(ask(handle) for handle in self._handles.values()))
+        asked = zip(self._handles, answers, strict=True)
+        return {key: found for key, found in asked if found is not None}
 
 
 def _unavailable() -> Refusal:

@@ -80,15 +80,17 @@ class Lookout:
             for domain, planned in pool.replicas.items():
                 up = running.get((pool.role, domain), 0)
                 pools.setdefault(pool.role, {})[domain] = {"planned": planned, "running": up}
+        engines: dict[str, dict[str, Any]] = {}
+        for (role, domain), facts in (await door.ready.facts()).items():
+            engines.setdefault(role, {})[domain] = facts
         state, margin = door.guard.state, door.guard.margin
         measured: dict[str, Any] = {
             **door.measured.summary(),
             "outstanding": {"prefill": state.waiting, "all": state.sequences},
             "margin": {"ttft_s": margin.ttft_s, "tpot_s": margin.tpot_s},
         }
-        return JSONResponse(
-            {"planned": self._planned, "deployed": {"replicas": pools}, "measured": measured}
-        )
+        deployed = {"replicas": pools, "engines": engines}
+        return JSONResponse({"planned": self._planned, "deployed": deployed, "measured": measured})
 
     async def schema(self, _request: Request, _at: str) -> Response:
         """Return the OpenAPI schema."""

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 LOOK_S = 5.0
 """How long a look at the cluster is good for; each costs Ray Serve's controller some ms."""
 
+FACTS_S = 60.0
+"""How long what the engines say of themselves is good for: it changes with a deployment only."""
+
 PROBE = {"prompt": "ready?", "max_tokens": 1, "temperature": 0}
 
 
@@ -30,7 +33,8 @@ class ReadyCheck:
         self._front = front
         self._servers = servers
         self._running: dict[tuple[str, str], int] = {}
-        self._looked_s = self._probed_s = float("-inf")
+        self._facts: dict[tuple[str, str], dict[str, Any]] = {}
+        self._looked_s = self._probed_s = self._asked_s = float("-inf")
         self._answer: str | None = None
         self._lock = asyncio.Lock()
 
@@ -48,6 +52,14 @@ class ReadyCheck:
                 guard.state.resize(self._running)
                 metrics.replicas(self._running)
         return self._running
+
+    async def facts(self) -> dict[tuple[str, str], dict[str, Any]]:
+        """Return what one engine of each role and domain runs with."""
+        async with self._lock:
+            if time.monotonic() - self._asked_s > FACTS_S:
+                self._facts = await self._servers.facts()
+                self._asked_s = time.monotonic()
+        return self._facts
 
     async def lacking(self, guard: Guard, metrics: Metrics, measured: Measured) -> list[str]:
         """Return what keeps requests from getting through; nothing: ready."""

@@ -24,3 +24,6 @@ class Servers(Protocol):
 
     async def running(self) -> dict[tuple[str, str], int]:
         """Return how many replicas run, by role and domain."""
+
+    async def facts(self) -> dict[tuple[str, str], dict[str, Any]]:
+        """Return what one engine of each role and domain really runs with, of those that answer."""

@@ -99,6 +99,10 @@ class FakeServers:
         """Return what `up` says."""
         return self.up
 
+    async def facts(self) -> dict[tuple[str, str], dict[str, Any]]:
+        """Return the same for each."""
+        return {key: {"tp": 1} for key in self.up}
+
 
 def _usage(body: dict[str, Any], tokens: int) -> dict[str, int]:
     """Count a token for each two characters."""

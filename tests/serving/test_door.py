@@ -304,6 +304,7 @@ def test_metrics_stand_beside_what_was_planned(front: FrontDoor) -> None:
     assert plan["measured"]["ttft"]["p99_s"] >= 0.05
     assert plan["planned"]["plan_hash"] == "cafe"
     running = {"planned": 1, "running": 1}
+    assert plan["deployed"]["engines"]["decode"] == {"d0": {"tp": 1}}
     assert plan["deployed"]["replicas"] == {"prefill": {"d0": running}, "decode": {"d0": running}}
 
 

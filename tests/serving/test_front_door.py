@@ -89,6 +89,8 @@ def test_ready_and_plan_tell_the_truth(url: str) -> None:
     for role in ("prefill", "decode"):
         [replicas] = plan["deployed"]["replicas"][role].values()
         assert replicas == {"planned": 1, "running": 1}
+        [facts] = plan["deployed"]["engines"][role].values()
+        assert (facts["tp"], facts["dtype"], "model" in facts) == (1, "float32", False)
     assert plan["planned"]["model_id"] == "demo"
 
 
