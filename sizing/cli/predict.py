@@ -26,19 +26,30 @@ SIZE = re.compile(
 )
 
 
-def predict(
+def predict(  # noqa: PLR0913, PLR0917  (a command's options)
     scenario: Annotated[Path, typer.Argument(help="TOML; `sizing init` writes one")],
-    prefill: Annotated[str, typer.Option(metavar="RxTPn", help="replicas and TP: 2xTP4")],
-    decode: Annotated[str, typer.Option(metavar="RxTPn", help="replicas and TP: 3xTP2")],
+    prefill: Annotated[
+        str | None, typer.Option(metavar="RxTPn", help="replicas and TP: 2xTP4")
+    ] = None,
+    decode: Annotated[
+        str | None, typer.Option(metavar="RxTPn", help="replicas and TP: 3xTP2")
+    ] = None,
+    mixed: Annotated[
+        str | None, typer.Option(metavar="RxTPn", help="one pool that does both: 4xTP2")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print the prediction")] = False,
     overrides: OVERRIDES = None,
     calibration: CALIBRATION = None,
 ) -> None:
     """Predict TTFT, TPOT, utilisation and capacity of pools that you name."""
     inputs = read_inputs(scenario, overrides or [], calibration)
-    sizes = (parse_size(prefill, "--prefill"), parse_size(decode, "--decode"))
+    sizes = {
+        role: parse_size(text, f"--{role}")
+        for role, text in {"prefill": prefill, "decode": decode, "mixed": mixed}.items()
+        if text is not None
+    }
     with naming(scenario):
-        answer = given(inputs, prefill=sizes[0], decode=sizes[1])
+        answer = given(inputs, **sizes)
     if as_json:
         sys.stdout.write(json.dumps(asdict(answer), indent=2, sort_keys=True) + "\n")
         return

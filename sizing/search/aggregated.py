@@ -9,7 +9,7 @@ import numpy as np
 
 from sizing.plan import Headroom, Latency, Prediction
 from sizing.search.evidence import StepErrors, interval_around
-from sizing.search.settle import mixed_lowest
+from sizing.search.settle import mixed_load
 from sizing.search.trial import Trials
 
 if TYPE_CHECKING:
@@ -34,9 +34,7 @@ def simulated_prediction(inputs: Inputs, chosen: Candidate) -> Prediction:
     """Simulate the pool with step times as predicted, and read the statistics off."""
     trials = Trials(inputs, StepErrors())
     outcome = trials.outcome(chosen, requests=LONGER * trials.length(chosen), seed=SEED)
-    load, one = inputs.scenario.workload, chosen.sized(0, 1)
-    ceiling = inputs.scenario.search.max_utilisation_fraction
-    busiest = load.requests_per_s * chosen.replicas["mixed"] / mixed_lowest(inputs, one)
+    load, capacity = inputs.scenario.workload, mixed_capacity_requests_per_s(chosen)
     parts = {
         name: float(part[outcome.counts].mean())
         for name, part in outcome.parts_s.items()
@@ -49,19 +47,23 @@ def simulated_prediction(inputs: Inputs, chosen: Candidate) -> Prediction:
         itl=_latency(*series["itl"], None),
         e2e=_latency(*series["e2e"], None),
         output_tokens_per_s=load.requests_per_s * float(chosen.tandem.output_tokens.mean()),
-        capacity_requests_per_s=busiest / ceiling,
-        utilisation_fraction={"mixed": min(1.0, outcome.busy_fraction["mixed"])},
+        capacity_requests_per_s=capacity,
+        utilisation_fraction={"mixed": load.requests_per_s / capacity},
         bottleneck={"mixed": "queue" if parts.get("queue", 0.0) > parts["prefill"] else "compute"},
         ttft_parts_s=parts,
     )
 
 
-def simulated_headroom(
-    inputs: Inputs, chosen: Candidate, capacity_requests_per_s: float
-) -> Headroom:
+def mixed_capacity_requests_per_s(chosen: Candidate) -> float:
+    """Rate above which no scheduling keeps up: replicas over those that are busy all the time."""
+    rate = chosen.tandem.workload.requests_per_s
+    return rate * chosen.replicas["mixed"] / mixed_load(chosen)
+
+
+def simulated_headroom(inputs: Inputs, chosen: Candidate) -> Headroom:
     """Bisect the largest load factor at which a look still finds the SLO kept, up to capacity."""
     rate = inputs.scenario.workload.requests_per_s
-    low, high = 1.0, max(1.0, capacity_requests_per_s / rate)
+    low, high = 1.0, max(1.0, mixed_capacity_requests_per_s(chosen) / rate)
     binds = "mixed saturates"
     for _ in range(STEPS):
         middle = (low + high) / 2

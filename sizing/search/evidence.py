@@ -81,7 +81,7 @@ def interval_around(quantity: str, inputs: Inputs) -> Interval | None:
     return read_evidence().intervals.around(1.0, quantity, path)
 
 
-def validation(inputs: Inputs) -> Validation:
+def validation(inputs: Inputs, *, split: bool = True) -> Validation:
     """Count the measurements of deployments like this one, and say how far predictions were off."""
     if inputs.calibration is not None:
         key = inputs.calibration.key
@@ -89,7 +89,7 @@ def validation(inputs: Inputs) -> Validation:
             num_rows=inputs.calibration.num_rows,
             note=f"step times measured on {key.processor}, {key.engine} {key.engine_version}",
         )
-    found = _alike(inputs)
+    found = _alike(inputs, split=split)
     around = interval_around("tpot", inputs)
     if around is None:
         return found
@@ -98,18 +98,19 @@ def validation(inputs: Inputs) -> Validation:
     return Validation(num_rows=found.num_rows, note=note)
 
 
-def _alike(inputs: Inputs) -> Validation:
-    """Count rows of the same engine, GPU and precision, split as plans are."""
+def _alike(inputs: Inputs, *, split: bool) -> Validation:
+    """Count rows of the same engine, GPU and precision, split or not as the plan is."""
     engine, gpu, dtype = inputs.engine.name, inputs.gpu.name, inputs.model.weight_dtype
-    kind = f"split {engine} on {gpu}, {dtype}"
+    kinds = {True: "split", False: "unsplit"}
+    kind = f"{kinds[split]} {engine} on {gpu}, {dtype}"
     alike = [s for s in read_evidence().support if s.gpu == gpu]
     own = [s for s in alike if s.engine == engine and s.weight_dtype == dtype]
-    split = [s for s in own if s.split]
-    if split:
-        return Validation(num_rows=split[0].rows, note=f"{kind}: {_errors(split[0])}")
+    same = [s for s in own if s.split is split]
+    if same:
+        return Validation(num_rows=same[0].rows, note=f"{kind}: {_errors(same[0])}")
     note = f"no measurement like this ({kind})"
     if own:
-        note += f"; unsplit {own[0].rows} rows: {_errors(own[0])}"
+        note += f"; {kinds[not split]} {own[0].rows} rows: {_errors(own[0])}"
     elif alike:
         rows = sum(s.rows for s in alike)
         note += f"; {rows} rows of other engines or precisions on {gpu}"

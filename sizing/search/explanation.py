@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,10 +15,11 @@ from sizing.traffic.forecast import forecast
 from sizing.traffic.stage import Stage, Tandem
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from sizing.latency.step import Term
     from sizing.plan import Plan, Pool
     from sizing.specs.step import StepCoefficients
-    from sizing.traffic.forecast import Forecast
 
 EQUATIONS = {
     "request overhead": "T13",
@@ -30,6 +31,9 @@ EQUATIONS = {
     "decode step in progress": "T11",
     "first decode step": "S3",
 }
+
+SIMULATED = "Q5"
+"""Equation of the phases that no closed form gives: of aggregated pools."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,30 +89,49 @@ def explain_plan(plan: Plan) -> Explanation:
         InputError: an edited plan, whose pools do not carry its load.
     """
     chosen = planned(plan)
+    if chosen.layout.prefill is None:
+        return _explained(plan, chosen, plan.prediction.ttft_parts_s, _mixed_batch(plan, chosen))
     found = forecast(chosen.tandem)
     if found is None:
         raise InputError(
             "plan: pools", str(chosen), "pools that carry the plan's load", "plan again"
         )
-    terms = [*_path_terms(plan, found)]
+    slowdown = {
+        "prefill": found.coupling.prefill_slowdown - 1,
+        "decode": found.coupling.decode_slowdown - 1,
+    }
+    explained = _explained(plan, chosen, found.parts_s, found.mean_batch)
+    return replace(explained, interference=slowdown)
+
+
+def _explained(
+    plan: Plan, chosen: Candidate, parts_s: Mapping[str, float], batch: float
+) -> Explanation:
+    """Gather the phases and both kinds of steps."""
+    terms = _path_terms(plan, parts_s, simulated=chosen.layout.prefill is None)
     for role in ("prefill", "decode"):
-        terms += _step_terms(plan, chosen, role, found.mean_batch)
+        terms += _step_terms(plan, chosen, role, batch)
     return Explanation(
         terms=tuple(terms),
         mean_prompt_tokens=float(chosen.tandem.computed_tokens.mean()),
-        mean_batch=found.mean_batch,
+        mean_batch=batch,
         mean_context_tokens=chosen.tandem.context[0],
-        interference={
-            "prefill": found.coupling.prefill_slowdown - 1,
-            "decode": found.coupling.decode_slowdown - 1,
-        },
+        interference={"prefill": 0.0, "decode": 0.0},
     )
+
+
+def _mixed_batch(plan: Plan, chosen: Candidate) -> float:
+    """Sequences in a step of an aggregated pool: those that arrive while one stays."""
+    stay_s = float(chosen.tandem.output_tokens.mean()) * plan.prediction.tpot.mean_s
+    return plan.workload.requests_per_s * stay_s / chosen.tandem.decode.replicas
 
 
 def planned(plan: Plan) -> Candidate:
     """Return the configuration that a plan holds."""
-    prefill, decode = plan.pool("prefill"), plan.pool("decode")
-    layout = Layout(prefill=_shape(prefill), decode=_shape(decode))
+    roles = {pool.role: pool for pool in plan.pools}
+    decode = roles.get("mixed") or plan.pool("decode")
+    prefill = decode if "mixed" in roles else plan.pool("prefill")
+    layout = Layout(prefill=None if prefill is decode else _shape(prefill), decode=_shape(decode))
     tandem = Tandem(
         workload=plan.workload,
         step_model=plan.step_model,
@@ -135,20 +158,22 @@ def _stage(pool: Pool) -> Stage:
     )
 
 
-def _path_terms(plan: Plan, found: Forecast) -> list[ExplainedTerm]:
+def _path_terms(
+    plan: Plan, parts_s: Mapping[str, float], *, simulated: bool
+) -> list[ExplainedTerm]:
     """Mean TTFT by phase."""
-    total = sum(found.parts_s.values())
+    total = sum(parts_s.values())
     source = _source(plan)
     return [
         ExplainedTerm(
             of="TTFT",
             name=name,
-            equation=EQUATIONS[name],
+            equation=SIMULATED if simulated else EQUATIONS[name],
             seconds=value,
             share_fraction=value / total,
             source=source,
         )
-        for name, value in found.parts_s.items()
+        for name, value in parts_s.items()
     ]
 
 

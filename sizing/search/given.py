@@ -9,6 +9,7 @@ from sizing.errors import InputError, NegativeAnswer
 from sizing.latency.load import decode_load, prefill_load
 from sizing.latency.step import beyond_hb_domain_s
 from sizing.plan import Pool, Prediction, Validation
+from sizing.search.aggregated import mixed_capacity_requests_per_s, simulated_prediction
 from sizing.search.candidate import smallest
 from sizing.search.deployment import pools
 from sizing.search.evidence import validation
@@ -21,7 +22,6 @@ from sizing.search.layout import (
     profile_rule,
 )
 from sizing.search.proposal import prediction
-from sizing.search.slo import checks
 from sizing.search.starts import largest_batch
 from sizing.search.step_models import StepModels, machine
 from sizing.specs.slicing import Slicing
@@ -60,14 +60,27 @@ class Size:
     gpu: str | None = None
 
 
-def given(inputs: Inputs, *, prefill: Size, decode: Size) -> Given:
+def given(
+    inputs: Inputs,
+    *,
+    prefill: Size | None = None,
+    decode: Size | None = None,
+    mixed: Size | None = None,
+) -> Given:
     """
-    Predict pools of given replicas and slicing.
+    Predict pools of given replicas and slicing: prefill and decode, or one that does both.
 
     Raises:
-        InputError: a TP that the model, the connector, the memory or the calibration rules out.
+        InputError: a TP that the model, the connector, the memory or the calibration rules out;
+            pools that make no deployment.
         NegativeAnswer: the load saturates a pool, so that no latency exists.
     """
+    if mixed is not None and prefill is None and decode is None:
+        return _given_mixed(inputs, mixed)
+    if prefill is None or decode is None or mixed is not None:
+        raise InputError(
+            "--prefill, --decode, --mixed", None, "--prefill and --decode, or --mixed alone"
+        )
     layout = Layout(prefill=_shape(inputs, prefill), decode=_shape(inputs, decode))
     _check(inputs, layout)
     start = smallest(inputs, layout, StepModels(inputs))
@@ -75,24 +88,60 @@ def given(inputs: Inputs, *, prefill: Size, decode: Size) -> Given:
     chosen = chosen.sized(prefill.replicas, decode.replicas)
     found = forecast(chosen.tandem)
     if found is None:
-        capacity = capacity_requests_per_s(chosen.tandem)
-        raise NegativeAnswer(
-            f"{inputs.scenario.workload.requests_per_s:g} requests/s saturate {chosen}: queues grow"
-            f" without end above {capacity:.3g} requests/s; add replicas or lower"
-            " workload.requests_per_s"
+        raise _saturated(inputs, chosen, capacity_requests_per_s(chosen.tandem))
+    answer = prediction(inputs, chosen, found)
+    return _answered(inputs, chosen, answer, found.mean_batch)
+
+
+def _given_mixed(inputs: Inputs, size: Size) -> Given:
+    """Simulate a pool that does both."""
+    if inputs.calibration is not None or inputs.gpu.kind == "cpu":
+        raise InputError(
+            "--mixed",
+            str(size.slicing),
+            "--prefill and --decode: a calibration times the steps of split pools",
         )
+    layout = Layout(prefill=None, decode=_shape(inputs, size))
+    _check(inputs, layout)
+    start = smallest(inputs, layout, StepModels(inputs))
+    if not start.slots:
+        raise InputError("--mixed", str(layout.decode), "a layout that a sequence of the load fits")
+    chosen = start.sized(0, size.replicas)
+    capacity = mixed_capacity_requests_per_s(chosen)
+    load = inputs.scenario.workload
+    if load.requests_per_s >= capacity:
+        raise _saturated(inputs, chosen, capacity)
+    answer = simulated_prediction(inputs, chosen)
+    stay_s = float(chosen.tandem.output_tokens.mean()) * answer.tpot.mean_s
+    batch = load.requests_per_s * stay_s / chosen.tandem.decode.replicas
+    return _answered(inputs, chosen, answer, batch)
+
+
+def _saturated(inputs: Inputs, chosen: Candidate, capacity: float) -> NegativeAnswer:
+    """Say that queues grow without end."""
+    return NegativeAnswer(
+        f"{inputs.scenario.workload.requests_per_s:g} requests/s saturate {chosen}: queues grow"
+        f" without end above {capacity:.3g} requests/s; add replicas or lower"
+        " workload.requests_per_s"
+    )
+
+
+def _answered(inputs: Inputs, chosen: Candidate, answer: Prediction, batch: float) -> Given:
+    """Compare with the SLO."""
+    slo = inputs.scenario.slo
     missed = tuple(
-        f"{check.name} {check.seconds * 1e3:.1f} ms, limit {check.limit_s * 1e3:.1f} ms"
-        for check in checks(found, inputs.scenario.slo)
-        if check.ratio > 1
+        f"{name.upper()} {slo.percentile} {seconds * 1e3:.1f} ms, limit {limit_s * 1e3:.1f} ms"
+        for name, limit_s in (("ttft", slo.ttft_s), ("tpot", slo.tpot_s), ("itl", slo.itl_s))
+        if limit_s is not None
+        and (seconds := getattr(getattr(answer, name), f"{slo.percentile}_s")) > limit_s
     )
     return Given(
         pools=pools(inputs, chosen),
-        prediction=prediction(inputs, chosen, found),
+        prediction=answer,
         meets_slo=not missed,
         misses=missed,
-        beyond_hb_domain_s=_beyond(inputs, chosen, found.mean_batch),
-        validated_on=validation(inputs),
+        beyond_hb_domain_s=_beyond(inputs, chosen, batch),
+        validated_on=validation(inputs, split=chosen.layout.prefill is not None),
     )
 
 
@@ -101,7 +150,7 @@ def _shape(inputs: Inputs, size: Size) -> Shape:
     gpu = size.gpu or inputs.gpu.name
     if gpu not in inputs.kinds:
         raise InputError(
-            "--prefill, --decode", gpu, "one of search.gpus: " + ", ".join(inputs.kinds)
+            "--prefill, --decode, --mixed", gpu, "one of search.gpus: " + ", ".join(inputs.kinds)
         )
     return Shape(slicing=size.slicing, gpu=gpu)
 
@@ -130,6 +179,7 @@ def _beyond(inputs: Inputs, chosen: Candidate, batch: float) -> dict[str, float]
         "prefill": prefill_load(tokens),
         "decode": decode_load(batch, chosen.tandem.context[0]),
     }
+    steps["mixed"] = steps["decode"]
     return {
         role: float(
             beyond_hb_domain_s(machine(inputs, shape.gpu), steps[role], slicing=shape.slicing)

@@ -44,7 +44,6 @@ def propose(inputs: Inputs, found: Found) -> Plan:
     engine, chosen = inputs.engine, found.candidate
     runs = deployment(inputs, chosen, spares=spare_replicas(inputs, chosen))
     rule = profile_rule(inputs, chosen.layout)
-    promised = promise(inputs, found)
     return Plan(
         schema_version=SCHEMA_VERSION,
         model=runs.model,
@@ -55,11 +54,11 @@ def propose(inputs: Inputs, found: Found) -> Plan:
         workload=inputs.scenario.workload,
         pools=runs.pools,
         routing=runs.routing,
-        prediction=promised,
+        prediction=promise(inputs, found),
         cost=_cost(inputs, runs.pools),
-        headroom=_headroom(inputs, found, promised),
+        headroom=_headroom(inputs, found),
         calibration=_calibration(inputs),
-        validated_on=validation(inputs),
+        validated_on=validation(inputs, split=chosen.layout.prefill is not None),
         deployable=Deployable(
             profile=f"{engine.name}-{engine.version}-{engine.connector}",
             ok=rule is None,
@@ -126,10 +125,10 @@ def _cost(inputs: Inputs, pools: tuple[Pool, ...]) -> Cost:
     )
 
 
-def _headroom(inputs: Inputs, found: Found, promised: Prediction) -> Headroom:
+def _headroom(inputs: Inputs, found: Found) -> Headroom:
     """Bisect it, by closed forms where there are any."""
     if found.forecast is None:
-        return simulated_headroom(inputs, found.candidate, promised.capacity_requests_per_s)
+        return simulated_headroom(inputs, found.candidate)
     return headroom(found.candidate, inputs.scenario.slo)
 
 

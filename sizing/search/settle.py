@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -183,10 +183,16 @@ def settle_mixed(one: Settling) -> Candidate | None:
 
 
 def mixed_lowest(inputs: Inputs, slow: Candidate) -> int:
-    """
-    Fewest mixed replicas: prompts and tokens each take their share of full steps.
+    """Fewest mixed replicas at the allowed utilisation."""
+    ceiling = inputs.scenario.search.max_utilisation_fraction
+    return max(1, int(np.ceil(mixed_load(slow) / ceiling - 1e-9)))
 
-        D >= lambda (S_p + E[o] t_d(B)/B) / ceiling, S_p: compute and attention of a prompt alone
+
+def mixed_load(slow: Candidate) -> float:
+    """
+    Mixed replicas that are busy all the time: prompts and tokens each take a share of full steps.
+
+        D >= lambda (S_p + E[o] t_d(B)/B), S_p: compute and attention of a prompt alone
         (docs/model.md, eq. L6)
     """
     tandem = slow.sized(0, 1).tandem
@@ -194,13 +200,10 @@ def mixed_lowest(inputs: Inputs, slow: Candidate) -> int:
     n = tandem.computed_tokens
     pairs = n * (tandem.workload.prefix_tokens + (n + 1) / 2)
     prompt_s = float((step.per_prefill_token_s * n + step.per_pair_s * pairs).mean())
-    batch = tandem.decode.max_batch_size
     token_s = step.per_sequence_s + step.per_context_token_s * tandem.context[0]
     answer_s = float(tandem.output_tokens.mean()) * token_s
     busy = tandem.workload.requests_per_s * (prompt_s + answer_s) / slow.layout.decode.lanes
-    full = decode.utilisation(replace(tandem, decode=replace(tandem.decode, max_batch_size=batch)))
-    ceiling = inputs.scenario.search.max_utilisation_fraction
-    return max(1, int(np.ceil(max(busy, full) / ceiling - 1e-9)))
+    return max(busy, decode.utilisation(tandem))
 
 
 def fluid_replicas(inputs: Inputs, slow: Candidate, lowest: int) -> int:
