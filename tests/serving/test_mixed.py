@@ -1,4 +1,4 @@
-"""An aggregated plan: one pool does both phases."""
+"""An aggregated plan for GPUs, on a CPU by request: one pool does both phases."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from serving.ports import free_ports
-from sizing.plan import to_json
+from sizing.plan import Placement, to_json
 
 from .client import send
 
@@ -23,20 +23,26 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.engine
 
 
-def test_a_mixed_pool_answers(
+def test_a_mixed_pool_made_smaller(
     tmp_path: Path,
     demo_model: Path,
     make_deployment: DeploymentMaker,
     make_pool: PoolMaker,
     make_plan: PlanMaker,
 ) -> None:
-    """Deployed as planned, streams and whole answers alike, the same greedy text each time."""
-    deployment = replace(make_deployment(demo_model), pools=(make_pool("mixed", (0,)),))
-    (tmp_path / "plan.json").write_text(to_json(make_plan(deployment)))
+    """TP 8 becomes TP 2 only where asked for; it says so, is as changed, and answers correctly."""
+    pool = make_pool(
+        "mixed", tp=8, gpu="h100-sxm", placement=(Placement(node="node-0", gpus=tuple(range(8))),)
+    )
+    plan = make_plan(replace(make_deployment(demo_model), pools=(pool,)))
+    gpu = replace(plan.inputs.gpu, name="h100-sxm", kind="gpu", vendor="nvidia")
+    (tmp_path / "plan.json").write_text(
+        to_json(replace(plan, inputs=replace(plan.inputs, gpu=gpu)))
+    )
 
     def serving(*arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-m", "serving.cli", *arguments],
+            ["taskset", "-c", "0,1", sys.executable, "-m", "serving.cli", *arguments],
             cwd=tmp_path,
             capture_output=True,
             text=True,
@@ -44,9 +50,13 @@ def test_a_mixed_pool_answers(
         )
 
     port = free_ports(1)[0]
-    up = serving("up", "plan.json", "--port", str(port))
+    refused = serving("up", "plan.json", "--target", "cpu")
+    assert refused.returncode == 3
+    assert "--substitute" in refused.stderr
+    up = serving("up", "plan.json", "--target", "cpu", "--substitute", "--port", str(port))
     try:
         assert up.returncode == 0, up.stderr
+        assert "substituted: pools[mixed].tp: 2 instead of 8" in up.stdout
         url = f"http://127.0.0.1:{port}/v1/completions"
         body = {"model": "demo", "prompt": list(range(2400, 2500)), "max_tokens": 12}
         whole = send(url, body | {"temperature": 0})
@@ -59,6 +69,7 @@ def test_a_mixed_pool_answers(
         assert whole.body["usage"]["completion_tokens"] == 12
         verify = serving("verify", "--json")
         assert json.loads(verify.stdout)["differences"] == []
-        assert verify.returncode == 0
+        status = json.loads(serving("status", "--json").stdout)
+        assert "pools[mixed].tp: 2 instead of 8" in status["changes"]
     finally:
         assert serving("down").returncode == 0
