@@ -1,0 +1,313 @@
+"""
+Our TTFT and TPOT beside those of `vllm bench serve`, AIPerf and the OpenAI client.
+
+    python benchmarks/third_party.py                       # against the bundled server
+    python benchmarks/third_party.py --host http://127.0.0.1:8000 --model demo \
+        --tokenizer .minicluster/models/demo --vocab-size 4480 --rate 3
+
+Each client loads the same endpoint in turn with constant gaps between requests, so that they all
+make the same load. Definitions are aligned: TTFT from the send to the first chunk with content
+(ours from the scheduled arrival is what the SLO is judged on, and longer by our own lag); TPOT
+(last - first chunk) / (tokens - 1). AIPerf is not part of our stack: `--aiperf PATH` says where
+its command is (`pip install aiperf==0.13.0` into an environment of its own).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from loadtest.behaviour import Behaviour
+from loadtest.drive import drive
+from loadtest.order import Extent, free_load, make_job
+from loadtest.run import prepare, read_run
+from loadtest.schedule import Shape
+from loadtest.selftest import fake_server
+from loadtest.target import check_model
+from sizing.sources import Source
+from sizing.specs.slo import SloSpec
+from sizing.specs.workload import Lengths, WorkloadSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+BENCH = Path(__file__).parent / "clients" / "vllm_bench_serve.py"
+MAX_FRACTION, MAX_S = 0.05, 0.005
+"""Our figures may differ from theirs by the larger of both."""
+WARMUPS = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """What every client is to do."""
+
+    host: str
+    model: str
+    tokenizer: Path
+    vocab_size: int
+    rate: float
+    input_tokens: int
+    output_tokens: int
+    requests: int
+    folder: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """Seconds, over all requests of one client."""
+
+    client: str
+    requests: int
+    ttft_mean_s: float
+    ttft_p50_s: float
+    ttft_p99_s: float
+    tpot_mean_s: float
+    tpot_p50_s: float
+    tpot_p99_s: float
+
+
+def figures(client: str, ttft: Sequence[float], tpot: Sequence[float]) -> Figures:
+    """Sum up what one client measured."""
+    return Figures(
+        client=client,
+        requests=len(ttft),
+        ttft_mean_s=statistics.fmean(ttft),
+        ttft_p50_s=float(np.quantile(ttft, 0.5)),
+        ttft_p99_s=float(np.quantile(ttft, 0.99)),
+        tpot_mean_s=statistics.fmean(tpot),
+        tpot_p50_s=float(np.quantile(tpot, 0.5)),
+        tpot_p99_s=float(np.quantile(tpot, 0.99)),
+    )
+
+
+def ours(load: Load) -> Figures:
+    """Load the endpoint with our client; TTFT from the send, as the others have it."""
+    workload = WorkloadSpec(
+        requests_per_s=load.rate,
+        input_tokens=Lengths.fixed(load.input_tokens),
+        output_tokens=Lengths.fixed(load.output_tokens),
+    )
+    free = free_load(workload, SloSpec(), model=load.model, vocab_size=load.vocab_size)
+    job = make_job(
+        free,
+        Extent(num_requests=load.requests, warmup_s=WARMUPS / load.rate),
+        host=load.host,
+        model=load.model,
+        shape=Shape(source=Source(process="constant")),
+    )
+    folder = load.folder / "ours"
+    prepare(folder, job, job.requests(), None)
+    drive(folder, lambda _: None)
+    answered = [s for s in read_run(folder).measured if s.ok]
+    return figures(
+        "loadtest", [s.ttft_send_s for s in answered], [s.tpot_s or 0.0 for s in answered]
+    )
+
+
+def vllm_bench(load: Load) -> Figures:
+    """Run `vllm bench serve`; a gamma process without variation has constant gaps."""
+    result = load.folder / "vllm.json"
+    run(
+        *(sys.executable, str(BENCH), "--backend", "openai", "--base-url", load.host),
+        *("--endpoint", "/v1/completions", "--model", load.model),
+        *("--tokenizer", str(load.tokenizer), "--dataset-name", "random", "--seed", "1"),
+        *("--random-input-len", str(load.input_tokens)),
+        *("--random-output-len", str(load.output_tokens)),
+        *("--num-prompts", str(load.requests), "--num-warmups", str(WARMUPS)),
+        *("--request-rate", str(load.rate), "--burstiness", "1e6"),
+        *("--ignore-eos", "--temperature", "0", "--save-result", "--save-detailed"),
+        *("--disable-tqdm", "--result-filename", str(result)),
+    )
+    seen = json.loads(result.read_text())
+    tpot = [sum(gaps) / (load.output_tokens - 1) for gaps in seen["itls"]]
+    return figures("vllm bench", seen["ttfts"], tpot)
+
+
+def aiperf(load: Load, command: str) -> Figures:
+    """Run AIPerf at a constant rate; what it calls inter-token latency is our TPOT."""
+    folder = load.folder / "aiperf"
+    run(
+        *(command, "profile", "-m", load.model, "--tokenizer", str(load.tokenizer.resolve())),
+        *("--url", load.host, "--endpoint-type", "completions", "--streaming"),
+        *("--isl", str(load.input_tokens), "--osl", str(load.output_tokens)),
+        *("--extra-inputs", "ignore_eos:true", "--extra-inputs", "temperature:0"),
+        *("--request-rate", str(load.rate), "--arrival-pattern", "constant"),
+        *("--request-count", str(load.requests), "--warmup-request-count", str(WARMUPS)),
+        *("--random-seed", "1", "--use-server-token-count", "--no-server-metrics"),
+        *("--no-gpu-telemetry", "--ui", "none", "--artifact-dir", str(folder)),
+    )
+    (path,) = folder.rglob("profile_export.jsonl")
+    rows = [json.loads(line)["metrics"] for line in path.read_text().splitlines()]
+    ttft = [row["time_to_first_token"]["value"] / 1e3 for row in rows]
+    return figures("AIPerf", ttft, [row["inter_token_latency"]["value"] / 1e3 for row in rows])
+
+
+def openai_client(load: Load) -> Figures:
+    """Send the same with OpenAI's own Python client, from one event loop."""
+    return asyncio.run(_openai_client(load))
+
+
+async def _openai_client(load: Load) -> Figures:
+    from openai import AsyncOpenAI  # noqa: PLC0415  (seconds to import)
+
+    rng = np.random.default_rng(time.time_ns())
+    async with AsyncOpenAI(base_url=f"{load.host}/v1", api_key="none") as client:
+
+        async def send(due_s: float) -> tuple[float, float]:
+            await asyncio.sleep(due_s - time.monotonic())
+            prompt = rng.integers(3, load.vocab_size, load.input_tokens).tolist()
+            sent_s, times, tokens = time.monotonic(), [], 0
+            stream = await client.completions.create(
+                model=load.model,
+                prompt=prompt,
+                max_tokens=load.output_tokens,
+                temperature=0,
+                stream=True,
+                stream_options={"include_usage": True},
+                extra_body={"ignore_eos": True},
+            )
+            async for chunk in stream:
+                if chunk.choices:
+                    times.append(time.monotonic())
+                if chunk.usage:
+                    tokens = chunk.usage.completion_tokens
+            return times[0] - sent_s, (times[-1] - times[0]) / (tokens - 1)
+
+        for _ in range(WARMUPS):
+            await send(time.monotonic())
+        start_s = time.monotonic() + 0.5
+        seen = await asyncio.gather(*(send(start_s + k / load.rate) for k in range(load.requests)))
+    return figures("OpenAI client", [ttft for ttft, _ in seen], [tpot for _, tpot in seen])
+
+
+def run(*command: str) -> None:
+    """Run another tool; its output matters only if it fails."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command[:3])} failed:\n{(done.stdout + done.stderr)[-3000:]}")
+
+
+def tokenizer(folder: Path) -> Path:
+    """Write a word-level tokenizer for endpoints that have none, as the bundled server."""
+    from tokenizers import Tokenizer, models, pre_tokenizers  # noqa: PLC0415
+
+    words = {f"w{k}": k for k in range(1000)} | {"<unk>": 1000}
+    made = Tokenizer(models.WordLevel(words, unk_token="<unk>"))  # noqa: S106
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    path = folder / "tokenizer"
+    path.mkdir(exist_ok=True)
+    made.save(str(path / "tokenizer.json"))
+    said = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "<unk>"}
+    (path / "tokenizer_config.json").write_text(json.dumps(said))
+    return path
+
+
+@contextlib.contextmanager
+def endpoint(host: str | None, folder: Path) -> Iterator[str]:
+    """Yield *host*, or a bundled server with a TTFT of 200 ms and 40 ms a token."""
+    if host:
+        yield host
+        return
+    with fake_server(Behaviour(ttft_s=0.2, itl_s=0.04), folder / "truth.jsonl") as address:
+        yield address
+
+
+def agree(mine: float, theirs: float) -> bool:
+    """Tell whether two figures are the same within 5 % or 5 ms."""
+    return abs(mine - theirs) <= max(MAX_S, MAX_FRACTION * theirs)
+
+
+def compare(mine: Figures, theirs: Figures) -> bool:
+    """Print one client beside ours; return whether means and medians agree."""
+    same = True
+    for name in (
+        "ttft_mean_s",
+        "ttft_p50_s",
+        "ttft_p99_s",
+        "tpot_mean_s",
+        "tpot_p50_s",
+        "tpot_p99_s",
+    ):
+        a, b = getattr(mine, name), getattr(theirs, name)
+        judged = not name.endswith("p99_s")
+        same &= agree(a, b) or not judged
+        word = ("agrees" if agree(a, b) else "DIFFERS") if judged else ""
+        label = name.removesuffix("_s").replace("_", " ").upper()
+        print(
+            f"  {label:10} loadtest {1e3 * a:8.2f} ms  {theirs.client} {1e3 * b:8.2f} ms  "
+            f"{1e3 * (a - b):+7.2f} ms ({a / b - 1:+.1%})  {word}"
+        )
+    return same
+
+
+def main() -> int:
+    """Print all comparisons; return 1 if one differs."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--host", help="endpoint; the bundled server")
+    parser.add_argument("--model")
+    parser.add_argument("--tokenizer", type=Path, help="folder of the model's tokenizer")
+    parser.add_argument("--vocab-size", type=int, default=1000)
+    parser.add_argument("--rate", type=float, default=20.0)
+    parser.add_argument("--input-tokens", type=int, default=128)
+    parser.add_argument("--output-tokens", type=int, default=32)
+    parser.add_argument("--requests", type=int, default=200)
+    parser.add_argument("--aiperf", default="aiperf", help="its command")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="third-party-") as name:
+        folder = Path(name)
+        with endpoint(given.host, folder) as host:
+            load = Load(
+                host=host,
+                model=check_model(host, given.model),
+                tokenizer=given.tokenizer or tokenizer(folder),
+                vocab_size=given.vocab_size,
+                rate=given.rate,
+                input_tokens=given.input_tokens,
+                output_tokens=given.output_tokens,
+                requests=given.requests,
+                folder=folder,
+            )
+            return compare_all(load, given.aiperf)
+
+
+def compare_all(load: Load, command: str) -> int:
+    """Run every client against *load*, ours anew beside each: machines drift."""
+    print(
+        f"{load.requests} requests, {load.rate:g}/s at constant gaps, "
+        f"{load.input_tokens} tokens in, {load.output_tokens} out, {load.host}"
+    )
+    # The OpenAI client spends 120 us and more on each event and some 5 ms on each request; what
+    # is asked of it is that it measures the same, not how much it bears.
+    few = replace(load, rate=min(load.rate, 1.0), requests=min(load.requests, 30))
+    others: list[tuple[Callable[[Load], Figures], Load]] = [(vllm_bench, load)]
+    if shutil.which(command):
+        others.append((partial(aiperf, command=command), load))
+    else:
+        print(f"AIPerf is not compared: no {command} here (pip install aiperf==0.13.0)")
+    others.append((openai_client, few))
+    same = True
+    for client, wanted in others:
+        mine = ours(wanted)
+        theirs = client(wanted)
+        print(f"{theirs.client}: {theirs.requests} requests at {wanted.rate:g}/s", flush=True)
+        same &= mine.requests == theirs.requests and compare(mine, theirs)
+    print("all agree within 5 % or 5 ms" if same else "some DIFFER by more than 5 % and 5 ms")
+    return 0 if same else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
