@@ -32,11 +32,13 @@ class Misses:
         self._share = share
         self._last: deque[float] = deque(maxlen=WINDOW)
         self._at_share = 0.0
+        self._added = 0
 
     def add(self, missed_s: float) -> None:
         """Note a request; sorts only every few of them, for requests pay for it."""
         self._last.append(missed_s)
-        if len(self._last) <= LEARNED or len(self._last) % 8 == 0 or missed_s > self._at_share:
+        self._added += 1
+        if len(self._last) <= LEARNED or self._added % 8 == 0 or missed_s > self._at_share:
             ranked = sorted(self._last)
             self._at_share = ranked[min(len(ranked) - 1, int(self._share * len(ranked)))]
 

@@ -31,7 +31,7 @@ def text_bytes(prompt: object) -> int:
     """Bytes of text in a prompt; roles and whatever a chat template adds are not counted."""
     if isinstance(prompt, str):
         return len(prompt.encode("utf-8", "surrogatepass"))
-    if isinstance(prompt, list):
+    if isinstance(prompt, list) and not (prompt and isinstance(prompt[0], int)):
         return sum(text_bytes(part) for part in prompt)
     if isinstance(prompt, dict):
         return text_bytes(prompt.get("content")) + text_bytes(prompt.get("text"))
