@@ -14,6 +14,7 @@ import typer
 from sizing import catalog
 from sizing.arrivals import length_quantiles
 from sizing.cli.console import wide_console
+from sizing.cli.inputs import naming
 from sizing.cli.plan import write_whole
 from sizing.config import parse, read_toml
 from sizing.errors import InputError
@@ -28,7 +29,6 @@ from sizing.plan import read_plan
 from sizing.report.placement import crossing_lines, cuts_table, seats_table
 from sizing.shell import talk
 from sizing.specs.inventory import Inventory, Node, inventory_of
-from sizing.specs.scenario import ClusterChoice
 from sizing.specs.topology import Topology, topology_of
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ FORMATS = ("ray", "kueue", "volcano", "slurm", "ranks")
 
 def place(  # noqa: PLR0913, PLR0917  (one option a rule)
     plan: Annotated[Path | None, typer.Argument(help="plan.json; or give --tp, --pp, --dp")] = None,
-    cluster: Annotated[str | None, typer.Option(help="preset [default: the plan's]")] = None,
+    cluster: Annotated[str | None, typer.Option(help="preset or file; else the plan's")] = None,
     inventory: Annotated[
         Path | None, typer.Option(help="TOML with [[nodes]] in place of the cluster's sizes")
     ] = None,
@@ -70,7 +70,8 @@ def place(  # noqa: PLR0913, PLR0917  (one option a rule)
 ) -> None:
     """Place a plan's replicas or a job's ranks; print cost, what crosses each tier, the bound."""
     if (plan is None) == (tp is None):
-        raise InputError("PLAN", str(plan), "a plan, or --tp with --pp and --dp, not both")
+        both = None if plan is None else f"{plan} with --tp"
+        raise InputError("PLAN", both, "a plan, or --tp with --pp and --dp, not both")
     if emit is not None and emit not in FORMATS:
         raise InputError("--emit", emit, "one of " + ", ".join(FORMATS))
     read = None if plan is None else read_plan(plan)
@@ -79,7 +80,7 @@ def place(  # noqa: PLR0913, PLR0917  (one option a rule)
     asked = Asked(allow_tp_straddle, replica_within, pairs_within, spread)
     start = time.perf_counter()
     found = (
-        _job_placed(Degrees(tp=tp or 1, cp=cp, pp=pp, dp=dp), root, topology, asked)
+        _job_placed(Degrees(tp=1 if tp is None else tp, cp=cp, pp=pp, dp=dp), root, topology, asked)
         if read is None
         else _plan_placed(read, root, topology, asked)
     )
@@ -188,7 +189,7 @@ def _site(
         raise InputError("--cluster", None, "a cluster preset")
     spec: ClusterSpec
     if cluster is not None:
-        spec = catalog.find_cluster(ClusterChoice(preset=cluster), place="--cluster")
+        spec, _ = catalog.find_network(cluster, place="--cluster")
         gpu = catalog.find_gpu(spec.gpu)
     else:
         assert plan is not None  # noqa: S101  (checked above)
@@ -198,7 +199,8 @@ def _site(
     if inventory is not None:
         raw = read_toml(inventory).get("nodes", [])
         found = [parse(Node, node, place=f"{inventory}: nodes[{i}]") for i, node in enumerate(raw)]
-        return topology, Inventory(nodes=tuple(found), tiers=names)
+        with naming(inventory):
+            return topology, Inventory(nodes=tuple(found), tiers=names)
     if spec.nodes:
         return topology, Inventory(nodes=spec.nodes, tiers=names)
     return topology, inventory_of(topology)
@@ -235,7 +237,7 @@ def _emitted(form: str, found: PoolPlan | RankPlan, nodes: Inventory) -> str:
         data = emission.ray(nodes, seats)
     else:
         write = emission.kueue if form == "kueue" else emission.volcano
-        data = write(nodes, seats, nodes.tiers[0])
+        data = write(nodes, seats)
     return emission.as_text(data)
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -50,25 +50,26 @@ def ray(inventory: Inventory, seats: Sequence[Seat]) -> dict[str, Any]:
     return {"node_labels": ray_labels(inventory, used), "placement_groups": groups}
 
 
-def kueue(inventory: Inventory, seats: Sequence[Seat], within: str) -> dict[str, Any]:
-    """Topology levels, node labels, and the annotations of each role's pod set (TAS)."""
+def kueue(inventory: Inventory, seats: Sequence[Seat]) -> dict[str, Any]:
+    """
+    Topology levels, node labels, and the annotations of each role's pod set (TAS).
+
+    A slice is a replica: it has to stay in the innermost tier that each of them was placed in.
+    """
     levels = [f"{LABEL}/{tier}" for tier in reversed(inventory.tiers)]
     pod_sets = {}
-    for role, own in itertools.groupby(seats, key=lambda seat: seat.role):
-        listed = list(own)
-        per_replica = len([s for s in listed if s.replica == listed[0].replica])
-        pods = sum(len(_by_node(list(seat.gpus))) for seat in listed)
-        nodes = len(_by_node([gpu for s in listed[:per_replica] for gpu in s.gpus]))
+    for role, (replicas, pods) in _pods(seats).items():
+        within = inventory.tiers[_within(inventory, seats, role)]
         pod_sets[role] = {
-            "count": pods,
+            "count": replicas * pods,
             "annotations": {
                 "kueue.x-k8s.io/podset-preferred-topology": levels[0],
                 "kueue.x-k8s.io/podset-slice-required-topology": f"{LABEL}/{within}",
-                "kueue.x-k8s.io/podset-slice-size": str(nodes),
+                "kueue.x-k8s.io/podset-slice-size": str(pods),
             },
         }
     return {
-        "apiVersion": "kueue.x-k8s.io/v1beta1",
+        "apiVersion": "kueue.x-k8s.io/v1beta2",
         "kind": "Topology",
         "metadata": {"name": "minicluster"},
         "spec": {"levels": [*({"nodeLabel": level} for level in levels),
@@ -78,8 +79,44 @@ def kueue(inventory: Inventory, seats: Sequence[Seat], within: str) -> dict[str,
     }  # fmt: skip
 
 
-def volcano(inventory: Inventory, seats: Sequence[Seat], within: str) -> dict[str, Any]:
-    """HyperNodes of every tier that is used, and the network topology of each role's subgroup."""
+def volcano(inventory: Inventory, seats: Sequence[Seat]) -> dict[str, Any]:
+    """
+    HyperNodes of every tier that is used, and a pod group with a policy for each role.
+
+    Pods say their role and replica as labels: those of one replica are a subgroup, which has to
+    stay in the innermost tier that each of them was placed in.
+    """
+    pods = _pods(seats)
+    policies = [
+        {
+            "name": role,
+            "labelSelector": {"matchLabels": {f"{LABEL}/role": role}},
+            "matchLabelKeys": [f"{LABEL}/replica"],
+            "subGroupSize": each,
+            "minSubGroups": replicas,
+            "networkTopology": {
+                "mode": "hard",
+                "highestTierAllowed": _within(inventory, seats, role) + 1,
+            },
+        }
+        for role, (replicas, each) in pods.items()
+    ]
+    return {
+        "hyperNodes": _hyper_nodes(inventory, seats),
+        "podGroup": {
+            "apiVersion": "scheduling.volcano.sh/v1beta1",
+            "kind": "PodGroup",
+            "metadata": {"name": "minicluster"},
+            "spec": {
+                "minMember": sum(replicas * each for replicas, each in pods.values()),
+                "subGroupPolicy": policies,
+            },
+        },
+    }
+
+
+def _hyper_nodes(inventory: Inventory, seats: Sequence[Seat]) -> list[dict[str, Any]]:
+    """Return the units of every tier that hold a node in use, from the inside out."""
     used = {node for seat in seats for node, _ in seat.gpus}
     members: dict[tuple[int, str], list[str]] = {}
     for node in inventory.nodes:
@@ -89,11 +126,12 @@ def volcano(inventory: Inventory, seats: Sequence[Seat], within: str) -> dict[st
         for depth, tier in enumerate(inventory.tiers, start=1):
             unit = node.units.get(tier)
             if unit is not None:
-                listed = members.setdefault((depth, unit), [])
+                name = unit_name(tier, unit)
+                listed = members.setdefault((depth, name), [])
                 if below not in listed:
                     listed.append(below)
-                below = unit
-    hyper = [
+                below = name
+    return [
         {
             "apiVersion": "topology.volcano.sh/v1alpha1",
             "kind": "HyperNode",
@@ -109,35 +147,31 @@ def volcano(inventory: Inventory, seats: Sequence[Seat], within: str) -> dict[st
         }
         for (tier, unit), names in sorted(members.items())
     ]  # fmt: skip
-    highest = inventory.tiers.index(within) + 1
-    policies = [
-        {
-            "name": role,
-            "subGroupSize": len([s for s in seats if s.role == role and s.replica == 0]),
-            "networkTopology": {"mode": "hard", "highestTierAllowed": highest},
-        }
-        for role in dict.fromkeys(seat.role for seat in seats)
-    ]
-    return {"hyperNodes": hyper, "podGroup": {"subGroupPolicy": policies}}
+
+
+def unit_name(tier: str, unit: str) -> str:
+    """Name a unit apart from those of other tiers, in letters that Kubernetes and Slurm take."""
+    name = unit if unit.startswith(tier) else f"{tier}-{unit}"
+    return re.sub("[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
 def slurm(inventory: Inventory) -> str:
     """Write topology.yaml of Slurm: a tree of switches, one a unit, from the inside out."""
     lines = ["- topology: minicluster", "  cluster_default: true", "  tree:", "    switches:"]
-    children: dict[str, dict[str, list[str]]] = {tier: {} for tier in inventory.tiers}
+    children: dict[str, dict[tuple[str, str], list[str]]] = {t: {} for t in inventory.tiers}
     for node in inventory.nodes:
         below, kind = node.name, "nodes"
         for tier in inventory.tiers:
             unit = node.units.get(tier)
             if unit is None:
                 continue
-            listed = children[tier].setdefault(f"{unit} {kind}", [])
+            name = unit_name(tier, unit)
+            listed = children[tier].setdefault((name, kind), [])
             if not listed or listed[-1] != below:
                 listed.append(below)
-            below, kind = unit, "children"
+            below, kind = name, "children"
     for tier in inventory.tiers:
-        for key, names in children[tier].items():
-            unit, kind = key.split(" ")
+        for (unit, kind), names in children[tier].items():
             lines += [f"      - switch: {unit}", f"        {kind}: {ranged(names)}"]
     return "\n".join(lines) + "\n"
 
@@ -179,6 +213,35 @@ def ranged(names: Sequence[str]) -> str:
 def as_text(data: Mapping[str, Any]) -> str:
     """Write JSON, which YAML readers take, too."""
     return json.dumps(data, indent=2) + "\n"
+
+
+def _pods(seats: Sequence[Seat]) -> dict[str, tuple[int, int]]:
+    """Return replicas of each role, and pods of one: a pod takes a replica's GPUs of one node."""
+    found: dict[str, tuple[int, int]] = {}
+    for (role, _), own in _by_replica(seats).items():
+        replicas, pods = found.get(role, (0, 0))
+        nodes = len(_by_node([gpu for seat in own for gpu in seat.gpus]))
+        found[role] = (replicas + 1, max(pods, nodes))
+    return found
+
+
+def _within(inventory: Inventory, seats: Sequence[Seat], role: str) -> int:
+    """Return the innermost tier of which one unit holds each replica of a role."""
+    units = {node.name: node.units for node in inventory.nodes}
+    held = [
+        {node for seat in own for node, _ in seat.gpus}
+        for (name, _), own in _by_replica(seats).items()
+        if name == role
+    ]
+    last = len(inventory.tiers) - 1
+    return next(
+        (
+            depth
+            for depth, tier in enumerate(inventory.tiers)
+            if all(len({units[node].get(tier) for node in nodes}) == 1 for nodes in held)
+        ),
+        last,
+    )
 
 
 def _by_replica(seats: Sequence[Seat]) -> dict[tuple[str, int], list[Seat]]:

@@ -142,7 +142,7 @@ class TrainingRequest:
         if self.cluster is None:
             assert gpu is not None  # noqa: S101  (checked above)
             return TrainingMachine(gpu=gpu, cluster=_plain_cluster(gpu, wanted))
-        cluster = catalog.find_cluster(ClusterChoice(preset=self.cluster), place="cluster")
+        cluster, _ = catalog.find_network(self.cluster, place="cluster")
         if gpu is not None and gpu.name != cluster.gpu:
             raise InputError("gpu", gpu.name, f"{cluster.gpu}, the GPU of {cluster.name}")
         there = cluster.tiers[-1].gpus if cluster.tiers else None

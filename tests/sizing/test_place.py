@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 
 from sizing import catalog
 from sizing.errors import InputError, NegativeAnswer
-from sizing.fabric import emission
 from sizing.fabric.pools import PoolPlan, PoolRules, place_pools
-from sizing.fabric.ranks import Degrees, RankPlan, RankRules, place_ranks
+from sizing.fabric.ranks import Degrees, RankRules, place_ranks
 from sizing.fabric.room import Room, rooms
 from sizing.fabric.seats import Want
 from sizing.specs.inventory import Inventory, Node, inventory_of
@@ -232,51 +231,6 @@ def test_refusals_say_how_many_and_why() -> None:
         )
     with pytest.raises(InputError, match="prefill tp"):
         pooled(inventory, (1, 1), (16, 1))
-
-
-def placed_job() -> tuple[Inventory, RankPlan]:
-    """Place a small job."""
-    inventory = site([8, 8, 8, 8])
-    return inventory, place_ranks(Degrees(tp=4, pp=2, dp=3), rooms(inventory), inventory.tiers)
-
-
-def test_rank_file_has_every_rank() -> None:
-    """Ranks count tensor slices first, replicas last."""
-    _, found = placed_job()
-    head, *lines = emission.rank_file(found).splitlines()
-
-    assert head == "rank node gpu tp cp pp dp"
-    assert [line.split()[0] for line in lines] == [str(rank) for rank in range(24)]
-    assert lines[13].split()[3:] == ["1", "0", "1", "1"]
-
-
-def test_emissions_name_every_node_and_unit() -> None:
-    """Ray bundles hold all GPUs, one selector each; Volcano and Kueue know every unit used."""
-    inventory = site([8, 8, 4, 4])
-    seats = pooled(inventory, (2, 1), (4, 8)).seats
-    made = emission.ray(inventory, seats)
-    groups = made["placement_groups"]
-
-    assert sum(bundle["GPU"] for group in groups for bundle in group["bundles"]) == 16
-    assert all(len(g["bundles"]) == len(g["bundle_label_selector"]) for g in groups)
-    selected = {s["ps.node"] for g in groups for s in g["bundle_label_selector"]}
-    assert selected == set(made["node_labels"])
-    hyper = emission.volcano(inventory, seats, "rack")
-    named = {node["metadata"]["name"] for node in hyper["hyperNodes"]}
-    assert {node.units["hb"] for node in inventory.nodes if node.name in selected} <= named
-    assert hyper["podGroup"]["subGroupPolicy"][0]["networkTopology"]["highestTierAllowed"] == 2
-    tas = emission.kueue(inventory, seats, "hb")
-    assert [level["nodeLabel"] for level in tas["spec"]["levels"]][-1] == "kubernetes.io/hostname"
-    assert tas["podSets"]["prefill"]["count"] == 2
-
-
-def test_slurm_topology_nests() -> None:
-    """Every unit is a switch; leaves list nodes, the others their children."""
-    text = emission.slurm(site([8] * 4))
-
-    assert "- switch: h0\n        nodes: n0" in text
-    assert "- switch: r1\n        children: h[2-3]" in text
-    assert emission.ranged([f"node{i}" for i in range(16)] + ["node20"]) == "node[0-15,20]"
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
