@@ -19,6 +19,7 @@ from serving.keys import KEYS_FILE
 from serving.mixed import MixedServer
 from serving.split import SplitDecodeServer, SplitPrefillServer
 from serving.target import located
+from serving.token_limit import MAX_OUTPUT_TOKENS
 from sizing.plan import read_plan
 
 if TYPE_CHECKING:
@@ -74,7 +75,11 @@ def build_app(served: ServedApp) -> Any:  # noqa: ANN401
 
 def _handed_on() -> dict[str, str]:
     """Return what the endpoint is told by its environment: where keys lie, never the keys."""
-    return {name: os.environ[name] for name in (KEYS_FILE, ORIGINS) if name in os.environ}
+    return {
+        name: os.environ[name]
+        for name in (KEYS_FILE, ORIGINS, MAX_OUTPUT_TOKENS)
+        if name in os.environ
+    }
 
 
 def _bound(pool: ServedPool, server: type, **bound: Any) -> Any:  # noqa: ANN401

@@ -28,6 +28,7 @@ from serving.readiness import ReadyCheck
 from serving.requests import Refusal, Refused, check, parse_body
 from serving.sound import check_sound
 from serving.sse import Events, with_usage
+from serving.token_limit import within
 from serving.turnstile import Turnstile
 
 if TYPE_CHECKING:
@@ -108,8 +109,9 @@ class Door:
         raw = await self.entrance.body(request)
         body = parse_body(raw)
         check_sound(raw, body)
-        front = self.front
-        return check(body, model_id=front.model_id, max_model_len=front.max_model_len)
+        room = self.front.max_model_len
+        checked = check(body, model_id=self.front.model_id, max_model_len=room)
+        return within(checked, self.entrance.token_limit, room)
 
     def _admit(self, key: Key | None, body: dict[str, Any], started_s: float) -> Journey:
         """Let a request in, or shed it."""

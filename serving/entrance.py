@@ -20,8 +20,15 @@ ORIGINS = "MINICLUSTER_CORS_ORIGINS"
 class Entrance:
     """Lets in who has a key, unless there are none, and no web page but ours."""
 
-    def __init__(self, keys: tuple[Key, ...], origins: tuple[str, ...] = ()) -> None:
-        """Keep the keys, and the origins besides our own."""
+    def __init__(
+        self,
+        keys: tuple[Key, ...],
+        origins: tuple[str, ...] = (),
+        *,
+        token_limit: int | None = None,
+    ) -> None:
+        """Keep the keys, the origins besides our own, and the most tokens of an answer."""
+        self.token_limit = token_limit
         self._keys = keys
         self._origins = frozenset(origins)
 

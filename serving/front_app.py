@@ -16,6 +16,7 @@ from serving.entrance import ORIGINS, Entrance
 from serving.errors import REQUEST_ID, error_response, refusal_of, request_id
 from serving.keys import read_keys
 from serving.lookout import Lookout
+from serving.token_limit import read_token_limit
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -36,14 +37,17 @@ def front_app(front: FrontDoor, servers: Servers, environment: Mapping[str, str]
     Args:
         front: what is planned.
         servers: what answers.
-        environment: where API keys and allowed origins are named (`serving.keys`,
-            `serving.entrance`); none of them: no key is asked for, no other site is allowed.
+        environment: where API keys, allowed origins and the longest answer are named
+            (`serving.keys`, `serving.entrance`, `serving.token_limit`); none of them: no key is
+            asked for, no other site is allowed, the model's context is the limit.
 
     Raises:
-        InputError: keys that cannot be used.
+        InputError: a key or limit that cannot be used.
     """
     origins = tuple(part.strip() for part in environment.get(ORIGINS, "").split(",") if part)
-    door = Door(front, servers, Entrance(read_keys(environment), origins))
+    limit = read_token_limit(environment)
+    entrance = Entrance(read_keys(environment), origins, token_limit=limit)
+    door = Door(front, servers, entrance)
     lookout = Lookout(door)
     routes = [
         _post("/v1/completions", partial(door.answer, "completions")),

@@ -9,11 +9,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from serving.compile import compile_app
 from serving.demo_model import make_demo_model
-from serving.deploy import Site
-from serving.deployed import deployed
-from serving.ports import free_ports
-from sizing.plan import Deployment, EngineSettings, Placement, PlanModel, Pool, Routing
+from serving.deploy import Site, deploy
+from serving.engine import Ground
+from serving.ports import free_nixl_port, free_ports
+from serving.takedown import take_down
+from sizing.plan import Deployment, EngineSettings, Placement, PlanModel, Pool, Routing, to_json
 from sizing.specs.architecture import architecture_hash
 from sizing.specs.model import ModelSpec
 
@@ -89,7 +91,18 @@ def demo(model: Path, *pools: Pool, policy: str = "power-of-two") -> Deployment:
 
 @contextmanager
 def up(deployment: Deployment) -> Iterator[str]:
-    """Have it up; yields its address."""
+    """Have it up, on this machine's cores as often as it names them; yields its address."""
     [port] = free_ports(1)
-    with deployed(deployment, Site(target="cpu", host="127.0.0.1", port=port)) as endpoint:
-        yield endpoint.base_url
+    workers = max(each.gpus for each in deployment.pools)
+    served = compile_app(deployment, Ground(target="cpu", nixl_port=free_nixl_port(workers)))
+    state, _ = deploy(
+        served,
+        Site(target="cpu", host="127.0.0.1", port=port),
+        deployment=deployment,
+        plan=to_json(deployment),
+        told=lambda _text: None,
+    )
+    try:
+        yield state.base_url
+    finally:
+        take_down(state)

@@ -230,6 +230,30 @@ def test_long_bodies_are_refused_before_they_are_read(front: FrontDoor) -> None:
     assert _used(front, FakeServers(), use).status_code == 413
 
 
+@pytest.mark.parametrize(
+    ("body", "sent"),
+    [
+        ({"prompt": "x", "max_tokens": 20}, 20),
+        ({"prompt": "x"}, 20),
+        ({"prompt": [[5] * 1970, [6]]}, 14),
+        ({"prompt": "x" * 3000}, None),
+        ({"prompt": "x", "max_tokens": 21}, 400),
+    ],
+)
+def test_answers_keep_the_operators_limit(
+    front: FrontDoor, body: dict[str, Any], sent: int | None
+) -> None:
+    """More is refused, nothing said becomes the limit, and no prompt is refused for it."""
+    servers = FakeServers()
+    environment = {"MINICLUSTER_MAX_OUTPUT_TOKENS": "20"}
+    answer = _one(front, "/v1/completions", body, servers=servers, environment=environment)
+    if sent == 400:
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "max_tokens")
+    else:
+        assert answer.status_code == 200
+        assert servers.seen[0].get("max_tokens") == sent
+
+
 @pytest.mark.parametrize("depth", [63, 100, 900])
 @pytest.mark.parametrize("param", ["messages", "logit_bias", "prompt"])
 def test_deep_bodies_are_refused(front: FrontDoor, depth: int, param: str) -> None:

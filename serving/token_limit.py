@@ -1,0 +1,54 @@
+"""How long an answer may get, if the operator says so."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from serving.prompt_size import prompts_of, text_bytes
+from serving.requests import Refusal, Refused
+from sizing.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+MAX_OUTPUT_TOKENS = "MINICLUSTER_MAX_OUTPUT_TOKENS"
+"""Environment variable: most tokens of one answer; default: what the model has room for."""
+
+TEMPLATE_TOKENS = 64
+"""Room for what a chat template adds to a prompt."""
+
+
+def read_token_limit(environment: Mapping[str, str]) -> int | None:
+    """Return the limit; raises InputError for anything but a number of tokens."""
+    given = environment.get(MAX_OUTPUT_TOKENS)
+    if given is None:
+        return None
+    if not given.isascii() or not given.isdigit() or int(given) < 1:
+        raise InputError(MAX_OUTPUT_TOKENS, given, "a number of tokens, at least 1")
+    return int(given)
+
+
+def within(body: dict[str, Any], limit: int | None, max_model_len: int) -> dict[str, Any]:
+    """
+    Return a request that keeps the limit.
+
+    One that names no length gets the limit, or what certainly fits beside its prompt: a token
+    has at least a byte. Where that is nothing, the engine's own bound remains.
+
+    Raises:
+        Refused: it asks for more.
+    """
+    if limit is None:
+        return body
+    for name in ("max_completion_tokens", "max_tokens"):
+        given = body.get(name)
+        if given is None:
+            continue
+        if given > limit:
+            message = f"{name}: expected at most {limit}, the limit of this endpoint."
+            raise Refused(Refusal(status=400, message=message, param=name))
+        return body
+    prompts = prompts_of(body["prompt"]) if "prompt" in body else [body.get("messages")]
+    longest = max(text_bytes(each) or len(each or ()) for each in prompts)
+    room = max_model_len - longest - TEMPLATE_TOKENS
+    return {**body, "max_tokens": min(limit, room)} if room >= 1 else body
