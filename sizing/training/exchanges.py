@@ -168,11 +168,13 @@ def _gradients(job: TrainingJob, layout: TrainingLayout) -> tuple[Exchange, ...]
 
 
 def _copies(layout: TrainingLayout, times: int) -> tuple[int, int, int]:
-    """Group, stride and runs of an exchange over copies of the weights."""
-    stride = layout.tp if layout.dp == 1 else layout.tp * layout.cp * layout.pp
-    if layout.pp == 1:
-        stride = layout.tp
-    return layout.copies, stride, times
+    """
+    Group, stride and runs of an exchange over copies of the weights.
+
+    Slices of a sequence lie nearer than replicas: the stride is the mean of both.
+    """
+    near = layout.dp == 1 or layout.pp == 1
+    return layout.copies, layout.tp if near else layout.tp * layout.pp, times
 
 
 def _exchange(

@@ -296,3 +296,11 @@ def test_latent_attention_trains_and_sparse_attention_is_refused() -> None:
     sparse = TrainingRequest(model="deepseek-v3.2", **base)
     with pytest.raises(InputError, match="sparse or linear attention"):
         sparse.job(sparse.layout())
+
+
+def test_layouts_of_a_preset_fill_it_without_leaving_it() -> None:
+    """Slices of sequences and replicas together span no more GPUs than there are."""
+    asked = TrainingRequest(model="llama-3.1-8b", seq=16_384, batch=256, cluster="dgx-h100",
+                            gpus=256)  # fmt: skip
+    ranked = search_layouts(asked.job, 256, asked.machine(), top=20)
+    assert all(each.layout.gpus == 256 for each in ranked)
