@@ -39,6 +39,10 @@ KNOWN_BEFORE = (
         "- not fitted on, but in view: the eight split rows of inferencex, when decode slots were"
         " introduced; slots come from NVIDIA's srt-slurm recipes"
     ),
+    (
+        "- not fitted on, but in view: the rows of inferencex whose recipes name a token budget or"
+        " let prompts wait for company (`configs/validation/protocols.toml`)"
+    ),
     "- not fitted on: trtllm-docs",
     "",
     (
@@ -163,7 +167,7 @@ def _claims() -> list[str]:
             " the quantile of that level (V5). Counted on configurations left out: claims right"
             " at the bound itself, the tightest limit that can be claimed, and in brackets at the"
             " lowest limit above it of a grid 10 % apart. Steps that are all longer by a factor"
-            " make the latencies of a closed loop longer by it: such bounds are bounds on steps, too."
+            " make the latencies of a closed loop longer by it: bounds on both are the same."
         ),
         "",
         "| source | | rows |" + "".join(f" at {level:.0%} |" for level in levels),

@@ -19,7 +19,7 @@ from sizing.validation.load import (
     repeated,
     requests,
 )
-from sizing.validation.protocol import protocol_of
+from sizing.validation.protocol import protocol_of, recipe_of
 from sizing.validation.replay import Replay, Replica, Served
 from sizing.validation.row import kind_of
 from sizing.validation.steps import StepTable, seconds_of, step_table
@@ -173,19 +173,21 @@ def served(
 ) -> list[Served]:
     """Replay the share of the row's load that one attention rank and pipeline batch has."""
     users = max(1, math.ceil(row.amount / ranks)) if row.load == "closed" else 0
-    protocol = protocol_of(row)
+    protocol, recipe = protocol_of(row), recipe_of(row)
     rules = subject.rules
     if protocol is not None:
         rules = replace(rules, max_batch_size=protocol.max_batch_size)
     replica = Replica(
         steps=_table(subject, group.slicing, users or 256, row.isl + row.osl),
         rules=rules,
-        token_budget=subject.token_budget,
+        token_budget=recipe.token_budget if recipe else subject.token_budget,
         kv_tokens=subject.kv_tokens(group.slicing, row.isl + row.osl / 2)
         * spare
         / group.slicing.pp,
         overhead_s=REQUEST_S,
         ahead=subject.ahead,
+        wait_steps=recipe.wait_steps if recipe else 0,
+        wait_fraction=recipe.wait_fraction if recipe else 0.0,
     )
     count = users * REQUESTS_PER_USER or OPEN_REQUESTS
     if protocol is not None:

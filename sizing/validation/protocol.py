@@ -46,19 +46,60 @@ class Protocol:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """
+    How a source started an engine.
+
+    Attributes:
+        input_tokens, output_tokens: of this load only; `None`: of any.
+        tp_below: of narrower replicas only; `None`: of any.
+        token_budget: tokens of a step.
+        wait_steps: most steps that prompts wait for others while sequences decode.
+        wait_fraction: share of the token budget that, once filled, ends the wait.
+    """
+
+    __pydantic_config__ = STRICT
+
+    source: str
+    engine: str
+    model: str
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    tp_below: int | None = None
+    token_budget: int
+    wait_steps: int = 0
+    wait_fraction: float = 0.0
+
+    def made(self, row: Row) -> bool:
+        """Say whether an aggregated row was measured so."""
+        return (
+            (self.source, self.engine, self.model) == (row.source, row.engine.lower(), row.model)
+            and self.input_tokens in (None, row.isl)
+            and self.output_tokens in (None, row.osl)
+            and (self.tp_below is None or row.groups[0].slicing.tp < self.tp_below)
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Protocols:
     """The file."""
 
     __pydantic_config__ = STRICT
 
     workloads: tuple[Protocol, ...]
+    recipes: tuple[Recipe, ...]
     sources: tuple[Source, ...]
 
 
 @cache
-def protocols() -> tuple[Protocol, ...]:
+def _protocols() -> _Protocols:
     """Read what is known of sources."""
-    return parse(_Protocols, read_toml(configs() / FILE), place=FILE).workloads
+    return parse(_Protocols, read_toml(configs() / FILE), place=FILE)
+
+
+def protocols() -> tuple[Protocol, ...]:
+    """Return every workload that is known."""
+    return _protocols().workloads
 
 
 def protocol_of(row: Row) -> Protocol | None:
@@ -70,3 +111,8 @@ def protocol_of(row: Row) -> Protocol | None:
         ) and row.amount in rates:  # fmt: skip
             return each
     return None
+
+
+def recipe_of(row: Row) -> Recipe | None:
+    """Return how the engine of an aggregated row was started; `None`: nobody says."""
+    return next((each for each in _protocols().recipes if each.made(row)), None)

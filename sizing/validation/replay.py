@@ -42,6 +42,8 @@ class Replica:
         overhead_s: between a request's arrival and the scheduler, and back.
         ahead: the next step is put together while one runs: who arrives during a step joins the
             one after the next.
+        wait_steps: most steps that prompts wait for company while sequences decode.
+        wait_fraction: share of the budget that, once filled, ends the wait.
     """
 
     steps: StepTable
@@ -50,6 +52,8 @@ class Replica:
     kv_tokens: float
     overhead_s: float
     ahead: bool = False
+    wait_steps: int = 0
+    wait_fraction: float = 0.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -83,6 +87,7 @@ class Replay:
     users: int
     now: float = 0.0
     began: float = 0.0
+    waited: int = 0
     step: int = 0
     context_sum: float = 0.0
     next_request: int = 0
@@ -131,6 +136,8 @@ class Replay:
 
     def _admit(self) -> list[tuple[_Job, int]]:
         """Take prompts, or parts of them, into the next step."""
+        if self._waits():
+            return []
         rules = self.replica.rules
         budget = self.replica.token_budget - (len(self.running) if rules.mixes else 0)
         chunks: list[tuple[_Job, int]] = []
@@ -153,6 +160,15 @@ class Replay:
             if size < job.left:
                 self.partial = job
         return chunks
+
+    def _waits(self) -> bool:
+        """Whether prompts wait a step for others, as the recipe of the engine says."""
+        held = bool(self.waiting and self.running) and self.waited < self.replica.wait_steps
+        if held:
+            tokens = len(self.running) + sum(job.left for job in self.waiting)
+            held = tokens < self.replica.wait_fraction * self.replica.token_budget
+        self.waited = self.waited + 1 if held else 0
+        return held
 
     def _fits(self, job: _Job, admitted: int) -> bool:
         """Whether batch and KV cache have room; an empty replica takes anything."""
@@ -188,7 +204,7 @@ class Replay:
         """Steps until a request ends or one arrives that can be admitted."""
         batch = len(self.running)
         context = self.context_sum / batch
-        count = max(1, self._next_end() - self.step)
+        count = 1 if self.waited else max(1, self._next_end() - self.step)
         one = self.replica.steps.seconds(0, 0.0, batch, context)
         if self.coming:
             count = min(count, max(1, int((self.coming[0][0] - self.now) / one) + 1))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sizing.validation.prediction import predict_row
-from sizing.validation.protocol import protocol_of, protocols
+from sizing.validation.protocol import protocol_of, protocols, recipe_of
 from sizing.validation.row import Row, row_from
 
 CELLS = {
@@ -49,3 +49,30 @@ def test_prompts_that_come_again_are_served_sooner() -> None:
         known, fresh = getattr(again, name), getattr(new, name)
         assert known < fresh
     assert again.ttft_p99_s == pytest.approx(new.ttft_s, rel=0.5)
+
+
+TRTLLM = {
+    "source": "inferencex", "model": "meta-llama/Llama-3.1-70B", "gpu": "h200-sxm",
+    "engine": "trtllm", "engine_version": "", "weight_dtype": "fp8", "load": "closed",
+    "concurrency": "16", "isl": "1024", "osl": "1024", "prefix_tokens": "",
+    "max_num_batched_tokens": "", "length_jitter": "0.2",
+}  # fmt: skip
+
+
+def test_a_recipe_is_that_of_its_loads_and_widths() -> None:
+    """InferenceX lets prompts wait on fewer than eight GPUs at 1,024 in and out, nowhere else."""
+    waits = []
+    for cells in ({}, {"gpus": "8", "tp": "8"}, {"osl": "8192"}, {"source": "here"}):
+        found = recipe_of(row(**TRTLLM | cells))
+        waits.append(None if found is None else found.wait_steps)
+    assert waits == [20, 0, 0, None]
+
+
+def test_waiting_for_company_costs_its_steps() -> None:
+    """TTFT is some twenty decode steps longer, TPOT hardly another."""
+    patient, prompt = predict_row(row(**TRTLLM)), predict_row(row(**TRTLLM | {"osl": "1023"}))
+    assert patient.ttft_s is not None
+    assert prompt.ttft_s is not None
+    assert patient.tpot_s is not None
+    assert patient.ttft_s - prompt.ttft_s == pytest.approx(20 * patient.tpot_s, rel=0.35)
+    assert patient.tpot_s == pytest.approx(prompt.tpot_s, rel=0.1)

@@ -89,6 +89,19 @@ def test_who_arrives_during_a_step_waits_for_the_one_after_the_next() -> None:
     assert (one.last_s, two.first_s) == pytest.approx((0.03, 0.05 + 0.06))
 
 
+def test_prompts_wait_for_company_where_the_recipe_says_so() -> None:
+    """At most so many steps, not at all beside nobody, and no longer than the budget is filled."""
+    patient = replace(replica(budget=100), wait_steps=4, wait_fraction=0.9)
+    alone = Request(10, 0, 30)
+    one = Replay(patient, [alone, Request(20, 0, 1)], [0.0, 0.015], 0).run()
+    many = Replay(patient, [alone, *[Request(45, 0, 1)] * 2], [0.0, 0.015, 0.025], 0).run()
+    # The first prompt takes 20 ms; the second waits until 60 ms, then takes 30 ms with its step.
+    assert min(e.first_s for e in one) == pytest.approx(0.02)
+    assert max(e.first_s for e in one) == pytest.approx(0.06 + 0.03)
+    # Two of 45 tokens fill the budget: they wait from 20 ms to the next boundary only.
+    assert max(e.first_s for e in many) == pytest.approx(0.03 + 0.1)
+
+
 def test_prompts_sent_before_are_in_the_cache() -> None:
     """All but the last, unfinished block of 16; the first round computes everything."""
     drawn = requests(5, isl=547, osl=9, prefix=100)
