@@ -11,8 +11,9 @@ import numpy as np
 from sizing.errors import InputError, NegativeAnswer
 from sizing.fabric.climbing import Climb
 from sizing.fabric.pairing import Counted, Counter, Objective, bound_gain, shares
+from sizing.fabric.rails import aligned, domain_of, rail_aligned_fraction
 from sizing.fabric.room import Room
-from sizing.fabric.seats import Seat, Want, packed, rail_aligned_fraction
+from sizing.fabric.seats import Seat, Want, packed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -60,7 +61,7 @@ class PoolPlan:
         method: `exact`, or `search` where that takes too much work.
         meeting_fraction: of the bytes between replicas, by tier.
         spread: role to tier to units used.
-        rail_aligned_fraction: of the bytes that start and end on the same rail.
+        rail_aligned_fraction: of the bytes that leave their HB domain, on one rail.
         warnings: what could not be had.
     """
 
@@ -124,7 +125,7 @@ def place_pools(
     if taken.method != "exact" and rules.spread_tier is not None:
         warnings = (*warnings, "so many replicas are not spread on purpose: look at `spread`")
     seats = tuple(seat for room, own in taken.leaves for seat in packed(room, cut, own) or ())
-    return _priced(_numbered(seats, wants), root, tiers, rules, (taken, warnings))
+    return _priced(aligned(_numbered(seats, wants), root), root, tiers, rules, (taken, warnings))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -348,6 +349,6 @@ def _priced(
             }
             for role in roles
         },
-        rail_aligned_fraction=rail_aligned_fraction(first) if pairs else 1.0,
+        rail_aligned_fraction=rail_aligned_fraction(first, domain_of(root)) if pairs else 1.0,
         warnings=warnings,
     )

@@ -115,35 +115,3 @@ def _groups(
         used = {gpu for group in found for gpu in group}
         free = [gpu for gpu in free if gpu not in used]
     return taken, free
-
-
-def rail_aligned_fraction(roles: Sequence[Sequence[Seat]]) -> float:
-    """
-    Share of the bytes between two roles that start and end on the same rail.
-
-        mean over pairs, and over ranks i of tp_p and j of tp_d that share heads, of [rail = rail]
-        (docs/model.md, eq. D5)
-
-    Args:
-        roles: seats of the first and of the second role; GPU i of a node is on rail i.
-
-    Returns:
-        A fraction; at most min(tp_p, tp_d) / max(tp_p, tp_d).
-
-    Source:
-        NIXL pulls each slice of the keys and values from the rank that has it.
-
-    Ignores:
-        Nodes whose rails are in another order.
-
-    """
-    first = [tuple(gpu for _, gpu in seat.gpus) for seat in roles[0]]
-    second = [tuple(gpu for _, gpu in seat.gpus) for seat in roles[1]]
-    kinds = {(a, b): first.count(a) * second.count(b) for a in set(first) for b in set(second)}
-    aligned = total = 0.0
-    for (a, b), times in kinds.items():
-        wide = max(len(a), len(b))
-        same = sum(a[r * len(a) // wide] == b[r * len(b) // wide] for r in range(wide))
-        aligned += times * same / wide
-        total += times
-    return aligned / total

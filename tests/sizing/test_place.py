@@ -282,3 +282,30 @@ def test_local_search_never_beats_the_exact_one(
 
     assert found == again
     assert found.bound <= exact.cost * (1 + 1e-9) <= found.cost * (1 + 2e-9)
+
+
+@settings(max_examples=25)
+@given(inventory=sites(), counts=st.tuples(st.integers(1, 3), st.integers(1, 2)))
+def test_alignment_moves_nobody_out_of_its_domain(
+    inventory: Inventory, counts: tuple[int, int]
+) -> None:
+    """Groups keep their domain, no GPU is used twice, and the cost stays the exact one."""
+    try:
+        found = pooled(inventory, counts, (2, 4))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("sizing.fabric.rails.MOST_SEATS", 0)
+            packed_only = pooled(inventory, counts, (2, 4))
+    except NegativeAnswer:
+        return
+    assert found.cost == packed_only.cost
+    assert found.rail_aligned_fraction >= packed_only.rail_aligned_fraction
+    used = [gpu for seat in found.seats for gpu in seat.gpus]
+    assert len(set(used)) == len(used)
+    for here, there in zip(found.seats, packed_only.seats, strict=True):
+        assert {node for node, _ in here.gpus} == {node for node, _ in there.gpus}
+
+
+def test_pairs_of_two_nodes_are_rail_aligned() -> None:
+    """Two halves of two nodes: the pair that crosses the network meets on its rails."""
+    found = pooled(site([8, 8]), (2, 1), (4, 4))
+    assert found.rail_aligned_fraction == 1
