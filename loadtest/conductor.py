@@ -138,16 +138,16 @@ class Conductor:
         self._players: tuple[str, ...] = ()
         self._news: dict[str, dict[str, float]] = {}
         self._clients: dict[str, Client] = {}
-        self._over = False
+        self._over = self._running = False
         self.tell: Callable[[dict[str, float]], None] = lambda _: None
         runner.register_message("news", self._on_news)
         runner.register_message("client", self._on_client)
 
     def start(self, players: tuple[str, ...]) -> None:
         """Give *players*, client ids of Locust, their cues; once for each run."""
-        if self._players and not self.finished.is_set():
+        if self._running:
             return  # Locust says again that all are there, after one more or less came
-        self.finished.clear()
+        self._running = True
         self._players, self._news, self._clients, self._over = players, {}, {}, False
         self._samples = (self._folder / "samples.jsonl").open("w", encoding="utf-8")
         cue = Cue(
@@ -193,6 +193,7 @@ class Conductor:
     def _finish_if_all_told(self) -> None:
         if self.finished.is_set() or any(p not in self._clients for p in self._players):
             return
+        self._running = False
         self._samples.close()
         if self._clients:
             all_in_all = merged(tuple(self._clients.values()))

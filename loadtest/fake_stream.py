@@ -84,7 +84,7 @@ class FakeStream:
         if self.done < self.num_output or does.endless:
             return True
         if does.usage:
-            self._send(b'{"choices": [], "usage": %s}' % self._usage())
+            self._send(b'{"id": "x", "choices": [], "usage": %s}' % self._usage())
         self._send(b"[DONE]")
         self.writer.write(b"0\r\n\r\n")
         return self._end(whole=True)
@@ -108,7 +108,8 @@ class FakeStream:
         usage = b""
         if self.does.usage and self.does.running_usage:
             usage = b', "usage": %s' % self._usage()
-        return b'{"object": "chunk", "choices": [%s]%s}' % (choice, usage)
+        kind = b"chat.completion.chunk" if self.chat else b"text_completion"
+        return b'{"id": "x", "object": "%s", "choices": [%s]%s}' % (kind, choice, usage)
 
     def _usage(self) -> bytes:
         return b'{"prompt_tokens": %d, "completion_tokens": %d, "total_tokens": %d}' % (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -223,6 +224,14 @@ def start_server() -> Iterator[ServerStarter]:
     for server in started:
         server.kill()
         server.communicate()
+
+
+@pytest.fixture
+def free_port() -> int:
+    """Return a port that nobody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as reserved:
+        port: int = reserved.getsockname()[1]
+        return port
 
 
 @pytest.fixture

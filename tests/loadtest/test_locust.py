@@ -1,0 +1,118 @@
+"""The same client under Locust's own command: web interface and processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+import urllib.request
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import loadtest
+from loadtest.order import Extent, free_load, make_job
+from loadtest.run import prepare, read_run
+from sizing.specs.slo import SloSpec
+from sizing.specs.workload import Lengths, WorkloadSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from conftest import ServerStarter
+
+LOCUSTFILE = Path(loadtest.__file__).parent / "locustfile.py"
+
+
+def order(host: str, folder: Path) -> None:
+    """Prepare a run of 30 requests in *folder*."""
+    workload = WorkloadSpec(
+        requests_per_s=40.0, input_tokens=Lengths.fixed(20), output_tokens=Lengths.fixed(5)
+    )
+    load = free_load(workload, SloSpec(), model="fake", vocab_size=500)
+    job = make_job(load, Extent(num_requests=30, warmup_s=0.2), host=host, model="fake")
+    prepare(folder, job, job.requests(), None)
+
+
+@contextmanager
+def locust(folder: Path, *options: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Run Locust's own command on our file."""
+    command = [sys.executable, "-m", "locust", "-f", str(LOCUSTFILE), *options]
+    environment = os.environ | {"LOADTEST_DIR": str(folder)}
+    with (folder / "locust.log").open("wb") as log:
+        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+        try:
+            yield process
+        finally:
+            process.terminate()
+            process.wait(30)
+
+
+def wait_for(condition: Callable[[], Any], folder: Path) -> Any:  # noqa: ANN401
+    """Wait until *condition* gives something, at most a minute."""
+    until = time.monotonic() + 60
+    while time.monotonic() < until:
+        try:
+            if seen := condition():
+                return seen
+        except OSError:
+            pass
+        time.sleep(0.1)
+    raise AssertionError((folder / "locust.log").read_text()[-3000:])
+
+
+def ask(url: str, data: bytes | None = None) -> dict[str, Any]:
+    """Read JSON from Locust's web interface."""
+    with urllib.request.urlopen(url, data, timeout=5) as answer:  # noqa: S310  (ours)
+        read: dict[str, Any] = json.load(answer)
+        return read
+
+
+def shown(url: str) -> int:
+    """Return how many requests Locust's statistics show."""
+    return sum(
+        int(row["num_requests"])
+        for row in ask(f"{url}/stats/requests")["stats"]
+        if row["name"] == "/v1/completions"
+    )
+
+
+def test_web_interface_starts_runs_and_shows_them(
+    start_server: ServerStarter, free_port: int, tmp_path: Path
+) -> None:
+    """A run started in the browser is the scheduled one; so is a second one, with fresh prompts."""
+    order(start_server(ttft_s=0.05, itl_s=0.01), tmp_path)
+    url = f"http://127.0.0.1:{free_port}"
+    done = tmp_path / "client.json"
+    options = ["--web-host", "127.0.0.1", "--web-port", str(free_port)]
+    with locust(tmp_path, *options):
+        for _ in range(2):
+            done.unlink(missing_ok=True)
+            wait_for(
+                lambda: ask(f"{url}/stats/requests")["state"] in {"ready", "stopped"}, tmp_path
+            )
+            assert ask(f"{url}/swarm", b"user_count=1&spawn_rate=1")["success"]
+            wait_for(done.exists, tmp_path)
+            run = read_run(tmp_path)
+
+            assert len(run.measured) == 30
+            assert all(s.ok for s in run.measured)
+            wait_for(lambda: shown(url) >= len(run.measured), tmp_path)
+
+
+def test_locusts_own_processes_share_the_schedule(
+    start_server: ServerStarter, free_port: int, tmp_path: Path
+) -> None:
+    """With `--processes 2` Locust's workers send the one schedule, and then the command ends."""
+    order(start_server(ttft_s=0.05, itl_s=0.01), tmp_path)
+    options = ["--headless", "--processes", "2", "--master-bind-port", str(free_port)]
+    options += ["--master-port", str(free_port)]
+    with locust(tmp_path, *options) as process:
+        wait_for(lambda: process.poll() is not None, tmp_path)
+    run = read_run(tmp_path)
+
+    assert run.client.processes == 2
+    assert sorted(s.index for s in run.measured) == [r.index for r in run.schedule if r.in_window]
+    assert all(s.ok for s in run.measured)
