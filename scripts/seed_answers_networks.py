@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 from seed_figures import (
-    BOM,
     BUILT,
-    COLLECTIVE,
+    CROSS_RAIL,
     DAY,
     MODELS,
     PAPER,
-    PLACE,
-    RULE,
     STUDY,
-    TOPOLOGY,
     Entry,
     bands,
+    bom,
     built,
     domains_serve,
     forwarded,
     gain,
     latency_rises,
+    place,
     ranks,
     relative,
+    rule,
     shares,
     tier,
     tiers_in_order,
+    topology,
     tree,
 )
 
@@ -34,7 +34,12 @@ from sizing.fabric.study import savings_range, study
 from sizing.training.closed_forms import training_s
 
 NETWORKS: list[Entry] = [
-    ("002", "GPT-3 355", RULE, lambda: float(training_s(3.14e23, 1, 28e12)) / (365 * DAY)),
+    (
+        "002",
+        "GPT-3 355",
+        rule("175e9", "300e9", 1, "28e12"),
+        lambda: float(training_s(3.14e23, 1, 28e12)) / (365 * DAY),
+    ),
     (
         "002",
         "NVLink4",
@@ -48,7 +53,12 @@ NETWORKS: list[Entry] = [
         STUDY,
         lambda: PAPER.scale_up_bytes_per_s / PAPER.scale_out_bytes_per_s,
     ),
-    ("002", "PaLM-540B", RULE, lambda: float(training_s(2.56e24, 256, 989.5e12)) / DAY),
+    (
+        "002",
+        "PaLM-540B",
+        rule("547e9", "780e9", 256, "989.5e12"),
+        lambda: float(training_s(2.56e24, 256, 989.5e12)) / DAY,
+    ),
     (
         "002",
         "cluster of 128",
@@ -65,7 +75,12 @@ NETWORKS: list[Entry] = [
             100 * shares(n).hb_bytes_fraction for n in ("gpt-3", "opt-175b", "palm-540b")
         ),
     ),
-    ("002", "33% of any", BOM, lambda: 100 * (1 - tree("rail-only").links / tree("clos").links)),
+    (
+        "002",
+        "33% of any",
+        bom(64),
+        lambda: 100 * (1 - tree("rail-only").links / tree("clos").links),
+    ),
     ("002", "ideal NVSwitch network gain 1.06x", STUDY, lambda: 1 / relative("gpt-3")),
     ("002", "ideal NVSwitch network gain 1.88x", STUDY, lambda: 1 / relative("palm-540b")),
     (
@@ -96,12 +111,12 @@ NETWORKS: list[Entry] = [
         STUDY,
         lambda: (100 * relative("palm-540b"), 100 * relative("palm-540b", 4)),
     ),
-    ("002", "rail-only saves 37%", BOM, lambda: 100 * savings_range(study(PAPER).savings)[0]),
-    ("002", "rail-only saves 75%", BOM, lambda: 100 * savings_range(study(PAPER).savings)[1]),
+    ("002", "rail-only saves 37%", bom(64), lambda: 100 * savings_range(study(PAPER).savings)[0]),
+    ("002", "rail-only saves 75%", bom(128), lambda: 100 * savings_range(study(PAPER).savings)[1]),
     (
         "002",
         "worst saving",
-        BOM,
+        STUDY,
         lambda: (
             min(study(PAPER).savings, key=lambda s: (round(s.saving_fraction, 6), s.radix)).radix
         ),
@@ -109,38 +124,48 @@ NETWORKS: list[Entry] = [
     (
         "002",
         '"only three quarters',
-        BOM,
+        bom(64),
         lambda: tree("rail-only").switches / tree("clos").switches,
     ),
-    ("002", "3-tier Clos", BOM, lambda: (tree("clos").tiers, tree("rail-only").tiers)),
+    ("002", "3-tier Clos", bom(64), lambda: (tree("clos").tiers, tree("rail-only").tiers)),
     (
         "002",
         "rail switch failure",
-        BOM,
+        bom(64),
         lambda: tree("clos").switches_per_tier[0] == tree("rail-only").switches_per_tier[0],
     ),
-    ("002", "each HB domain", PLACE, domains_serve),
-    ("002", "cross-rail", COLLECTIVE, forwarded),
+    ("002", "each HB domain", place("dgx-h100", 8, 1, 4), domains_serve),
+    (
+        "002",
+        "cross-rail",
+        CROSS_RAIL,
+        forwarded,
+    ),
     (
         "002",
         "no Clos at",
-        BOM,
+        bom(64, 64, 8),
         lambda: max(tree(k, 64, 64, 8).switches for k in ("clos", "rail-only")),
     ),
-    ("003", "rack 16", TOPOLOGY, lambda: tier("roce-24k", "rack").gpus),
-    ("003", "pod = 192", TOPOLOGY, lambda: tier("roce-24k", "pod").gpus),
-    ("003", "8 pods", TOPOLOGY, lambda: catalog.find_network("roce-24k")[1].gpus),
-    ("003", "405B run", PLACE, lambda: ranks("roce-24k", 8, 16, 128).cuts[-1].units),
-    ("003", "Minipack2", BOM, lambda: catalog.switches()["minipack2"].ports),
+    ("003", "rack 16", topology("roce-24k"), lambda: tier("roce-24k", "rack").gpus),
+    ("003", "pod = 192", topology("roce-24k"), lambda: tier("roce-24k", "pod").gpus),
+    ("003", "8 pods", topology("roce-24k"), lambda: catalog.find_network("roce-24k")[1].gpus),
+    (
+        "003",
+        "405B run",
+        place("roce-24k", 8, 16, 128),
+        lambda: ranks("roce-24k", 8, 16, 128).cuts[-1].units,
+    ),
+    ("003", "Minipack2", BUILT, lambda: catalog.switches()["minipack2"].ports),
     (
         "003",
         "ToR uses",
         BUILT,
         lambda: 100 * built().details[0].ports_used / catalog.switches()["minipack2"].ports,
     ),
-    ("003", '"7804', BOM, lambda: catalog.switches()["arista-7804r3"].ports),
+    ("003", '"7804', BUILT, lambda: catalog.switches()["arista-7804r3"].ports),
     ("003", "16 cluster switches", BUILT, lambda: built().details[1].switches_per_unit),
-    ("003", "line card", BOM, lambda: 32 * (tier("roce-24k", "zone").oversubscription + 1)),
+    ("003", "line card", BUILT, lambda: 32 * (tier("roce-24k", "zone").oversubscription + 1)),
     (
         "003",
         "oversubscription 1:7",
@@ -162,23 +187,23 @@ NETWORKS: list[Entry] = [
     (
         "003",
         "Jericho2",
-        BOM,
+        BUILT,
         lambda: tuple(
             round(catalog.switches()[n].buffer_bytes / 1e9, 2)
             for n in ("arista-7804r3", "minipack2")
         ),
     ),
-    ("003", "400 Gb/s", TOPOLOGY, lambda: bands("roce-24k")[1]),
+    ("003", "400 Gb/s", topology("roce-24k"), lambda: bands("roce-24k")[1]),
     (
         "003",
         "cross-pod",
-        TOPOLOGY,
+        topology("roce-24k"),
         lambda: (
             tier("roce-24k", "zone").bytes_per_s / tier("roce-24k", "zone").oversubscription / 1e9
         ),
     ),
-    ("004", "24,000", TOPOLOGY, lambda: catalog.find_network("roce-24k")[1].gpus),
-    ("004", "TP inside", PLACE, tiers_in_order),
-    ("004", "adjacent", PLACE, tiers_in_order),
-    ("004", "network hops", TOPOLOGY, latency_rises),
+    ("004", "24,000", topology("roce-24k"), lambda: catalog.find_network("roce-24k")[1].gpus),
+    ("004", "TP inside", place("roce-24k", 8, 16, 128), tiers_in_order),
+    ("004", "adjacent", place("roce-24k", 8, 16, 128), tiers_in_order),
+    ("004", "network hops", topology("roce-24k"), latency_rises),
 ]

@@ -182,15 +182,38 @@ def bands(cluster: str) -> tuple[float, float]:
     return tier(cluster, "hb").bytes_per_s / 1e9, tier(cluster, "rack").bytes_per_s / 1e9
 
 
-RULE = "`sizing train --parameters P --tokens T --gpus n --flops-per-gpu-per-s X`"
-TRAIN = "`sizing train --model M --gpus n --tp t --pp p`"
-TOPOLOGY = "`sizing fabric topology CLUSTER`"
-BOM = "`sizing fabric bom --gpus N --hb-size K --radix R --kind KIND`"
+TRAIN = "`sizing train llama-3-405b`"
 BUILT = "`sizing fabric bom --preset roce-24k`"
 STUDY = "`sizing fabric rail-only`"
-PLACE = "`sizing place --cluster CLUSTER --tp t --pp p --dp d`"
 LONG = "`sizing long-context`"
-COLLECTIVE = "`sizing fabric collective`"
+RING = "`sizing fabric collective --cluster talk-32k --group 1024 --stride 16 --bytes 1e6`"
+CROSS_RAIL = (
+    "`sizing fabric collective --cluster gh200-256 --pattern point-to-point --stride 257"
+    " --bytes 1e9`"
+)
+
+
+def rule(parameters: str, tokens: str, gpus: int, rate: str, *, full: bool = False) -> str:
+    """Return the command of a rule of thumb."""
+    text = f"sizing train --parameters {parameters} --tokens {tokens} --gpus {gpus}"
+    text += f" --flops-per-gpu-per-s {rate}"
+    return f"`{text}{' --recompute full' * full}`"
+
+
+def topology(cluster: str) -> str:
+    """Return the command that shows a network."""
+    return f"`sizing fabric topology {cluster}`"
+
+
+def place(cluster: str, tp: int, pp: int, dp: int) -> str:
+    """Return the command that places a job."""
+    return f"`sizing place --cluster {cluster} --tp {tp} --pp {pp} --dp {dp}`"
+
+
+def bom(radix: int, gpus: int = 32_768, hb_size: int = 256) -> str:
+    """Return the command of a bill of materials that is compared with the Clos."""
+    return f"`sizing fabric bom --gpus {gpus} --hb-size {hb_size} --radix {radix} --kind rail-only`"
+
 
 Entry = tuple[str, str, str, Ask]
 """Seed, start of the claim, our command, our value."""

@@ -6,6 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
+
+from sizing.cli.app import app
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 sys.path.insert(0, str(SCRIPTS))
@@ -67,3 +70,13 @@ def test_tolerances_can_fail(
 ) -> None:
     """Each form of the tolerance column accepts and refuses."""
     assert seeds.within(value, expected, tolerance) is verdict
+
+
+@pytest.mark.parametrize("command", sorted({claim.command for claim in CLAIMS if claim.command}))
+def test_commands_of_the_page_run(command: str) -> None:
+    """What the page names as our command can be typed as it stands."""
+    program, *arguments = command.strip("`").split()
+    assert program == "sizing"
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0, done.exception
+    assert done.stdout
