@@ -45,7 +45,7 @@ def test_decode_dies_midway(split: Split, victim: str) -> None:
     bodies = [body_of(1000 + seed, max_tokens=1500) for seed in range(3)]
     bodies.append(body_of(1003, max_tokens=1500, stream=False))
     with under_way(split.base_url, bodies) as asked:
-        time.sleep(3.0)
+        time.sleep(5.0)
         kill(*split.find(victim))
         *streams, whole = [each.result() for each in asked]
     for reply in streams:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -79,6 +79,25 @@ def test_every_class_of_request_equals_a_single_engine(
     assert reply.path == asked.path
 
 
+@pytest.mark.parametrize("name", [name for name in CLASSES if CLASSES[name].path == "remote"])
+def test_remote_equals_local(split: Split, name: str) -> None:
+    """What decode answers with a fetched KV cache it answers with one that it computed itself."""
+    asked = CLASSES[name]
+    kind = "chat" if asked.kind.startswith("chat") else "completions"
+    order = {"prefill_deadline_s": 9.0, "kv_wait_deadline_s": 9.0, "local_threshold_tokens": 2000}
+    body = {**asked.body, "prompt": prompt} if (prompt := _one(asked.body)) else asked.body
+    phases, local = split("answer", kind, {**body, "cache_salt": "computed"}, order)
+    reply = send(f"{split.base_url}/v1/{asked.kind}", {**asked.body, "cache_salt": "fetched"})
+    assert (phases["path"], reply.path) == ("local", "remote"), reply.body
+    assert other(local, reply.body, TOLERANCE) is None
+
+
+def _one(body: dict[str, Any]) -> object:
+    """Return the prompt out of a list of one, as `serving.requests.check` does."""
+    prompt = body.get("prompt")
+    return prompt[0] if isinstance(prompt, list) and isinstance(prompt[0], list) else prompt
+
+
 @pytest.mark.parametrize("name", ["plain", "n", "prompt list", "stop", "seed", "chat", "tools"])
 def test_a_stream_says_what_the_whole_answer_says(
     split: Split, reference: Reference, name: str
@@ -115,7 +134,7 @@ def test_short_prompts_stay(split: Split, kind: str, body: dict[str, object], pa
     assert answer["usage"]["completion_tokens"] == 2
 
 
-def _text(choice: dict[str, object]) -> str:
+def _text(choice: dict[str, Any]) -> str:
     """Return the text of a choice or of a piece of one, a tool's arguments included."""
     if "text" in choice:
         return str(choice["text"])
