@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import sys
 import time
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path  # noqa: TC003  (Typer reads the annotations)
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,6 +15,7 @@ from sizing import catalog
 from sizing.arrivals import length_quantiles
 from sizing.cli.console import wide_console
 from sizing.cli.inputs import naming
+from sizing.cli.keys import with_keys
 from sizing.cli.plan import write_whole
 from sizing.config import parse, read_toml
 from sizing.errors import InputError
@@ -28,6 +29,7 @@ from sizing.latency.memory import kv_bytes_per_token
 from sizing.plan import read_plan
 from sizing.report.placement import crossing_lines, cuts_table, seats_table
 from sizing.shell import talk
+from sizing.specs.checks import not_negative
 from sizing.specs.inventory import Inventory, Node, inventory_of
 from sizing.specs.topology import Topology, topology_of
 
@@ -40,50 +42,62 @@ if TYPE_CHECKING:
 FORMATS = ("ray", "kueue", "volcano", "slurm", "ranks")
 
 
-def place(  # noqa: PLR0913, PLR0917  (one option a rule)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What is placed, and constraints by names of tiers; every key is an option."""
+
+    tp: int | None = None
+    cp: int = 1
+    pp: int = 1
+    dp: int = 1
+    allow_tp_straddle: bool = False
+    replica_within: str | None = None
+    pairs_within: str | None = None
+    spread: str | None = None
+    spare_nodes: int = 0
+    spare_tier: str | None = None
+
+    def __post_init__(self) -> None:
+        """Check the count of spares; degrees are checked where they are placed."""
+        not_negative(**{"--spare-nodes": self.spare_nodes})
+
+
+HELP = {
+    "tp": "of a training job, as --cp, --pp and --dp",
+    "allow_tp_straddle": "TP may leave the HB domain",
+    "replica_within": "widest tier of one replica",
+    "pairs_within": "widest tier between prefill and decode",
+    "spread": "TIER:N, each role over N units at least",
+    "spare_nodes": "nodes to keep free",
+    "spare_tier": "so many in each unit of it",
+}
+"""What the help says of the keys of `Asked`."""
+
+
+@with_keys(Asked, HELP)
+def place(
     plan: Annotated[Path | None, typer.Argument(help="plan.json; or give --tp, --pp, --dp")] = None,
     cluster: Annotated[str | None, typer.Option(help="preset or file; else the plan's")] = None,
     inventory: Annotated[
-        Path | None, typer.Option(help="TOML with [[nodes]] in place of the cluster's sizes")
-    ] = None,
-    tp: Annotated[int | None, typer.Option(help="of a training job")] = None,
-    cp: Annotated[int, typer.Option(help="of a training job")] = 1,
-    pp: Annotated[int, typer.Option(help="of a training job")] = 1,
-    dp: Annotated[int, typer.Option(help="of a training job")] = 1,
-    allow_tp_straddle: Annotated[
-        bool, typer.Option("--allow-tp-straddle", help="TP may leave the HB domain")
-    ] = False,
-    replica_within: Annotated[str | None, typer.Option(metavar="TIER")] = None,
-    pairs_within: Annotated[
-        str | None, typer.Option(metavar="TIER", help="prefill and decode of a pair")
-    ] = None,
-    spread: Annotated[
-        str | None, typer.Option(metavar="TIER:N", help="each role over N units at least")
-    ] = None,
-    spare_nodes: Annotated[int, typer.Option(help="nodes to keep free", min=0)] = 0,
-    spare_tier: Annotated[
-        str | None, typer.Option(metavar="TIER", help="so many in each unit of it")
+        Path | None, typer.Option(help="TOML with a table of nodes, in place of sizes")
     ] = None,
     emit: Annotated[str | None, typer.Option(help=", ".join(FORMATS))] = None,
     out: Annotated[Path | None, typer.Option("-o", "--out", help="file for --emit")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print exactly the data")] = False,
+    **keys: Any,  # noqa: ANN401  (one option a key of `Asked`)
 ) -> None:
     """Place a plan's replicas or a job's ranks; print cost, what crosses each tier, the bound."""
-    if (plan is None) == (tp is None):
+    asked = Asked(**{key: value for key, value in keys.items() if value is not None})
+    if (plan is None) == (asked.tp is None):
         both = None if plan is None else f"{plan} with --tp"
         raise InputError("PLAN", both, "a plan, or --tp with --pp and --dp, not both")
     if emit is not None and emit not in FORMATS:
         raise InputError("--emit", emit, "one of " + ", ".join(FORMATS))
     read = None if plan is None else read_plan(plan)
     topology, nodes = _site(read, cluster, inventory)
-    root = rooms(nodes, spare_nodes=spare_nodes, spare_tier=spare_tier)
-    asked = Asked(allow_tp_straddle, replica_within, pairs_within, spread)
+    root = rooms(nodes, spare_nodes=asked.spare_nodes, spare_tier=asked.spare_tier)
     start = time.perf_counter()
-    found = (
-        _job_placed(Degrees(tp=1 if tp is None else tp, cp=cp, pp=pp, dp=dp), root, topology, asked)
-        if read is None
-        else _plan_placed(read, root, topology, asked)
-    )
+    found = _placed(read, root, topology, asked)
     seconds = time.perf_counter() - start
     for warning in found.warnings:
         talk.print(f"warning: {warning}", highlight=False, markup=False)
@@ -94,34 +108,22 @@ def place(  # noqa: PLR0913, PLR0917  (one option a rule)
     _print(found, crossed, seconds, as_json=as_json)
 
 
-class Asked(NamedTuple):
-    """Constraints as they were given: names of tiers."""
-
-    straddle: bool
-    replica_within: str | None
-    pairs_within: str | None
-    spread: str | None
-
-
-def _job_placed(degrees: Degrees, root: Room, topology: Topology, asked: Asked) -> RankPlan:
-    """Place the ranks of a training job."""
+def _placed(plan: Plan | None, root: Room, topology: Topology, asked: Asked) -> PoolPlan | RankPlan:
+    """Place the replicas of a plan, or without one the ranks of a training job."""
     names = tuple(tier.name for tier in topology.tiers)
-    rules = RankRules(
-        straddle=asked.straddle,
-        replica_within=_tier(names, asked.replica_within, "--replica-within"),
-        oversubscription=tuple(tier.oversubscription for tier in topology.tiers),
-    )
-    return place_ranks(degrees, root, names, rules)
-
-
-def _plan_placed(plan: Plan, root: Room, topology: Topology, asked: Asked) -> PoolPlan:
-    """Place the replicas of a plan."""
-    names = tuple(tier.name for tier in topology.tiers)
+    within = _tier(names, asked.replica_within, "--replica-within")
+    if plan is None:
+        degrees = Degrees(tp=asked.tp or 0, cp=asked.cp, pp=asked.pp, dp=asked.dp)
+        over = tuple(tier.oversubscription for tier in topology.tiers)
+        job = RankRules(
+            straddle=asked.allow_tp_straddle, replica_within=within, oversubscription=over
+        )
+        return place_ranks(degrees, root, names, job)
     at, least = _spread(names, asked.spread)
     rules = replace(
         pool_rules(plan, topology),
-        straddle=asked.straddle,
-        replica_within=_tier(names, asked.replica_within, "--replica-within"),
+        straddle=asked.allow_tp_straddle,
+        replica_within=within,
         pairs_within=_tier(names, asked.pairs_within, "--pairs-within"),
         spread_tier=at,
         spread_least=least,
