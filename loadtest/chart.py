@@ -76,6 +76,7 @@ def distribution(
     values_s: Sequence[float],
     *,
     predicted_s: Mapping[float, float],
+    foretold_s: Sequence[float] = (),
     limit: tuple[float, float] | None,
 ) -> str:
     """
@@ -84,24 +85,30 @@ def distribution(
     Args:
         values_s: measured.
         predicted_s: share to predicted latency; empty without a prediction.
+        foretold_s: predicted, request by request, where they were simulated.
         limit: share and latency promised, the corner the curve has to stay below.
 
     """
     ordered = sorted(values_s)
-    tops = [ordered[-1], *predicted_s.values(), *([limit[1]] if limit else [])]
+    tops = [ordered[-1], *predicted_s.values(), *foretold_s, *([limit[1]] if limit else [])]
     x, y = tail_axis(len(ordered)), latency_axis(1.05 * max(tops))
-    # The k-th of n values is what k / n of them stay within; the last would lie at infinity.
-    step = max(1, len(ordered) // MAX_POINTS)
-    places = [k for k in range(len(ordered)) if k % step == 0 or k > 0.99 * len(ordered)]
-    curve = [(x.at(min(x.high, _tail((k + 0.5) / len(ordered)))), y.at(ordered[k])) for k in places]
     parts = [_frame(x, y, "share of requests within", "ms")]
     if limit:
         parts.append(_corner(x, y, *limit))
-    parts.append(_polyline("measured", curve))
+    parts.append(_polyline("measured", _curve(ordered, x, y)))
+    parts.append(_polyline("predicted", _curve(sorted(foretold_s), x, y)))
     marks = [(x.at(_tail(share)), y.at(value)) for share, value in sorted(predicted_s.items())]
     parts.append(_polyline("predicted", marks))
     parts += [f'<circle class="mark" cx="{a:.1f}" cy="{b:.1f}" r="4"/>' for a, b in marks]
     return _svg(parts, "distribution")
+
+
+def _curve(ordered: Sequence[float], x: Axis, y: Axis) -> list[tuple[float, float]]:
+    """Place values; the k-th of n is what k / n of them stay within, the last lies at infinity."""
+    count = len(ordered)
+    step = max(1, count // MAX_POINTS)
+    places = [k for k in range(count) if k % step == 0 or k > 0.99 * count]
+    return [(x.at(min(x.high, _tail((k + 0.5) / count))), y.at(ordered[k])) for k in places]
 
 
 def over_time(

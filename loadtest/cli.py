@@ -14,14 +14,28 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from loadtest.comparison import TOLERANCE, parse_tolerance
 from loadtest.drive import drive
-from loadtest.order import Extent, Load, free_load, make_job, parse_lengths, planned_load
+from loadtest.options import (
+    GapCv,
+    Gaps,
+    PrefixTokens,
+    Processes,
+    Stages,
+    Think,
+    Timeout,
+    Trace,
+    Turns,
+    Users,
+    shape_of,
+    stand_ins,
+)
+from loadtest.order import Extent, Load, free_load, make_job, parse_lengths, planned_load, traced
 from loadtest.promise import parse_slo
-from loadtest.report import page
-from loadtest.run import prepare, read_run, write_whole
-from loadtest.selftest import measure_client, parse_streams
-from loadtest.table import print_client_errors, print_verdict
+from loadtest.publish import Terms, publish
+from loadtest.run import prepare
+from loadtest.selftest import DEFAULT_LEVELS, measure_capacity, measure_client, parse_streams
+from loadtest.table import capacity_text, print_client_errors, print_verdict
 from loadtest.target import base_address, check_model
-from loadtest.verdict import conclude, to_json
+from loadtest.verdict import to_json
 from sizing import shell
 from sizing.errors import Exit, InputError
 from sizing.plan import read_plan
@@ -40,6 +54,7 @@ TRIES_EXAMPLE = "--rate 2 --input-tokens 512 --output-tokens 64 --slo ttft=1,tpo
 
 Output = Annotated[Path, typer.Option("--output", "-o", help="Folder for samples and verdict.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print verdict.json instead of the table.")]
+JUnit = Annotated[Path | None, typer.Option("--junit", help="Write the verdict as JUnit XML.")]
 Tolerance = Annotated[str, typer.Option(help="Error of the predicted means that is allowed.")]
 RequirePrediction = Annotated[
     bool, typer.Option("--require-prediction", help="Exit 3 if the prediction did not hold.")
@@ -67,9 +82,20 @@ def run(  # noqa: PLR0913  (a command line is its options)
         float | None, typer.Option(help="Seconds before; max(5, 3 x expected E2E).")
     ] = None,
     seed: Annotated[int, typer.Option(help="Of arrivals and lengths.")] = 0,
+    arrivals: Gaps = "poisson",
+    gap_cv: GapCv = None,
+    users: Users = None,
+    turns: Turns = 1,
+    think: Think = 0.0,
+    stages: Stages = None,
+    trace: Trace = None,
+    prefix_tokens: PrefixTokens = 0,
+    processes: Processes = 1,
+    timeout: Timeout = None,
     output: Output = Path("out/loadtest"),
     tolerance: Tolerance = DEFAULT_TOLERANCE,
     require_prediction: RequirePrediction = False,
+    junit: JUnit = None,
     json: AsJson = False,
 ) -> None:
     """Load an endpoint as its plan says, or as the options say, and judge the latencies."""
@@ -80,16 +106,31 @@ def run(  # noqa: PLR0913  (a command line is its options)
         "--output-tokens": output_tokens,
         "--slo": slo,
     }
-    load = _planned(plan, free) if plan else _free(free, vocab_size)
+    shape = shape_of((arrivals, gap_cv), users=users, turns=turns, think_s=think, stages=stages)
+    if not plan:
+        missing = {option for option, value in free.items() if value is None}
+        told = stand_ins(users=users, stages=stages, trace=trace)
+        free |= {option: value for option, value in told.items() if option in missing}
+    load = _planned(plan, free) if plan else _free(free, vocab_size, prefix_tokens)
+    if trace:
+        load = traced(load, trace)
     if require_prediction and not plan:
         raise InputError("--require-prediction", None, "a plan, which holds the prediction")
     allowed = parse_tolerance(tolerance)
-    extent = Extent(duration_s=duration, num_requests=requests, warmup_s=warmup, seed=seed)
+    extent = Extent(
+        duration_s=duration,
+        num_requests=requests,
+        warmup_s=warmup,
+        timeout_s=timeout,
+        seed=seed,
+    )
     address = base_address(host)
-    job = make_job(load, extent, host=address, model=check_model(address, load.model))
+    served = check_model(address, load.model)
+    job = make_job(load, extent, host=address, model=served, shape=shape, workers=processes)
     prepare(output, job, job.requests(), plan)
     _drive(output, job)
-    _publish(output, allowed, require_prediction=require_prediction, json=json)
+    terms = Terms(tolerance=allowed, require_prediction=require_prediction, junit=junit)
+    _publish(output, terms, json=json)
 
 
 @app.command()
@@ -98,27 +139,40 @@ def report(
     *,
     tolerance: Tolerance = DEFAULT_TOLERANCE,
     require_prediction: RequirePrediction = False,
+    junit: JUnit = None,
     json: AsJson = False,
 ) -> None:
     """Judge a run again from its raw samples, and draw its report."""
-    _publish(folder, parse_tolerance(tolerance), require_prediction=require_prediction, json=json)
+    terms = Terms(
+        tolerance=parse_tolerance(tolerance), require_prediction=require_prediction, junit=junit
+    )
+    _publish(folder, terms, json=json)
 
 
 @app.command()
 def selftest(
     *,
-    streams: Annotated[str, typer.Option(help="Concurrent streams to try.")] = "1,20,100",
+    streams: Annotated[
+        str, typer.Option(help="Concurrent streams to try; @0.04: so many seconds a token.")
+    ] = DEFAULT_LEVELS,
     seconds: Annotated[float, typer.Option(help="Measured at each.")] = 8.0,
+    capacity: Annotated[
+        bool, typer.Option(help="Then raise the streams until the client is saturated.")
+    ] = True,
     json: AsJson = False,
 ) -> None:
-    """Load a bundled server with known timings and print the client's own error."""
+    """Load a bundled server with known timings and print the client's own error and capacity."""
     levels = parse_streams(streams)
     with shell.talk.status("loading the bundled server"):
         errors = [measure_client(level, seconds) for level in levels]
+        most = measure_capacity(seconds) if capacity else None
     if json:
-        typer.echo(dumps([asdict(error) for error in errors], indent=2))
+        tried = [asdict(error) for error in most.tried] if most else None
+        typer.echo(dumps({"errors": [asdict(e) for e in errors], "capacity": tried}, indent=2))
     else:
-        print_client_errors(errors, Console())
+        print_client_errors([*errors, *(most.tried if most else ())], Console())
+        if most:
+            typer.echo(capacity_text(most))
     raise typer.Exit(Exit.DONE if all(e.fit for e in errors) else Exit.INCONCLUSIVE)
 
 
@@ -129,7 +183,7 @@ def _planned(plan: Path, free: Mapping[str, object]) -> Load:
     return planned_load(read_plan(plan))
 
 
-def _free(given: Mapping[str, object], vocab_size: int) -> Load:
+def _free(given: Mapping[str, object], vocab_size: int, prefix_tokens: int) -> Load:
     for option, value in given.items():
         if value is None and option != "--model":
             raise InputError(option, None, "a plan, or a load", f"for example {TRIES_EXAMPLE}")
@@ -137,6 +191,7 @@ def _free(given: Mapping[str, object], vocab_size: int) -> Load:
         requests_per_s=float(str(given["--rate"])),
         input_tokens=parse_lengths(str(given["--input-tokens"]), "--input-tokens"),
         output_tokens=parse_lengths(str(given["--output-tokens"]), "--output-tokens"),
+        prefix_tokens=prefix_tokens,
     )
     model = given["--model"]
     return free_load(
@@ -178,17 +233,11 @@ def _drive(folder: Path, job: Job) -> None:
                 raise
 
 
-def _publish(
-    folder: Path, tolerance: dict[str, float], *, require_prediction: bool, json: bool
-) -> NoReturn:
+def _publish(folder: Path, terms: Terms, *, json: bool) -> NoReturn:
     """Judge the run, write verdict and report, print it, leave with its exit code."""
-    done = read_run(folder)
-    verdict = conclude(done, tolerance, require_prediction=require_prediction)
-    text = to_json(verdict)
-    write_whole(folder / "verdict.json", text)
-    write_whole(folder / "report.html", page(done, verdict))
+    verdict = publish(folder, terms)
     if json:
-        typer.echo(text, nl=False)
+        typer.echo(to_json(verdict), nl=False)
     else:
         print_verdict(verdict, Console())
         shell.talk.print(f"report: {folder / 'report.html'}", highlight=False, soft_wrap=True)

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from loadtest.phases import Phases, compare_phases
+from loadtest.significance import difference
+from loadtest.spread import Spread, spread
 from sizing.errors import InputError
 from sizing.specs.slo import PERCENTILES
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from loadtest.spread import Spread
+    from loadtest.replay import Replay
+    from loadtest.samples import Sample
     from sizing.plan import Prediction
 
 PREDICTED = ("ttft", "tpot", "itl", "e2e")
@@ -20,13 +26,21 @@ TOLERANCE = {"ttft": 0.35, "tpot": 0.25}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
-    """One statistic; `error_fraction` is predicted / measured - 1."""
+    """
+    One statistic.
+
+    Attributes:
+        error_fraction: predicted / measured - 1.
+        error_low, error_high: its 95 % interval; `None` without a replay.
+    """
 
     metric: str
     statistic: str
     predicted_s: float
     measured_s: float
     error_fraction: float
+    error_low: float | None
+    error_high: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,13 +49,17 @@ class Comparison:
     A prediction and how it held.
 
     Attributes:
+        source: `replayed`: for the run's own arrivals and lengths; `planned`: as in the plan.
         tolerance: by metric, the error of the mean that is allowed.
         held: every mean with a tolerance was measured, and lies within it.
+        phases: of the replayed requests.
     """
 
+    source: str
     rows: tuple[Compared, ...]
     tolerance: dict[str, float]
     held: bool
+    phases: Phases | None
 
     def row(self, metric: str, statistic: str) -> Compared | None:
         """Return one row, `None` where nothing was measured."""
@@ -52,26 +70,84 @@ class Comparison:
 def compare(
     predicted: Prediction, measured: Mapping[str, Spread | None], tolerance: dict[str, float]
 ) -> Comparison:
-    """Compare at every statistic that both have."""
+    """Compare the plan's own prediction at every statistic that both have."""
     rows = []
     for metric in PREDICTED:
-        spread = measured[metric]
-        for statistic in PERCENTILES if spread else ():
+        seen = measured[metric]
+        for statistic in PERCENTILES if seen else ():
             planned_s = getattr(predicted, metric).at(statistic)
-            seen_s = spread.at(statistic) if spread else 0.0
+            seen_s = seen.at(statistic) if seen else 0.0
             if seen_s > 0:
-                rows.append(
-                    Compared(
-                        metric=metric,
-                        statistic=statistic,
-                        predicted_s=planned_s,
-                        measured_s=seen_s,
-                        error_fraction=planned_s / seen_s - 1,
-                    )
-                )
+                rows.append(_row(metric, statistic, planned_s, seen_s))
+    return Comparison(
+        source="planned",
+        rows=tuple(rows),
+        tolerance=tolerance,
+        held=_held(rows, tolerance),
+        phases=None,
+    )
+
+
+def compare_replayed(
+    replay: Replay, answered: Sequence[Sample], tolerance: dict[str, float]
+) -> Comparison | None:
+    """Compare with the simulation of the same requests; `None` if it knows none of them."""
+    known = [s for s in answered if s.index in replay.requests]
+    if not known:
+        return None
+    rows = [row for metric in ("ttft", "tpot", "e2e") for row in _paired(metric, replay, known)]
+    gaps = spread([gap for s in known for gap in s.gaps_s])
+    if gaps:
+        rows += [
+            _row("itl", statistic, replay.itl[statistic], gaps.at(statistic))
+            for statistic in PERCENTILES
+            if statistic in replay.itl and gaps.at(statistic) > 0
+        ]
+    return Comparison(
+        source="replayed",
+        rows=tuple(rows),
+        tolerance=tolerance,
+        held=_held(rows, tolerance),
+        phases=compare_phases(replay, known),
+    )
+
+
+def _paired(metric: str, replay: Replay, known: Sequence[Sample]) -> Iterator[Compared]:
+    """Compare one metric of the same requests; what chance did to their arrivals cancels."""
+    pairs = [
+        (ours, theirs)
+        for s in known
+        if (ours := getattr(replay.requests[s.index], f"{metric}_s")) is not None
+        and (theirs := getattr(s, f"{metric}_s")) is not None
+    ]
+    if not pairs:
+        return
+    predicted, measured = np.array(pairs).T
+    ours, theirs = spread(predicted.tolist()), spread(measured.tolist())
+    for statistic in PERCENTILES:
+        if not (ours and theirs and theirs.at(statistic) > 0):
+            continue
+        seen_s = theirs.at(statistic)
+        apart = difference(measured, predicted, statistic, paired=True)
+        row = _row(metric, statistic, ours.at(statistic), seen_s)
+        yield replace(row, error_low=apart.low_s / seen_s, error_high=apart.high_s / seen_s)
+
+
+def _row(metric: str, statistic: str, predicted_s: float, measured_s: float) -> Compared:
+    return Compared(
+        metric=metric,
+        statistic=statistic,
+        predicted_s=predicted_s,
+        measured_s=measured_s,
+        error_fraction=predicted_s / measured_s - 1,
+        error_low=None,
+        error_high=None,
+    )
+
+
+def _held(rows: Sequence[Compared], tolerance: dict[str, float]) -> bool:
     means = {r.metric: abs(r.error_fraction) for r in rows if r.statistic == "mean"}
-    held = all(metric in means and means[metric] <= most for metric, most in tolerance.items())
-    return Comparison(rows=tuple(rows), tolerance=tolerance, held=held)
+    return all(metric in means and means[metric] <= most for metric, most in tolerance.items())
 
 
 def parse_tolerance(text: str) -> dict[str, float]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from loadtest.spread import samples_needed
+from loadtest.spread import LEVELS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from loadtest.client import Health
+    from loadtest.evidence import Evidence
     from loadtest.promise import Promise
     from loadtest.run import Run
     from loadtest.samples import Sample
@@ -17,31 +18,59 @@ if TYPE_CHECKING:
 MAX_WRONG_LENGTHS = 0.01
 """Share of answers that may be of another length than asked."""
 
+MAX_NOT_SENT = 0.01
+"""Share of the scheduled requests that the client may fail to send."""
 
-def decide(run: Run, promises: tuple[Promise, ...], own: Health) -> tuple[str, tuple[str, ...]]:
+MAX_CACHED = 0.05
+"""Share of prompt tokens that may come from the prefix cache beyond those that are meant to."""
+
+
+def decide(
+    run: Run, evidence: Evidence, promises: tuple[Promise, ...], own: Health
+) -> tuple[str, tuple[str, ...]]:
     """Return the verdict and why; what makes a run invalid comes before what it seems to say."""
-    measured = run.measured
-    answered = sum(s.ok for s in measured)
+    measured = [s for s in evidence.requests if s is not None]
     if run.client.stop == "died":
         died_s = max((s.chunk_s[-1] for s in run.samples if s.chunk_s), default=0.0)
         return "failed", (f"{run.job.host} stopped answering {died_s:.1f} s into the run",)
     if run.client.stop != "complete":
         return "interrupted", (f"the run was {run.client.stop}; the samples so far are kept",)
-    if not answered:
+    if not any(s.ok for s in measured):
         seen = next((s.detail for s in measured if s.detail), "no answer")
         return "failed", (f"{run.job.host} answered no request: {seen}",)
-    invalid = [f"the load client was not fit: {problem}" for problem in own.problems]
-    invalid += _wrong_lengths(measured)
-    if invalid:
-        return "inconclusive", tuple(invalid)
-    open_promises = [p for p in promises if not p.conclusive]
-    if open_promises:
-        percentile = open_promises[0].percentile
-        needed, num = samples_needed(percentile), min(p.num for p in open_promises)
-        few = f"{num} requests are too few for {percentile}: {needed} are needed"
-        return "inconclusive", (f"{few}, {needed - num} more (--requests {needed})",)
-    missed = [p for p in promises if not p.kept]
-    return ("missed", tuple(map(_miss, missed))) if missed else ("met", ())
+    if invalid := _invalid(evidence, measured, own):
+        return "invalid", tuple(invalid)
+    return _judged(evidence, promises)
+
+
+def _judged(evidence: Evidence, promises: tuple[Promise, ...]) -> tuple[str, tuple[str, ...]]:
+    """Return what a valid run proves."""
+    missed = [p for p in promises if p.verdict == "missed"]
+    if missed:
+        return "missed", tuple(map(_miss, missed))
+    if evidence.rising and any(p.attained_fraction < LEVELS[p.percentile] for p in promises):
+        return "missed", ("latencies rise without end: more arrives than is answered",)
+    if not evidence.settled:
+        return "inconclusive", ("latencies had not settled in the window; a longer one is needed",)
+    unclear = [p for p in promises if p.verdict == "open"]
+    if unclear:
+        return "inconclusive", tuple(_open(p, evidence.length_s) for p in unclear)
+    return "met", ()
+
+
+def _open(promise: Promise, window_s: float) -> str:
+    """Say what a limit lacks: requests, and so minutes."""
+    name = f"{promise.metric.upper()} {promise.percentile}"
+    seen = (
+        f"{promise.attained_fraction:.2%} of {promise.num} within "
+        f"{1000 * promise.limit_s:g} ms (95 % interval {promise.attained_low:.2%} to "
+        f"{promise.attained_high:.2%}; {promise.design_effect:.1f} are worth one independent)"
+    )
+    if promise.num_needed is None:
+        return f"{name}: {seen}; exactly on the limit: no length of run tells"
+    more = max(1, promise.num_needed - promise.num)
+    minutes = window_s / 60 * more / max(1, promise.num)
+    return f"{name}: {seen}; needs about {minutes:.1f} minutes more ({more} requests)"
 
 
 def _miss(promise: Promise) -> str:
@@ -51,6 +80,23 @@ def _miss(promise: Promise) -> str:
     if promise.measured_s is None:
         return f"{name} has no value, too many requests have no answer; {limit} ({share})"
     return f"{name} is {1000 * promise.measured_s:.1f} ms, more than {limit} ({share})"
+
+
+def _invalid(evidence: Evidence, measured: Sequence[Sample], own: Health) -> list[str]:
+    """Say what keeps the run from proving anything, whatever it seems to show."""
+    problems = [f"the load client was not fit: {problem}" for problem in own.problems]
+    not_sent = len(evidence.requests) - len(measured)
+    if not_sent > MAX_NOT_SENT * len(evidence.requests):
+        problems.append(
+            f"{not_sent} of {len(evidence.requests)} scheduled requests were never sent"
+        )
+    problems += _wrong_lengths(measured)
+    if evidence.cached_fraction is not None and evidence.cached_fraction > MAX_CACHED:
+        problems.append(
+            f"{evidence.cached_fraction:.0%} of the prompt tokens came from the prefix cache, "
+            "which the workload does not ask for"
+        )
+    return problems
 
 
 def _wrong_lengths(measured: Sequence[Sample]) -> list[str]:

@@ -6,12 +6,17 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from loadtest.spread import LEVELS, quantile, samples_needed
+import numpy as np
+
+from loadtest.confidence import count_needed, percentile_interval, share_interval, weigh
+from loadtest.spread import LEVELS, quantile
 from sizing.errors import InputError
 from sizing.specs.slo import SloSpec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from numpy.typing import NDArray
 
     from loadtest.samples import Sample
 
@@ -28,7 +33,14 @@ class Promise:
         num_missed: of these, above the limit or without an answer.
         measured_s: the percentile over all of them, no answer counting as endless;
             `None`: the percentile itself is endless.
-        conclusive: whether there are enough of them to say so.
+        measured_low_s, measured_high_s: its 95 % interval; `None`: open.
+        attained_fraction: share of them within the limit.
+        attained_low, attained_high: its 95 % interval.
+        design_effect: how many of them say as much as one independent request.
+        verdict: `kept` or `missed` if the interval of the share leaves the percentile out,
+            `open` if it holds it.
+        num_needed: how many it takes until it would not, `None` where that is known already or
+            the share is the percentile itself.
     """
 
     metric: str
@@ -37,52 +49,75 @@ class Promise:
     num: int
     num_missed: int
     measured_s: float | None
-    kept: bool
-    conclusive: bool
+    measured_low_s: float | None
+    measured_high_s: float | None
+    attained_fraction: float
+    attained_low: float
+    attained_high: float
+    design_effect: float
+    verdict: str
+    num_needed: int | None
 
 
-def judge(slo: SloSpec, answered: Sequence[Sample], num_unanswered: int) -> tuple[Promise, ...]:
+def judge(slo: SloSpec, requests: Sequence[Sample | None]) -> tuple[Promise, ...]:
     """
     Compare what was measured with every limit of *slo*.
 
     A request without a complete answer misses every limit. One whose tokens all came in one
     chunk has no TPOT, and keeps that limit.
+
+    Args:
+        slo: the limits.
+        requests: of the window in the order of their arrival; `None`: never sent.
     """
-    promises = [_promise(slo, "ttft", slo.ttft_s, [s.ttft_s for s in answered], num_unanswered)]
+    whole = [s if s is not None and s.ok else None for s in requests]
+    ttft = np.array([math.inf if s is None else s.ttft_s for s in whole])
+    promises = [judge_limit("ttft", ttft, limit_s=slo.ttft_s, percentile=slo.percentile)]
     if slo.tpot_s is not None:
-        tpots = [s.tpot_s or 0.0 for s in answered]
-        promises.append(_promise(slo, "tpot", slo.tpot_s, tpots, num_unanswered))
+        tpot = np.array([math.inf if s is None else s.tpot_s or 0.0 for s in whole])
+        promises.append(judge_limit("tpot", tpot, limit_s=slo.tpot_s, percentile=slo.percentile))
     if slo.itl_s is not None:
-        gaps = [gap for s in answered for gap in s.gaps_s]
-        # An answer that never came misses as many gaps as answers have on average.
-        lost = math.ceil(num_unanswered * max(1.0, len(gaps) / max(1, len(answered))))
-        promises.append(_promise(slo, "itl", slo.itl_s, gaps, lost))
+        itl = _gaps(whole)
+        promises.append(judge_limit("itl", itl, limit_s=slo.itl_s, percentile=slo.percentile))
     return tuple(promises)
 
 
-def _promise(
-    slo: SloSpec, metric: str, limit_s: float, values: Sequence[float], num_lost: int
+def judge_limit(
+    metric: str, values: NDArray[np.float64], *, limit_s: float, percentile: str
 ) -> Promise:
-    num = len(values) + num_lost
-    num_missed = num_lost + sum(value > limit_s for value in values)
-    measured_s = quantile([*values, *[math.inf] * num_lost], LEVELS[slo.percentile])
-    kept = num > 0 and measured_s <= limit_s
+    """Judge one limit on *values* in the order of time, shape (n,); infinite: no answer."""
+    level, count = LEVELS[percentile], len(values)
+    missed = int((values > limit_s).sum())
+    share = 1 - missed / count if count else 0.0
+    weight = weigh(values, limit_s)
+    attained = share_interval(share, max(1, count), weight)
+    high = 1.0 if attained.high is None else attained.high
+    verdict = "kept" if attained.low >= level else "missed" if high < level else "open"
+    measured_s = quantile(values.tolist(), level) if count else math.inf
+    around = percentile_interval(values, level) if count else None
     return Promise(
         metric=metric,
         limit_s=limit_s,
-        percentile=slo.percentile,
-        num=num,
-        num_missed=num_missed,
+        percentile=percentile,
+        num=count,
+        num_missed=missed,
         measured_s=measured_s if math.isfinite(measured_s) else None,
-        kept=kept,
-        conclusive=_conclusive(slo.percentile, num, num_missed),
+        measured_low_s=around.low if around and math.isfinite(around.low) else None,
+        measured_high_s=around.high if around else None,
+        attained_fraction=share,
+        attained_low=attained.low,
+        attained_high=high,
+        design_effect=weight.design_effect,
+        verdict=verdict,
+        num_needed=count_needed(share, level, weight) if verdict == "open" else None,
     )
 
 
-def _conclusive(percentile: str, num: int, num_missed: int) -> bool:
-    """Tell whether *num* is enough, or so many missed that more could not mend it."""
-    needed = samples_needed(percentile)
-    return num >= needed or num_missed > (1 - LEVELS[percentile]) * needed
+def _gaps(whole: Sequence[Sample | None]) -> NDArray[np.float64]:
+    """All gaps; an answer that never came misses as many as answers have on average."""
+    answered = [s for s in whole if s is not None]
+    lost = max(1, math.ceil(sum(len(s.gaps_s) for s in answered) / max(1, len(answered))))
+    return np.array([gap for s in whole for gap in (s.gaps_s if s else (math.inf,) * lost)])
 
 
 def count_good(slo: SloSpec, answered: Sequence[Sample]) -> int:

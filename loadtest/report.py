@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import html
+from collections import Counter
 from datetime import UTC, datetime
 from importlib import resources
 from typing import TYPE_CHECKING
 
 from loadtest.chart import distribution, over_time
+from loadtest.samples import OUTCOMES
 from loadtest.spread import LEVELS
 from loadtest.table import (
     client_text,
+    confidence_text,
     headline,
+    interval_text,
     latency_rows,
     load_rows,
     milliseconds,
     outcome_text,
+    phases_text,
     prediction_text,
     stall_text,
 )
@@ -23,11 +28,16 @@ from loadtest.table import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from loadtest.job import Job
     from loadtest.promise import Promise
+    from loadtest.replay import Replay
     from loadtest.run import Run
     from loadtest.samples import Sample
     from loadtest.verdict import Verdict
     from sizing.plan import Plan
+
+MOST_ERRORS = 8
+"""Kinds of errors listed."""
 
 NAMES = {"ttft": "TTFT", "tpot": "TPOT"}
 LEGEND = (
@@ -37,14 +47,16 @@ LEGEND = (
 PREDICTED = '<span><i class="predicted"></i>predicted</span>'
 
 
-def page(run: Run, verdict: Verdict) -> str:
+def page(run: Run, verdict: Verdict, replay: Replay | None = None) -> str:
     """Draw the whole page."""
     style = resources.files("loadtest").joinpath("report.css").read_text(encoding="utf-8")
     word, _ = headline(verdict)
     body = [
         _header(verdict),
         _section("Predicted, measured, promised", _latency_table(verdict)),
-        _charts(run, verdict),
+        _phases(verdict),
+        _charts(run, verdict, replay),
+        _errors(run),
     ]
     if run.plan:
         body.append(_section("The plan", _facts(_plan_facts(run.plan))))
@@ -72,6 +84,7 @@ def _header(verdict: Verdict) -> str:
     lines = [f"<p>{_e(why)}</p>"]
     if said := prediction_text(verdict):
         lines.append(f"<p>{_e(said[0].upper() + said[1:])}</p>")
+    lines += [f"<p>{_e(confidence_text(promise))}</p>" for promise in verdict.promises]
     lines.append(f'<p class="soft">{_e(outcome_text(verdict))}</p>')
     lines += [f'<p class="soft">{_e(note)}</p>' for note in verdict.notes]
     return (
@@ -86,14 +99,14 @@ def _tiles(verdict: Verdict) -> Iterator[str]:
         yield _tile(
             f"{promise.metric.upper()} {promise.percentile}",
             "endless" if measured is None else milliseconds(measured),
-            f"SLO {milliseconds(promise.limit_s)}",
-            bad=not promise.kept,
+            f"SLO {milliseconds(promise.limit_s)}, 95 % {interval_text(promise)}",
+            bad=promise.verdict == "missed",
         )
     done = verdict.throughput
     yield _tile(
         "goodput",
         f"{done.good_requests_per_s:.2f}/s",
-        f"of {done.offered_requests_per_s:.2f} requests/s offered",
+        f"{done.good_fraction:.2%} of {done.offered_requests_per_s:.2f} requests/s",
         bad=False,
     )
     stall = verdict.latency["longest_stall"]
@@ -124,15 +137,43 @@ def _latency_table(verdict: Verdict) -> str:
     return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
 
 
-def _charts(run: Run, verdict: Verdict) -> str:
+def _phases(verdict: Verdict) -> str:
+    """Show where predicted and measured time went, where the endpoint tells."""
+    phases = verdict.comparison.phases if verdict.comparison else None
+    if phases is None:
+        return ""
+    head = "".join(f"<th>{_e(n)}</th>" for n in ("", "predicted", "measured", "difference"))
+    rows = "".join(
+        f"<tr><td>{_e(row.name)}</td><td>{milliseconds(row.predicted_s)}</td>"
+        f"<td>{milliseconds(row.measured_s)}</td><td>{1000 * row.difference_s:+.1f} ms</td></tr>"
+        for row in phases.rows
+    )
+    said = f'<p class="soft">{_e(phases_text(verdict) or "")}</p>'
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+    return _section("Phase by phase, means", table + said)
+
+
+def _errors(run: Run) -> str:
+    """List what went wrong, most frequent first."""
+    seen = Counter(
+        f"{OUTCOMES[s.outcome]}: {(s.detail or '')[:160]}" for s in run.samples if _failed(s)
+    )
+    if not seen:
+        return ""
+    rows = [(f"{count} x", what) for what, count in seen.most_common(MOST_ERRORS)]
+    return _section("Errors", _facts(rows))
+
+
+def _charts(run: Run, verdict: Verdict, replay: Replay | None) -> str:
     """Draw distribution and course of TTFT and TPOT, where anything was measured."""
-    answered = [s for s in run.measured if s.ok]
+    answered = [s for s in run.measured if s.ok and s.due_s >= verdict.window.start_s]
     promises = {p.metric: p for p in verdict.promises}
     drawn = []
     for metric, name in NAMES.items():
         values = [v for s in answered if (v := getattr(s, f"{metric}_s")) is not None]
         if values:
-            chart = _distribution(metric, values, promises.get(metric), run.plan)
+            foretold = _foretold(metric, answered, replay)
+            chart = _distribution(metric, values, foretold, promises.get(metric), run.plan)
             legend = LEGEND.format(predicted=PREDICTED if run.plan else "")
             drawn.append(_section(f"{name}: distribution", legend + chart))
     for metric, name in NAMES.items():
@@ -141,13 +182,28 @@ def _charts(run: Run, verdict: Verdict) -> str:
     return f'<div class="charts">{"".join(drawn)}</div>' if drawn else ""
 
 
+def _foretold(metric: str, answered: Sequence[Sample], replay: Replay | None) -> list[float]:
+    """Return the simulated latency of each request answered."""
+    if replay is None:
+        return []
+    known = [replay.requests[s.index] for s in answered if s.index in replay.requests]
+    return [v for each in known if (v := getattr(each, f"{metric}_s")) is not None]
+
+
 def _distribution(
-    metric: str, values: Sequence[float], promise: Promise | None, plan: Plan | None
+    metric: str,
+    values: Sequence[float],
+    foretold: Sequence[float],
+    promise: Promise | None,
+    plan: Plan | None,
 ) -> str:
     predicted = getattr(plan.prediction, metric) if plan else None
     return distribution(
         values,
-        predicted_s={p: predicted.at(n) for n, p in LEVELS.items()} if predicted else {},
+        foretold_s=foretold,
+        predicted_s={p: predicted.at(n) for n, p in LEVELS.items()}
+        if predicted and not foretold
+        else {},
         limit=(LEVELS[promise.percentile], promise.limit_s) if promise else None,
     )
 
@@ -171,6 +227,18 @@ def _course(metric: str, run: Run, promise: Promise | None) -> str | None:
 def _failed(sample: Sample) -> bool:
     """Tell whether it failed; what the end of the run cut off behind the window did not."""
     return not sample.ok and (sample.in_window or sample.outcome != "unfinished")
+
+
+def arrivals_text(job: Job) -> str:
+    """Say how requests came."""
+    source, shape = job.shape.source, job.shape
+    if source.users is not None:
+        return f"closed loop of {source.users} users"
+    if job.workload.trace:
+        return f"trace {job.workload.trace}"
+    if shape.stages:
+        return f"open loop in {len(shape.stages)} stages, {source.process}"
+    return f"open loop, {source.process}, {job.workload.requests_per_s:g}/s"
 
 
 def _facts(facts: Iterable[tuple[str, str]]) -> str:
@@ -218,7 +286,7 @@ def _run_facts(run: Run, verdict: Verdict) -> Iterator[tuple[str, str]]:
             "warm-up; arrivals went on until its last request had ended"
         ),
     )
-    yield "arrivals", f"open-loop Poisson, {run.job.workload.requests_per_s:g}/s, seed {where.seed}"
+    yield "arrivals", f"{arrivals_text(run.job)}, seed {where.seed}"
     for problem in (client_text(verdict), stall_text(verdict)):
         name, _, text = problem.partition(": ")
         yield name, text

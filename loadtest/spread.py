@@ -56,19 +56,3 @@ def spread(values: Sequence[float]) -> Spread | None:
         max_s=float(np.max(values)),
         **{f"{name}_s": quantile(values, level) for name, level in LEVELS.items()},
     )
-
-
-def samples_needed(statistic: str) -> int:
-    """
-    Return how many independent samples bound a percentile from both sides.
-
-        p^n <= 0.025  =>  n >= ln 0.025 / ln p
-
-    With fewer, even the largest sample lies below the true percentile more often than in one
-    of forty cases, so no 95 % interval exists (p99: 368, p95: 72, p90: 36, p50: 6).
-
-    Ignores:
-        Correlation between requests that queue together, which needs more samples still.
-
-    """
-    return math.ceil(math.log(0.025) / math.log(LEVELS[statistic]))

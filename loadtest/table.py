@@ -14,12 +14,13 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from loadtest.selftest import ClientError
+    from loadtest.promise import Promise
+    from loadtest.selftest import Capacity, ClientError
     from loadtest.verdict import Verdict
 
 ROWS = {
-    "ttft": ("TTFT", ("mean", "p50", "p95", "p99")),
-    "tpot": ("TPOT", ("mean", "p50", "p95", "p99")),
+    "ttft": ("TTFT", ("mean", "p50", "p90", "p95", "p99")),
+    "tpot": ("TPOT", ("mean", "p50", "p90", "p95", "p99")),
     "itl": ("ITL", ("mean", "p99")),
     "longest_stall": ("longest stall", ("p99", "max")),
     "e2e": ("E2E", ("mean", "p99")),
@@ -27,6 +28,7 @@ ROWS = {
 HEADLINES = {
     "met": ("SLO MET", "bold green"),
     "missed": ("SLO MISSED", "bold red"),
+    "invalid": ("INVALID RUN", "bold yellow"),
     "inconclusive": ("INCONCLUSIVE", "bold yellow"),
     "failed": ("TARGET FAILED", "bold red"),
     "interrupted": ("INTERRUPTED", "bold yellow"),
@@ -80,7 +82,14 @@ def load_rows(verdict: Verdict) -> Iterator[tuple[str, str, str, str, str]]:
     done = verdict.throughput
     yield "requests/s", "", f"{done.answered_requests_per_s:.2f}", "", ""
     yield "goodput requests/s", "", f"{done.good_requests_per_s:.2f}", "", ""
-    yield "output tokens/s", "", f"{done.output_tokens_per_s:.1f}", "", ""
+    planned_tokens, tokens = done.predicted_output_tokens_per_s, done.finished_output_tokens_per_s
+    yield (
+        "output tokens/s",
+        "" if planned_tokens is None else f"{planned_tokens:.1f}",
+        f"{tokens:.1f}",
+        f"{planned_tokens / tokens - 1:+.0%}" if planned_tokens and tokens else "",
+        "",
+    )
 
 
 def outcome_text(verdict: Verdict) -> str:
@@ -118,6 +127,39 @@ def client_text(verdict: Verdict) -> str:
     )
 
 
+def interval_text(promise: Promise) -> str:
+    """Write the interval of a measured percentile."""
+    low, high = promise.measured_low_s, promise.measured_high_s
+    if low is None:
+        return "unbounded"
+    return f"{milliseconds(low)} to {'more' if high is None else milliseconds(high)}"
+
+
+def confidence_text(promise: Promise) -> str:
+    """Say how sure the share is that a limit was kept for."""
+    return (
+        f"{promise.metric.upper()} < {milliseconds(promise.limit_s)} for "
+        f"{promise.attained_fraction:.2%} of {promise.num} (95 % interval "
+        f"{promise.attained_low:.2%} to {promise.attained_high:.2%}; "
+        f"{promise.design_effect:.1f} weigh as one independent)"
+    )
+
+
+def phases_text(verdict: Verdict) -> str | None:
+    """Say which phase explains the difference of predicted and measured; `None`: nobody knows."""
+    phases = verdict.comparison.phases if verdict.comparison else None
+    if phases is None:
+        return None
+    rows = ", ".join(
+        f"{row.name} {1000 * row.predicted_s:.1f}/{1000 * row.measured_s:.1f} ms"
+        for row in phases.rows
+    )
+    return (
+        f"phases predicted/measured: {rows}; {phases.explains} explains "
+        f"{phases.share_fraction:.0%} of the difference"
+    )
+
+
 def prediction_text(verdict: Verdict) -> str | None:
     """Say whether the prediction held; `None` without a plan."""
     if verdict.comparison is None:
@@ -126,9 +168,13 @@ def prediction_text(verdict: Verdict) -> str | None:
     for metric, most in verdict.comparison.tolerance.items():
         row = verdict.comparison.row(metric, "mean")
         error = f"{row.error_fraction:+.0%}" if row else "not measured"
-        parts.append(f"{metric.upper()} mean {error} (allowed {most:.0%})")
+        sure = ""
+        if row and row.error_low is not None and row.error_high is not None:
+            sure = f", 95 % {row.error_low:+.0%} to {row.error_high:+.0%}"
+        parts.append(f"{metric.upper()} mean {error} (allowed {most:.0%}{sure})")
     held = "held" if verdict.comparison.held else "did not hold"
-    return f"prediction {held}: " + ", ".join(parts)
+    source = {"replayed": "of these very requests", "planned": "of the plan"}
+    return f"prediction {source[verdict.comparison.source]} {held}: " + ", ".join(parts)
 
 
 def print_verdict(verdict: Verdict, console: Console) -> None:
@@ -148,7 +194,10 @@ def print_verdict(verdict: Verdict, console: Console) -> None:
         stall_text(verdict),
         client_text(verdict),
         *verdict.notes,
+        *map(confidence_text, verdict.promises),
     ]
+    if told := phases_text(verdict):
+        lines.append(told)
     if said := prediction_text(verdict):
         lines.append(said)
     for line in lines:
@@ -160,19 +209,36 @@ def print_verdict(verdict: Verdict, console: Console) -> None:
 def print_client_errors(errors: Sequence[ClientError], console: Console) -> None:
     """Print the client's own error, a row each load."""
     table = Table(title="client error: measured less what the bundled server did")
-    for name in ("streams", "events/s", "TTFT p50", "TTFT p99", "ITL p99", "TPOT p99"):
+    for name in ("streams", "ITL", "events/s", "TTFT p50", "TTFT p99", "ITL p99", "TPOT p99"):
         table.add_column(name, justify="right")
     table.add_column("CPU", justify="right")
     table.add_column("fit")
     for error in errors:
         table.add_row(
             str(error.streams),
+            milliseconds(error.itl_s),
             f"{error.events_per_s:.0f}",
             milliseconds(error.ttft_error_p50_s),
             milliseconds(error.ttft_error_p99_s),
             milliseconds(error.itl_error_p99_s),
             milliseconds(error.tpot_error_p99_s),
             f"{error.cpu_fraction:.0%}",
-            "yes" if error.fit else "NO",
+            "yes" if error.fit else "SATURATED" if error.saturated else "NO",
         )
     console.print(table)
+
+
+def capacity_text(capacity: Capacity) -> str:
+    """Say what one client process bears on this machine."""
+    if not capacity.held:
+        return "capacity: below the first load tried"
+    last = capacity.tried[-1]
+    beyond = (
+        f"saturated at {last.events_per_s:,.0f}"
+        if last.saturated
+        else f"not saturated by {last.streams} streams"
+    )
+    return (
+        f"capacity of one client process: {capacity.events_per_s:,.0f} events/s followed "
+        f"({capacity.events_per_s_per_core:,.0f} a core), {beyond}"
+    )

@@ -8,8 +8,9 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from loadtest.client import Health, health
-from loadtest.comparison import Comparison, compare
+from loadtest.comparison import Comparison, compare, compare_replayed
 from loadtest.decision import decide
+from loadtest.evidence import evidence_of
 from loadtest.load import PoolLoad, pool_loads
 from loadtest.promise import Promise, count_good, judge
 from loadtest.setting import Setting, setting_of
@@ -20,14 +21,18 @@ from sizing.errors import Exit
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from loadtest.evidence import Evidence
+    from loadtest.replay import Replay
     from loadtest.run import Run
     from loadtest.samples import Sample
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+"""2: intervals, attainment, phases, replayed predictions (docs/loadtest.md)."""
 VERDICTS = {
     "met": Exit.DONE,
     "missed": Exit.NEGATIVE,
     "inconclusive": Exit.INCONCLUSIVE,
+    "invalid": Exit.INCONCLUSIVE,
     "failed": Exit.TARGET_FAILED,
     "interrupted": Exit.INTERRUPTED,
 }
@@ -35,12 +40,32 @@ VERDICTS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Throughput:
-    """Of the requests that arrived in the window, per second of it; good: met every limit."""
+    """
+    Of the requests that arrived in the window, per second of it; good: met every limit.
+
+    Attributes:
+        good_fraction: share of all of them that met every limit (SLO attainment).
+        predicted_output_tokens_per_s: what the simulator finishes in the window; `None`: no replay.
+        finished_output_tokens_per_s: what was finished in it, whenever it arrived.
+    """
 
     offered_requests_per_s: float
     answered_requests_per_s: float
     good_requests_per_s: float
+    good_fraction: float
     output_tokens_per_s: float
+    finished_output_tokens_per_s: float
+    predicted_output_tokens_per_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counted:
+    """The part of the run that counts, after MSER-5 has cut what had not settled."""
+
+    start_s: float
+    length_s: float
+    settled: bool
+    cached_fraction: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +79,7 @@ class Verdict:
         latency: by metric, over answered requests of the window; failures are in `outcomes`
             and in the promises, never in these.
         outcomes: requests of the window by how they ended, `not_sent` among them.
+        window: the part of the run that counts.
         notes: what a reader of the numbers has to know.
     """
 
@@ -69,6 +95,7 @@ class Verdict:
     outcomes: dict[str, int]
     throughput: Throughput
     client: Health
+    window: Counted
     notes: tuple[str, ...]
     setting: Setting
 
@@ -78,16 +105,29 @@ class Verdict:
         return Exit(self.exit_code)
 
 
-def conclude(run: Run, tolerance: dict[str, float], *, require_prediction: bool) -> Verdict:
-    """Judge *run*; a prediction missed by more than *tolerance* is a miss if it is required."""
-    measured = run.measured
-    answered = [s for s in measured if s.ok]
-    scheduled = sum(r.in_window for r in run.schedule)
+def conclude(
+    run: Run,
+    tolerance: dict[str, float],
+    *,
+    require_prediction: bool,
+    replay: Replay | None = None,
+) -> Verdict:
+    """
+    Judge *run*.
+
+    Args:
+        run: as it lies in its folder.
+        tolerance: by metric, the error of the predicted mean that is allowed.
+        require_prediction: a larger one is a miss.
+        replay: the prediction for the run's own requests; without it the plan's own is compared.
+    """
+    evidence = evidence_of(run)
+    answered = evidence.answered
     latency = latencies(answered)
-    own = health(run.client, measured, run.job.slo)
-    promises = judge(run.job.slo, answered, scheduled - len(answered))
-    comparison = compare(run.plan.prediction, latency, tolerance) if run.plan else None
-    verdict, reasons = decide(run, promises, own)
+    own = health(run.client, evidence.sent, run.job.slo)
+    promises = judge(run.job.slo, evidence.requests)
+    comparison = _comparison(run, replay, answered, latency, tolerance)
+    verdict, reasons = decide(run, evidence, promises, own)
     code = VERDICTS[verdict]
     if verdict == "met" and require_prediction and not (comparison and comparison.held):
         code = Exit.NEGATIVE
@@ -101,13 +141,32 @@ def conclude(run: Run, tolerance: dict[str, float], *, require_prediction: bool)
         latency=latency,
         comparison=comparison,
         pools=pool_loads(run.plan, run.samples, run.job.window) if run.plan else (),
-        stalls=find_stalls(measured),
-        outcomes=_outcomes(measured, scheduled),
-        throughput=_throughput(run, answered, scheduled),
+        stalls=find_stalls(evidence.sent),
+        outcomes=_outcomes(evidence),
+        throughput=_throughput(run, evidence, replay),
         client=own,
-        notes=_notes(answered, scheduled - len(answered)),
+        window=Counted(
+            start_s=evidence.start_s,
+            length_s=evidence.length_s,
+            settled=evidence.settled,
+            cached_fraction=evidence.cached_fraction,
+        ),
+        notes=_notes(run, evidence),
         setting=setting_of(run.job, run.client),
     )
+
+
+def _comparison(
+    run: Run,
+    replay: Replay | None,
+    answered: Sequence[Sample],
+    latency: dict[str, Spread | None],
+    tolerance: dict[str, float],
+) -> Comparison | None:
+    if run.plan is None:
+        return None
+    replayed = compare_replayed(replay, answered, tolerance) if replay else None
+    return replayed or compare(run.plan.prediction, latency, tolerance)
 
 
 def latencies(answered: Sequence[Sample]) -> dict[str, Spread | None]:
@@ -122,24 +181,45 @@ def latencies(answered: Sequence[Sample]) -> dict[str, Spread | None]:
     }
 
 
-def _outcomes(measured: Sequence[Sample], scheduled: int) -> dict[str, int]:
-    counted = Counter(s.outcome for s in measured)
-    not_sent = scheduled - len(measured)
+def _outcomes(evidence: Evidence) -> dict[str, int]:
+    counted = Counter(s.outcome for s in evidence.sent)
+    not_sent = len(evidence.requests) - len(evidence.sent)
     return dict(counted) | ({"not_sent": not_sent} if not_sent else {})
 
 
-def _throughput(run: Run, answered: Sequence[Sample], scheduled: int) -> Throughput:
-    window_s = run.job.window.length_s
+def _throughput(run: Run, evidence: Evidence, replay: Replay | None) -> Throughput:
+    window_s, scheduled, answered = evidence.length_s, len(evidence.requests), evidence.answered
+    good = count_good(run.job.slo, answered)
+    end_s = evidence.start_s + window_s
+    done = [(s.chunk_s[-1], s.output_tokens or 0) for s in run.samples if s.ok]
+    foretold = []
+    if replay:
+        foretold = [
+            (s.due_s + replay.requests[s.index].e2e_s, s.asked_output_tokens)
+            for s in run.samples
+            if s.index in replay.requests
+        ]
+
+    def finished(ends: list[tuple[float, int]]) -> float:
+        return sum(n for at_s, n in ends if evidence.start_s <= at_s < end_s) / window_s
+
     return Throughput(
         offered_requests_per_s=scheduled / window_s,
         answered_requests_per_s=len(answered) / window_s,
-        good_requests_per_s=count_good(run.job.slo, answered) / window_s,
+        good_requests_per_s=good / window_s,
+        good_fraction=good / scheduled if scheduled else 0.0,
         output_tokens_per_s=sum(s.output_tokens or 0 for s in answered) / window_s,
+        finished_output_tokens_per_s=finished(done),
+        predicted_output_tokens_per_s=finished(foretold) if replay else None,
     )
 
 
-def _notes(answered: Sequence[Sample], num_unanswered: int) -> tuple[str, ...]:
-    notes = []
+def _notes(run: Run, evidence: Evidence) -> tuple[str, ...]:
+    answered, notes = evidence.answered, []
+    num_unanswered = len(evidence.requests) - len(answered)
+    if evidence.start_s > run.job.window.start_s:
+        cut_s = evidence.start_s - run.job.window.start_s
+        notes.append(f"{cut_s:.1f} s more of warm-up were cut: latencies settled only then")
     if num_unanswered and answered:
         notes.append(
             f"the table shows the {len(answered)} requests answered; the SLO is judged on all, "

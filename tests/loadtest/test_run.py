@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from conftest import PlanMaker, ServerStarter
 
 COMMAND = [sys.executable, "-c", "from loadtest.cli import main; main()"]
-PATIENT = "ttft=30,tpot=5,percentile=p90"
+PATIENT = "ttft=30,tpot=5,percentile=p50"
 """An SLO that a busy test machine does not miss."""
 SHORT = ["--output-tokens", "10", "--input-tokens", "16-64", "--warmup", "0.3", "--seed", "1"]
 FAST = {"ttft_s": 0.05, "itl_s": 0.01}

@@ -1,10 +1,9 @@
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.spread import LEVELS, quantile, samples_needed, spread
+from loadtest.spread import LEVELS, quantile, spread
 
 SECONDS = st.lists(st.floats(0, 1e3), min_size=1, max_size=300)
 
@@ -41,10 +40,3 @@ def test_closed_form() -> None:
 def test_nothing_has_no_spread() -> None:
     """No values, no numbers."""
     assert spread([]) is None
-
-
-@pytest.mark.parametrize(("name", "needed"), [("p50", 6), ("p90", 36), ("p95", 72), ("p99", 368)])
-def test_samples_needed(name: str, needed: int) -> None:
-    """The fewest samples with p^n <= 2.5 %, as order statistics have it."""
-    assert samples_needed(name) == needed
-    assert LEVELS[name] ** needed <= 0.025 < LEVELS[name] ** (needed - 1)

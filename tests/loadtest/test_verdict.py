@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -18,8 +19,8 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def good(make_sample: SampleMaker) -> list[Sample]:
-    """Answer 400 requests over the window as the plan predicts."""
-    return [make_sample(k, k / 40) for k in range(400)]
+    """Answer 3,200 requests over the window as the plan predicts."""
+    return [make_sample(k, k / 320) for k in range(3200)]
 
 
 def judged(make_run: RunMaker, samples: list[Sample], **client: object) -> Verdict:
@@ -36,40 +37,46 @@ def test_slo_met(make_run: RunMaker, good: list[Sample]) -> None:
     assert verdict.comparison.held
     assert verdict.latency["ttft"]
     assert verdict.latency["ttft"].mean_s == pytest.approx(0.05)
-    assert verdict.throughput.good_requests_per_s == pytest.approx(40.0)
+    assert verdict.throughput.good_requests_per_s == pytest.approx(320.0)
+    assert verdict.throughput.good_fraction == 1.0
 
 
 def test_failures_are_misses_and_no_latencies(make_run: RunMaker, good: list[Sample]) -> None:
-    """2 % of failed requests miss a p99, whatever the others' latencies, which stay as they are."""
+    """2.5 % of failed requests miss a p99; the latencies of the others stay as they are."""
     clean = judged(make_run, good)
-    failed = [replace(s, outcome="timeout", chunk_s=(), end_s=40.0) for s in good[:8]]
-    verdict = judged(make_run, failed + good[8:])
+    failed = [replace(s, outcome="timeout", chunk_s=(), end_s=40.0) for s in good[::40]]
+    left = [s for s in good if s.index % 40]
+    verdict = judged(make_run, failed + left)
 
     assert (verdict.verdict, verdict.exit) == ("missed", Exit.NEGATIVE)
-    assert "8 of 400" in verdict.reasons[0]
-    assert verdict.outcomes == {"timeout": 8, "ok": 392}
+    assert "80 of 3200" in verdict.reasons[0]
+    assert verdict.outcomes == {"timeout": 80, "ok": 3120}
     assert verdict.latency["ttft"]
     assert clean.latency["ttft"]
     assert verdict.latency["ttft"].max_s == pytest.approx(clean.latency["ttft"].max_s)
 
 
-def test_requests_never_sent_are_misses(make_run: RunMaker, good: list[Sample]) -> None:
-    """What was scheduled in the window and has no sample counts against the target."""
+@pytest.mark.parametrize(("sent", "verdict"), [(3190, "inconclusive"), (3100, "invalid")])
+def test_requests_never_sent_are_misses(
+    make_run: RunMaker, good: list[Sample], sent: int, verdict: str
+) -> None:
+    """What was scheduled and has no sample is a miss; more than 1 % of them prove nothing."""
     run = make_run(good)
-    verdict = conclude(replace(run, samples=run.samples[:390]), TOLERANCE, require_prediction=False)
+    found = conclude(replace(run, samples=run.samples[:sent]), TOLERANCE, require_prediction=False)
 
-    assert verdict.outcomes["not_sent"] == 10
-    assert verdict.verdict == "missed"
+    assert found.outcomes["not_sent"] == 3200 - sent
+    assert found.promises[0].num_missed == 3200 - sent
+    assert found.verdict == verdict
 
 
 def test_slow_answers_miss(make_run: RunMaker, make_sample: SampleMaker) -> None:
     """A percentile above its limit: exit 3, with value, limit and how many missed."""
-    slow = [make_sample(k, k / 40, ttft_s=1.2 if k < 5 else 0.1) for k in range(400)]
+    slow = [make_sample(k, k / 320, ttft_s=0.1 if k % 40 else 1.2) for k in range(3200)]
     verdict = judged(make_run, slow)
 
     assert verdict.exit == Exit.NEGATIVE
     assert verdict.reasons == (
-        "TTFT p99 is 1200.0 ms, more than the 1000 ms promised (5 of 400 missed)",
+        "TTFT p99 is 1200.0 ms, more than the 1000 ms promised (80 of 3200 missed)",
     )
 
 
@@ -97,7 +104,7 @@ def test_saturated_client_proves_nothing(
     """Numbers of a client that could not keep up are no verdict, good or bad: exit 4."""
     verdict = judged(make_run, good, **client)
 
-    assert (verdict.verdict, verdict.exit) == ("inconclusive", Exit.INCONCLUSIVE)
+    assert (verdict.verdict, verdict.exit) == ("invalid", Exit.INCONCLUSIVE)
     assert any(why in reason for reason in verdict.reasons)
 
 
@@ -109,11 +116,41 @@ def test_late_dispatch_proves_nothing(make_run: RunMaker, make_sample: SampleMak
 
 
 def test_too_few_samples_prove_nothing(make_run: RunMaker, good: list[Sample]) -> None:
-    """With 100 requests there is no p99; the verdict says how many more it takes."""
+    """With 100 requests there is no p99; the verdict says how many minutes more it takes."""
     verdict = judged(make_run, good[:100])
 
-    assert verdict.exit == Exit.INCONCLUSIVE
-    assert "368 are needed, 268 more" in verdict.reasons[0]
+    assert (verdict.verdict, verdict.exit) == ("inconclusive", Exit.INCONCLUSIVE)
+    assert "TTFT p99: 100.00% of 100 within 1000 ms" in verdict.reasons[0]
+    assert re.search(r"needs about [\d.]+ minutes more", verdict.reasons[0])
+
+
+def test_a_warm_prefix_cache_proves_nothing(make_run: RunMaker, good: list[Sample]) -> None:
+    """Prompts that were in the prefix cache, which the workload does not share, cost nothing."""
+    verdict = judged(make_run, [replace(s, cached_tokens=16) for s in good])
+
+    assert verdict.verdict == "invalid"
+    assert "50% of the prompt tokens" in verdict.reasons[0]
+
+
+def test_what_settles_late_is_cut(make_run: RunMaker, make_sample: SampleMaker) -> None:
+    """Latencies that fall from a cold start are warm-up, whatever the window said."""
+    cold = [
+        make_sample(k, k / 320, ttft_s=2.0 if k < 400 else 0.05 + k % 7 / 1000) for k in range(3200)
+    ]
+    verdict = judged(make_run, cold)
+
+    assert verdict.verdict == "met"
+    assert verdict.window.start_s == pytest.approx(1.25, abs=0.05)
+    assert "more of warm-up were cut" in verdict.notes[0]
+
+
+def test_an_overloaded_target_misses(make_run: RunMaker, make_sample: SampleMaker) -> None:
+    """Latencies that rise to the end of the run are no warm-up: more comes than is answered."""
+    rising = [make_sample(k, k / 320, ttft_s=0.1 + k / 2000) for k in range(3200)]
+    verdict = judged(make_run, rising)
+
+    assert not verdict.window.settled
+    assert verdict.verdict == "missed"
 
 
 def test_wrong_lengths_prove_nothing(make_run: RunMaker, good: list[Sample]) -> None:
@@ -144,7 +181,7 @@ def test_interrupted(make_run: RunMaker, good: list[Sample]) -> None:
 
 def test_prediction_missed(make_run: RunMaker, make_sample: SampleMaker) -> None:
     """A missed prediction is a field of the verdict, and exit 3 only where it is required."""
-    other = make_run([make_sample(k, k / 40, itl_s=0.04) for k in range(400)])
+    other = make_run([make_sample(k, k / 320, itl_s=0.04) for k in range(3200)])
     told = conclude(other, TOLERANCE, require_prediction=False)
     required = conclude(other, TOLERANCE, require_prediction=True)
     wide = conclude(other, {"tpot": 0.6}, require_prediction=True)
@@ -164,7 +201,7 @@ def test_json_holds_everything(make_run: RunMaker, good: list[Sample]) -> None:
     for samples in (good, nothing):
         written = json.loads(to_json(judged(make_run, samples)))
 
-        assert written["schema_version"] == 1
+        assert written["schema_version"] == 2
         assert {"verdict", "promises", "latency", "comparison", "client"} <= set(written)
 
 

@@ -1,0 +1,99 @@
+"""The requests of a run that count."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from loadtest.samples import Sample
+from loadtest.warmup import settled_from
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from loadtest.run import Run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """
+    What a verdict rests on.
+
+    Attributes:
+        requests: scheduled in the window and after the warm-up, in the order of their arrival;
+            `None`: never sent.
+        start_s: where they begin; behind the window's own start if the run settled later.
+        length_s: from there to the end of the window.
+        settled: whether latencies had settled by the middle of the run (MSER-5).
+        rising: they had not, for they rose to the end.
+        cached_fraction: share of prompt tokens from the prefix cache, beyond those that the
+            workload shares; `None` where the endpoint does not tell.
+    """
+
+    requests: tuple[Sample | None, ...]
+    start_s: float
+    length_s: float
+    settled: bool
+    rising: bool
+    cached_fraction: float | None
+
+    @property
+    def sent(self) -> tuple[Sample, ...]:
+        """Those that were sent."""
+        return tuple(s for s in self.requests if s is not None)
+
+    @property
+    def answered(self) -> tuple[Sample, ...]:
+        """Those whose whole answer came."""
+        return tuple(s for s in self.requests if s is not None and s.ok)
+
+
+def evidence_of(run: Run) -> Evidence:
+    """
+    Cut the warm-up: what the window leaves out, and what MSER-5 finds unsettled behind it.
+
+    No more than half of the window is cut, and nothing of a closed loop or of a load that
+    changes by itself, where latencies are not meant to settle.
+    """
+    window, end_s = run.job.window, run.job.window.end_s
+    came = sorted((s for s in run.samples if s.due_s < end_s), key=lambda s: s.due_s)
+    start_s, settled, rising = window.start_s, True, False
+    if not (run.job.shape.closed or run.job.shape.stages):
+        values = np.array([s.ttft_s if s.ok else math.inf for s in came])
+        cut, settled = settled_from(values)
+        if cut:
+            start_s = min(max(start_s, came[cut].due_s), (window.start_s + end_s) / 2)
+        rising = not settled and _rises(values)
+    by_index = {s.index: s for s in run.samples}
+    planned = [(by_index.get(r.index), r.due_s) for r in run.schedule if r.in_window]
+    placed = [(s.due_s if s else due_s, s) for s, due_s in planned]
+    kept = [s for due_s, s in sorted(placed, key=lambda pair: pair[0]) if due_s >= start_s]
+    if run.job.shape.closed:
+        kept, start_s = [s for _, s in placed], window.start_s
+    return Evidence(
+        requests=tuple(kept),
+        start_s=start_s,
+        length_s=end_s - start_s,
+        settled=settled,
+        rising=rising,
+        cached_fraction=_cached([s for s in kept if s and s.ok], run.job.workload.prefix_tokens),
+    )
+
+
+def _rises(values: np.ndarray[tuple[int], np.dtype[np.float64]]) -> bool:
+    """Whether each quarter of a run is slower than the one before."""
+    finite = np.minimum(values, values[np.isfinite(values)].max())
+    medians = [float(np.median(part)) for part in np.array_split(finite, 4)]
+    return medians == sorted(medians) and medians[-1] > medians[0]
+
+
+def _cached(answered: Sequence[Sample], shared_tokens: int) -> float | None:
+    """Share of prompt tokens that the server had, less the prefix that prompts share."""
+    told = [s for s in answered if s.cached_tokens is not None]
+    if not told:
+        return None
+    beyond = sum(max(0, (s.cached_tokens or 0) - shared_tokens) for s in told)
+    return beyond / sum(s.asked_input_tokens for s in told)

@@ -1,0 +1,74 @@
+"""A run judged, and everything that says so written beside it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from loadtest.junit import to_junit
+from loadtest.replay import Replay, replay
+from loadtest.report import page
+from loadtest.run import PLAN, Run, read_run, write_whole
+from loadtest.verdict import Verdict, conclude, to_json
+from sizing import shell
+from sizing.errors import InputError, MiniclusterError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """
+    On which terms a run is judged.
+
+    Attributes:
+        tolerance: by metric, the error of the predicted mean that is allowed.
+        require_prediction: a larger one is a miss.
+        junit: file for JUnit XML.
+        replay: whether the prediction is made again for the run's own requests.
+    """
+
+    tolerance: dict[str, float]
+    require_prediction: bool = False
+    junit: Path | None = None
+    replay: bool = True
+
+
+def publish(folder: Path, terms: Terms) -> Verdict:
+    """
+    Judge the run in *folder*; write `verdict.json`, `report.html` and JUnit XML.
+
+    Raises:
+        InputError: what lies there is no run, or a file cannot be written.
+    """
+    run = read_run(folder)
+    foretold = _replayed(folder, run) if terms.replay else None
+    verdict = conclude(
+        run, terms.tolerance, require_prediction=terms.require_prediction, replay=foretold
+    )
+    files = {
+        folder / "verdict.json": to_json(verdict),
+        folder / "report.html": page(run, verdict, foretold),
+    }
+    if terms.junit:
+        files[terms.junit] = to_junit(verdict, require_prediction=terms.require_prediction)
+    for path, text in files.items():
+        try:
+            write_whole(path, text)
+        except OSError as error:
+            raise InputError(str(path), error.strerror, "a file that can be written") from None
+    return verdict
+
+
+def _replayed(folder: Path, run: Run) -> Replay | None:
+    """Simulate what was sent; where that cannot be, say so and go on without."""
+    if run.plan is None or not any(s.ok for s in run.samples):
+        return None
+    try:
+        return replay(folder / PLAN, run.samples)
+    except MiniclusterError as error:
+        shell.talk.print(
+            f"the prediction is the plan's own, not made for these requests: {error}",
+            highlight=False,
+            markup=False,
+            soft_wrap=True,
+        )
+        return None

@@ -1,0 +1,65 @@
+"""Where a run settles: what comes before it is warm-up, whatever its length was thought to be."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+GROUP = 5
+"""The 5 of MSER-5."""
+
+FEWEST_GROUPS = 32
+"""In shorter series the least of a noisy curve means nothing."""
+
+UNLIKE = 2.0
+"""How many times the largest deviation among later stretches a warm-up deviates at least."""
+
+
+def settled_from(values: NDArray[np.float64]) -> tuple[int, bool]:
+    """
+    Cut the warm-up by MSER-5, as the simulation does (docs/model.md, eq. Q7).
+
+    Args:
+        values: one latency of all requests in the order of their arrival; infinite ones count
+            as the largest finite one.
+
+    What is no more unlike the rest than stretches of the rest are among themselves is not cut:
+    a burst is no warm-up, and a run without its bursts looks better than it is.
+
+    Returns:
+        The first that counts, and whether the run settled: the best cut is not the last one tried.
+
+    Source:
+        White, Cobb and Spratt, "A comparison of five steady-state truncation heuristics for
+        simulation", WSC 2000.
+    """
+    groups = len(values) // GROUP
+    finite = values[np.isfinite(values)]
+    if groups < FEWEST_GROUPS or not len(finite):
+        return 0, True
+    bounded = np.minimum(values, finite.max())
+    means = bounded[: groups * GROUP].reshape(groups, GROUP).mean(axis=1)
+    rest = np.arange(groups, 0, -1, dtype=np.float64)
+    centred = means - means.mean()
+    totals = np.cumsum(centred[::-1])[::-1]
+    squares = np.cumsum(centred[::-1] ** 2)[::-1]
+    spread = (squares - totals**2 / rest) / rest**2
+    tried = groups // 2
+    cut = int(np.argmin(spread[: tried + 1]))
+    if not _unlike(means, cut):
+        return 0, True
+    return cut * GROUP, cut < tried
+
+
+def _unlike(means: NDArray[np.float64], cut: int) -> bool:
+    """Whether the first *cut* are unlike every stretch of the rest of the same length, by far."""
+    if not cut:
+        return False
+    before, rest = means[:cut], means[cut:]
+    stretches = rest[: len(rest) // cut * cut].reshape(-1, cut).mean(axis=1)
+    largest = float(np.abs(stretches - rest.mean()).max())
+    return abs(float(before.mean() - rest.mean())) > UNLIKE * largest
