@@ -9,6 +9,8 @@ from multiprocessing import current_process
 from pathlib import Path
 from typing import Any
 
+from serving.orphan import end_with_replica
+
 KEEP_AFFINITY = "MINICLUSTER_KEEP_AFFINITY"
 """Environment variable that our CPU replicas set; without it the plugin does nothing."""
 
@@ -39,6 +41,7 @@ def keep_planned_cores() -> None:
     spinning, up to a second long, then sleeping, up to five: on cores of their own the first
     saves microseconds, on shared ones it takes the time of those they wait for.
     """
+    end_with_replica()
     if os.environ.get(KEEP_AFFINITY) != "1":
         return
     # vLLM would set it before it imports NIXL; we import NIXL first.

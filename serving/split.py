@@ -19,6 +19,7 @@ from serving.engine_request import engine_request, for_decode, for_prefill, refu
 from serving.front import front_from
 from serving.handles import Handles
 from serving.order import order_of
+from serving.orphan import REPLICA
 from serving.phases import Phases, Prefilled, PrefillTiming
 from serving.ray_compat import broadcast, engine_is_dead, skip_download
 from serving.requests import Refusal
@@ -42,6 +43,7 @@ class Planned:
     async def __init__(self, llm_config: Any, **kwargs: Any) -> None:  # type: ignore[misc]  # noqa: ANN401
         """Take the planned cores, then start the engine."""
         _take_planned_cores()
+        os.environ[REPLICA] = str(os.getpid())
         self._closing: dict[asyncio.Task[None], Answer] = {}
         await super().__init__(llm_config, **kwargs)  # type: ignore[call-arg, misc]
         self._watch = asyncio.create_task(self._end_with_the_engine())
