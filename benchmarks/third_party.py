@@ -151,7 +151,8 @@ def aiperf(load: Load, command: str) -> Figures:
         *("--no-gpu-telemetry", "--ui", "none", "--artifact-dir", str(folder)),
     )
     (path,) = folder.rglob("profile_export.jsonl")
-    rows = [json.loads(line)["metrics"] for line in path.read_text().splitlines()]
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    rows = [r["metrics"] for r in lines if r["metadata"]["benchmark_phase"] == "profiling"]
     ttft = [row["time_to_first_token"]["value"] / 1e3 for row in rows]
     return figures("AIPerf", ttft, [row["inter_token_latency"]["value"] / 1e3 for row in rows])
 
