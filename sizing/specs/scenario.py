@@ -158,8 +158,8 @@ LIMITS = {
     "cluster.price_usd_per_gpu_hour": (1e-6, 10_000),
     "cluster.power_w_per_gpu": (1, 100_000),
     "cluster.energy_usd_per_kwh": (1e-6, 100),
-    "cluster.gpu_mtbf_s": (60, 1e11),
-    "cluster.repair_s": (1, 1e8),
+    "cluster.gpu_mtbf_s": (60, 999_999_999),
+    "cluster.repair_s": (1, 100_000_000),
     "workload.requests_per_s": (1e-6, 1_000_000),
     "workload.input_tokens.max_tokens": (1, 100_000_000),
     "workload.output_tokens.max_tokens": (1, 100_000_000),
@@ -168,7 +168,7 @@ LIMITS = {
     "slo.tpot_s": (1e-6, 3_600),
     "slo.itl_s": (1e-6, 3_600),
     "search.confidence_fraction": (MIDDLE, SUREST),
-    "search.availability_fraction": (0.5, 0.999_999_999),
+    "search.availability_fraction": (0.5, 0.999_999),
     "search.local_threshold_tokens": (0, 100_000_000),
 }
 """Smallest and largest value that is taken for meant; beyond lie slips of unit, not clusters."""
