@@ -16,6 +16,7 @@ from rich.table import Table
 from sizing.child import run_child
 from sizing.cli.inputs import read_inputs
 from sizing.cli.plan import write_whole
+from sizing.cli.refit import recalibrate
 from sizing.errors import Exit, InputError, TargetFailed
 from sizing.latency.calibration import fit_calibration, read_calibration
 from sizing.machine import this_machine
@@ -30,8 +31,11 @@ if TYPE_CHECKING:
     from sizing.specs.model import ModelSpec
 
 
-def calibrate(
-    scenario: Annotated[Path, typer.Argument(help="whose model and engine to calibrate for")],
+def calibrate(  # noqa: PLR0913  (a command's options)
+    scenario: Annotated[
+        Path | None, typer.Argument(help="whose model and engine to calibrate for")
+    ] = None,
+    *,
     out: Annotated[Path, typer.Option("-o", "--out", help="calibration file to write")],
     engine: Annotated[
         bool, typer.Option("--engine", help="time this machine's engine first (minutes)")
@@ -42,18 +46,43 @@ def calibrate(
     again: Annotated[
         bool, typer.Option("--again", help="measure even if -o holds this machine's constants")
     ] = False,
+    samples: Annotated[
+        list[Path] | None, typer.Option("--from", help="samples.jsonl of a `loadtest run`")
+    ] = None,
+    plan: Annotated[
+        Path | None, typer.Option(help="with --from: that was deployed; else beside the samples")
+    ] = None,
+    hold_out: Annotated[
+        list[Path] | None, typer.Option("--hold-out", help="samples.jsonl to compare with only")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print the calibration")] = False,
 ) -> None:
-    """Fit step times, path and interference; print the residual of the fit."""
+    """Fit step times, path and interference to timed steps, or to load tests with --from."""
+    if samples:
+        if scenario is not None or engine or steps:
+            raise InputError("--from", str(samples[0]), "no SCENARIO, --engine or --steps besides")
+        recalibrate(samples, held_out=hold_out or (), plan=plan, out=out, as_json=as_json)
+    elif plan or hold_out:
+        raise InputError("--plan" if plan else "--hold-out", None, "--from samples.jsonl with it")
+    elif scenario is None:
+        raise InputError("SCENARIO", None, "a scenario, or load tests with --from samples.jsonl")
+    else:
+        _from_steps(scenario, out, steps, measure=engine, again=again, as_json=as_json)
+
+
+def _from_steps(
+    scenario: Path, out: Path, steps: Path | None, *, measure: bool, again: bool, as_json: bool
+) -> None:
+    """Time the engine's steps if told to, and fit them."""
     steps = steps or out.with_suffix(".steps.csv")
     inputs = read_inputs(scenario, [], None)
     model = inputs.model
-    if engine and not again and _holds(out, model, inputs.engine.name):
+    if measure and not again and _holds(out, model, inputs.engine.name):
         talk.print(f"{out} holds this machine's constants; measure again with --again")
         if as_json:
             sys.stdout.write(out.read_text(encoding="utf-8"))
         return
-    if engine:
+    if measure:
         _measure(draft_deployment(inputs), steps)
     rows = read_measurements(steps)
     if rows[0].key.model_config_hash != model.config_hash:

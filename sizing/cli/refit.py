@@ -1,0 +1,131 @@
+"""`sizing calibrate --from samples.jsonl`: constants from load tests."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import numpy as np
+from rich.table import Table
+
+from sizing.cli.plan import write_whole
+from sizing.errors import InputError
+from sizing.refit.fit import Residual, fit_scales, residuals
+from sizing.refit.observed import Observed, read_observed
+from sizing.refit.scales import scaled, scaled_interference, scaled_path, scaled_step
+from sizing.shell import talk
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from sizing.plan import StepModel
+    from sizing.refit.scales import Scales
+    from sizing.specs.calibration import CalibrationSpec
+
+
+def recalibrate(
+    samples: Sequence[Path],
+    *,
+    held_out: Sequence[Path],
+    plan: Path | None,
+    out: Path,
+    as_json: bool,
+) -> None:
+    """
+    Fit the constants behind a run's plan to the run, and say what that does to the error.
+
+    Args:
+        samples: runs to fit to.
+        held_out: runs to compare with only.
+        plan: of all runs; `None`: each has its own beside its samples.
+        out: calibration file; the residuals go beside it.
+        as_json: print the residuals instead of a table.
+    """
+    runs = [read_observed(path, plan) for path in samples]
+    others = [read_observed(path, plan) for path in held_out]
+    base = runs[0].plan
+    if base.inputs.calibration is None:
+        raise InputError(
+            f"{samples[0]}: the plan's calibration",
+            None,
+            "a plan made with --calibration",
+            "time the engine first: `sizing calibrate SCENARIO --engine`",
+        )
+    model = base.step_model
+    scales = fit_scales(model, runs)
+    found = {
+        "fitted": residuals(model, scaled(model, scales), runs),
+        "held_out": residuals(model, scaled(model, scales), others) or _left_out(model, runs),
+    }
+    fitted = _calibration(base.inputs.calibration, scales, runs, name=out.stem)
+    write_whole(out, json.dumps(asdict(fitted), indent=2, sort_keys=True) + "\n")
+    kept = {"scales": asdict(scales)} | {k: [asdict(r) for r in v] for k, v in found.items()}
+    text = json.dumps(kept, indent=2) + "\n"
+    write_whole(out.with_suffix(".residuals.json"), text)
+    if as_json:
+        sys.stdout.write(text)
+    else:
+        _print(scales, found, out)
+
+
+def _left_out(model: StepModel, runs: Sequence[Observed]) -> tuple[Residual, ...]:
+    """Compare each run with a fit to the others; nothing if there is one alone."""
+    if len(runs) == 1:
+        return ()
+    rows: list[Residual] = []
+    for run in runs:
+        scales = fit_scales(model, [other for other in runs if other is not run])
+        rows += residuals(model, scaled(model, scales), [run])
+    return tuple(rows)
+
+
+def _calibration(
+    before: CalibrationSpec, scales: Scales, runs: Sequence[Observed], *, name: str
+) -> CalibrationSpec:
+    """Return the constants times their factors, under a new name."""
+    return replace(
+        before,
+        name=name,
+        date=datetime.now(tz=UTC).date().isoformat(),
+        num_rows=before.num_rows + sum(int(run.counts.sum()) for run in runs),
+        prefill=scaled_step(before.prefill, scales.prefill),
+        decode=scaled_step(before.decode, scales.decode),
+        path=scaled_path(before.path, scales.path),
+        interference=scaled_interference(before.interference, scales),
+    )
+
+
+def _print(scales: Scales, found: dict[str, tuple[Residual, ...]], out: Path) -> None:
+    factors = ", ".join(f"{name} x {value:.2f}" for name, value in asdict(scales).items())
+    talk.print(f"constants: {factors}", highlight=False)
+    for kind, rows in found.items():
+        if rows:
+            talk.print(_table(kind.replace("_", " "), rows))
+    if not found["held_out"]:
+        talk.print("no run was held out: name others with --hold-out, or several --from")
+    talk.print(f"written: {out}, residuals beside it", highlight=False, soft_wrap=True)
+
+
+def _table(title: str, rows: Sequence[Residual]) -> Table:
+    """Show the errors of a kind of runs: every statistic, mean size before and after."""
+    names = sorted({row.run for row in rows})
+    title = f"predicted / measured - 1, {title}: {len(names)} runs"
+    table = Table(title=title, title_justify="left")
+    for heading in ("", "before", "after", "mean size before", "after"):
+        table.add_column(heading, justify="right" if heading else "left")
+    for metric, statistic in dict.fromkeys((row.metric, row.statistic) for row in rows):
+        those = [row for row in rows if (row.metric, row.statistic) == (metric, statistic)]
+        before = np.array([row.before_fraction for row in those])
+        after = np.array([row.after_fraction for row in those])
+        table.add_row(
+            f"{metric.upper() if len(metric) == 4 else metric} {statistic}",  # noqa: PLR2004
+            f"{before.mean():+.0%}",
+            f"{after.mean():+.0%}",
+            f"{np.abs(before).mean():.0%}",
+            f"{np.abs(after).mean():.0%}",
+        )
+    return table

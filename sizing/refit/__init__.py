@@ -1,0 +1,1 @@
+"""Constants fitted anew from what load tests measured, by replaying them."""

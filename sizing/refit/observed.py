@@ -1,0 +1,140 @@
+"""A load test as a refit reads it: `samples.jsonl` beside its plan."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sizing.arrivals import Arrivals
+from sizing.errors import InputError
+from sizing.plan import Plan, read_plan
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FEWEST = 50
+"""Answered requests below which a run says nothing about constants."""
+
+WRITTEN = "samples as `loadtest run` writes them"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observed:
+    """
+    One run.
+
+    Attributes:
+        name: of its file.
+        plan: that was deployed.
+        arrivals: every request sent, shape (n,).
+        counts: those that were measured and answered, shape (n,).
+        ttft_s, tpot_s: of each, nan where it has none, shape (n,).
+        phases_s: of TTFT as the server told them, by name, nan where it did not, shape (n,).
+    """
+
+    name: str
+    plan: Plan
+    arrivals: Arrivals
+    counts: NDArray[np.bool_]
+    ttft_s: NDArray[np.float64]
+    tpot_s: NDArray[np.float64]
+    phases_s: dict[str, NDArray[np.float64]]
+
+
+def read_observed(samples: Path, plan: Path | None) -> Observed:
+    """
+    Read a run.
+
+    Args:
+        samples: `samples.jsonl` of `loadtest run`.
+        plan: that was deployed; `None`: `plan.json` beside the samples.
+
+    Raises:
+        InputError: no such file, a line that is no sample, too few answers, or a plan that another
+            model was served from.
+    """
+    deployed = read_plan(plan or samples.parent / "plan.json")
+    _check_model(samples, deployed)
+    rows = _rows(samples)
+    rows.sort(key=lambda row: (row["due_s"], row["index"]))
+    answered = [row["outcome"] == "ok" and bool(row["chunk_s"]) for row in rows]
+    counts = np.array([ok and row["in_window"] for ok, row in zip(answered, rows, strict=True)])
+    if counts.sum() < FEWEST:
+        raise InputError(
+            str(samples),
+            f"{int(counts.sum())} answered requests in the window",
+            f"at least {FEWEST}",
+            "a longer `loadtest run`",
+        )
+    due = np.array([row["due_s"] for row in rows], dtype=np.float64)
+    names = sorted({name for row in rows for name in row.get("phases_s", {})})
+    return Observed(
+        name=str(samples),
+        plan=deployed,
+        arrivals=Arrivals(
+            due_s=due - due[0],
+            input_tokens=np.array([row["asked_input_tokens"] for row in rows], dtype=np.int64),
+            output_tokens=np.array([row["asked_output_tokens"] for row in rows], dtype=np.int64),
+        ),
+        counts=counts,
+        ttft_s=np.array(
+            [
+                row["chunk_s"][0] - row["due_s"] if ok else np.nan
+                for ok, row in zip(answered, rows, strict=True)
+            ]
+        ),
+        tpot_s=np.array([_tpot_s(row) for row in rows]),
+        phases_s={
+            name: np.array([row.get("phases_s", {}).get(name, np.nan) for row in rows])
+            for name in names
+        },
+    )
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")[:-1]
+    except OSError as error:
+        raise InputError(str(path), error.strerror, WRITTEN) from None
+    except UnicodeDecodeError:
+        raise InputError(str(path), "binary data", WRITTEN) from None
+    rows = []
+    for number, line in enumerate(lines, 1):
+        try:
+            row = json.loads(line)
+            _tpot_s(row)
+            float(row["due_s"]), int(row["asked_input_tokens"]), int(row["asked_output_tokens"])
+            bool(row["in_window"]), int(row["index"])
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise InputError(f"{path}:{number}", f"{error}"[:80], WRITTEN) from None
+        rows.append(row)
+    if not rows:
+        raise InputError(str(path), "an empty file", WRITTEN)
+    return rows
+
+
+def _tpot_s(row: dict[str, Any]) -> float:
+    """As docs/model.md defines it; nan where there is none."""
+    chunks, tokens = row["chunk_s"], row["chunk_tokens"]
+    first = tokens[0] if tokens else 1
+    after = (row["output_tokens"] or 0) - first
+    if row["outcome"] != "ok" or after <= 0 or len(chunks) < 2:  # noqa: PLR2004
+        return float("nan")
+    return float(chunks[-1] - chunks[0]) / after
+
+
+def _check_model(samples: Path, plan: Plan) -> None:
+    """Refuse a plan of another model than the run asked for, where the run's order is there."""
+    order = samples.parent / "run.json"
+    try:
+        served = json.loads(order.read_text(encoding="utf-8"))["model"]
+    except (OSError, KeyError, TypeError, ValueError):
+        return
+    if served != plan.model.id:
+        raise InputError(
+            f"{order}: model", served, f"{plan.model.id}, the plan's", "the plan that was deployed"
+        )

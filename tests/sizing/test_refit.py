@@ -1,0 +1,204 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sizing.arrivals import poisson_arrivals
+from sizing.catalog import find_model
+from sizing.errors import Exit
+from sizing.latency.calibration import read_calibration
+from sizing.plan import Plan, read_plan, to_json
+from sizing.refit.fit import fit_scales, residuals
+from sizing.refit.observed import Observed, read_observed
+from sizing.refit.scales import Scales, scaled
+from sizing.simulation.outcome import simulate
+from sizing.simulation.planned import deployed_system
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+SMALL = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 256,
+    "intermediate_size": 1024,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "vocab_size": 1000,
+    "max_position_embeddings": 512,
+    "torch_dtype": "bfloat16",
+}
+TRUTH = Scales(prefill=1.2, decode=0.85, prefill_beside=1.5, decode_beside=1.3)
+
+
+@pytest.fixture(scope="module")
+def plan_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a plan for a small model, from a made-up calibration of it."""
+    folder = tmp_path_factory.mktemp("plan")
+    (folder / "config.json").write_text(json.dumps(SMALL))
+    calibration = folder / "calibration.json"
+    text = (GOLDEN / "laptop.calibration.json").read_text(encoding="utf-8")
+    calibration.write_text(text.replace("HASH", find_model(str(folder)).config_hash))
+    options = ["--set", f"model.id={folder}", "--calibration", calibration]
+    done = sizing("plan", "laptop", *options, "-o", folder / "plan.json")
+    assert done.returncode == Exit.DONE, done.stderr
+    return folder / "plan.json"
+
+
+@pytest.fixture(scope="module")
+def plan(plan_file: Path) -> Plan:
+    """Return that plan."""
+    return read_plan(plan_file)
+
+
+def run_of(
+    plan: Plan, truth: Scales, *, seed: int, rate_factor: float = 1.0, num: int = 600
+) -> Observed:
+    """Return a run on a machine whose constants are the plan's times *truth*."""
+    load = replace(plan.workload, requests_per_s=rate_factor * plan.workload.requests_per_s)
+    arrivals = poisson_arrivals(load, duration_s=num / load.requests_per_s, seed=seed)
+    system = deployed_system(plan.deployment, scaled(plan.step_model, truth))
+    seen = simulate(system, arrivals, seed=seed + 1)
+    parts = seen.parts_s
+    return Observed(
+        name=f"run {seed}",
+        plan=plan,
+        arrivals=arrivals,
+        counts=np.arange(len(arrivals)) >= 50,
+        ttft_s=seen.ttft_s,
+        tpot_s=seen.tpot_s,
+        phases_s={"prefill": parts["queue"] + parts["prefill"]},
+    )
+
+
+def test_a_changed_machine_is_found(plan: Plan) -> None:
+    """Constants that differ are found well enough that loads never seen are predicted."""
+    model = plan.step_model
+    runs = [run_of(plan, TRUTH, seed=1), run_of(plan, TRUTH, seed=2, rate_factor=0.6)]
+    found = fit_scales(model, runs)
+    other = run_of(plan, TRUTH, seed=3, rate_factor=1.2)
+    rows = residuals(model, scaled(model, found), [other])
+    before = {(r.metric, r.statistic): abs(r.before_fraction) for r in rows}
+    after = {(r.metric, r.statistic): abs(r.after_fraction) for r in rows}
+
+    assert after["tpot", "mean"] < 0.03 < before["tpot", "mean"]
+    assert after["ttft", "mean"] < 0.08 < before["ttft", "mean"]
+
+
+def test_what_explains_itself_stays(plan: Plan) -> None:
+    """A run as predicted moves no factor further than chance does."""
+    model = plan.step_model
+    found = fit_scales(model, [run_of(plan, Scales(), seed=4)])
+
+    assert found.logs == pytest.approx(np.zeros(5), abs=0.08)
+
+
+def test_what_a_run_cannot_tell_stays_at_the_prior(plan: Plan) -> None:
+    """At a load that never has two requests in flight, interference keeps its factor."""
+    model = plan.step_model
+    found = fit_scales(model, [run_of(plan, TRUTH, seed=5, rate_factor=0.02, num=200)])
+
+    assert found.decode_beside == pytest.approx(1.0, abs=0.1)
+
+
+def written(run: Observed, folder: Path, **changes: object) -> Path:
+    """Write *run* as `loadtest run` does."""
+    folder.mkdir(exist_ok=True)
+    (folder / "plan.json").write_text(to_json(run.plan))
+    lines = []
+    for k in range(len(run.arrivals)):
+        due_s, tokens = float(run.arrivals.due_s[k]), int(run.arrivals.output_tokens[k])
+        first_s = due_s + float(run.ttft_s[k])
+        row = {
+            "index": k,
+            "in_window": bool(run.counts[k]),
+            "due_s": due_s,
+            "asked_input_tokens": int(run.arrivals.input_tokens[k]),
+            "asked_output_tokens": tokens,
+            "output_tokens": tokens,
+            "chunk_s": [first_s + i * float(run.tpot_s[k]) for i in range(tokens)],
+            "chunk_tokens": [1] * tokens,
+            "outcome": "ok",
+            "phases_s": {name: float(each[k]) for name, each in run.phases_s.items()},
+        }
+        lines.append(json.dumps(row | changes) + "\n")
+    path = folder / "samples.jsonl"
+    path.write_text("".join(lines))
+    return path
+
+
+def sizing(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run `sizing`."""
+    command = [sys.executable, "-c", "from sizing.cli import main; main()"]
+    return subprocess.run(
+        [*command, *map(str, arguments)], capture_output=True, text=True, check=False
+    )
+
+
+def calibrate(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run `sizing calibrate`."""
+    return sizing("calibrate", *arguments)
+
+
+def test_samples_are_read_as_they_were_written(plan: Plan, tmp_path: Path) -> None:
+    """Latencies and phases come out as the definitions of docs/model.md have them."""
+    run = run_of(plan, Scales(), seed=6, num=200)
+    again = read_observed(written(run, tmp_path), None)
+
+    assert again.ttft_s == pytest.approx(run.ttft_s)
+    assert again.tpot_s == pytest.approx(run.tpot_s, nan_ok=True)
+    assert again.phases_s["prefill"] == pytest.approx(run.phases_s["prefill"])
+    assert (again.counts == run.counts).all()
+
+
+def test_command_writes_a_calibration(plan: Plan, tmp_path: Path) -> None:
+    """From a run comes a calibration that `sizing plan` reads, and the errors on another run."""
+    first = written(run_of(plan, TRUTH, seed=7, num=300), tmp_path / "first")
+    second = written(run_of(plan, TRUTH, seed=8, num=300), tmp_path / "second")
+    out = tmp_path / "again.json"
+    done = calibrate("--from", first, "--hold-out", second, "-o", out, "--json")
+
+    assert done.returncode == Exit.DONE, done.stderr
+    before = plan.inputs.calibration
+    assert before
+    fitted, told = read_calibration(out), json.loads(done.stdout)
+    assert fitted.key == before.key
+    assert fitted.decode.base_s == pytest.approx(before.decode.base_s * told["scales"]["decode"])
+    means = [r for r in told["held_out"] if (r["metric"], r["statistic"]) == ("tpot", "mean")]
+    assert abs(means[0]["after_fraction"]) < abs(means[0]["before_fraction"])
+    assert json.loads(out.with_suffix(".residuals.json").read_text()) == told
+
+
+@pytest.mark.parametrize(
+    ("break_it", "says"),
+    [
+        (lambda path: path.unlink(), "samples as `loadtest run` writes them"),
+        (lambda path: path.write_text(""), "an empty file"),
+        (lambda path: path.write_text("{}\n"), "samples.jsonl:1"),
+        (lambda path: path.write_bytes(b"\xff\xfe\n"), "binary data"),
+        (lambda path: (path.parent / "plan.json").unlink(), "plan.json"),
+        (lambda path: (path.parent / "run.json").write_text('{"model": "other"}'), "'other'"),
+        (lambda path: path.write_text(path.read_text().replace('"ok"', '"cut"')), "at least 50"),
+    ],
+)
+def test_bad_samples_are_refused(plan: Plan, tmp_path: Path, break_it: object, says: str) -> None:
+    """What is no run gets one line: place, value, expectation; exit 2."""
+    path = written(run_of(plan, Scales(), seed=9, num=100), tmp_path)
+    break_it(path)  # type: ignore[operator]
+    done = calibrate("--from", path, "-o", tmp_path / "out.json")
+
+    assert done.returncode == Exit.BAD_INPUT, done.stderr
+    assert says in done.stderr.replace("\n", " ")
+    assert "Traceback" not in done.stderr
+
+
+def test_options_that_do_not_go_together() -> None:
+    """Steps or samples, not both, and not neither."""
+    assert calibrate("-o", "x.json").returncode == Exit.BAD_INPUT
+    assert calibrate("laptop", "--from", "x", "-o", "x.json").returncode == Exit.BAD_INPUT
+    assert calibrate("laptop", "--hold-out", "x", "-o", "x.json").returncode == Exit.BAD_INPUT
