@@ -9,6 +9,7 @@ import time
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
+import ray
 from ray import serve
 from ray.serve.llm.deployment import PDDecodeServer, PDPrefillServer
 from ray.serve.llm.openai_api_models import CompletionRequest
@@ -23,7 +24,7 @@ from serving.orphan import REPLICA
 from serving.phases import Phases, Prefilled, PrefillTiming
 from serving.ray_compat import broadcast, engine_is_dead, skip_download
 from serving.requests import Refusal
-from serving.served import CORES
+from serving.served import CORES, planned_cores
 
 if TYPE_CHECKING:
     from serving.first_token import Answer
@@ -193,8 +194,7 @@ class SplitDecodeServer(Planned, Answering, PDDecodeServer):  # type: ignore[mis
 
 def _take_planned_cores() -> None:
     """Tell vLLM, which this process starts, the cores of this replica of the plan."""
-    cores = os.environ.get(CORES)
-    if cores:
-        replicas = cores.split(";")
+    if os.environ.get(CORES):
         rank = serve.get_replica_context().rank.rank
-        os.environ["VLLM_CPU_OMP_THREADS_BIND"] = replicas[rank % len(replicas)]
+        labels = ray.get_runtime_context().get_node_labels()
+        os.environ["VLLM_CPU_OMP_THREADS_BIND"] = planned_cores(os.environ[CORES], rank, labels)
