@@ -9,20 +9,20 @@ ARG REQUIREMENTS=cpu
 # Where pip has no torch for CPUs the PyTorch project's own index has it.
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 
-# vLLM's CPU build is linked against both.
+# vLLM's CPU build is linked against both libraries, and compiles some of its steps at run time.
 RUN apt-get update \
-    && apt-get install -y --no-install-recommends libgomp1 libnuma1 \
+    && apt-get install -y --no-install-recommends g++ libgomp1 libnuma1 \
     && rm -rf /var/lib/apt/lists/*
 
 WORKDIR /opt/minicluster
 COPY requirements requirements
-RUN if [ "$REQUIREMENTS" = cpu ]; then \
-        python3 -m pip install --no-cache-dir --no-deps -r requirements/torch-cpu.txt \
-        || python3 -m pip install --no-cache-dir --no-deps --index-url "$TORCH_INDEX" \
-            -r requirements/torch-cpu.txt; \
-        python3 -m pip install --no-cache-dir --no-deps -r requirements/cpu.txt; \
+RUN set -e; pip="python3 -m pip install --no-cache-dir"; \
+    if [ "$REQUIREMENTS" = cpu ]; then \
+        $pip --no-deps -r requirements/torch-cpu.txt \
+        || $pip --no-deps --index-url "$TORCH_INDEX" -r requirements/torch-cpu.txt; \
+        $pip --no-deps -r requirements/cpu.txt; \
     else \
-        python3 -m pip install --no-cache-dir -r "requirements/$REQUIREMENTS.txt"; \
+        $pip -r "requirements/$REQUIREMENTS.txt"; \
     fi
 
 COPY pyproject.toml README.md LICENSE ./

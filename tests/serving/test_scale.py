@@ -138,7 +138,10 @@ def test_replicas_move_under_load(
 ) -> None:
     """On a labelled cluster: 2P1D, 1P2D and back, every request answered, verified each time."""
     deployment = replace(make_deployment(demo_model), pools=three.pools)
-    (tmp_path / "plan.json").write_text(to_json(make_plan(deployment)))
+    plan = make_plan(deployment)
+    cluster_spec = replace(plan.inputs.cluster, gpus_per_hb_domain=8)  # one for all nodes
+    plan = replace(plan, inputs=replace(plan.inputs, cluster=cluster_spec))
+    (tmp_path / "plan.json").write_text(to_json(plan))
     assert shell("cluster", "up", "plan.json").returncode == 0
     cluster = shell.data("cluster", "status")
     assert [(row["role"], row["node"], row["alive"]) for row in cluster["raylets"]] == [
