@@ -238,7 +238,7 @@ def _engine_terms(machine: Machine, load: StepLoad, *, exchanges: int) -> tuple[
     """Host time that the GPU waits for, constants of the engine version (eq. S5)."""
     engine, one = machine.engine, np.ones_like(load.tokens)
     expert_layers = machine.model.num_layers - machine.model.num_dense_layers
-    with_prompts = np.where(load.prompts > 0, 1.0, 0.0)
+    eager = np.where((load.prompts > 0) & (load.tokens > engine.captured_tokens), 1.0, 0.0)
     return tuple(
         _term(name, "S5", seconds, launch=seconds)
         for name, seconds in (
@@ -246,7 +246,7 @@ def _engine_terms(machine: Machine, load: StepLoad, *, exchanges: int) -> tuple[
             ("engine per exchange", engine.per_exchange_s * exchanges * one),
             (
                 "engine per expert layer",
-                engine.prompt_expert_layer_s * expert_layers * with_prompts,
+                engine.prompt_expert_layer_s * expert_layers * eager,
             ),
             ("engine per step", engine.per_step_s * one),
             ("engine per sequence", engine.per_sequence_s * (load.prompts + load.sequences)),

@@ -26,6 +26,7 @@ class EngineProfile:
         per_layer_s: launch and host time per layer and step, not hidden.
         prompt_expert_layer_s: per layer with experts of a step that holds prompts: such steps are
             not captured whole, and experts take many kernels.
+        captured_tokens: steps of at most this many tokens are captured all the same.
         per_exchange_s: time per collective and step beyond that of its kernel in a CUDA graph.
         per_step_s: scheduler and sampler per step.
         per_sequence_s: host time per sequence and step.
@@ -58,6 +59,7 @@ class EngineProfile:
     transfer_base_s: float
     per_exchange_s: float = 0.0
     prompt_expert_layer_s: float = 0.0
+    captured_tokens: int = 0
     transfer_per_descriptor_s: float = 0.0
     deployable: bool = True
     window_per_query_head: bool = False
@@ -83,5 +85,6 @@ class EngineProfile:
             transfer_base_s=self.transfer_base_s,
             per_exchange_s=self.per_exchange_s,
             prompt_expert_layer_s=self.prompt_expert_layer_s,
+            captured_tokens=self.captured_tokens,
             transfer_per_descriptor_s=self.transfer_per_descriptor_s,
         )

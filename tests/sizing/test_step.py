@@ -263,3 +263,15 @@ def test_a_cpu_has_no_roofline() -> None:
     here = replace(machine("llama-3.1-8b"), gpu=catalog.find_gpu("cpu"))
     with pytest.raises(InputError, match="serving measure"):
         step_s(here, prefill_load(100), slicing=Slicing())
+
+
+def test_small_steps_with_prompts_are_captured() -> None:
+    """VLLM's experts cost their launches only in steps of more tokens than its graphs hold."""
+    engine = next(each for each in catalog.engines() if each.captured_tokens)
+    one = replace(machine("deepseek-v3", "h200-sxm"), engine=engine)
+    most, seconds = engine.captured_tokens, []
+    for tokens in (most, most + 1):
+        terms = step_terms(one, prefill_load(tokens), slicing=Slicing(tp=8))
+        seconds += [float(t.seconds) for t in terms if t.name == "engine per expert layer"]
+    layers = one.model.num_layers - one.model.num_dense_layers
+    assert seconds == pytest.approx([0.0, engine.prompt_expert_layer_s * layers])
