@@ -7,32 +7,22 @@ errors in 500s and lets clients forge KV transfers; see docs/adr/0102.
 
 from __future__ import annotations
 
-import asyncio
 import os
 from typing import TYPE_CHECKING, Any
 
 from ray import serve
-from ray.exceptions import RayActorError
-from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
 from serving.front import front_from
 from serving.front_app import front_app
-from serving.requests import Refusal, Refused
-from serving.retry import RETRY_AFTER_S
+from serving.handled_servers import HandledServers
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import Mapping
 
     from starlette.applications import Starlette
 
-    from serving.phases import Phases, PrefillTiming
-
-FACTS_LIMIT_S = 5.0
-TOLD = (
-    *("tp", "pp", "dtype", "kv_dtype", "max_batch_size", "max_batched_tokens", "max_model_len"),
-    *("block_size", "kv_bytes", "kv_role", "kv_connector"),
-)
-"""Of an engine's facts, those that `/plan` tells: no paths, no hosts."""
+SLACK_S = 2.0
+"""Beyond both deadlines, until a decode replica that says nothing is given up."""
 
 
 @serve.ingress()
@@ -44,91 +34,9 @@ class Ingress:
     ) -> None:
         """Keep what the plan says and handles of all pools: see `serving.front`."""
         self._front = front_from(front)
-        self._servers = HandledServers(servers, prefill)
+        limit_s = self._front.prefill_deadline_s + self._front.kv_wait_deadline_s + SLACK_S
+        self._servers = HandledServers(servers, prefill, limit_s=limit_s)
 
     async def __serve_build_asgi_app__(self) -> Starlette:
         """Return the application; Ray calls this once, in the replica."""
         return front_app(self._front, self._servers, os.environ)
-
-
-class HandledServers:
-    """The pools behind Ray Serve's handles; implements `serving.servers.Servers`."""
-
-    def __init__(self, servers: Mapping[str, Any], prefill: Mapping[str, Any]) -> None:
-        """Keep a handle per domain, of what answers and of what prefills."""
-        self._servers = {domain: handle.options(stream=True) for domain, handle in servers.items()}
-        self._prefill = dict(prefill)
-        role = "decode" if prefill else "mixed"
-        self._handles = {
-            (of, domain): handle
-            for of, handles in ((role, servers), ("prefill", prefill))
-            for domain, handle in handles.items()
-        }
-
-    async def answer(
-        self, domain: str, kind: str, body: dict[str, Any]
-    ) -> AsyncIterator[Refusal | Phases | list[str] | dict[str, Any]]:
-        """See `SplitDecodeServer.answer`; whoever stops listening ends it."""
-        begun = ended = False
-        response = self._servers[domain].answer.remote(kind, body)
-        try:
-            async for item in response:
-                begun = True
-                yield item
-            ended = True
-        except (BackPressureError, DeploymentUnavailableError, RayActorError) as error:
-            if begun:
-                raise
-            raise Refused(_unavailable()) from error
-        finally:
-            if not ended:
-                response.cancel()
-
-    async def time_prefill(self, body: dict[str, Any]) -> PrefillTiming | Refusal:
-        """Run a prompt through the first domain's prefill pool."""
-        if not self._prefill:
-            return Refusal(status=404, message="An aggregated plan has no prefill pool.")
-        try:
-            timing: PrefillTiming | Refusal = await next(
-                iter(self._prefill.values())
-            ).time_prefill.remote(body)
-        except (BackPressureError, DeploymentUnavailableError, RayActorError) as error:
-            raise Refused(_unavailable()) from error
-        return timing
-
-    async def running(self) -> dict[tuple[str, str], int]:
-        """Return how many replicas run, by role and domain."""
-        status = await asyncio.to_thread(serve.status)
-        found = {
-            name: deployment.replica_states.get("RUNNING", 0)
-            for app in status.applications.values()
-            for name, deployment in app.deployments.items()
-        }
-        return {key: found.get(h.deployment_name, 0) for key, h in self._handles.items()}
-
-    async def facts(self) -> dict[tuple[str, str], dict[str, Any]]:
-        """Ask one engine of each deployment; those that do not answer in time are left out."""
-
-        async def ask(handle: Any) -> dict[str, Any] | None:  # noqa: ANN401
-            response = handle.facts.remote()
-            try:
-                async with asyncio.timeout(FACTS_LIMIT_S):
-                    found: dict[str, Any] = await response
-            except Exception:  # noqa: BLE001  (whatever keeps it, there is nothing to tell)
-                response.cancel()
-                return None
-            return {name: found[name] for name in TOLD if name in found}
-
-        answers = await asyncio.gather(*(ask(handle) for handle in self._handles.values()))
-        asked = zip(self._handles, answers, strict=True)
-        return {key: found for key, found in asked if found is not None}
-
-
-def _unavailable() -> Refusal:
-    """Return what a client is told that no replica can serve now."""
-    return Refusal(
-        status=503,
-        message="No replica can take the request; try again later.",
-        code="no_replica",
-        retry_after_s=RETRY_AFTER_S,
-    )

@@ -1,0 +1,127 @@
+"""The pools behind Ray Serve's handles, as the front door asks them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from ray import serve
+from ray.exceptions import RayActorError
+from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
+
+from serving.requests import Refusal, Refused
+from serving.retry import RETRY_AFTER_S
+from serving.serve_compat import live_replicas
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping
+
+    from serving.phases import Phases, PrefillTiming
+
+NOBODY = (BackPressureError, DeploymentUnavailableError, RayActorError, TimeoutError)
+"""What is raised where no replica can take a request, or the one that had it is gone."""
+
+FACTS_LIMIT_S = 5.0
+TOLD = (
+    *("tp", "pp", "dtype", "kv_dtype", "max_batch_size", "max_batched_tokens", "max_model_len"),
+    *("block_size", "kv_bytes", "kv_role", "kv_connector"),
+)
+"""Of an engine's facts, those that `/plan` tells: no paths, no hosts."""
+
+
+class HandledServers:
+    """Implements `serving.servers.Servers`."""
+
+    def __init__(
+        self, servers: Mapping[str, Any], prefill: Mapping[str, Any], *, limit_s: float
+    ) -> None:
+        """
+        Keep a handle per domain, of what answers and of what prefills.
+
+        *limit_s* is for the first token of a stream: a decode replica keeps deadlines itself,
+        unless it hangs as a whole.
+        """
+        self._limit_s = limit_s
+        self._servers = {domain: handle.options(stream=True) for domain, handle in servers.items()}
+        self._prefill = dict(prefill)
+        role = "decode" if prefill else "mixed"
+        self._handles = {
+            (of, domain): handle
+            for of, handles in ((role, servers), ("prefill", prefill))
+            for domain, handle in handles.items()
+        }
+
+    async def answer(
+        self, domain: str, kind: str, body: dict[str, Any]
+    ) -> AsyncIterator[Refusal | Phases | list[str] | dict[str, Any]]:
+        """See `SplitDecodeServer.answer`; whoever stops listening ends it."""
+        handle = self._servers[domain]
+        if live_replicas(handle) == 0:
+            raise Refused(_unavailable())  # Ray Serve would wait for one
+        begun = ended = False
+        watched = body.get("stream") is True and not body.get("use_beam_search")
+        response = handle.answer.remote(kind, body)
+        try:
+            async with asyncio.timeout(self._limit_s if watched else None):
+                first = await anext(response)
+            begun = True
+            yield first
+            async for item in response:
+                yield item
+            ended = True
+        except NOBODY as error:
+            if begun:
+                raise
+            raise Refused(_unavailable()) from error
+        finally:
+            if not ended:
+                response.cancel()
+
+    async def time_prefill(self, body: dict[str, Any]) -> PrefillTiming | Refusal:
+        """Run a prompt through the first domain's prefill pool."""
+        if not self._prefill:
+            return Refusal(status=404, message="An aggregated plan has no prefill pool.")
+        try:
+            timing: PrefillTiming | Refusal = await next(
+                iter(self._prefill.values())
+            ).time_prefill.remote(body)
+        except NOBODY as error:
+            raise Refused(_unavailable()) from error
+        return timing
+
+    async def running(self) -> dict[tuple[str, str], int]:
+        """Return how many replicas run, by role and domain."""
+        status = await asyncio.to_thread(serve.status)
+        found = {
+            name: deployment.replica_states.get("RUNNING", 0)
+            for app in status.applications.values()
+            for name, deployment in app.deployments.items()
+        }
+        return {key: found.get(h.deployment_name, 0) for key, h in self._handles.items()}
+
+    async def facts(self) -> dict[tuple[str, str], dict[str, Any]]:
+        """Ask one engine of each deployment; those that do not answer in time are left out."""
+
+        async def ask(handle: Any) -> dict[str, Any] | None:  # noqa: ANN401
+            response = handle.facts.remote()
+            try:
+                async with asyncio.timeout(FACTS_LIMIT_S):
+                    found: dict[str, Any] = await response
+            except Exception:  # noqa: BLE001  (whatever keeps it, there is nothing to tell)
+                response.cancel()
+                return None
+            return {name: found[name] for name in TOLD if name in found}
+
+        answers = await asyncio.gather(*(ask(handle) for handle in self._handles.values()))
+        asked = zip(self._handles, answers, strict=True)
+        return {key: found for key, found in asked if found is not None}
+
+
+def _unavailable() -> Refusal:
+    """Return what a client is told that no replica can serve now."""
+    return Refusal(
+        status=503,
+        message="No replica can take the request; try again later.",
+        code="no_replica",
+        retry_after_s=RETRY_AFTER_S,
+    )

@@ -1,0 +1,130 @@
+"""Ray Serve's handles behind the front door: who is asked, what is cancelled, what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import warnings
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from serving.requests import Refused
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # Ray's own
+    from ray.exceptions import RayActorError
+
+    from serving import handled_servers
+    from serving.handled_servers import HandledServers
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+
+class Response:
+    """A call under way: some items, then an exception, if any."""
+
+    def __init__(self, items: list[Any], error: Exception | None, pause_s: float = 0.0) -> None:
+        """Say what it does."""
+        self._items = self._run(items, error, pause_s)
+        self.cancelled = False
+
+    async def _run(
+        self, items: list[Any], error: Exception | None, pause_s: float
+    ) -> AsyncIterator[Any]:
+        """Do it."""
+        for item in items:
+            await asyncio.sleep(pause_s)
+            yield item
+        if error is not None:
+            raise error
+
+    def __aiter__(self) -> Response:
+        """Be what Ray Serve returns of a stream."""
+        return self
+
+    async def __anext__(self) -> Any:  # noqa: ANN401
+        """Go on."""
+        return await anext(self._items)
+
+    def cancel(self) -> None:
+        """Note it."""
+        self.cancelled = True
+
+
+@pytest.fixture
+def ask(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[list[Any], Response]]:
+    """Return what asks for an answer, through a handle with so many live replicas."""
+
+    def make(
+        response: Response, *, live: int | None = 1, take: int | None = None, **body: object
+    ) -> tuple[list[Any], Response]:
+        monkeypatch.setattr(handled_servers, "live_replicas", lambda _handle: live)
+        answer = SimpleNamespace(remote=lambda _kind, _body: response)
+        handle: Any = SimpleNamespace(answer=answer, deployment_name="Decode:demo")
+        handle.options = lambda **_options: handle
+        servers = HandledServers({"d0": handle}, {"d0": handle}, limit_s=0.1)
+
+        async def run() -> list[Any]:
+            taken: list[Any] = []
+            stream: Any = servers.answer("d0", "chat", {"stream": True, **body})
+            async for item in stream:
+                taken.append(item)
+                if len(taken) == take:
+                    await stream.aclose()
+                    break
+            return taken
+
+        return asyncio.run(run()), response
+
+    return make
+
+
+def test_an_answer_that_ends_is_not_cancelled(ask: Callable[..., Any]) -> None:
+    """Everything comes through, and nobody touches the call again."""
+    taken, response = ask(Response([1, 2, 3], None))
+    assert (taken, response.cancelled) == ([1, 2, 3], False)
+
+
+def test_an_answer_that_nobody_wants_is_cancelled(ask: Callable[..., Any]) -> None:
+    """Who stops listening ends the call."""
+    taken, response = ask(Response([1, 2, 3], None), take=2)
+    assert (taken, response.cancelled) == ([1, 2], True)
+
+
+@pytest.mark.parametrize(
+    ("response", "live"),
+    [
+        (Response([1], None), 0),
+        (Response([], RayActorError()), 1),
+        (Response([1], None, pause_s=5.0), 1),
+    ],
+)
+def test_without_a_replica_it_is_refused(
+    ask: Callable[..., Any], response: Response, live: int
+) -> None:
+    """No replica, one that dies first and one that hangs: 503 and when to come again."""
+    with pytest.raises(Refused) as refused:
+        ask(response, live=live)
+    refusal = refused.value.refusal
+    assert (refusal.status, refusal.code) == (503, "no_replica")
+    assert refusal.retry_after_s
+
+
+def test_a_death_midway_is_no_refusal(ask: Callable[..., Any]) -> None:
+    """After the first item the failure is the stream's: the door ends it with an error event."""
+    with pytest.raises(RayActorError):
+        ask(Response([1, 2], RayActorError()))
+
+
+def test_whole_answers_may_take_longer(ask: Callable[..., Any]) -> None:
+    """The limit is for the first token; of an answer in one piece that is not the first item."""
+    taken, _ = ask(Response([1], None, pause_s=0.3), stream=False)
+    assert taken == [1]
+
+
+def test_bugs_are_not_hidden_as_missing_replicas(ask: Callable[..., Any]) -> None:
+    """What our own servers raise stays what it is."""
+    with pytest.raises(ZeroDivisionError):
+        ask(Response([], ZeroDivisionError()))
