@@ -92,7 +92,8 @@ class TrainingEstimate:
         gpu_hours: the same on all GPUs.
         energy_j: of the GPUs at their power limit; no hosts, switches or cooling.
         memory_bytes: of the fullest GPU; `fits` compares it with the GPU's memory.
-        scale_factor: tokens/s over those of a single replica times replicas.
+        scale_factor: tokens/s over those of a single replica times replicas; with experts, of as
+            few replicas as share them out.
     """
 
     gpus: int
@@ -184,14 +185,14 @@ def estimate(
 def _scale_factor(
     job: TrainingJob, layout: TrainingLayout, machine: TrainingMachine, step: TrainingStep
 ) -> float:
-    """Compare with one replica that has its share of the batch (eq. J13)."""
-    if layout.dp == 1:
+    """Compare with the fewest replicas that share out the experts, and their batch (eq. J13)."""
+    least = max(1, layout.ep // layout.cp)
+    if layout.dp == least:
         return 1.0
-    alone = replace(job, batch_sequences=job.batch_sequences // layout.dp)
-    single = replace(layout, dp=1, ep=1) if layout.ep > layout.cp else replace(layout, dp=1)
-    one = training_step(alone, single, machine.gpu, machine)
+    alone = replace(job, batch_sequences=job.batch_sequences * least // layout.dp)
+    one = training_step(alone, replace(layout, dp=least), machine.gpu, machine)
     found = scale_factor(
-        job.tokens_per_step / step.step_s, layout.dp, alone.tokens_per_step / one.step_s
+        job.tokens_per_step / step.step_s, layout.dp / least, alone.tokens_per_step / one.step_s
     )
     return float(found)
 

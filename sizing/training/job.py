@@ -64,6 +64,8 @@ class TrainingJob:
                 "attention over all keys or a window: what else keeps for its gradients is not"
                 " modelled",
             )  # fmt: skip
+        if self.overlap_experts and self.model.moe is None:
+            raise InputError("overlap_experts", "true", "a model with experts")
         if self.attention == "materialised" and (self.model.window_tokens or self.model.mla):
             raise InputError("attention", self.attention, "flash: windows and latents need it")
 
