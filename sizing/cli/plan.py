@@ -14,8 +14,10 @@ from rich.console import Console
 
 from sizing.cli.inputs import naming, read_inputs
 from sizing.errors import Exit, InputError, NegativeAnswer
+from sizing.fabric.crossing import crossing
 from sizing.plan import Plan, to_json
 from sizing.report.confidence import confidence_lines
+from sizing.report.placement import crossing_lines
 from sizing.report.tables import latency_table, layout_table, summary
 from sizing.search.proposal import propose
 from sizing.search.search import Infeasible, search
@@ -79,6 +81,9 @@ def _show(proposed: Plan, *, as_json: bool) -> None:
         console.print(line, highlight=False)
     console.print(layout_table(proposed.pools, proposed.prediction))
     console.print(latency_table(proposed.prediction, proposed.slo))
+    if proposed.inputs.cluster.tiers:
+        for line in crossing_lines(crossing(proposed)):
+            console.print(line, highlight=False)
 
 
 def write_whole(path: Path, text: str) -> None:

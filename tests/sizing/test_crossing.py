@@ -104,3 +104,12 @@ def test_pools_meet_in_a_tier_that_there_is() -> None:
         planned(*ZONES, "cluster.pools_meet_in=region")
     with pytest.raises(InputError, match="beside it"):
         planned("cluster.pools_meet_in=pod")
+
+
+def test_planning_on_tiers_prints_what_crossing_costs() -> None:
+    """`sizing plan` on a cluster with tiers ends with KV by tier and TP beyond the domain."""
+    overrides = [word for key in (*ZONES, "cluster.pools_meet_in=zone") for word in ("--set", key)]
+    told = CliRunner().invoke(app, ["plan", str(SCENARIO), *overrides])
+    assert told.exit_code == 0
+    assert "meet in zone" in told.stdout
+    assert "TP16 in decode" in told.stdout
