@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from dataclasses import asdict
 from json import dumps
 from pathlib import Path
@@ -10,10 +9,8 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from loadtest.comparison import TOLERANCE, parse_tolerance
-from loadtest.drive import drive
 from loadtest.options import (
     GapCv,
     Gaps,
@@ -28,14 +25,25 @@ from loadtest.options import (
     shape_of,
     stand_ins,
 )
-from loadtest.order import Extent, Load, free_load, make_job, parse_lengths, planned_load, traced
+from loadtest.order import (
+    Extent,
+    Load,
+    check_order,
+    free_load,
+    make_job,
+    parse_lengths,
+    planned_load,
+    traced,
+)
 from loadtest.promise import parse_slo
 from loadtest.publish import Terms, publish
 from loadtest.run import prepare
 from loadtest.selftest import DEFAULT_LEVELS, measure_capacity, measure_client, parse_streams
+from loadtest.studies import compare, search
 from loadtest.table import capacity_text, print_client_errors, print_verdict
 from loadtest.target import base_address, check_model
 from loadtest.verdict import to_json
+from loadtest.watch import watch
 from sizing import shell
 from sizing.errors import Exit, InputError
 from sizing.plan import read_plan
@@ -44,8 +52,6 @@ from sizing.specs.workload import WorkloadSpec
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from loadtest.drive import Progress as Seen
-    from loadtest.job import Job
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)
 
@@ -77,7 +83,9 @@ def run(  # noqa: PLR0913  (a command line is its options)
         int, typer.Option(help="Prompts are random token ids below it; without a plan.")
     ] = 1000,
     duration: Annotated[float | None, typer.Option(help="Seconds to measure.")] = None,
-    requests: Annotated[int | None, typer.Option(help="Requests to measure; 400.")] = None,
+    requests: Annotated[
+        int | None, typer.Option(help="Requests to measure; p99: 2,769, p95: 531, p90: 251.")
+    ] = None,
     warmup: Annotated[
         float | None, typer.Option(help="Seconds before; max(5, 3 x expected E2E).")
     ] = None,
@@ -125,10 +133,11 @@ def run(  # noqa: PLR0913  (a command line is its options)
         seed=seed,
     )
     address = base_address(host)
+    check_order(load, extent, shape)
     served = check_model(address, load.model)
     job = make_job(load, extent, host=address, model=served, shape=shape, workers=processes)
     prepare(output, job, job.requests(), plan)
-    _drive(output, job)
+    watch(output, job)
     terms = Terms(tolerance=allowed, require_prediction=require_prediction, junit=junit)
     _publish(output, terms, json=json)
 
@@ -202,37 +211,6 @@ def _free(given: Mapping[str, object], vocab_size: int, prefix_tokens: int) -> L
     )
 
 
-def _drive(folder: Path, job: Job) -> None:
-    """Run the client with a progress bar; an interrupted one has left what it had."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        # `kill` ends us as Ctrl-C does, and both do where a shell started us in the background.
-        signal.signal(number, signal.default_int_handler)
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TimeRemainingColumn(),
-        console=shell.talk,
-        disable=not shell.talk.is_terminal,
-    )
-    with bar:
-        task = bar.add_task("load", total=job.window.end_s)
-
-        def show(seen: Seen) -> None:
-            phase = "warm-up" if seen.t_s < job.window.start_s else "measuring"
-            failed = f", {seen.failed} failed" if seen.failed else ""
-            bar.update(
-                task,
-                completed=seen.t_s,
-                description=f"{phase}: {seen.sent} sent, {seen.done} done{failed}",
-            )
-
-        try:
-            drive(folder, show)
-        except KeyboardInterrupt:
-            if not (folder / "client.json").exists():
-                raise
-
-
 def _publish(folder: Path, terms: Terms, *, json: bool) -> NoReturn:
     """Judge the run, write verdict and report, print it, leave with its exit code."""
     verdict = publish(folder, terms)
@@ -242,6 +220,10 @@ def _publish(folder: Path, terms: Terms, *, json: bool) -> NoReturn:
         print_verdict(verdict, Console())
         shell.talk.print(f"report: {folder / 'report.html'}", highlight=False, soft_wrap=True)
     raise typer.Exit(verdict.exit_code)
+
+
+app.command()(search)
+app.command()(compare)
 
 
 def main() -> NoReturn:

@@ -121,7 +121,7 @@ class Dispatcher:
             return True
         while self.now() < due_s and not self._over.is_set():
             gevent.sleep(0)
-        return self._over.is_set()
+        return bool(self._over.is_set())
 
     def _start(self, request: Request, due_s: float, ids: Ids, body: bytes) -> None:
         self.sent += 1

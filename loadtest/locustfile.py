@@ -150,8 +150,9 @@ def main() -> int:
 
 def _say(progress: dict[str, float]) -> None:
     """Say on stdout, a JSON line each time, how far the run is."""
-    sys.stdout.write(json.dumps(progress) + "\n")
-    sys.stdout.flush()
+    with contextlib.suppress(BrokenPipeError):  # nobody listens any more; see _end_with_parent
+        sys.stdout.write(json.dumps(progress) + "\n")
+        sys.stdout.flush()
 
 
 def _worker(port: int) -> subprocess.Popen[bytes]:

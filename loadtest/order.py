@@ -7,10 +7,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from loadtest.confidence import samples_needed
 from loadtest.job import Job, default_warmup_s, slowest_s, timeout_s
 from loadtest.prompt import FIRST_PLAIN_TOKEN
 from loadtest.run import PLAN
 from loadtest.schedule import WARMUP_ROUNDS, Shape, Window, window_of
+from loadtest.spread import LEVELS
 from loadtest.stages import Stage, duration_s, mean_per_s
 from sizing.errors import InputError
 from sizing.specs.slo import SloSpec
@@ -20,8 +22,8 @@ from sizing.traces import read_trace
 if TYPE_CHECKING:
     from sizing.plan import Plan
 
-DEFAULT_REQUESTS = 400
-"""Enough for a p99 (368) with a margin."""
+SPARE = 1.25
+"""More than the fewest requests that could prove the SLO kept: some will miss."""
 MAX_WORKERS = 64
 
 
@@ -139,7 +141,7 @@ def make_job(
     if load.workload.trace:
         load = traced(load, Path(load.workload.trace))
     shape = shape or Shape()
-    _check(load, extent, shape)
+    check_order(load, extent, shape)
     warmup_s = extent.warmup_s if extent.warmup_s is not None else default_warmup_s(load.e2e_s)
     workload = load.workload
     if shape.stages:
@@ -160,7 +162,7 @@ def make_job(
         window=base,
         timeout_s=limit_s,
         shape=shape,
-        num_requests=extent.num_requests or DEFAULT_REQUESTS,
+        num_requests=extent.num_requests or default_requests(load.slo),
         workers=workers,
         plan=PLAN if load.planned else None,
     )
@@ -194,8 +196,13 @@ def _led_in(shape: Shape, warmup_s: float) -> tuple[Shape, float]:
     return replace(shape, stages=(lead_in, *shape.stages)), warmup_s
 
 
-def _check(load: Load, extent: Extent, shape: Shape) -> None:
-    """Refuse what would silently be ignored."""
+def check_order(load: Load, extent: Extent, shape: Shape) -> None:
+    """
+    Refuse what would silently be ignored.
+
+    Raises:
+        InputError: options that do not go together.
+    """
     for given, option, what in (
         (shape.closed, "--users", "a closed loop ends with --requests"),
         (bool(shape.stages), "--stages", "the stages say how long"),
@@ -219,6 +226,11 @@ def _range(low: int, high: int) -> Lengths:
     if low == high:
         return Lengths.fixed(int(low))
     return Lengths(distribution="uniform", low=int(low), high=int(high))
+
+
+def default_requests(slo: SloSpec) -> int:
+    """Return how many requests it takes to prove that *slo* is kept, if hardly one misses it."""
+    return round(SPARE * samples_needed(LEVELS[slo.percentile]))
 
 
 def parse_lengths(text: str, option: str) -> Lengths:

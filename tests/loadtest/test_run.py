@@ -90,7 +90,8 @@ def test_open_loop_stays_open(start_server: ServerStarter, tmp_path: Path) -> No
     p99_s = verdict_in(tmp_path)["latency"]["ttft"]["p99_s"]
     sent_in_stall = [s for s in samples if s.ttft_s > 0.5 and s.send_s - s.due_s < 0.25]
 
-    assert done.returncode == Exit.DONE, done.stderr
+    # A stall is no steady state: the verdict may say so, the p99 says what was.
+    assert done.returncode in {Exit.DONE, Exit.INCONCLUSIVE}, done.stderr
     assert p99_s > 1.0
     assert len(sent_in_stall) > 60  # of about 90 scheduled in the 1.5 s
 
@@ -109,7 +110,7 @@ def test_planned_run_compares_with_the_prediction(
 
     # 80 requests at p99 prove nothing on their own, and the command says what they lack.
     assert done.returncode == Exit.INCONCLUSIVE, done.stderr
-    assert "368 are needed" in done.stdout
+    assert "minutes more" in done.stdout.replace("\n", " ")
     assert "predicted" in done.stdout
     assert again.stdout == (out / "verdict.json").read_text()
     assert not verdict_in(out)["comparison"]["held"]
@@ -137,7 +138,8 @@ def test_bad_answers(
     says: str,
 ) -> None:
     """Every way a server can answer badly has its exit code and its name; samples are kept."""
-    done = run(start_server(**FAST, **behaviour), tmp_path, "--requests", "40")
+    slo = ("--slo", "ttft=30,tpot=5,percentile=p99")
+    done = run(start_server(**FAST, **behaviour), tmp_path, "--requests", "40", *slo)
 
     assert done.returncode == code, done.stderr
     assert says in done.stdout
@@ -201,6 +203,18 @@ BASE = ["--rate", "5", "--input-tokens", "10", "--output-tokens", "10", "--slo",
         ([*BASE, "--vocab-size", "2"], "--vocab-size"),
         ([*BASE, "--tolerance", "much"], "--tolerance"),
         ([*BASE, "--require-prediction"], "--require-prediction"),
+        ([*BASE, "--arrivals", "weibull"], "process"),
+        ([*BASE, "--arrivals", "gamma"], "gap_cv"),
+        ([*BASE, "--gap-cv", "2"], "gap_cv"),
+        ([*BASE, "--users", "0"], "users"),
+        ([*BASE, "--users", "3", "--duration", "5"], "--duration"),
+        ([*BASE, "--users", "3", "--stages", "5x5"], "--stages"),
+        ([*BASE, "--turns", "0"], "turns"),
+        ([*BASE, "--think", "-1"], "think_s"),
+        ([*BASE, "--stages", "fast"], "--stages"),
+        ([*BASE, "--trace", "no-such-trace.csv"], "no-such-trace.csv"),
+        ([*BASE, "--prefix-tokens", "10"], "prefix_tokens"),
+        ([*BASE, "--timeout", "0"], "--timeout"),
         (["no-such-plan.json"], "no-such-plan.json"),
         (["no-such-plan.json", "--rate", "5"], "--rate"),
     ],
@@ -280,25 +294,6 @@ def test_importing_the_command_patches_nothing() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
     assert done.stdout.strip() == "set()"
-
-
-def test_selftest_prints_the_client_error() -> None:
-    """The selftest loads the bundled server and prints the client's own error."""
-    done = loadtest("selftest", "--streams", "5", "--seconds", "2", "--json")
-    (error,) = json.loads(done.stdout)
-
-    assert done.returncode in {Exit.DONE, Exit.INCONCLUSIVE}, done.stderr
-    assert error["num_requests"] > 0
-    assert 0 <= error["ttft_error_p50_s"] < 0.1
-
-
-@pytest.mark.parametrize("text", ["", "0", "1,x"])
-def test_bad_streams_are_refused(text: str) -> None:
-    """Streams are whole numbers from 1."""
-    done = loadtest("selftest", "--streams", text)
-
-    assert done.returncode == Exit.BAD_INPUT
-    assert "--streams" in done.stderr
 
 
 def test_report_without_a_run(tmp_path: Path) -> None:

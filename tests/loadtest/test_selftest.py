@@ -1,0 +1,247 @@
+"""The bundled server and what the selftest makes of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import time
+import urllib.request
+from dataclasses import replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from loadtest.behaviour import Behaviour
+from loadtest.client import Client, health, merged
+from loadtest.fake_stream import FakeStream, prompt_tokens
+from loadtest.selftest import Capacity, ClientError, Level, level_job, parse_streams
+from sizing.errors import Exit, InputError
+from sizing.specs.slo import SloSpec
+
+if TYPE_CHECKING:
+    from conftest import SampleMaker, ServerStarter
+
+COMMAND = [sys.executable, "-c", "from loadtest.cli import main; main()"]
+CLIENT = Client(
+    stop="complete",
+    started_unix_s=0.0,
+    origin_monotonic_s=0.0,
+    wall_s=10.0,
+    cpu_fraction=0.2,
+    heartbeat_lag_s=(0.001,) * 100,
+    machine="this one",
+    versions={},
+    connections=3,
+)
+ERROR = ClientError(
+    streams=1,
+    itl_s=0.02,
+    num_requests=1,
+    events_per_s=50.0,
+    ttft_error_p50_s=0.0,
+    ttft_error_p99_s=0.0,
+    itl_error_p99_s=0.0,
+    tpot_error_p99_s=0.0,
+    heartbeat_lag_p90_s=0.0,
+    heartbeat_lag_p99_s=0.0,
+    cpu_fraction=0.01,
+    fit=True,
+    saturated=False,
+)
+
+
+def selftest(*options: str) -> subprocess.CompletedProcess[str]:
+    """Run the command."""
+    command = [*COMMAND, "selftest", *options]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_selftest_prints_the_client_error() -> None:
+    """The selftest loads the bundled server and prints the client's own error at each load."""
+    done = selftest("--streams", "5,3@0.04", "--seconds", "2", "--no-capacity", "--json")
+    errors = json.loads(done.stdout)["errors"]
+
+    assert done.returncode in {Exit.DONE, Exit.INCONCLUSIVE}, done.stderr
+    assert [(e["streams"], e["itl_s"]) for e in errors] == [(5, 0.02), (3, 0.04)]
+    assert all(e["num_requests"] > 0 for e in errors)
+    assert all(0 <= e["ttft_error_p50_s"] < 0.1 for e in errors)
+
+
+@pytest.mark.parametrize("text", ["", "0", "1,x", "5@0", "5@x", "5@nan"])
+def test_bad_streams_are_refused(text: str) -> None:
+    """Streams are whole numbers from 1, their tokens some time apart."""
+    with pytest.raises(InputError, match="--streams"):
+        parse_streams(text)
+
+
+def test_levels_keep_so_many_streams_open() -> None:
+    """By Little's law the rate times a request's time is the number of streams."""
+    job = level_job(Level(streams=30, itl_s=0.04), 5.0, "http://x")
+
+    assert job.workload.requests_per_s * (0.2 + 49 * 0.04) == pytest.approx(30)
+
+
+def test_capacity_is_the_last_load_before_saturation() -> None:
+    """The highest load that was followed, and the same for a whole core."""
+    tried = (
+        replace(ERROR, events_per_s=1000.0, cpu_fraction=0.1),
+        replace(ERROR, events_per_s=2000.0, cpu_fraction=0.25),
+        replace(ERROR, events_per_s=2500.0, cpu_fraction=0.9, saturated=True),
+    )
+
+    assert Capacity(tried=tried).events_per_s == 2000
+    assert Capacity(tried=tried).events_per_s_per_core == 8000
+    assert Capacity(tried=tried[2:]).events_per_s == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"cpu_fraction": 0.9}, "90% of its core"),
+        ({"heartbeat_lag_s": (0.001,) * 80 + (0.006,) * 20}, "one wake-up in ten"),
+    ],
+)
+def test_a_saturated_client_says_so(
+    make_sample: SampleMaker, changes: dict[str, Any], says: str
+) -> None:
+    """A core used up or an event loop behind its timers: saturated, whatever the SLO allows."""
+    samples = (make_sample(),)
+    patient = SloSpec(ttft_s=100.0, tpot_s=100.0)
+
+    assert not health(CLIENT, samples, patient).saturated
+    own = health(replace(CLIENT, **changes), samples, patient)
+    assert own.saturated
+    assert any(says in problem for problem in own.problems)
+
+
+def test_late_arrivals_make_a_run_unfit(make_sample: SampleMaker) -> None:
+    """A client that sends late by more than a twentieth of the limit proves nothing."""
+    samples = tuple(make_sample(k, due_s=float(k), lag_s=0.2) for k in range(5))
+
+    assert health(CLIENT, samples, SloSpec(ttft_s=1.0)).problems
+    assert not health(CLIENT, samples, SloSpec(ttft_s=10.0)).problems
+
+
+def test_of_several_processes_the_worst_counts() -> None:
+    """Merged, the busiest core, every heartbeat and the first trouble are kept."""
+    busy = replace(CLIENT, cpu_fraction=0.7, heartbeat_lag_s=(0.02,) * 100, stop="died")
+    both = merged((CLIENT, busy))
+
+    assert (both.cpu_fraction, both.stop, both.processes) == (0.7, "died", 2)
+    assert both.connections == 6
+    assert len(both.heartbeat_lag_s) == 200
+    assert list(both.heartbeat_lag_s) == sorted(both.heartbeat_lag_s)
+
+
+class Sink:
+    """A connection that keeps what is written."""
+
+    def __init__(self) -> None:
+        """Nothing yet."""
+        self.data = b""
+
+    def write(self, data: bytes) -> None:
+        """Keep it."""
+        self.data += data
+
+    def is_closing(self) -> bool:
+        """Never."""
+        return False
+
+
+def events(does: Behaviour, *, chat: bool = False, num_output: int = 5) -> list[Any]:
+    """Return the events of one answer."""
+
+    async def answer() -> bytes:
+        sink: Any = Sink()
+        stream = FakeStream(
+            does=does,
+            writer=sink,
+            gone=lambda: False,
+            chat=chat,
+            num_prompt=7,
+            num_output=num_output,
+            ids=True,
+            start_s=time.monotonic(),
+            stalls_s=(0.0, 0.0),
+        )
+        while stream.step():
+            pass
+        return bytes(sink.data)
+
+    data = asyncio.run(answer())
+    lines = [line[6:] for line in data.split(b"\n") if line.startswith(b"data: ")]
+    return [json.loads(line) for line in lines if line.startswith(b"{")]
+
+
+@pytest.mark.parametrize("chat", [False, True])
+@pytest.mark.parametrize("merged_tokens", [1, 2, 7])
+def test_the_bundled_server_sends_what_was_asked(*, chat: bool, merged_tokens: int) -> None:
+    """All tokens, in chunks of so many, each with the running total, and a closing usage."""
+    chunks = events(Behaviour(tokens_per_chunk=merged_tokens), chat=chat)
+    totals = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+    new = [b - a for a, b in pairwise([0, *totals])]
+
+    assert totals[-2:] == [5, 5]
+    assert chunks[-1]["choices"] == []
+    assert all(count == merged_tokens for count in new[:-2])
+    said = [
+        c["choices"][0]["delta"]["content"] if chat else c["choices"][0]["text"]
+        for c in chunks[:-1]
+    ]
+    assert [text.count("a") for text in said] == new[:-1]
+
+
+def test_the_bundled_server_keeps_its_times() -> None:
+    """Each token is due its ITL after the last, and none while the server stalls."""
+    does = Behaviour(ttft_s=0.5, itl_s=0.1)
+
+    async def due() -> list[float]:
+        sink: Any = Sink()
+        stream = FakeStream(
+            does=does,
+            writer=sink,
+            gone=lambda: False,
+            chat=False,
+            num_prompt=7,
+            num_output=4,
+            ids=False,
+            start_s=10.0,
+            stalls_s=(10.55, 10.75),
+        )
+        times = [stream.due_s]
+        while stream.step():
+            times.append(stream.due_s)
+        return times
+
+    assert asyncio.run(due()) == pytest.approx([10.5, 10.75, 10.75, 10.8])
+
+
+@pytest.mark.parametrize(
+    ("request_body", "count"),
+    [
+        ({"prompt": [1, 2, 3]}, 3),
+        ({"prompt": "one two"}, 2),
+        ({"messages": [{"role": "user", "content": "one two three"}]}, 3),
+    ],
+)
+def test_prompts_are_counted(request_body: dict[str, Any], count: int) -> None:
+    """Ids count as they are, texts by their words."""
+    assert prompt_tokens(request_body) == count
+
+
+def test_the_bundled_server_is_an_openai_endpoint(start_server: ServerStarter) -> None:
+    """It lists its model and streams chats, as OpenAI's own client reads them."""
+    host = start_server(ttft_s=0.01, itl_s=0.001)
+    with urllib.request.urlopen(f"{host}/v1/models") as answer:  # noqa: S310  (ours)
+        assert json.load(answer)["data"][0]["id"] == "fake"
+    body = {"model": "fake", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
+    with urllib.request.urlopen(  # noqa: S310
+        f"{host}/v1/chat/completions", json.dumps(body).encode()
+    ) as answer:
+        lines = answer.read().split(b"\n\n")
+    assert lines[-2] == b"data: [DONE]"
+    assert json.loads(lines[0][6:])["choices"][0]["delta"]["role"] == "assistant"
