@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from serving.cluster import new_session, start_nodes
 from serving.compile import plan_hash
+from serving.local_cluster import read_cluster
 from serving.reason import why
 from serving.served import APP
 from serving.state import HOME, State, write_state
@@ -106,6 +107,8 @@ def _first_state(served: ServedApp, site: Site, deployment: Deployment, plan: st
     plan_copy.write_text(plan, encoding="utf-8")
     copy.write_text(to_json(deployment), encoding="utf-8")
     own = site.address is None
+    cluster = read_cluster()
+    session = cluster.session if cluster is not None and cluster.address == site.address else ""
     return State(
         cluster_id=secrets.token_hex(8) if own else "",
         address=site.address or "",
@@ -115,7 +118,7 @@ def _first_state(served: ServedApp, site: Site, deployment: Deployment, plan: st
         plan_hash=plan_hash(plan),
         deployment=str(copy),
         changes=served.front.substitutions,
-        session=str(new_session()) if own else "",
+        session=str(new_session()) if own else session,
         started=datetime.now(UTC).isoformat(timespec="seconds"),
     )
 
