@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from sizing.latency.op import Op, gemm
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from sizing.latency.load import StepLoad
     from sizing.specs.model import IndexSpec, MlaSpec, ModelSpec
 
+SPARSE_HEADS = 64
+"""FlashMLA's sparse kernels pad heads to a multiple of it on Hopper (vLLM 0.29.0, SGLang 0.5)."""
 INDEX_SCALE_BYTES = 4
 """One fp32 scale per key of the index, beside its fp8 values (vLLM 0.29.0)."""
 
@@ -26,9 +29,12 @@ def latent_ops(model: ModelSpec, mla: MlaSpec, load: StepLoad, *, tp: int) -> tu
     Prefill expands the latent into heads and attends in qk + v dimensions; what is cached of a
     prompt is expanded again. Decode absorbs the expansion into the query and the output, and
     attends over the latent itself, which every tensor-parallel rank reads whole. With an index
-    (eq. W9) both attend over the latents of the best keys, absorbed.
+    (eq. W9) both attend over the latents of the best keys, absorbed, in kernels that know no
+    fewer than 64 heads.
     """
     heads = model.num_heads / tp
+    if model.index:
+        heads = SPARSE_HEADS * math.ceil(heads / SPARSE_HEADS)
     qk = mla.qk_nope_head_dim + mla.qk_rope_head_dim
     latent = mla.kv_lora_rank + mla.qk_rope_head_dim
     common = {

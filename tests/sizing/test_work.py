@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sizing import catalog
 from sizing.latency.communication import step_exchanges
 from sizing.latency.experts import busiest_share, experts_touched, popularity_variance
-from sizing.latency.load import decode_load, keys_in_reach, pairs, prefill_load
+from sizing.latency.load import StepLoad, decode_load, keys_in_reach, pairs, prefill_load
 from sizing.latency.work import step_ops
 from sizing.specs.parameters import num_active_parameters
 from sizing.specs.slicing import Slicing
@@ -55,8 +55,8 @@ def test_slicing_loses_no_flop_and_no_byte(name: str, slicing: Slicing, tokens: 
     """
     All GPUs of a stage together do the FLOPs of one GPU that holds the tokens of all copies.
 
-    Exactly, but for ops that each GPU does whole, KV heads that do not divide, and the busiest
-    group of experts, all of which do more; never fewer bytes.
+    Exactly, but for ops that each GPU does whole, KV heads that do not divide, heads that sparse
+    kernels pad, and the busiest group of experts, all of which do more; never fewer bytes.
     """
     model = catalog.find_model(name)
     gpus = slicing.tp * slicing.dp
@@ -69,6 +69,7 @@ def test_slicing_loses_no_flop_and_no_byte(name: str, slicing: Slicing, tokens: 
             done, wanted = gpus * float(part.total.flops), float(one[part.name].total.flops)
             assert done >= wanted * (1 - 1e-9)
             more = part.name in WHOLE or "expert" in part.name or part.name == "qkv"
+            more = more or part.name.startswith("sparse attention")
             if not more:
                 assert done == pytest.approx(wanted)
             moved = gpus * float(part.total.hbm_bytes)
@@ -144,6 +145,20 @@ def test_an_index_limits_the_keys() -> None:
     )  # fmt: skip
     assert long["sparse attention decode"] == short["sparse attention decode"]
     assert long["index decode"] > 7 * short["index decode"]
+
+
+@pytest.mark.parametrize("load", [prefill_load(5000), decode_load(8, 5000)])
+def test_sparse_kernels_pad_their_heads(load: StepLoad) -> None:
+    """An eighth of GLM-5's 64 heads costs what all of them cost: kernels know no fewer (W9)."""
+    whole, eighth = (
+        sum(
+            float(op.total.flops)
+            for op in step_ops(catalog.find_model("glm-5"), load, slicing=Slicing(tp=tp))
+            if op.name.startswith("sparse attention")
+        )
+        for tp in (1, 8)
+    )
+    assert whole == eighth > 0
 
 
 def test_a_linear_state_costs_the_same_however_long() -> None:
