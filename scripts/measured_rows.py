@@ -46,8 +46,8 @@ KNOWN_BEFORE = (
     "- not fitted on: trtllm-docs",
     "",
     (
-        "Known and not mended: prompts of DeepSeek-V3 and GLM-5 on SGLang (a constant 0.1 s, or"
-        " twice the time, is missing); users of silicon-internal seem not to start together in some"
+        "Known and not mended: prompts of DeepSeek-V3 and GLM-5 on SGLang (a constant 0.1 s, or a"
+        " quarter of the time, is missing); users of silicon-internal seem not to start together in some"
         " rows, as is assumed; rows that seem to be of several replicas"
         " (Llama-3.1-8B-FP8 on vLLM 0.12, gpt-oss on vLLM 0.11.2)."
     ),
