@@ -27,7 +27,7 @@ SERVERS = 40
 SERVICE_S = 1.46
 SERVICE_SIGMA = 0.3
 FIRST_SHARE = 0.14
-WARMUP_S = 3 * SERVICE_S
+WARMUP_S = 20 * SERVICE_S
 TARGET = "p99"
 TRUTHS = (0.9, 0.97, 0.998, 0.9995)
 """Shares of requests that keep each limit in the long run, where p99 asks for 0.99."""

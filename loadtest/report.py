@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import html
 from collections import Counter
 from datetime import UTC, datetime
-from importlib import resources
 from typing import TYPE_CHECKING
 
 from loadtest.chart import distribution, over_time
+from loadtest.html import document, escape, facts, section, table
 from loadtest.samples import OUTCOMES
 from loadtest.spread import LEVELS
 from loadtest.table import (
@@ -26,7 +25,7 @@ from loadtest.table import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from loadtest.job import Job
     from loadtest.promise import Promise
@@ -49,46 +48,30 @@ PREDICTED = '<span><i class="predicted"></i>predicted</span>'
 
 def page(run: Run, verdict: Verdict, replay: Replay | None = None) -> str:
     """Draw the whole page."""
-    style = resources.files("loadtest").joinpath("report.css").read_text(encoding="utf-8")
     word, _ = headline(verdict)
     body = [
         _header(verdict),
-        _section("Predicted, measured, promised", _latency_table(verdict)),
+        section("Predicted, measured, promised", _latency_table(verdict)),
         _phases(verdict),
         _charts(run, verdict, replay),
         _errors(run),
     ]
     if run.plan:
-        body.append(_section("The plan", _facts(_plan_facts(run.plan))))
-    body.append(_section("The run", _facts(_run_facts(run, verdict))))
-    return (
-        '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{_e(word)}: {_e(verdict.setting.model)}</title><style>{style}</style></head>"
-        f"<body><main>{''.join(body)}<footer>minicluster "
-        f"{_e(verdict.setting.versions['minicluster'])}, loadtest report</footer>"
-        "</main></body></html>\n"
-    )
-
-
-def _e(text: object) -> str:
-    return html.escape(str(text))
-
-
-def _section(title: str, inner: str) -> str:
-    return f"<section><h2>{_e(title)}</h2>{inner}</section>"
+        body.append(section("The plan", facts(_plan_facts(run.plan))))
+    body.append(section("The run", facts(_run_facts(run, verdict))))
+    return document(f"{word}: {verdict.setting.model}", *body)
 
 
 def _header(verdict: Verdict) -> str:
     word, why = headline(verdict)
-    lines = [f"<p>{_e(why)}</p>"]
+    lines = [f"<p>{escape(why)}</p>"]
     if said := prediction_text(verdict):
-        lines.append(f"<p>{_e(said[0].upper() + said[1:])}</p>")
-    lines += [f"<p>{_e(confidence_text(promise))}</p>" for promise in verdict.promises]
-    lines.append(f'<p class="soft">{_e(outcome_text(verdict))}</p>')
-    lines += [f'<p class="soft">{_e(note)}</p>' for note in verdict.notes]
+        lines.append(f"<p>{escape(said[0].upper() + said[1:])}</p>")
+    lines += [f"<p>{escape(confidence_text(promise))}</p>" for promise in verdict.promises]
+    lines.append(f'<p class="soft">{escape(outcome_text(verdict))}</p>')
+    lines += [f'<p class="soft">{escape(note)}</p>' for note in verdict.notes]
     return (
-        f'<header class="{_e(verdict.verdict)}"><h1>{_e(word)}</h1>{"".join(lines)}'
+        f'<header class="{escape(verdict.verdict)}"><h1>{escape(word)}</h1>{"".join(lines)}'
         f'<div class="tiles">{"".join(_tiles(verdict))}</div></header>'
     )
 
@@ -121,20 +104,14 @@ def _tiles(verdict: Verdict) -> Iterator[str]:
 def _tile(name: str, value: str, below: str, *, bad: bool) -> str:
     mark = ' class="bad"' if bad else ""
     return (
-        f'<div class="tile"><span class="soft">{_e(name)}</span><b{mark}>{_e(value)}</b>'
-        f'<span class="soft">{_e(below)}</span></div>'
+        f'<div class="tile"><span class="soft">{escape(name)}</span><b{mark}>{escape(value)}</b>'
+        f'<span class="soft">{escape(below)}</span></div>'
     )
 
 
 def _latency_table(verdict: Verdict) -> str:
-    head = "".join(f"<th>{_e(n)}</th>" for n in ("", "predicted", "measured", "error", "SLO"))
-    rows, group = [], ""
-    for row in (*latency_rows(verdict), *load_rows(verdict)):
-        first = row[0].split()[0]
-        mark = ' class="group"' if group and first != group else ""
-        group = first
-        rows.append(f"<tr{mark}>{''.join(f'<td>{_e(cell)}</td>' for cell in row)}</tr>")
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+    heads = ("", "predicted", "measured", "error", "SLO")
+    return table(heads, (*latency_rows(verdict), *load_rows(verdict)))
 
 
 def _phases(verdict: Verdict) -> str:
@@ -142,15 +119,18 @@ def _phases(verdict: Verdict) -> str:
     phases = verdict.comparison.phases if verdict.comparison else None
     if phases is None:
         return ""
-    head = "".join(f"<th>{_e(n)}</th>" for n in ("", "predicted", "measured", "difference"))
-    rows = "".join(
-        f"<tr><td>{_e(row.name)}</td><td>{milliseconds(row.predicted_s)}</td>"
-        f"<td>{milliseconds(row.measured_s)}</td><td>{1000 * row.difference_s:+.1f} ms</td></tr>"
+    rows = [
+        (
+            row.name,
+            milliseconds(row.predicted_s),
+            milliseconds(row.measured_s),
+            f"{1000 * row.difference_s:+.1f} ms",
+        )
         for row in phases.rows
-    )
-    said = f'<p class="soft">{_e(phases_text(verdict) or "")}</p>'
-    table = f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
-    return _section("Phase by phase, means", table + said)
+    ]
+    said = f'<p class="soft">{escape(phases_text(verdict) or "")}</p>'
+    drawn = table(("", "predicted", "measured", "difference"), rows)
+    return section("Phase by phase, means", drawn + said)
 
 
 def _errors(run: Run) -> str:
@@ -161,7 +141,7 @@ def _errors(run: Run) -> str:
     if not seen:
         return ""
     rows = [(f"{count} x", what) for what, count in seen.most_common(MOST_ERRORS)]
-    return _section("Errors", _facts(rows))
+    return section("Errors", facts(rows))
 
 
 def _charts(run: Run, verdict: Verdict, replay: Replay | None) -> str:
@@ -175,10 +155,10 @@ def _charts(run: Run, verdict: Verdict, replay: Replay | None) -> str:
             foretold = _foretold(metric, answered, replay)
             chart = _distribution(metric, values, foretold, promises.get(metric), run.plan)
             legend = LEGEND.format(predicted=PREDICTED if run.plan else "")
-            drawn.append(_section(f"{name}: distribution", legend + chart))
+            drawn.append(section(f"{name}: distribution", legend + chart))
     for metric, name in NAMES.items():
         if course := _course(metric, run, promises.get(metric)):
-            drawn.append(_section(f"{name} over time", course))
+            drawn.append(section(f"{name} over time", course))
     return f'<div class="charts">{"".join(drawn)}</div>' if drawn else ""
 
 
@@ -239,11 +219,6 @@ def arrivals_text(job: Job) -> str:
     if shape.stages:
         return f"open loop in {len(shape.stages)} stages, {source.process}"
     return f"open loop, {source.process}, {job.workload.requests_per_s:g}/s"
-
-
-def _facts(facts: Iterable[tuple[str, str]]) -> str:
-    rows = "".join(f"<tr><td>{_e(name)}</td><td>{_e(text)}</td></tr>" for name, text in facts)
-    return f'<table class="facts">{rows}</table>'
 
 
 def _plan_facts(plan: Plan) -> Iterator[tuple[str, str]]:

@@ -36,7 +36,7 @@ class Scales:
     @property
     def logs(self) -> NDArray[np.float64]:
         """Natural logarithms, shape (5,)."""
-        return np.log(np.array(astuple(self)))
+        return np.asarray(np.log(np.array(astuple(self), dtype=np.float64)))
 
     @classmethod
     def of(cls, logs: NDArray[np.float64]) -> Scales:

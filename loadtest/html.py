@@ -1,0 +1,54 @@
+"""Self-contained HTML: nothing is loaded from anywhere."""
+
+from __future__ import annotations
+
+import html
+from importlib import metadata, resources
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+
+def document(title: str, *body: str) -> str:
+    """Return a whole page; *title* is escaped, *body* is not."""
+    style = resources.files("loadtest").joinpath("report.css").read_text(encoding="utf-8")
+    return (
+        '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        '<link rel="icon" href="data:,">'
+        f"<title>{escape(title)}</title><style>{style}</style></head>"
+        f"<body><main>{''.join(body)}<footer>minicluster {metadata.version('minicluster')}, "
+        "loadtest</footer></main></body></html>\n"
+    )
+
+
+def escape(text: object) -> str:
+    """Make *text* safe wherever it stands."""
+    return html.escape(str(text))
+
+
+def section(title: str, inner: str) -> str:
+    """Return *inner*, which is HTML, below a heading."""
+    return f"<section><h2>{escape(title)}</h2>{inner}</section>"
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table; where the first word of rows changes, a line is drawn."""
+    head = "".join(f"<th>{escape(name)}</th>" for name in heads)
+    drawn, group = [], ""
+    for row in rows:
+        first = row[0].split()[0]
+        mark = ' class="group"' if group and first != group and not first[0].isdigit() else ""
+        group = first
+        cells = "".join(f"<td>{escape(cell)}</td>" for cell in row)
+        drawn.append(f"<tr{mark}>{cells}</tr>")
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(drawn)}</tbody></table>"
+
+
+def facts(pairs: Iterable[tuple[str, str]]) -> str:
+    """Return a table of names and what is said of them."""
+    rows = "".join(
+        f"<tr><td>{escape(name)}</td><td>{escape(text)}</td></tr>" for name, text in pairs
+    )
+    return f'<table class="facts">{rows}</table>'
