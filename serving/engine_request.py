@@ -55,6 +55,7 @@ def for_prefill(request: Any) -> Any:  # noqa: ANN401
         "kv_transfer_params": dict(REMOTE_DECODE),
         "max_tokens": 1,
         "min_tokens": 0,
+        "temperature": 0.0,
         "stream": False,
         "stream_options": None,
         "logprobs": None,

@@ -44,6 +44,7 @@ class Planned:
     async def __init__(self, llm_config: Any, **kwargs: Any) -> None:  # type: ignore[misc]  # noqa: ANN401
         """Take the planned cores, then start the engine."""
         _take_planned_cores()
+        _sample_without_compiling()
         os.environ[REPLICA] = str(os.getpid())
         self._closing: dict[asyncio.Task[None], Answer] = {}
         await super().__init__(llm_config, **kwargs)  # type: ignore[call-arg, misc]
@@ -118,7 +119,7 @@ class SplitPrefillServer(Planned, PDPrefillServer):  # type: ignore[misc]
         request = engine_request("completions", {**body, "max_tokens": 1, "stream": False})
         if isinstance(request, Refusal):
             return request
-        request.min_tokens = 0
+        request.min_tokens, request.temperature = 0, 0.0
         answer = await self._one_token("completions", request)
         if isinstance(answer, Refusal):
             return answer
@@ -190,6 +191,18 @@ class SplitDecodeServer(Planned, Answering, PDDecodeServer):  # type: ignore[mis
             handoff_s = time.perf_counter() - handed_over
             phases.append(Phases(prefill_s=prefill_s, handoff_s=handoff_s))
         return phases
+
+
+def _sample_without_compiling() -> None:
+    """
+    Have a CPU engine sample as its code stands.
+
+    vLLM compiles what draws a token, and what ranks log-probabilities, when the first request asks
+    for it, whatever `enforce_eager` says: seconds on an idle machine, a minute on a busy one, for
+    microseconds, and everybody waits.
+    """
+    if os.environ.get(CORES):
+        os.environ["TORCH_COMPILE_DISABLE"] = "1"
 
 
 def _take_planned_cores() -> None:
