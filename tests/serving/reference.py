@@ -45,6 +45,7 @@ def bare_server(model: Path, *, dtype: str, log: Path) -> Iterator[str]:
         **os.environ,
         "VLLM_CPU_OMP_THREADS_BIND": "0-1",
         "VLLM_NO_USAGE_STATS": "1",
+        "TORCH_COMPILE_DISABLE": "1",
         KEEP_AFFINITY: "1",
     }
     url = f"http://127.0.0.1:{port}"
