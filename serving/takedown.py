@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from serving.state import State
+
+DRAIN_LIMIT_S = 300.0
+"""On a cluster of others replicas end their requests first; on ours they are ended."""
 
 
 def take_down(state: State) -> None:
@@ -35,7 +39,7 @@ def take_down(state: State) -> None:
 
 
 def _remove_application(address: str) -> None:
-    """Delete our application from a cluster that others use too."""
+    """Delete our application from a cluster that others may use too, and Serve if nobody does."""
     from ray import serve  # noqa: PLC0415  (seconds to import)
 
     from serving.connection import connected  # noqa: PLC0415
@@ -43,7 +47,14 @@ def _remove_application(address: str) -> None:
 
     with connected(address):
         if APP in serve.status().applications:
-            serve.delete(APP)
+            serve.delete(APP, _blocking=False)
+        deadline = time.monotonic() + DRAIN_LIMIT_S
+        while APP in (left := serve.status().applications):
+            if time.monotonic() > deadline:
+                raise TargetFailed(f"{APP} is still {left[APP].status}; the state is kept")
+            time.sleep(0.5)
+        if not left:
+            serve.shutdown()  # its proxy would keep the port
 
 
 @contextmanager
