@@ -90,24 +90,25 @@ def compose(
     services = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
     nodes = {name: each for name, each in services.items() if "shm_size" in each}
     mark, ray_directory = secrets.token_hex(8), Path(mkdtemp(prefix="mc-", dir="/tmp"))
+    processes: list[subprocess.Popen[bytes]] = []
     with network(tuple(nodes)) as hosts:
         try:
             for name, service in nodes.items():
                 if name != "head":
                     _wait_for_ray(hosts["head"], mark)
-                hosts[name].start(
-                    _command(service, place / "plan.json"),
-                    env=environment(mark)
-                    | service["environment"]
-                    | {"PATH": f"{Path(sys.executable).parent}:/usr/sbin:/usr/bin:/sbin:/bin"}
-                    | {"RAY_TMPDIR": str(ray_directory)},
-                    cwd=place,
-                    log=place / f"{name}.log",
+                env = (
+                    environment(mark) | service["environment"] | {"RAY_TMPDIR": str(ray_directory)}
                 )
+                env["PATH"] = f"{Path(sys.executable).parent}:/usr/sbin:/usr/bin:/sbin:/bin"
+                command = _command(service, place / "plan.json")
+                log = place / f"{name}.log"
+                processes.append(hosts[name].start(command, env=env, cwd=place, log=log))
             _wait_until_ready(place / "head.log")
             yield Compose(hosts=hosts, base_url=f"http://{hosts['head'].address}:8000", place=place)
         finally:
             stop(mark, grace_s=0.5)
+            for process in processes:
+                process.wait()
             shutil.rmtree(ray_directory, ignore_errors=True)
 
 
