@@ -123,13 +123,10 @@ def _command(service: dict[str, Any], plan: Path) -> list[str]:
 def _wait_for_ray(head: Host, mark: str) -> None:
     """Wait as `depends_on: service_healthy` does."""
     deadline = time.monotonic() + START_S
-    check = ["ray", "health-check", "--address", f"{head.address}:6379"]
+    inside = ("ip", "netns", "exec", head.namespace, sys.executable, "-m", "ray.scripts.scripts")
     while time.monotonic() < deadline:
         done = subprocess.run(
-            [
-                *("ip", "netns", "exec", head.namespace, sys.executable, "-m"),
-                *("ray.scripts.scripts", *check[1:]),
-            ],
+            [*inside, "health-check", "--address", f"{head.address}:6379"],
             env=environment(mark),
             capture_output=True,
             check=False,
