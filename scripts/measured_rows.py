@@ -47,8 +47,8 @@ KNOWN_BEFORE = (
     "",
     (
         "Known and not mended: prompts of DeepSeek-V3 and GLM-5 on SGLang (a constant 0.1 s, or a"
-        " quarter of the time, is missing); users of silicon-internal seem not to start together in some"
-        " rows, as is assumed; rows that seem to be of several replicas"
+        " quarter of the time, is missing); users of silicon-internal seem not to start together in"
+        " some rows, as is assumed; rows that seem to be of several replicas"
         " (Llama-3.1-8B-FP8 on vLLM 0.12, gpt-oss on vLLM 0.11.2)."
     ),
 )
@@ -132,7 +132,7 @@ def _coverage() -> list[str]:
         "### 80 % intervals",
         "",
         (
-            "Quantiles of the residuals by engine, kind of model and load, each group shrunk to"
+            "Quantiles of the residuals by engine, load and kind of model, each group shrunk to"
             " what more rows say (docs/model.md, V5). Tried on configurations that were left out,"
             " ten folds, everything made anew without them:"
         ),

@@ -30,8 +30,10 @@ PARENT_ROWS = 20.0
 LARGEST_SHARE = 0.25
 """A configuration measured at many loads counts for at most this share of its group."""
 FOLDS = 10
-STRETCHED = 1
-"""Labels by which stretches are told apart: finer ones would rest on a handful of rows."""
+LOAD = 3
+"""Place of the load among the labels of a cell, the quantity first."""
+LEAST_ROWS = 40
+"""Rows of a kind of load from which on it has stretches of its own."""
 STAND_IN_LOG = math.log(1.3)
 """Versions of an engine differ by 30 % in TPOT: added in squares where rows had own constants."""
 DEVIATES = tuple(NormalDist().inv_cdf(level) for level in LEVELS)
@@ -186,9 +188,19 @@ def _stretches(known: Sequence[Residual]) -> dict[tuple[str, ...], NDArray[np.fl
                 logs = np.array(cell.logs)
                 apart = np.maximum(np.abs(logs - logs[MIDDLE]), 1e-3)
                 off = side * (each.log_ratio - logs[MIDDLE]) / apart
-                for depth in range(min(STRETCHED, len(each.path)) + 1):
-                    needed.setdefault((each.quantity, *each.path[:depth]), []).append(off)
-    return {labels: _reached(np.array(rows)) for labels, rows in needed.items()}
+                for name in _stretched((each.quantity, *each.path)):
+                    needed.setdefault(name, []).append(off)
+    return {
+        name: _reached(np.array(rows))
+        for name, rows in needed.items()
+        if len(rows) >= LEAST_ROWS or len(name) < LOAD
+    }
+
+
+def _stretched(labels: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
+    """Names under which a cell's stretches are looked up: its kind of load, alone or loaded."""
+    coarse = labels[:2]
+    return ((*coarse, "", labels[LOAD]), coarse) if len(labels) > LOAD else (coarse,)
 
 
 def _reached(off: NDArray[np.float64]) -> NDArray[np.float64]:

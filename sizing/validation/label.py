@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 def path_of(load: str, engine: str, model: ModelSpec) -> tuple[str, ...]:
     """
-    Labels of a prediction: whether others wait, engine, kind of model, load, architecture.
+    Labels of a prediction: whether others wait, engine, load, kind of model, architecture.
 
     Args:
         load: `static`, `closed`, `closed, fixed lengths`, `open` or `split`.
@@ -21,4 +21,4 @@ def path_of(load: str, engine: str, model: ModelSpec) -> tuple[str, ...]:
     kind = "mla" if model.mla else "moe" if model.moe else "dense"
     shape = f"{model.num_layers} layers of {model.hidden_size}"
     crowd = "alone" if load == "static" else "loaded"
-    return (crowd, engine.lower(), kind, load, shape)
+    return (crowd, engine.lower(), load, kind, shape)

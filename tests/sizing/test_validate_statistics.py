@@ -30,7 +30,7 @@ def residuals(spread: float, count: int = 400, bias: float = 0.0) -> list[Residu
             log_ratio=float(draw.normal(bias, spread)),
             source="here",
             configuration=f"c{number % 40}",
-            path=("loaded", "vllm", "dense", "closed", f"m{number % 3}"),
+            path=("loaded", "vllm", "closed", "dense", f"m{number % 3}"),
         )
         for number in range(count)
     ]
@@ -66,7 +66,7 @@ def test_a_claim_is_tried_at_the_lowest_limit_above_its_bound() -> None:
 def test_bounds_rise_with_confidence(spread: float, bias: float, level: float) -> None:
     """More confidence never means a lower bound, between the levels that are kept and beyond."""
     made = fit_intervals(residuals(spread, count=80, bias=bias))
-    path = ("loaded", "vllm", "dense", "closed", "m1")
+    path = ("loaded", "vllm", "closed", "dense", "m1")
     low, high = (made.bound("tpot", path, each) for each in (level, level + 0.02))
     assert low is not None
     assert high is not None
@@ -77,11 +77,11 @@ def test_bounds_rise_with_confidence(spread: float, bias: float, level: float) -
 def test_few_rows_are_stretched_as_the_other_loads_are() -> None:
     """Six rows of a new kind of load cannot say how far quantiles miss: their parent does."""
     few = [
-        replace(each, path=(*each.path[:3], "open", each.path[4]), log_ratio=0.0)
+        replace(each, path=(*each.path[:2], "open", *each.path[3:]), log_ratio=0.0)
         for each in residuals(0.1, count=6)
     ]
     made = fit_intervals([*residuals(0.1), *few])
-    around = made.around(1.0, "tpot", ("loaded", "vllm", "dense", "open", "m1"))
+    around = made.around(1.0, "tpot", ("loaded", "vllm", "open", "dense", "m1"))
     assert around is not None
     assert around.rows == 2
     assert around.high_s > 1.05
@@ -91,13 +91,13 @@ def test_few_rows_are_stretched_as_the_other_loads_are() -> None:
 def test_intervals_back_off_to_what_is_known() -> None:
     """A model that was never measured gets the interval of its engine; another quantity none."""
     made = fit_intervals(residuals(0.1))
-    own = made.around(2.0, "tpot", ("loaded", "vllm", "dense", "closed", "m1"))
-    other = made.around(2.0, "tpot", ("loaded", "vllm", "dense", "closed", "new"))
+    own = made.around(2.0, "tpot", ("loaded", "vllm", "closed", "dense", "m1"))
+    other = made.around(2.0, "tpot", ("loaded", "vllm", "closed", "dense", "new"))
     assert own is not None
     assert other is not None
     assert (own.group, other.group) == (
-        "tpot/loaded/vllm/dense/closed/m1",
-        "tpot/loaded/vllm/dense/closed",
+        "tpot/loaded/vllm/closed/dense/m1",
+        "tpot/loaded/vllm/closed/dense",
     )
     assert own.low_s < 2.0 < own.high_s
     assert made.around(2.0, "ttft", ("loaded",)) is None
