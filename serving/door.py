@@ -98,6 +98,7 @@ class Door:
         journey = self._admit(key, body, time.perf_counter())
         try:
             timing = await self.servers.time_prefill(body)
+            journey.outcome = "refused" if isinstance(timing, Refusal) else "prefill"
         finally:
             self._end(journey)
         if isinstance(timing, Refusal):
@@ -115,6 +116,7 @@ class Door:
 
     def _admit(self, key: Key | None, body: dict[str, Any], started_s: float) -> Journey:
         """Let a request in, or shed it."""
+        asked = asked_of(body, self.front, self._tokens_per_byte)
         if not self._turnstile.enter(key):
             self._shed("key")
             message = "This key has as many requests under way as it may; wait for one to end."
@@ -122,7 +124,6 @@ class Door:
                 status=429, message=message, code="rate_limit_exceeded", retry_after_s=1.0
             )
             raise Refused(refusal)
-        asked = asked_of(body, self.front, self._tokens_per_byte)
         found: Visit | Shed = self.guard.enter(asked)
         if isinstance(found, Shed):
             self._turnstile.leave(key)
