@@ -23,7 +23,8 @@ class Verdict:
     Attributes:
         holds: whether every limit surely holds.
         blame: role of the pool that a missed limit asks to grow; empty where all hold.
-        requests: simulated.
+        requests: simulated; none where closed forms say no to long queues.
+        exhausted: whether the search had no requests left to simulate.
         check: the limit that is used up most, as simulated.
     """
 
@@ -31,6 +32,7 @@ class Verdict:
     blame: str
     requests: int
     check: Check | None = None
+    exhausted: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,13 +112,11 @@ def below_floor(alone: list[tuple[Check, Candidate]], inputs: Inputs) -> Infeasi
     )
 
 
-def too_many(
-    alone: list[tuple[Check, Candidate]], inputs: Inputs, *, most_replicas: int
-) -> Infeasible:
+def too_many(alone: list[tuple[Check, Candidate]], inputs: Inputs, *, most_gpus: int) -> Infeasible:
     """A lone request holds the SLO, but no pool that the search looks at does under the load."""
     check, start = min(alone, key=lambda pair: (pair[0].ratio, pair[1].gpus, pair[1].layout.order))
     return Infeasible(
-        reason=f"no pools of up to {most_replicas} replicas hold the SLO under"
+        reason=f"no pools of up to {most_gpus} GPUs hold the SLO under"
         f" {inputs.scenario.workload.requests_per_s:g} requests/s",
         binds="SLO",
         nearest=str(start),
@@ -141,6 +141,37 @@ def over_budget(best: Candidate, inputs: Inputs, *, needed: int) -> Infeasible:
         nearest_gpus=needed,
         missed_by=f"{needed - budget} GPUs",
         way_out=f"cluster.max_gpus = {needed}, a looser SLO, or a lower rate",
+    )
+
+
+def beyond_capacity(lowest: Candidate, inputs: Inputs) -> Infeasible:
+    """The load takes more GPUs than there are before anybody waits."""
+    budget, rate = inputs.cluster.max_gpus, inputs.scenario.workload.requests_per_s
+    share = inputs.scenario.search.max_utilisation_fraction
+    return Infeasible(
+        reason=f"{rate:g} requests/s take at least {lowest.gpus}"
+        f" {' and '.join(lowest.gpus_by_kind)} that are never more than {share:.0%} busy,"
+        f" cluster.max_gpus is {budget}",
+        binds="max_gpus",
+        nearest=str(lowest),
+        nearest_gpus=lowest.gpus,
+        missed_by=f"at least {lowest.gpus - budget} GPUs",
+        way_out="a lower workload.requests_per_s, shorter prompts or answers, or more GPUs"
+        " (cluster.max_gpus)",
+    )
+
+
+def far_over_budget(sized: Candidate, inputs: Inputs) -> Infeasible:
+    """By closed forms the SLO takes so many GPUs more than there are that none is simulated."""
+    budget = inputs.cluster.max_gpus
+    return Infeasible(
+        reason=f"the SLO needs about {sized.gpus} {' and '.join(sized.gpus_by_kind)} (by closed"
+        f" forms), cluster.max_gpus is {budget}",
+        binds="max_gpus",
+        nearest=str(sized),
+        nearest_gpus=sized.gpus,
+        missed_by=f"about {sized.gpus - budget} GPUs",
+        way_out="a looser SLO, a lower rate, or many more GPUs (cluster.max_gpus)",
     )
 
 

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 MOST_REPLICAS = 1 << 14
 """Beyond this many replicas of a pool the search gives up: a bound counted in work, not time."""
 
+MOST_BUDGETS = 16
+"""Times `cluster.max_gpus` up to which sizes are looked for by closed forms."""
+
 SPARE = 16
 """Times as many replicas as the load needs: as good as no queue."""
 
@@ -91,12 +94,16 @@ def fewest(start: Sized, inputs: Inputs, below: float) -> tuple[int, int] | None
     def holds(prefill_replicas: int, decode_replicas: int) -> bool:
         return meets(forecast(one.sized(prefill_replicas, decode_replicas).tandem), slo)
 
+    gpus = MOST_BUDGETS * inputs.cluster.max_gpus
+
     def affordable(decode_replicas: int) -> int:
         rest = min(below, 1e12) - decode_replicas * decode_cost
-        return int(min(MOST_REPLICAS, rest / prefill_cost + 1e-9))
+        room = gpus - decode_replicas * shapes["decode"].gpus
+        return int(min(MOST_REPLICAS, rest / prefill_cost + 1e-9, room / shapes["prefill"].gpus))
 
-    count = least(lambda many: holds(SPARE * low_prefill, many), low_decode) or MOST_REPLICAS
-    if affordable(count) < low_prefill:
+    most_decode = gpus // shapes["decode"].gpus
+    count = least(lambda many: holds(SPARE * low_prefill, many), low_decode, most_decode)
+    if count is None or affordable(count) < low_prefill:
         return None
     found: tuple[int, int] | None = None
     decode_replicas = count
@@ -127,15 +134,15 @@ def _up_to(most: int, low: int, holds: Callable[[int], bool]) -> int | None:
     return found if found is not None and found <= most else None
 
 
-def least(holds: Callable[[int], bool], start: int) -> int | None:
-    """Return the smallest count from *start* on that *holds*, which more never break."""
+def least(holds: Callable[[int], bool], start: int, most: int = MOST_REPLICAS) -> int | None:
+    """Return the smallest count from *start* to *most* that *holds*, which more never break."""
     if holds(start):
         return start
     low, step = start, 1
     while not holds(low + step):
         low += step
         step *= 2
-        if low + step > MOST_REPLICAS:
+        if low + step > most:
             return None
     return between(holds, low, low + step)
 

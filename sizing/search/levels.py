@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 LEVELS = (0.5, 0.8, 0.95)
 """Confidences whose GPUs stand beside the plan's."""
 
+BUDGETS = 4
+"""Times `cluster.max_gpus` up to which a level is looked for; beyond, it takes at least that."""
+
 SMALL_POOL = 32
 """Replicas up to which a guess in proportion is off by one or two."""
 
@@ -60,6 +63,7 @@ def _at(inputs: Inputs, best: Found, errors: StepErrors, floor: Candidate | None
         start=start,
         lowest=lowest,
         below=float("inf"),
+        most_gpus=BUDGETS * max(chosen.gpus, inputs.cluster.max_gpus),
     )
     if not split:
         settled = settle_mixed(one)

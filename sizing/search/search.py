@@ -10,11 +10,20 @@ from sizing.search.answer import (
     Infeasible,
     Verdict,
     below_floor,
+    beyond_capacity,
+    far_over_budget,
     fits_nowhere,
     over_budget,
     too_many,
 )
-from sizing.search.closed_form import MOST_REPLICAS, Sized, fewest, limits
+from sizing.search.closed_form import (
+    MOST_BUDGETS,
+    MOST_REPLICAS,
+    Sized,
+    fewest,
+    fewest_by_utilisation,
+    limits,
+)
 from sizing.search.evidence import step_errors
 from sizing.search.levels import gpus_at
 from sizing.search.objective import cost, cost_of
@@ -47,6 +56,9 @@ CHEAPER = 1 - 1e-6
 
 FREE = float("inf")
 
+BUDGETS = 2
+"""Times `cluster.max_gpus` up to which configurations are simulated: what takes more is a no."""
+
 
 def search(inputs: Inputs) -> Found | Infeasible:
     """
@@ -74,6 +86,7 @@ class Search:
         self.starts: Starts = starting_points(inputs, StepModels(inputs), self.errors)
         self.trials = Trials(inputs, self.errors)
         self.best: Found | None = None
+        self.beyond: Candidate | None = None
 
     def run(self) -> Found | Infeasible:
         """Search; what an interrupt leaves is the best so far, marked as such."""
@@ -106,9 +119,24 @@ class Search:
     def _none(self) -> Infeasible:
         """Say why nothing holds."""
         alone = list(self.starts.alone)
-        if not self.starts.split:
+        if not self.starts.split and not self.starts.mixed:
             return below_floor(alone, self.inputs)
-        return too_many(alone, self.inputs, most_replicas=MOST_REPLICAS)
+        if self.beyond is not None:
+            return far_over_budget(self.beyond, self.inputs)
+        lowest = self._lowest()
+        if lowest.gpus > self.inputs.cluster.max_gpus:
+            return beyond_capacity(lowest, self.inputs)
+        return too_many(alone, self.inputs, most_gpus=MOST_BUDGETS * self.inputs.cluster.max_gpus)
+
+    def _lowest(self) -> Candidate:
+        """Return the fewest GPUs that could carry the load at all, were there no queues."""
+        split = [start.off_by(self.errors) for start in self.starts.split]
+        both = [start.off_by(self.errors) for start in self.starts.mixed]
+        sized = [
+            *(start.sized(*fewest_by_utilisation(start, self.inputs)) for start in split),
+            *(start.sized(0, mixed_lowest(self.inputs, start)) for start in both),
+        ]
+        return min(sized, key=lambda each: (each.gpus, each.layout.order))
 
     def _better(self, split: Found | None, mixed: Found | None) -> Found | None:
         """Take the cheaper that is proven; of equal ones split pools, whose pace is steadier."""
@@ -125,7 +153,11 @@ class Search:
         best: Found | None = None
         for start, guess in sized[:FINALISTS]:
             below = FREE if best is None else cost(self.inputs, best.candidate)
-            if cost(self.inputs, start.slow.sized(*guess)) >= below:
+            chosen = start.slow.sized(*guess)
+            if cost(self.inputs, chosen) >= below:
+                continue
+            if chosen.gpus > self._most_gpus:
+                self.beyond = self.beyond or chosen
                 continue
             one = Settling(
                 inputs=self.inputs,
@@ -133,12 +165,18 @@ class Search:
                 start=self._as_predicted(start.slow),
                 lowest=start.lowest,
                 below=below,
+                most_gpus=self._most_gpus,
             )
             settled = settle_split(one, guess)
             found = None if settled is None else self._confirmed(settled, below)
             if found is not None:
                 best = self.best = found
         return best
+
+    @property
+    def _most_gpus(self) -> int:
+        """GPUs up to which it is worth simulating."""
+        return BUDGETS * self.inputs.cluster.max_gpus
 
     def _sized(self) -> list[tuple[Sized, tuple[int, int]]]:
         """Return layouts and limits with their sizes by forecast, cheapest first."""
@@ -154,8 +192,9 @@ class Search:
         )
         found: list[tuple[tuple[float, float, int], Sized, tuple[int, int]]] = []
         below = FREE
+        most_gpus = MOST_BUDGETS * self.inputs.cluster.max_gpus
         for start in todo:
-            if start.bound >= below:
+            if start.bound >= below or start.slow.sized(*start.lowest).gpus > most_gpus:
                 continue
             sizes = fewest(start, self.inputs, below * CHEAPER)
             if sizes is None:
@@ -194,7 +233,7 @@ class Search:
             missed = next((each for each in verdicts if not each.holds), None)
             if missed is None:
                 return self._found(chosen, verdicts)
-            if not missed.requests or max(chosen.replicas.values()) > MOST_REPLICAS:
+            if missed.exhausted or max(chosen.replicas.values()) > MOST_REPLICAS:
                 return None
             sizes = list(chosen.sizes)
             grown = 0 if missed.blame == "prefill" else 1
@@ -242,6 +281,7 @@ class Search:
                 start=self._as_predicted(start),
                 lowest=(0, lowest[start.layout]),
                 below=below,
+                most_gpus=self._most_gpus,
             )
             settled = settle_mixed(one)
             found = None if settled is None else self._found(settled, [])

@@ -36,6 +36,7 @@ class Settling:
         start: one replica a pool.
         lowest: fewest replicas of prefill and decode.
         below: cost that a configuration has to stay below to matter.
+        most_gpus: that it may take to matter.
     """
 
     inputs: Inputs
@@ -43,6 +44,12 @@ class Settling:
     start: Candidate
     lowest: tuple[int, int]
     below: float
+    most_gpus: int
+
+    def matters(self, sizes: tuple[int, int]) -> bool:
+        """Say whether a configuration is worth a simulation."""
+        chosen = self.start.sized(*sizes)
+        return cost(self.inputs, chosen) < self.below and chosen.gpus <= self.most_gpus
 
     def grain(self, count: int) -> int:
         """Return how fine sizes are told apart: every replica, or 3 % where a look is enough."""
@@ -57,8 +64,7 @@ class Settling:
 
     def holds(self, sizes: tuple[int, int]) -> bool:
         """Say whether it is cheap enough and holds when simulated."""
-        chosen = self.start.sized(*sizes)
-        return cost(self.inputs, chosen) < self.below and self.trials.verdict(chosen).holds
+        return self.matters(sizes) and self.trials.verdict(self.start.sized(*sizes)).holds
 
 
 def settle_split(one: Settling, guess: tuple[int, int]) -> Candidate | None:
@@ -107,13 +113,13 @@ def _grown(one: Settling, guess: Sizes) -> tuple[Sizes, Sizes] | None:
     step = dict.fromkeys(roles, 0)
     while True:
         chosen = one.start.sized(sizes["prefill"], sizes["decode"])
-        if cost(one.inputs, chosen) >= one.below:
+        if not one.matters(chosen.sizes):
             fitted = _fitted_below(one, sizes)
             return None if fitted is None else (fitted, one.lowest)
         verdict = one.trials.verdict(chosen)
         if verdict.holds:
             return (sizes["prefill"], sizes["decode"]), (floor["prefill"], floor["decode"])
-        if not verdict.requests or max(sizes.values()) > MOST_REPLICAS:
+        if verdict.exhausted or max(sizes.values()) > MOST_REPLICAS:
             return None
         role = verdict.blame
         floor[role] = sizes[role] + 1
@@ -127,8 +133,10 @@ def _fitted_below(one: Settling, sizes: dict[str, int]) -> tuple[int, int] | Non
     for role, other in (("prefill", "decode"), ("decode", "prefill")):
         lowest = dict(zip(("prefill", "decode"), one.lowest, strict=True))
         kept = sizes[other]
+        most = (one.most_gpus - kept * shapes[other].gpus) // shapes[role].gpus
         rest = one.below - kept * cost_of(one.inputs, shapes[other])
-        most = int(np.ceil(rest / cost_of(one.inputs, shapes[role]) - 1e-9)) - 1
+        if rest < np.inf:
+            most = min(most, int(np.ceil(rest / cost_of(one.inputs, shapes[role]) - 1e-9)) - 1)
         if lowest[role] <= most < sizes[role]:
             tried = {role: most, other: kept}
             found = (tried["prefill"], tried["decode"])
@@ -166,7 +174,8 @@ def settle_mixed(one: Settling) -> Candidate | None:
     """Find the fewest replicas of a pool that does both, from the fluid estimate on."""
     slow = one.start
     most = int(min(MOST_REPLICAS, one.below / cost_of(one.inputs, slow.layout.decode) + 1))
-    while most >= 1 and cost(one.inputs, slow.sized(0, most)) >= one.below:
+    most = min(most, one.most_gpus // slow.layout.decode.gpus)
+    while most >= 1 and not one.matters((0, most)):
         most -= 1
     floor = one.lowest[1]
     if most < floor:

@@ -10,12 +10,13 @@ import numpy as np
 from sizing.errors import NegativeAnswer
 from sizing.search.answer import Verdict
 from sizing.search.deployment import deployment
-from sizing.search.slo import Check
+from sizing.search.slo import Check, meets
 from sizing.simulation.outcome import simulate
 from sizing.simulation.planned import deployed_system
 from sizing.simulation.statistics import QUANTILES, quantile, surely_below
 from sizing.sources import Source, drawn
-from sizing.traffic import decode
+from sizing.traffic import decode, prefill
+from sizing.traffic.forecast import forecast
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -43,6 +44,9 @@ SHORT_STAYS = 2
 
 LONGER = 3
 """Times as long is the second look at what the first left open."""
+
+LONG_QUEUES = 0.9
+"""Utilisation of a prefill pool from which on closed forms have to agree."""
 
 SECOND_LOOK = 30_000
 """Requests of a second look at most; a first one that was a third of it leaves little open."""
@@ -78,7 +82,9 @@ class Trials:
     def _judged(self, candidate: Candidate, seed: int) -> Verdict:
         """Run once, or twice."""
         slow = candidate.off_by(self.errors)
-        verdict = Verdict(holds=False, blame=_last_role(candidate), requests=0)
+        verdict = Verdict(holds=False, blame=_last_role(candidate), requests=0, exhausted=True)
+        if self._queues_for_long(slow):
+            return Verdict(holds=False, blame="prefill", requests=0)
         count = self.length(slow)
         if seed and self.patient:
             count = max(count, PROVING_REQUESTS)
@@ -90,7 +96,7 @@ class Trials:
             try:
                 outcome = self.outcome(slow, requests=requests, seed=seed)
             except NegativeAnswer:  # requests that preempt one another without end
-                return replace(verdict, requests=requests)
+                return replace(verdict, requests=requests, exhausted=False)
             sure, check = judge(outcome, self._inputs)
             holds = sure if self.patient else check.ratio <= 1
             blame = "" if holds else _blame(candidate, outcome, check)
@@ -98,6 +104,16 @@ class Trials:
             if sure is not None:
                 break
         return verdict
+
+    def _queues_for_long(self, slow: Candidate) -> bool:
+        """
+        Say whether closed forms deny a prefill pool that is nearly saturated.
+
+        Its queue remembers thousands of requests: a run that meets no bad spell proves nothing.
+        """
+        if slow.layout.prefill is None or prefill.utilisation(slow.tandem) <= LONG_QUEUES:
+            return False
+        return not meets(forecast(slow.tandem), self._inputs.scenario.slo)
 
     def outcome(self, slow: Candidate, *, requests: int, seed: int) -> Outcome:
         """Simulate as it stands."""

@@ -45,6 +45,7 @@ SCENARIO = ScenarioSpec(
     workload=WorkloadSpec(
         requests_per_s=20.0, input_tokens=Lengths.fixed(4000), output_tokens=Lengths.fixed(500)
     ),
+    search=SearchChoice(pools="split"),
 )
 
 
