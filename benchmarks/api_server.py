@@ -3,7 +3,7 @@ What vLLM's API server adds to TTFT: `per_request_s` of configs/engines.
 
     python benchmarks/api_server.py
 
-A model so small that its steps hardly count, prompts of 566 tokens that are in the prefix cache;
+A model so small that its steps hardly count, prompts of some 470 tokens, in the prefix cache;
 TTFT of a client on the same machine, less the time that the engine counts as queue and prefill.
 Two minutes; its figures are only worth something on a machine with nothing else to do.
 """
@@ -36,7 +36,7 @@ STARTS_WITHIN_S = 240.0
 REQUESTS = 100
 PROMPTS = 45
 PROMPT_CHARACTERS = 566
-"""A token each: the demo model's tokenizer knows none of these words."""
+"""Some 470 tokens for the demo model's tokenizer."""
 OUTPUT_TOKENS = 32
 REQUESTS_PER_S = 5.0
 SHAPE = DemoShape(num_layers=2, hidden_size=64, ffn_size=128, num_heads=2, num_kv_heads=1)
