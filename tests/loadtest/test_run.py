@@ -158,6 +158,75 @@ def test_server_that_dies(start_server: ServerStarter, tmp_path: Path) -> None:
     assert verdict_in(tmp_path)["setting"]["wall_s"] < 20
 
 
+@pytest.mark.parametrize("behaviour", [{"endless": 1}, {"mute_after_tokens": 4}])
+def test_stream_that_never_ends(
+    start_server: ServerStarter, tmp_path: Path, behaviour: dict[str, float]
+) -> None:
+    """Requests are given up after --timeout, whether the stream babbles or is silent: exit 5."""
+    host = start_server(**FAST, **behaviour)
+    done = run(host, tmp_path, "--requests", "10", "--timeout", "1")
+
+    assert done.returncode == Exit.TARGET_FAILED, done.stderr
+    assert "no end after 1 s" in done.stdout.replace("\n", " ")
+    assert {s.outcome for s in read_samples(tmp_path / "samples.jsonl")} <= {
+        "timeout",
+        "unfinished",
+    }
+
+
+def test_plan_for_another_model(
+    start_server: ServerStarter, make_plan: PlanMaker, tmp_path: Path
+) -> None:
+    """A plan for a model that the endpoint does not serve is refused, both named: exit 2."""
+    plan = tmp_path / "plan.json"
+    plan.write_text(to_json(make_plan()))
+    done = loadtest("run", plan, "--host", start_server(model="llama"), "-o", tmp_path / "out")
+
+    assert done.returncode == Exit.BAD_INPUT
+    assert "fake" in done.stderr
+    assert "llama" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_client_that_cannot_keep_up(start_server: ServerStarter, tmp_path: Path) -> None:
+    """A load that the client cannot make proves nothing, and the verdict says why: exit 4."""
+    host = start_server(ttft_s=0.01, itl_s=0.001)
+    done = run(host, tmp_path, "--duration", "0.5", "--slo", "ttft=0.5", rate=6000)
+
+    assert done.returncode == Exit.INCONCLUSIVE, done.stdout + done.stderr
+    assert "not fit" in done.stdout
+    assert answered(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        ["--arrivals", "gamma", "--gap-cv", "2"],
+        ["--users", "5"],
+        ["--turns", "2", "--prefix-tokens", "8"],
+        ["--stages", "40x1,40-80x1"],
+        ["--processes", "2"],
+    ],
+    ids=" ".join,
+)
+def test_every_shape_has_a_verdict(
+    start_server: ServerStarter, tmp_path: Path, shape: list[str]
+) -> None:
+    """However requests come, the run ends with a verdict on the requests that count."""
+    host = start_server(**FAST)
+    load = ["--rate", "60"] if shape[0] not in {"--users", "--stages"} else []
+    extent = [] if shape[0] == "--stages" else ["--requests", "60"]
+    warmup = [] if shape[0] == "--users" else ["--warmup", "0.3"]
+    lengths = ["--input-tokens", "16-64", "--output-tokens", "10"]
+    options = [*load, *extent, *warmup, *lengths, *shape, "--slo", PATIENT]
+    done = loadtest("run", "--host", host, *options, "-o", tmp_path)
+
+    assert done.returncode in {Exit.DONE, Exit.INCONCLUSIVE}, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    assert len(answered(tmp_path)) >= 60
+    assert sum(verdict_in(tmp_path)["outcomes"].values()) >= 60
+
+
 def test_nothing_listens(tmp_path: Path) -> None:
     """No server: one line with the address and the way out, nothing written, exit 5."""
     with socket.create_server(("127.0.0.1", 0)) as reserved:
