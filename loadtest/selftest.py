@@ -89,8 +89,8 @@ class Capacity:
 
     @property
     def held(self) -> ClientError | None:
-        """The highest load that did not saturate the client."""
-        kept = [error for error in self.tried if not error.saturated]
+        """The highest load at which a run would still count."""
+        kept = [error for error in self.tried if error.fit]
         return max(kept, key=lambda error: error.events_per_s, default=None)
 
     @property

@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 LOCUSTFILE = Path(loadtest.__file__).parent / "locustfile.py"
 
 
-def order(host: str, folder: Path) -> None:
-    """Prepare a run of 30 requests in *folder*."""
+def order(host: str, folder: Path, requests: int = 30) -> None:
+    """Prepare a run of so many requests in *folder*."""
     workload = WorkloadSpec(
         requests_per_s=40.0, input_tokens=Lengths.fixed(20), output_tokens=Lengths.fixed(5)
     )
     load = free_load(workload, SloSpec(), model="fake", vocab_size=500)
-    job = make_job(load, Extent(num_requests=30, warmup_s=0.2), host=host, model="fake")
+    job = make_job(load, Extent(num_requests=requests, warmup_s=0.2), host=host, model="fake")
     prepare(folder, job, job.requests(), None)
 
 
@@ -100,6 +100,24 @@ def test_web_interface_starts_runs_and_shows_them(
             assert len(run.measured) == 30
             assert all(s.ok for s in run.measured)
             wait_for(lambda: shown(url) >= 30, tmp_path)
+
+
+def test_stop_button_keeps_what_there_is(
+    start_server: ServerStarter, free_port: int, tmp_path: Path
+) -> None:
+    """Stopped in the browser, a run leaves its samples and says that it was interrupted."""
+    order(start_server(ttft_s=0.05, itl_s=0.01), tmp_path, requests=5000)
+    url = f"http://127.0.0.1:{free_port}"
+    with locust(tmp_path, "--web-host", "127.0.0.1", "--web-port", str(free_port)):
+        wait_for(lambda: ask(f"{url}/stats/requests"), tmp_path)
+        ask(f"{url}/swarm", b"user_count=1&spawn_rate=1")
+        wait_for(lambda: shown(url) > 5, tmp_path)
+        ask(f"{url}/stop")
+        wait_for((tmp_path / "client.json").exists, tmp_path)
+    run = read_run(tmp_path)
+
+    assert run.client.stop == "interrupted"
+    assert sum(s.ok for s in run.samples) > 5
 
 
 def test_locusts_own_processes_share_the_schedule(

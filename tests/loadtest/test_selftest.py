@@ -89,7 +89,7 @@ def test_capacity_is_the_last_load_before_saturation() -> None:
     tried = (
         replace(ERROR, events_per_s=1000.0, cpu_fraction=0.1),
         replace(ERROR, events_per_s=2000.0, cpu_fraction=0.25),
-        replace(ERROR, events_per_s=2500.0, cpu_fraction=0.9, saturated=True),
+        replace(ERROR, events_per_s=2500.0, cpu_fraction=0.9, fit=False, saturated=True),
     )
 
     assert Capacity(tried=tried).events_per_s == 2000
