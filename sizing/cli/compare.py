@@ -13,7 +13,7 @@ from rich.progress import track
 from sizing import catalog
 from sizing.cli.console import wide_console
 from sizing.cli.inputs import naming, read_inputs
-from sizing.cli.plan import OVERRIDES  # noqa: TC001  (Typer reads the annotations)
+from sizing.cli.plan import CALIBRATION, OVERRIDES  # noqa: TC001  (Typer reads the annotations)
 from sizing.errors import Exit, InputError
 from sizing.report.study import comparison_lines, comparison_table
 from sizing.shell import talk
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from sizing.plan import Inputs
 
 
-def compare(
+def compare(  # noqa: PLR0913, PLR0917  (a command's options)
     scenarios: Annotated[list[Path], typer.Argument(help="TOML files or shipped scenarios")],
     gpu: Annotated[str, typer.Option(help="in place of each scenario's GPU, by commas")] = "",
     price: Annotated[
@@ -34,11 +34,14 @@ def compare(
     by: Annotated[str, typer.Option(help="say which is best by gpus, usd or watts")] = "gpus",
     as_json: Annotated[bool, typer.Option("--json", help="print exactly the data")] = False,
     overrides: OVERRIDES = None,
+    calibration: CALIBRATION = None,
 ) -> None:
     """Put scenarios or GPUs in one table: GPUs, nodes, W, $, headroom, confidence, what binds."""
     one_of(OBJECTIVES, **{"--by": by})
     prices = dict(_price(each) for each in price or [])
-    rows = _rows(scenarios, gpu, prices, overrides or [])
+    if calibration is not None and gpu:
+        raise InputError("--calibration", str(calibration), "no --gpu: it timed one machine")
+    rows = _rows(scenarios, gpu, prices, overrides or [], calibration)
     if len(rows) < 2:  # noqa: PLR2004  (one is no comparison)
         raise InputError("SCENARIOS", [str(s) for s in scenarios], "two, or several GPUs by --gpu")
     if by == "usd":
@@ -75,7 +78,11 @@ def _print(answers: list[Answer], best: Answer | None, by: str, statistic: str) 
 
 
 def _rows(
-    scenarios: list[Path], gpu: str, prices: dict[str, float], overrides: list[str]
+    scenarios: list[Path],
+    gpu: str,
+    prices: dict[str, float],
+    overrides: list[str],
+    calibration: Path | None,
 ) -> list[tuple[str, Path, Inputs]]:
     """Resolve every scenario with every GPU, before anything is planned."""
     names = [catalog.find_gpu(each.strip(), place="--gpu").name for each in gpu.split(",") if gpu]
@@ -83,11 +90,11 @@ def _rows(
     for scenario in scenarios:
         for name in names or [""]:
             chosen = [*overrides, *([f"cluster.gpu={name}"] if name else [])]
-            inputs = read_inputs(scenario, chosen, None)
+            inputs = read_inputs(scenario, chosen, calibration)
             if inputs.gpu.name in prices:
                 paid = prices[inputs.gpu.name]
                 inputs = read_inputs(
-                    scenario, [*chosen, f"cluster.price_usd_per_gpu_hour={paid}"], None
+                    scenario, [*chosen, f"cluster.price_usd_per_gpu_hour={paid}"], calibration
                 )
             label = " ".join(filter(None, [scenario.stem if len(scenarios) > 1 or not name else "",
                                            name]))  # fmt: skip

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 from sizing import catalog
+from sizing.config import parse_scenario
 from sizing.errors import InputError
 from sizing.latency.calibration import read_calibration
 from sizing.plan import Inputs
@@ -13,6 +15,8 @@ from sizing.plan import Inputs
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from sizing.plan import Plan
 
 
 def read_inputs(scenario: Path, overrides: list[str], calibration: Path | None) -> Inputs:
@@ -35,6 +39,26 @@ def read_inputs(scenario: Path, overrides: list[str], calibration: Path | None) 
             catalog.find_gpu(name, place=f"{scenario}: search.gpus") for name in chosen.search.gpus
         ),
     )
+
+
+def with_overrides(plan: Plan, overrides: list[str], place: str) -> Plan:
+    """
+    Return a plan under another load or SLO; its pools stay.
+
+    Raises:
+        InputError: a key of what the plan deploys, or a value that cannot be.
+    """
+    for each in overrides:
+        if each.partition("=")[0].strip().partition(".")[0] not in {"workload", "slo"}:
+            raise InputError(
+                "--set", each, "a key of [workload] or [slo]", "plan again to change the others"
+            )
+    if not overrides:
+        return plan
+    raw = asdict(plan.inputs.scenario)
+    raw["workload"], raw["slo"] = asdict(plan.workload), asdict(plan.slo)
+    changed = parse_scenario(raw, overrides, place=place)
+    return replace(plan, workload=changed.workload, slo=changed.slo)
 
 
 @contextmanager

@@ -12,9 +12,9 @@ import typer
 from sizing.cli.console import wide_console
 from sizing.cli.inputs import naming, read_inputs
 from sizing.cli.plan import CALIBRATION, OVERRIDES  # noqa: TC001  (Typer reads the annotations)
-from sizing.errors import NegativeAnswer
+from sizing.errors import Exit, NegativeAnswer
 from sizing.report.study import front_table
-from sizing.search.evaluated import evaluated
+from sizing.search.evaluated import evaluations, in_order
 from sizing.shell import talk
 from sizing.specs.checks import one_of
 from sizing.study.answer import OBJECTIVES
@@ -24,6 +24,7 @@ from sizing.study.pareto import fronts
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from sizing.plan import Inputs
     from sizing.search.evaluated import Evaluated
     from sizing.study.pareto import Front
 
@@ -41,16 +42,31 @@ def pareto(
     if by == "usd":
         require_price(inputs, str(scenario))
     with naming(scenario), talk.status("forecasting configurations"):
-        points = evaluated(inputs)
+        points, stopped = _points(inputs)
         if not points:
             raise NegativeAnswer(f"{scenario}: no configuration carries the load")
         found = fronts(points, by=by)
     if as_json:
         sys.stdout.write(json.dumps(_document(points, found), indent=2) + "\n")
-        return
-    console = wide_console()
-    for front in found:
-        console.print(front_table(front, points))
+    else:
+        console = wide_console()
+        for front in found:
+            console.print(front_table(front, points))
+    if stopped:
+        talk.print("interrupted: the configurations so far", style="red")
+        raise typer.Exit(Exit.INTERRUPTED)
+
+
+def _points(inputs: Inputs) -> tuple[tuple[Evaluated, ...], bool]:
+    """Return all configurations, or those that an interrupt leaves; and whether there was one."""
+    points: list[Evaluated] = []
+    try:
+        points.extend(evaluations(inputs))
+    except KeyboardInterrupt:
+        if not points:
+            raise
+        return in_order(points), True
+    return in_order(points), False
 
 
 def _document(points: Sequence[Evaluated], found: Sequence[Front]) -> list[dict[str, Any]]:

@@ -12,6 +12,8 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
+from sizing.cli.inputs import with_overrides
+from sizing.cli.plan import OVERRIDES  # noqa: TC001  (Typer reads the annotations)
 from sizing.errors import InputError
 from sizing.plan import read_plan
 from sizing.report.simulation import (
@@ -57,9 +59,10 @@ def simulate(  # noqa: PLR0913, PLR0917  (a command's options)
     skip_unanswered: Annotated[bool, typer.Option(help="of a trace: leave out 0 tokens")] = False,
     out: Annotated[Path | None, typer.Option("-o", "--out", help="CSV, a line a request")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print percentiles and series")] = False,
+    overrides: OVERRIDES = None,
 ) -> None:
     """Simulate a plan: percentiles with intervals, queues and caches over time."""
-    planned = read_plan(plan)
+    planned = with_overrides(read_plan(plan), overrides or [], str(plan))
     positive(**{"--rate": rate, "--requests": requests})
     not_negative(**{"--handshake-s": handshake_s, "--seed": seed})
     if requests > MOST:
@@ -70,6 +73,8 @@ def simulate(  # noqa: PLR0913, PLR0917  (a command's options)
     else:
         if (arrivals, gap_cv, users, turns, think_s) != ("poisson", None, None, 1, 0.0):
             raise InputError("--trace", str(trace), "no options about arrivals besides it")
+        if any(each.strip().startswith("workload") for each in overrides or []):
+            raise InputError("--trace", str(trace), "no --set workload.… besides it")
         coming = _traced(trace, rate, skip_unanswered=skip_unanswered)
     with Progress(console=talk, transient=True, disable=not talk.is_terminal) as bar:
         task = bar.add_task("simulating", total=len(coming))

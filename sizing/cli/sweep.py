@@ -35,12 +35,20 @@ def sweep(
     combinations = points(keys)
     read_inputs(scenario, overrides or [], calibration)  # what is wrong with all of them
     _check_keys(scenario, overrides or [], combinations)
-    answers = [
-        _answer(scenario, [*(overrides or []), *combination], " ".join(combination), calibration)
+    answers: list[Answer] = []
+    try:
         for combination in track(
             combinations, "planning", console=talk, disable=not talk.is_terminal, transient=True
-        )
-    ]
+        ):
+            chosen = [*(overrides or []), *combination]
+            answers.append(_answer(scenario, chosen, " ".join(combination), calibration))
+            if answers[-1].interrupted:
+                break
+    except KeyboardInterrupt:
+        if not answers:
+            raise
+    stopped = len(answers) < len(combinations) or answers[-1].interrupted
+    combinations = combinations[: len(answers)]
     if as_json:
         document = [
             {"values": dict(each.split("=", 1) for each in combination), **data(answer)}
@@ -49,6 +57,9 @@ def sweep(
         sys.stdout.write(json.dumps(document, indent=2) + "\n")
     else:
         wide_console().print(sweep_table(keys, combinations, answers))
+    if stopped:
+        talk.print("interrupted: the points so far", style="red")
+        raise typer.Exit(Exit.INTERRUPTED)
     if not any(answer.plan for answer in answers):
         raise typer.Exit(Exit.NEGATIVE)
 

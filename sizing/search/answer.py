@@ -171,7 +171,7 @@ def far_over_budget(sized: Candidate, inputs: Inputs) -> Infeasible:
         nearest=str(sized),
         nearest_gpus=sized.gpus,
         missed_by=f"about {sized.gpus - budget} GPUs",
-        way_out="a looser SLO, a lower rate, or many more GPUs (cluster.max_gpus)",
+        way_out=f"cluster.max_gpus = {sized.gpus} or so, a looser SLO, or a lower rate",
     )
 
 

@@ -18,7 +18,7 @@ from sizing.traffic import decode, prefill
 from sizing.traffic.forecast import forecast
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from sizing.plan import Inputs
 
@@ -60,8 +60,18 @@ class Evaluated:
 
 
 def evaluated(inputs: Inputs) -> tuple[Evaluated, ...]:
+    """Return all `evaluations`, fewest GPUs first."""
+    return in_order(evaluations(inputs))
+
+
+def in_order(points: Iterable[Evaluated]) -> tuple[Evaluated, ...]:
+    """Sort by GPUs, then latencies."""
+    return tuple(sorted(points, key=lambda each: (each.gpus, each.ttft_s, each.tpot_s)))
+
+
+def evaluations(inputs: Inputs) -> Iterator[Evaluated]:
     """
-    Forecast every legal layout at several batch limits and utilisations, fewest GPUs first.
+    Forecast every legal layout at several batch limits and utilisations.
 
     Raises:
         InputError: the scenario cannot be planned at all.
@@ -69,14 +79,14 @@ def evaluated(inputs: Inputs) -> tuple[Evaluated, ...]:
     Ignores:
         Aggregated pools, which have no closed form; the budget `cluster.max_gpus`.
     """
-    found: dict[tuple[str, int], Evaluated | None] = {}
+    seen: set[tuple[str, int]] = set()
     for start in starting_points(inputs, StepModels(inputs), StepErrors()).split:
         for candidate in _sizes(start, inputs):
             key = (str(candidate), candidate.tandem.decode.max_batch_size)
-            if key not in found:
-                found[key] = _evaluate(candidate, inputs)
-    known = [each for each in found.values() if each is not None]
-    return tuple(sorted(known, key=lambda each: (each.gpus, each.ttft_s, each.tpot_s)))
+            found = None if key in seen else _evaluate(candidate, inputs)
+            seen.add(key)
+            if found is not None:
+                yield found
 
 
 def _sizes(start: Candidate, inputs: Inputs) -> Iterator[Candidate]:

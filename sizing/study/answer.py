@@ -35,6 +35,12 @@ class Answer:
     refused: str | None = None
 
     @property
+    def interrupted(self) -> bool:
+        """Whether the search was stopped: the plan is the best so far."""
+        sure = None if self.plan is None else self.plan.confidence
+        return sure is not None and sure.interrupted
+
+    @property
     def reason(self) -> str:
         """Why there is no plan; empty where there is one."""
         if self.infeasible is not None:

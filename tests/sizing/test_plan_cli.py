@@ -173,6 +173,10 @@ def test_explain_gpu(sizing: Sizing, tmp_path: Path) -> None:
         ("model.id=llama-3.1-405b", 3, "fits on no allowed layout"),
         ("slo.ttft_s=0.01", 3, "already"),
         ("cluster.max_gpus=8", 3, "way out: cluster.max_gpus = "),
+        ("slo.ttft_s=0.29", 3, "by closed forms"),
+        ("workload.requests_per_s=1000000", 3, "requests/s take at least"),
+        ("workload.output_tokens=0", 2, "positive"),
+        ("workload.prefix_tokens=4000", 2, "less than the longest input"),
         ("search.tp=[3]", 2, "attention heads"),
         ("workload.requests_per_s=-1", 2, "positive"),
         ("workload.requests=3", 2, "no such key"),
@@ -215,6 +219,29 @@ def test_without_calibration(sizing: Sizing, laptop: tuple[str, ...]) -> None:
     assert done.code == 2
     assert "sizing calibrate" in done.err
     assert "serving measure" in done.err
+
+
+def test_aggregated_pools_are_planned_predicted_and_explained(
+    sizing: Sizing, tmp_path: Path
+) -> None:
+    """A small load's plan is one pool; predict says the same of it; its phases add up."""
+    path, small = tmp_path / "plan.json", "llama-3.1-70b-h100-2rps"
+    assert sizing("plan", small, "-o", str(path)).code == 0
+    plan = read_plan(path)
+    assert [pool.role for pool in plan.pools] == ["mixed"]
+    assert plan.validated_on.num_rows > 0
+    pool = plan.pool("mixed")
+    done = sizing("predict", small, "--mixed", f"{pool.replicas}xTP{pool.tp}", "--json")
+    said = json.loads(done.out)["prediction"]
+    assert said["ttft"]["p99_s"] == pytest.approx(plan.prediction.ttft.p99_s)
+    terms = json.loads(sizing("explain", str(path), "--json").out)["terms"]
+    phases = sum(term["seconds"] for term in terms if term["of"] == "TTFT")
+    assert phases == pytest.approx(plan.prediction.ttft.mean_s, rel=1e-6)
+    assert sizing("predict", small, "--mixed", "1xTP4", "--decode", "1xTP8").code == 2
+    assert sizing("predict", small).code == 2
+    full = sizing("predict", small, "--mixed", "1xTP8", "--set", "workload.requests_per_s=9")
+    assert full.code == 3
+    assert "saturate --mixed 1xTP8" in full.err
 
 
 def test_sizes_that_cannot_be_read(sizing: Sizing) -> None:

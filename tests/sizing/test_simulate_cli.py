@@ -140,6 +140,23 @@ def test_bad_options_are_one_line(
     assert done.err.count("\n") == 1
 
 
+def test_load_and_slo_of_a_plan_may_be_set(sizing: Sizing, plan: str) -> None:
+    """`--set` is another load or SLO for the same pools; the rest of a plan stays as it is."""
+    few = ("simulate", plan, "--requests", "1000")
+    half = sizing(*few, "--set", "workload.requests_per_s=10", "--json")
+    assert half.code == 0
+    assert half.out == sizing(*few, "--rate", "10", "--json").out
+    assert "missed" in sizing(*few, "--set", "slo.ttft_s=0.2").out
+    for wrong, said in (
+        ("cluster.max_gpus=3", "plan again"),
+        ("workload.input_tokens=0", "positive"),
+        ("workload.input_tokens=100000", "engine.max_model_len"),
+    ):
+        done = sizing(*few, "--set", wrong)
+        assert done.code == 2
+        assert said in done.err
+
+
 def test_overload_is_told(sizing: Sizing, plan: str) -> None:
     """A rate beyond any capacity ends, and the answer says that there is no steady state."""
     done = sizing("simulate", plan, "--rate", "1000", "--requests", "3000")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -157,6 +158,44 @@ def test_bad_input(sizing: Any, arguments: tuple[str, ...], said: str) -> None: 
     assert (done.code, done.out) == (2, "")
     assert said in done.err
     assert len(done.err.splitlines()) == 1
+
+
+FLOORS = "slo.ttft_s=0.001,0.002,0.003"
+
+
+def stopping(function: Any, after: int) -> Any:  # noqa: ANN401
+    """Return *function*, interrupted at the call after so many."""
+    calls = iter(range(after))
+
+    def stopped(*arguments: Any, **keys: Any) -> Any:  # noqa: ANN401
+        if next(calls, None) is None:
+            raise KeyboardInterrupt
+        return function(*arguments, **keys)
+
+    return stopped
+
+
+@pytest.mark.parametrize(
+    ("command", "module", "name"),
+    [
+        (("sweep", SCENARIO, "--key", FLOORS), "sizing.cli.sweep", "answered"),
+        (("pareto", SCENARIO), "sizing.search.evaluated", "_evaluate"),
+    ],
+)  # fmt: skip
+def test_an_interrupt_leaves_what_there_is(
+    sizing: Any,  # noqa: ANN401
+    monkeypatch: pytest.MonkeyPatch,
+    command: tuple[str, ...],
+    module: str,
+    name: str,
+) -> None:
+    """Ctrl-C prints the points so far and leaves with 130."""
+    whole = json.loads(sizing(*command, "--json").out)
+    monkeypatch.setattr(f"{module}.{name}", stopping(getattr(import_module(module), name), 2))
+    done = sizing(*command, "--json")
+    assert done.code == 130
+    assert "interrupted" in done.err
+    assert 1 <= len(json.loads(done.out)) < len(whole)
 
 
 def test_keys_of_a_sweep() -> None:
