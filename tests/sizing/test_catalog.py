@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sizing import catalog
-from sizing.catalog import find_cluster, find_engine, find_gpu, find_model
+from sizing.catalog import find_cluster, find_engine, find_gpu, find_model, folder
 from sizing.config import parse, read_toml
 from sizing.errors import InputError
 from sizing.specs.architecture import architecture_hash
@@ -273,7 +273,7 @@ def test_unknown_names_suggest_the_nearest(find: Any, name: str, hint: str) -> N
 
 def test_catalogs_of_an_installed_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Installed, the catalogs are inside the package; in a checkout, beside it."""
-    monkeypatch.setattr(catalog, "__file__", str(tmp_path / "sizing" / "catalog.py"))
+    monkeypatch.setattr(folder, "__file__", str(tmp_path / "sizing" / "catalog" / "folder.py"))
     assert catalog.configs() == tmp_path / "configs"
     (tmp_path / "sizing" / "_configs").mkdir(parents=True)
     assert catalog.configs() == tmp_path / "sizing" / "_configs"

@@ -1,0 +1,146 @@
+"""Cluster presets and switches."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields, replace
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sizing.catalog.folder import exists, files, unknown
+from sizing.catalog.gpu import find_gpu
+from sizing.config import parse, read_toml
+from sizing.errors import InputError
+from sizing.specs.cluster import ClusterSpec
+from sizing.specs.fabric import FailureSpec
+from sizing.specs.switch import SwitchSpec
+from sizing.specs.tier import NAMES as UNITS_BY_NAME
+from sizing.specs.tier import TierSpec
+from sizing.specs.topology import topology_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sizing.specs.gpu import GpuSpec
+    from sizing.specs.scenario import ClusterChoice
+    from sizing.specs.topology import Topology
+
+BANDWIDTH = re.compile(r"band|bw|bps|_per_s|gb|gbit", re.IGNORECASE)
+"""What keys look like that mean a bandwidth."""
+
+
+@cache
+def clusters() -> Mapping[str, ClusterSpec]:
+    """Read the cluster presets."""
+    return {name: read_cluster(path) for name, path in files("clusters").items()}
+
+
+@cache
+def switches() -> Mapping[str, SwitchSpec]:
+    """Read the catalog of network switches."""
+    return {
+        name: parse(SwitchSpec, read_toml(path), place=path.name)
+        for name, path in files("switches").items()
+    }
+
+
+def read_cluster(path: Path) -> ClusterSpec:
+    """
+    Read a cluster file.
+
+    Raises:
+        InputError: the first thing wrong with it; a bandwidth without its unit is told how to
+            say one.
+
+    """
+    raw = read_toml(path)
+    tiers = raw.get("tiers", [])
+    known = {spec.name for spec in fields(TierSpec)}
+    for tier in tiers if isinstance(tiers, list) else []:
+        for key in tier if isinstance(tier, dict) else ():
+            if key not in known and BANDWIDTH.search(key):
+                place = f"{path.name}: tiers.{tier.get('name', '?')}.{key}"
+                raise InputError(place, tier[key], "a key that says its unit", UNITS_BY_NAME)
+    return parse(ClusterSpec, raw, place=path.name)
+
+
+def find_network(name: str, *, place: str = "cluster") -> tuple[ClusterSpec, Topology]:
+    """
+    Return a cluster and its network by the name of a preset or the path of a file like one.
+
+    Raises:
+        InputError: neither, or something is wrong with it.
+
+    """
+    if name in clusters():
+        cluster = clusters()[name]
+    elif exists(Path(name)) and Path(name).is_file():
+        cluster = read_cluster(Path(name))
+    else:
+        raise unknown(place, name, "a cluster preset or a file like one", clusters())
+    return cluster, topology_of(cluster, find_gpu(cluster.gpu, place=f"{name}: gpu"))
+
+
+def find_cluster(choice: ClusterChoice, *, place: str = "cluster") -> ClusterSpec:
+    """
+    Return the preset with the scenario's own keys over it, or a cluster made of them alone.
+
+    A GPU without a preset makes nodes in which scale-up links join all GPUs.
+    """
+    if choice.preset is None:
+        return _own_cluster(choice, place)
+    if choice.preset not in clusters():
+        raise unknown(f"{place}.preset", choice.preset, "a cluster preset", clusters())
+    preset = clusters()[choice.preset]
+    gpu = find_gpu(choice.gpu, place=f"{place}.gpu").name if choice.gpu else preset.gpu
+    per_node = choice.gpus_per_node or preset.gpus_per_node
+    kept = preset.gpus_per_hb_domain if per_node == preset.gpus_per_node else per_node
+    built = preset.with_nodes(per_node, kept)
+    return replace(
+        built,
+        gpu=gpu,
+        max_gpus=choice.max_gpus or preset.max_gpus,
+        price_usd_per_gpu_hour=choice.price_usd_per_gpu_hour,
+        pools_meet_in=choice.pools_meet_in or built.pools_meet_in,
+        failures=_failures(choice, built.failures, place),
+    )
+
+
+def _failures(choice: ClusterChoice, preset: FailureSpec | None, place: str) -> FailureSpec | None:
+    """Return the preset's failures with the scenario's own numbers over them."""
+    mtbf_s = choice.gpu_mtbf_s or (preset.gpu_mtbf_s if preset else None)
+    repair_s = choice.repair_s or (preset.node_repair_s if preset else None)
+    if mtbf_s is None and repair_s is None:
+        return None
+    if mtbf_s is None or repair_s is None:
+        key = "gpu_mtbf_s" if mtbf_s is None else "repair_s"
+        raise InputError(f"{place}.{key}", None, "a number beside the other of the two")
+    base = preset or FailureSpec(gpu_mtbf_s=mtbf_s, node_repair_s=repair_s)
+    return replace(base, gpu_mtbf_s=mtbf_s, node_repair_s=repair_s)
+
+
+def _own_cluster(choice: ClusterChoice, place: str) -> ClusterSpec:
+    """Make a cluster from the scenario's keys alone."""
+    gpu = find_gpu(choice.gpu or "", place=f"{place}.gpu")
+    if choice.gpus_per_node is None or choice.max_gpus is None:
+        key = "gpus_per_node" if choice.gpus_per_node is None else "max_gpus"
+        raise InputError(
+            f"{place}.{key}", None, "a number: there is no preset to take it from", _presets(gpu)
+        )
+    return ClusterSpec(
+        name=f"{gpu.name}-{choice.gpus_per_node}",
+        gpu=gpu.name,
+        gpus_per_node=choice.gpus_per_node,
+        gpus_per_hb_domain=choice.gpus_per_node,
+        max_gpus=choice.max_gpus,
+        price_usd_per_gpu_hour=choice.price_usd_per_gpu_hour,
+        pools_meet_in=choice.pools_meet_in,
+        failures=_failures(choice, None, place),
+    )
+
+
+def _presets(gpu: GpuSpec) -> str:
+    """Say which presets there are for a GPU."""
+    names = [name for name, cluster in clusters().items() if cluster.gpu == gpu.name]
+    return "presets of this GPU: " + (", ".join(names) or "none")

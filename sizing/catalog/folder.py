@@ -1,0 +1,41 @@
+"""Files of `configs/`, and what is said of a name that is not among them."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sizing.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+def configs() -> Path:
+    """Return the folder of the catalogs: inside an installed wheel, or beside the package."""
+    inside = Path(__file__).parents[1] / "_configs"
+    return inside if inside.is_dir() else Path(__file__).parents[2] / "configs"
+
+
+def files(kind: str) -> dict[str, Path]:
+    """Return the files of one catalog (`models`, `gpus`, `scenarios`, …) by name, in order."""
+    return {path.stem: path for path in sorted((configs() / kind).glob("*.toml"))}
+
+
+def exists(path: Path) -> bool:
+    """Say whether a path exists; what cannot be a path does not."""
+    try:
+        return path.exists()
+    except OSError:
+        return False
+
+
+def unknown(place: str, name: str, expectation: str, known: Iterable[str]) -> InputError:
+    """Say that a name is unknown, and which one was probably meant."""
+    by_lower = {key.lower(): key for key in known}
+    near = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.5)
+    if near:
+        return InputError(place, name, expectation, f"did you mean {by_lower[near[0]]}?")
+    short = [key for key in by_lower.values() if "/" not in key and " " not in key]
+    return InputError(place, name, expectation, "known: " + ", ".join(short or by_lower.values()))

@@ -1,0 +1,70 @@
+"""The catalog of GPUs, with what collective libraries take on them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import TYPE_CHECKING
+
+from sizing.catalog.folder import files, unknown
+from sizing.config import parse, read_toml
+from sizing.specs.collective import CollectiveEntry
+from sizing.specs.gpu import GpuSpec
+from sizing.specs.library import Collectives
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuEntry:
+    """One file of `configs/gpus`: a GPU and the other names it goes by."""
+
+    spec: GpuSpec
+    aliases: tuple[str, ...] = field(default=())
+
+
+@cache
+def gpus() -> Mapping[str, GpuEntry]:
+    """Read the GPU catalog."""
+    entries = [_read_gpu(path) for path in files("gpus").values()]
+    return {entry.spec.name: entry for entry in entries}
+
+
+@cache
+def _read_gpu(path: Path) -> GpuEntry:
+    """Read one file of the catalog."""
+    raw = read_toml(path)
+    aliases = tuple(raw.pop("aliases", ()))
+    spec = parse(GpuSpec, raw, place=path.name)
+    return GpuEntry(spec=replace(spec, collectives=_collectives_of(spec)), aliases=aliases)
+
+
+@cache
+def collectives() -> Mapping[str, CollectiveEntry]:
+    """Read what collective libraries were measured to take, by GPU, and their protocols."""
+    return {
+        name: parse(CollectiveEntry, read_toml(path), place=path.name)
+        for name, path in files("collectives").items()
+    }
+
+
+def _collectives_of(gpu: GpuSpec) -> Collectives:
+    """Return the libraries' tables on a GPU, and how NCCL crosses the nodes of NVIDIA's."""
+    measured = [entry.measured for entry in collectives().values() if entry.gpu == gpu.name]
+    return Collectives(
+        measured=tuple(table for tables in measured for table in tables),
+        protocols=collectives()["nccl"].protocols if gpu.vendor == "NVIDIA" else (),
+    )
+
+
+def find_gpu(name: str, *, place: str = "cluster.gpu") -> GpuSpec:
+    """Return the GPU that *name*, a catalog name or an alias, stands for."""
+    path = files("gpus").get(name)
+    if path is not None:  # a file's own name needs no other file
+        return _read_gpu(path).spec
+    for key, entry in gpus().items():
+        if name.lower() in {alias.lower() for alias in (key, *entry.aliases)}:
+            return entry.spec
+    raise unknown(place, name, "a GPU of the catalog", gpus())

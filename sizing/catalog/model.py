@@ -1,0 +1,143 @@
+"""The catalog of models."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sizing.catalog.folder import exists, files, unknown
+from sizing.config import parse, read_toml
+from sizing.errors import InputError
+from sizing.huggingface.names import repackaged
+from sizing.huggingface.reader import model_from, read_config
+from sizing.specs.checks import STRICT
+from sizing.specs.gpu import Source
+from sizing.specs.precision import with_weight_dtype
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sizing.specs.model import ModelSpec
+    from sizing.specs.scenario import ModelChoice
+
+DEMO_MODEL = ".minicluster/models/demo"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelEntry:
+    """
+    One file of `configs/models`.
+
+    Attributes:
+        hub_id: what a server loads.
+        aliases: further hub ids of the same architecture.
+        config: keys of the model's `config.json`.
+    """
+
+    __pydantic_config__ = STRICT
+
+    hub_id: str
+    aliases: tuple[str, ...]
+    config: dict[str, object]
+    sources: tuple[Source, ...]
+
+
+@cache
+def models() -> Mapping[str, ModelEntry]:
+    """Read the model catalog."""
+    return {
+        name: parse(ModelEntry, read_toml(path), place=path.name)
+        for name, path in files("models").items()
+    }
+
+
+def find_model(name: str, *, place: str = "model.id") -> ModelSpec:
+    """
+    Return the model that *name* stands for.
+
+    Args:
+        name: a catalog name, a hub id, or a path to a `config.json` or to the directory it is in
+            (relative to where the command runs). Instruct, chat, quantised and repackaged hub ids
+            of any organisation stand for the entry of the same shapes, in the dtype that they name.
+        place: named in errors.
+
+    Raises:
+        InputError: neither in the catalog nor on disk, or a config that cannot be used.
+
+    """
+    for key, entry in models().items():
+        known = (key, entry.hub_id, *entry.aliases)
+        hit = next((alias for alias in known if alias.lower() == name.lower()), None)
+        if hit is not None:
+            source = hit if "/" in hit else entry.hub_id
+            return model_from(entry.config, name=name, source=source, place=f"{key}.toml")
+    path = Path(name)
+    if name and exists(path):
+        directory = path if path.is_dir() else path.parent
+        return model_from(
+            read_config(path), name=directory.resolve().name, source=str(directory), place=name
+        )
+    if name.startswith((".", "/", "~")) or name.endswith(".json"):
+        raise InputError(
+            place,
+            name,
+            "an existing config.json or the directory it is in",
+            f"paths are relative to where the command runs; `make demo` makes {DEMO_MODEL}",
+        )
+    other = repackaged(name, _model_names())
+    if other is not None:
+        entry = models()[other.key]
+        source = name if "/" in name else entry.hub_id
+        spec = model_from(entry.config, name=name, source=source, place=f"{other.key}.toml")
+        return with_weight_dtype(spec, other.weight_dtype)
+    raise unknown(
+        place,
+        name,
+        "a catalog name, a hub id of the catalog, or an existing path to a config.json",
+        [*models(), *_model_names()],
+    )
+
+
+@cache
+def _model_names() -> Mapping[str, str]:
+    """Return all names and hub ids of the model catalog, each with the key of its entry."""
+    return {
+        name: key for key, entry in models().items() for name in (key, entry.hub_id, *entry.aliases)
+    }
+
+
+def chosen_model(choice: ModelChoice, place: str) -> ModelSpec:
+    """Return the model with the scenario's dtypes and context."""
+    model = find_model(choice.id, place=f"{place}: model.id")
+    model = with_weight_dtype(model, choice.weight_dtype)
+    if choice.kv_dtype is not None:
+        model = replace(model, kv_dtype=choice.kv_dtype)
+    model = _assumed(model, choice.assumed_context_tokens, place)
+    wanted = choice.max_context_tokens
+    if wanted is None:
+        return model
+    if wanted > model.max_context_tokens:
+        raise InputError(
+            f"{place}: model.max_context_tokens",
+            wanted,
+            f"at most {model.max_context_tokens}, what {model.id} was made for",
+            "for a RoPE-scaled variant give the path of its own config.json as model.id; to plan"
+            " as if there were one, set model.assumed_context_tokens",
+        )
+    return replace(model, max_context_tokens=wanted)
+
+
+def _assumed(model: ModelSpec, tokens: int | None, place: str) -> ModelSpec:
+    """Raise the context beyond what the model was made for, because the scenario says so."""
+    if tokens is None:
+        return model
+    if tokens <= model.max_context_tokens:
+        raise InputError(
+            f"{place}: model.assumed_context_tokens",
+            tokens,
+            f"more than {model.max_context_tokens}, what {model.id} was made for",
+            "model.max_context_tokens shortens the context",
+        )
+    return replace(model, max_context_tokens=tokens)

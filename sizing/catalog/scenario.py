@@ -1,0 +1,119 @@
+"""A scenario, and everything that it names."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from sizing.catalog.cluster import find_cluster
+from sizing.catalog.folder import exists, files, unknown
+from sizing.catalog.gpu import find_gpu
+from sizing.catalog.model import chosen_model
+from sizing.config import overridden, parse, parse_scenario, read_toml
+from sizing.errors import InputError
+from sizing.specs.engine import EngineProfile
+from sizing.specs.study import Conventions
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sizing.specs.cluster import ClusterSpec
+    from sizing.specs.gpu import GpuSpec
+    from sizing.specs.model import ModelSpec
+    from sizing.specs.scenario import EngineChoice, ScenarioSpec
+
+
+class Resolved(NamedTuple):
+    """What the names of a scenario stand for, its overrides applied."""
+
+    model: ModelSpec
+    gpu: GpuSpec
+    cluster: ClusterSpec
+    engine: EngineProfile
+
+
+@cache
+def engines() -> tuple[EngineProfile, ...]:
+    """Read the engine profiles, those that can be deployed first."""
+    profiles = [
+        parse(EngineProfile, read_toml(path), place=path.name) for path in files("engines").values()
+    ]
+    return tuple(sorted(profiles, key=lambda profile: not profile.deployable))
+
+
+def find_engine(choice: EngineChoice, *, place: str = "engine") -> EngineProfile:
+    """Return what can be deployed of an engine; `0.29` stands for the only 0.29.x there is."""
+    deployable = [profile for profile in engines() if profile.deployable]
+    for profile in deployable:
+        versions = (profile.version, profile.version.rpartition(".")[0])
+        if choice.name == profile.name and choice.version in versions:
+            return profile
+    known = [f"{profile.name} {profile.version}" for profile in deployable]
+    raise unknown(place, f"{choice.name} {choice.version}", "an engine with a profile", known)
+
+
+def find_study(name: str, overrides: Sequence[str] = ()) -> Conventions:
+    """
+    Return the conventions of a study, some of them overridden.
+
+    Args:
+        name: of a file in `configs/studies`, or the path of one like it.
+        overrides: `key=value` each, as TOML writes it.
+
+    """
+    known = files("studies")
+    path = known.get(name, Path(name))
+    if name not in known and not exists(path):
+        raise unknown("--study", name, "a study or a file like one", known)
+    raw = overridden(read_toml(path), overrides)
+    return parse(Conventions, raw, place=" ".join([path.name, *overrides]))
+
+
+def read_scenario(path: Path, overrides: Sequence[str] = ()) -> ScenarioSpec:
+    """
+    Read a scenario.
+
+    Args:
+        path: TOML file, or the name of a shipped scenario (`llama-3.1-70b-h100`).
+        overrides: `key=value` each; see `parse_scenario`.
+
+    Raises:
+        InputError: no such scenario, or the first thing wrong with it.
+
+    """
+    shipped = files("scenarios")
+    file = path if exists(path) or path.suffix == ".toml" else shipped.get(str(path))
+    if file is not None:
+        return parse_scenario(read_toml(file), overrides, place=str(path))
+    raise unknown("scenario", str(path), "a TOML file or a shipped scenario", shipped)
+
+
+def resolve(scenario: ScenarioSpec, place: str) -> Resolved:
+    """
+    Look up everything that a scenario names, and check that it fits together.
+
+    Args:
+        scenario: as read.
+        place: its file, named in errors.
+
+    Raises:
+        InputError: an unknown name, or values that contradict each other.
+
+    """
+    cluster = find_cluster(scenario.cluster, place=f"{place}: cluster")
+    resolved = Resolved(
+        model=chosen_model(scenario.model, place),
+        gpu=find_gpu(cluster.gpu, place=f"{place}: cluster.gpu"),
+        cluster=cluster,
+        engine=find_engine(scenario.engine, place=f"{place}: engine"),
+    )
+    longest = scenario.workload.input_tokens.max_tokens + scenario.workload.output_tokens.max_tokens
+    if longest > resolved.model.max_context_tokens:
+        raise InputError(
+            f"{place}: workload.input_tokens + output_tokens",
+            longest,
+            f"at most {resolved.model.max_context_tokens}, the context of {resolved.model.id}",
+            "shorten one of them, or take a model with a longer context",
+        )
+    return resolved
