@@ -16,7 +16,6 @@ def document(title: str, *body: str) -> str:
     return (
         '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        '<link rel="icon" href="data:,">'
         f"<title>{escape(title)}</title><style>{style}</style></head>"
         f"<body><main>{''.join(body)}<footer>minicluster {metadata.version('minicluster')}, "
         "loadtest</footer></main></body></html>\n"

@@ -15,6 +15,9 @@ GROUP = 5
 FEWEST_GROUPS = 32
 """In shorter series the least of a noisy curve means nothing."""
 
+STRETCHES = 8
+"""At least so many stretches of the rest show how much it varies by itself."""
+
 UNLIKE = 2.0
 """How many times the largest deviation among later stretches a warm-up deviates at least."""
 
@@ -56,10 +59,11 @@ def settled_from(values: NDArray[np.float64]) -> tuple[int, bool]:
 
 
 def _unlike(means: NDArray[np.float64], cut: int) -> bool:
-    """Whether the first *cut* are unlike every stretch of the rest of the same length, by far."""
+    """Whether the first *cut* are unlike every stretch of the rest, by far."""
     if not cut:
         return False
     before, rest = means[:cut], means[cut:]
-    stretches = rest[: len(rest) // cut * cut].reshape(-1, cut).mean(axis=1)
+    length = max(1, min(cut, len(rest) // STRETCHES))
+    stretches = rest[: len(rest) // length * length].reshape(-1, length).mean(axis=1)
     largest = float(np.abs(stretches - rest.mean()).max())
     return abs(float(before.mean() - rest.mean())) > UNLIKE * largest
