@@ -48,6 +48,7 @@ def compile_app(
         plan=promised,
         plan_hash=plan_hash(to_json(plan or deployment)),
         substitutions=substitutions,
+        deadlines_s=ground.deadlines_s,
     )
     return ServedApp(
         model_id=deployment.model.id,

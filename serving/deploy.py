@@ -35,7 +35,7 @@ START_LIMIT_S = 900.0
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
     """
-    Where to deploy.
+    Where to deploy, and how patiently.
 
     Attributes:
         target: `cpu` or `gpu`.
@@ -43,6 +43,7 @@ class Site:
         port: likewise.
         address: of an existing Ray cluster; `None` starts one here.
         wait_s: how long to wait for that cluster's nodes.
+        deadlines_s: of prefill and of the KV hand-off; `None`: the plan's.
     """
 
     target: str
@@ -50,6 +51,7 @@ class Site:
     port: int
     address: str | None = None
     wait_s: float = 0.0
+    deadlines_s: tuple[float | None, float | None] = (None, None)
 
     @property
     def base_url(self) -> str:

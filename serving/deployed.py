@@ -81,6 +81,7 @@ def bring_up(
             one_host=one_host,
             nixl_port=free_nixl_port(workers) if one_host else NIXL_PORT,
             decode_engine_kwargs=decode_engine_kwargs or {},
+            deadlines_s=site.deadlines_s,
         ),
         plan=plan,
         substitutions=changes,
@@ -108,9 +109,7 @@ def _check(deployment: Deployment, site: Site, target: Target) -> None:
             "serving", running.base_url, "nothing deployed from this directory", "`serving down`"
         )
     if site.address is not None and KEYS in os.environ:
-        raise InputError(
-            KEYS, "set", f"{KEYS_FILE} where the cluster is not started here"
-        )
+        raise InputError(KEYS, "set", f"{KEYS_FILE} where the cluster is not started here")
     if not is_free(site.host, site.port):
         raise InputError(
             "--port", site.port, f"a port of {site.host} that is free", "choose another one"

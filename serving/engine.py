@@ -51,12 +51,14 @@ class Ground:
         one_host: every planned node is this machine, whatever it is called.
         nixl_port: first of the ports at which the engines ask each other where the KV cache is.
         decode_engine_kwargs: further vLLM arguments of what decodes; tests plant faults there.
+        deadlines_s: of prefill and of the KV hand-off, where they are not to be the plan's.
     """
 
     target: str
     one_host: bool = True
     nixl_port: int = NIXL_PORT
     decode_engine_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    deadlines_s: tuple[float | None, float | None] = (None, None)
 
     @property
     def carrier(self) -> str:

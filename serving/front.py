@@ -124,6 +124,7 @@ def front_door(
     plan: Plan | None = None,
     plan_hash: str = "",
     substitutions: tuple[str, ...] = (),
+    deadlines_s: tuple[float | None, float | None] = (None, None),
 ) -> FrontDoor:
     """
     Take from the plan what answering requests needs.
@@ -134,6 +135,7 @@ def front_door(
         plan: the plan behind it, if there is one.
         plan_hash: of the plan's file.
         substitutions: what is deployed otherwise than planned.
+        deadlines_s: of prefill and of the KV hand-off; `None`: twice the plan's TTFT.
     """
     pools = tuple(
         FrontPool(
@@ -157,8 +159,8 @@ def front_door(
         slo=None if plan is None else plan.slo,
         promise=None if plan is None else _promise(plan),
         step_model=None if plan is None else plan.step_model,
-        prefill_deadline_s=deadline_s,
-        kv_wait_deadline_s=deadline_s,
+        prefill_deadline_s=deadlines_s[0] or deadline_s,
+        kv_wait_deadline_s=deadlines_s[1] or deadline_s,
         local_threshold_tokens=routing.local_threshold_tokens,
         fallback=routing.fallback,
         policy=routing.policy,

@@ -42,6 +42,14 @@ def up(  # noqa: PLR0913, PLR0917  (a command's options)
     wait_s: Annotated[
         float, typer.Option("--wait", help="Seconds to wait for the nodes of --address.", min=0)
     ] = 0,
+    prefill_deadline_s: Annotated[
+        float | None,
+        typer.Option("--prefill-deadline", help="Seconds; default: twice the SLO's TTFT.", min=0.1),
+    ] = None,
+    kv_deadline_s: Annotated[
+        float | None,
+        typer.Option("--kv-deadline", help="Seconds from there to the first token.", min=0.1),
+    ] = None,
     substitute: Annotated[
         bool,
         typer.Option(
@@ -57,7 +65,14 @@ def up(  # noqa: PLR0913, PLR0917  (a command's options)
             f"{plan}: the plan itself says that it cannot be deployed: "
             f"{given.deployable.rule_broken} ({given.deployable.profile})"
         )
-    site = Site(target=kind, host=host, port=port, address=address, wait_s=wait_s)
+    site = Site(
+        target=kind,
+        host=host,
+        port=port,
+        address=address,
+        wait_s=wait_s,
+        deadlines_s=(prefill_deadline_s, kv_deadline_s),
+    )
     with progress() as told, terminable():
         endpoint = bring_up(given.deployment, site, told=told, plan=given, substitute=substitute)
     ready = endpoint.readiness

@@ -208,6 +208,16 @@ def test_queues_end_where_the_deadline_does(
     assert app.front.prefill_deadline_s == app.front.kv_wait_deadline_s == 2 * plan.slo.ttft_s
 
 
+def test_deadlines_that_an_operator_sets(
+    small_model: Path, make_deployment: DeploymentMaker, make_plan: PlanMaker
+) -> None:
+    """A deadline given is kept to; the other one stays the plan's."""
+    deployment = make_deployment(small_model)
+    plan = make_plan(deployment)
+    front = compile_app(deployment, Ground(target="cpu", deadlines_s=(None, 3.0)), plan=plan).front
+    assert (front.prefill_deadline_s, front.kv_wait_deadline_s) == (2 * plan.slo.ttft_s, 3.0)
+
+
 def test_a_substitution_keeps_no_promise(
     small_model: Path, make_deployment: DeploymentMaker, make_plan: PlanMaker
 ) -> None:
