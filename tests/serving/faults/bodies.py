@@ -84,6 +84,7 @@ CLASSES: dict[str, Asked] = {
         },
         **GREEDY,
     ),
+    "tools, none wanted": _chat("say it", tools=[TOOL], tool_choice="none", **GREEDY),
     "tools": _chat(
         "say it",
         tools=[TOOL],

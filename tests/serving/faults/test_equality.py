@@ -70,15 +70,23 @@ def test_a_zeroed_block_is_noticed(split: Split, reference: Reference) -> None:
 def test_every_class_of_request_equals_a_single_engine(
     split: Split, reference: Reference, name: str
 ) -> None:
-    """Failure 9: several answers, formats, seeds, tools: as from a bare server, by its own way."""
+    """
+    Failure 9: several answers, formats, seeds, tools: as from a bare server, by its own way.
+
+    What vLLM refuses without settings of its own (tools want a parser for the model), we refuse.
+    """
     asked = CLASSES[name]
     reply = send(f"{split.base_url}/v1/{asked.kind}", {"model": "demo", **asked.body})
-    assert "choices" in reference.classes[name], reference.classes[name]
+    right = reference.classes[name]
+    if "error" in right:
+        assert (name, reply.status) == ("tools", 400), right
+        return
     assert reply.status == 200, reply.body
-    assert other(reference.classes[name], reply.body, TOLERANCE) is None
+    assert other(right, reply.body, TOLERANCE) is None
     assert reply.path == asked.path
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("name", [name for name in CLASSES if CLASSES[name].path == "remote"])
 def test_remote_equals_local(split: Split, name: str) -> None:
     """What decode answers with a fetched KV cache it answers with one that it computed itself."""
@@ -98,7 +106,7 @@ def _one(body: dict[str, Any]) -> object:
     return prompt[0] if isinstance(prompt, list) and isinstance(prompt[0], list) else prompt
 
 
-@pytest.mark.parametrize("name", ["plain", "n", "prompt list", "stop", "seed", "chat", "tools"])
+@pytest.mark.parametrize("name", ["plain", "n", "prompt list", "stop", "seed", "chat"])
 def test_a_stream_says_what_the_whole_answer_says(
     split: Split, reference: Reference, name: str
 ) -> None:
@@ -135,12 +143,9 @@ def test_short_prompts_stay(split: Split, kind: str, body: dict[str, object], pa
 
 
 def _text(choice: dict[str, Any]) -> str:
-    """Return the text of a choice or of a piece of one, a tool's arguments included."""
+    """Return the text of a choice or of a piece of one."""
     if "text" in choice:
         return str(choice["text"])
     said = choice.get("delta") or choice["message"]
     assert isinstance(said, dict)
-    calls = said.get("tool_calls") or []
-    return (said.get("content") or "") + "".join(
-        call["function"].get("arguments") or "" for call in calls
-    )
+    return said.get("content") or ""

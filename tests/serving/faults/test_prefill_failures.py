@@ -34,7 +34,9 @@ def whole(split: Split) -> Iterator[None]:
     split.wait_until_whole()
 
 
-@pytest.mark.parametrize("victim", ["prefill", "prefill/engine"])
+@pytest.mark.parametrize(
+    "victim", ["prefill", pytest.param("prefill/engine", marks=pytest.mark.campaign)]
+)
 def test_a_prefill_replica_dies_midway(split: Split, victim: str) -> None:
     """
     Failure 1: one of two prefill replicas, or its engine, is killed with prompts inside.
@@ -74,8 +76,9 @@ def test_a_prefill_replica_hangs(split: Split) -> None:
             replies = [each.result() for each in asked]
     finally:
         signalled(signal.SIGCONT, *one)
-    assert all(reply.done for reply in replies), [reply.error for reply in replies]
-    assert {reply.path for reply in replies} == {"remote", "retried; reason=prefill-timeout"}
+    seen = [(reply.status, reply.path, reply.error) for reply in replies]
+    assert all(reply.done for reply in replies), seen
+    assert {reply.path for reply in replies} == {"remote", "retried; reason=prefill-timeout"}, seen
     split.wait_until_released()
 
 

@@ -29,7 +29,7 @@ def transfers(split: Split) -> Iterator[None]:
     split.wait_until_released()
 
 
-@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("stream", [True, pytest.param(False, marks=pytest.mark.campaign)])
 def test_a_transfer_that_does_not_end(split: Split, *, stream: bool) -> None:
     """
     Failure 5: the KV cache does not arrive.
