@@ -61,16 +61,26 @@ class Split:
         return [each for each in processes(self.cluster_id) if each.role in roles]
 
     def wait_until_whole(self) -> None:
-        """Wait until all replicas run again."""
+        """Wait until all replicas run again, and decode has been answered by either of the two."""
         deadline = time.monotonic() + REPAIR_LIMIT_S
         running: object = None
+        reached: set[str] = set()
         while time.monotonic() < deadline:
             with suppress(RuntimeError):
                 running = self("running")
                 if running == WHOLE and len(self.find("prefill", "decode")) == 3:
-                    return
-            time.sleep(0.5)
-        pytest.fail(f"not whole again: {running}")
+                    reached |= self._reached()
+                    if len(reached) == 2:
+                        return
+            time.sleep(0.2)
+        pytest.fail(f"not whole again: {running}, {reached}")
+
+    def _reached(self) -> set[str]:
+        """Return the prefill replica that one more request goes to, if one does."""
+        body = {"prompt": [2500], "max_tokens": 1}
+        order = {"prefill_deadline_s": 9.0, "kv_wait_deadline_s": 9.0}
+        phases, *_ = self("answer", "completions", body, order)
+        return {phases["prefill_replica"]} if phases.get("prefill_replica") else set()
 
     def wait_until_released(self) -> None:
         """Wait until no request holds KV cache."""
