@@ -63,6 +63,12 @@ class Player:
     def play(self, http: HTTPClient, request_event: Any) -> None:  # noqa: ANN401  (Locust's own)
         """Play this process's part of one run through *http*."""
         self.playing = True
+        try:
+            self._play(http, request_event)
+        finally:
+            self._cue, self._dispatcher, self.playing = AsyncResult(), None, False
+
+    def _play(self, http: HTTPClient, request_event: Any) -> None:  # noqa: ANN401
         schedule = read_schedule(self._folder / "schedule.jsonl")
         cue = self._cue.get()
 
@@ -89,9 +95,10 @@ class Player:
         teller = gevent.spawn(self._keep_telling, dispatcher)
         client = dispatcher.run()
         teller.kill()
-        self._cue, self._dispatcher, self.playing = AsyncResult(), None, False
         self._tell(dispatcher)
         self._runner.send_message("client", asdict(client))
+        if dispatcher.killed:
+            raise gevent.GreenletExit
 
     def end(self, why: str) -> None:
         """End this process's part."""
@@ -138,14 +145,14 @@ class Conductor:
         self._players: tuple[str, ...] = ()
         self._news: dict[str, dict[str, float]] = {}
         self._clients: dict[str, Client] = {}
-        self._over = self._running = False
+        self._over = self._running = self._cancelled = False
         self.tell: Callable[[dict[str, float]], None] = lambda _: None
         runner.register_message("news", self._on_news)
         runner.register_message("client", self._on_client)
 
     def start(self, players: tuple[str, ...]) -> None:
         """Give *players*, client ids of Locust, their cues; once for each run."""
-        if self._running:
+        if self._running or self._cancelled:
             return  # Locust says again that all are there, after one more or less came
         self._running = True
         self._players, self._news, self._clients, self._over = players, {}, {}, False
@@ -160,8 +167,11 @@ class Conductor:
             self._runner.send_message("cue", asdict(replace(cue, part=part)), client_id=player)
 
     def end(self, why: str) -> None:
-        """End the run everywhere."""
-        if not self._over:
+        """End the run everywhere; one that has not begun never does."""
+        if not self._running:
+            self._cancelled = True
+            self.finished.set()
+        elif not self._over:
             self._over = True
             self._runner.send_message("over", {"why": why})
 

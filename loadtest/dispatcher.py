@@ -44,6 +44,7 @@ class Dispatcher:
     Attributes:
         window_left: requests that count and have not ended.
         stop: why it ended; see `Client.stop`.
+        killed: whether it was its greenlet that was ended; the caller has to end, too.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class Dispatcher:
         self.window_left = sum(r.in_window for r in requests)
         self.sent = self.done = self.failed = 0
         self.stop = "complete"
+        self.killed = False
 
     def now(self) -> float:
         """Seconds since the start of the run."""
@@ -97,6 +99,7 @@ class Dispatcher:
                 self._start(request, request.due_s, ids, body)
             self._over.wait()
         except gevent.GreenletExit:  # Locust's own way to end a user
+            self.killed = True
             self.end("interrupted")
         self._flights.kill()
         gevent.killall(watchers)

@@ -34,7 +34,7 @@ from loadtest.conductor import Conductor, Player
 from loadtest.job import read_job
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from locust.runners import Runner
 
@@ -136,16 +136,25 @@ def main() -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         gevent.signal_handler(number, conductor.end, "interrupted")
     gevent.spawn(_end_with_parent, conductor.end)
-    while runner.worker_count < JOB.workers and not _dead(workers):
-        gevent.sleep(WATCH_S)
-    runner.start_shape()
-    while not conductor.finished.wait(WATCH_S) and not environment.process_exit_code:
-        if _dead(workers):
-            conductor.lost(_players(runner))
+    _conduct(runner, conductor, workers)
     runner.quit()
     for worker in workers:
         _see_off(worker)
-    return environment.process_exit_code or 0
+    # A run that never began has nothing to say of its client.
+    return environment.process_exit_code or int(not (FOLDER / "client.json").exists())
+
+
+def _conduct(
+    runner: Runner, conductor: Conductor, workers: Sequence[subprocess.Popen[bytes]]
+) -> None:
+    """Start the run when all *workers* are there, and wait for its end."""
+    while runner.worker_count < JOB.workers:
+        if _dead(workers) or conductor.finished.wait(WATCH_S):
+            return
+    runner.start_shape()
+    while not conductor.finished.wait(WATCH_S) and not runner.environment.process_exit_code:
+        if _dead(workers):
+            conductor.lost(_players(runner))
 
 
 def _say(progress: dict[str, float]) -> None:
@@ -184,7 +193,7 @@ def _end_with_parent(end: Callable[[str], None]) -> None:
     end("orphaned")
 
 
-def _dead(workers: list[subprocess.Popen[bytes]]) -> bool:
+def _dead(workers: Sequence[subprocess.Popen[bytes]]) -> bool:
     return any(worker.poll() is not None for worker in workers)
 
 

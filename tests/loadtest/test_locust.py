@@ -112,7 +112,7 @@ def test_stop_button_keeps_what_there_is(
         wait_for(lambda: ask(f"{url}/stats/requests"), tmp_path)
         ask(f"{url}/swarm", b"user_count=1&spawn_rate=1")
         wait_for(lambda: shown(url) > 5, tmp_path)
-        ask(f"{url}/stop")
+        ask(f"{url}/stop", b"")
         wait_for((tmp_path / "client.json").exists, tmp_path)
     run = read_run(tmp_path)
 
