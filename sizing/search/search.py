@@ -38,6 +38,7 @@ from sizing.traffic.forecast import forecast
 if TYPE_CHECKING:
     from sizing.plan import Inputs
     from sizing.search.candidate import Candidate
+    from sizing.search.layout import Shape
 
 __all__ = ["Found", "Infeasible", "search"]
 
@@ -54,9 +55,13 @@ of the limit that it takes)."""
 CHEAPER = 1 - 1e-6
 """Share of the best cost that the next layout may have: of equal ones the first counts."""
 
+CLOSE, NEAR = 0.95, 0.9
+"""Shares of the cost by closed forms that a simulation may find to be enough: of what the best
+takes when simulated, and of what it takes by closed forms."""
+
 FREE = float("inf")
 
-BUDGETS = 2
+BUDGETS = 4
 """Times `cluster.max_gpus` up to which configurations are simulated: what takes more is a no."""
 
 
@@ -154,7 +159,7 @@ class Search:
         for start, guess in sized[:FINALISTS]:
             below = FREE if best is None else cost(self.inputs, best.candidate)
             chosen = start.slow.sized(*guess)
-            if cost(self.inputs, chosen) >= below:
+            if start.bound >= below or cost(self.inputs, chosen) * CLOSE >= below:
                 continue
             if chosen.gpus > self._most_gpus:
                 self.beyond = self.beyond or chosen
@@ -194,16 +199,20 @@ class Search:
         below = FREE
         most_gpus = MOST_BUDGETS * self.inputs.cluster.max_gpus
         for start in todo:
-            if start.bound >= below or start.slow.sized(*start.lowest).gpus > most_gpus:
+            if start.bound * NEAR >= below or start.slow.sized(*start.lowest).gpus > most_gpus:
                 continue
-            sizes = fewest(start, self.inputs, below * CHEAPER)
+            sizes = fewest(start, self.inputs, below * CHEAPER / NEAR)
             if sizes is None:
                 continue
             chosen = start.slow.sized(*sizes)
             below = min(below, cost(self.inputs, chosen))
             found.append((self._rank(chosen), start, sizes))
         found.sort(key=lambda each: each[0])
-        return [(start, sizes) for _, start, sizes in found]
+        # Closed forms err in the queue for prefill: what stands behind the same pool they rank.
+        firsts: dict[Shape | None, tuple[Sized, tuple[int, int]]] = {}
+        for _, start, sizes in found:
+            firsts.setdefault(start.slow.layout.prefill, (start, sizes))
+        return list(firsts.values())
 
     def _rank(self, chosen: Candidate) -> tuple[float, float, int]:
         """Cheapest first, then lower TTFT to the millisecond, then room in the decode batch."""

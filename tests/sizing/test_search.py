@@ -406,9 +406,10 @@ def test_an_interrupt_leaves_the_best_so_far(monkeypatch: pytest.MonkeyPatch) ->
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Search, "_mixed", interrupted)
-    answer = found(at(2.0))
+    given = with_search(2.0)
+    answer = found(given)
     assert answer.interrupted
-    assert propose(at(2.0), answer).confidence is not None
+    assert propose(given, answer).confidence is not None
 
 
 def test_a_plan_holds_and_has_nothing_to_spare() -> None:
