@@ -22,7 +22,7 @@ from sizing.traces import read_trace
 if TYPE_CHECKING:
     from sizing.plan import Plan
 
-SPARE = 1.25
+SPARE = 2.0
 """More than the fewest requests that could prove the SLO kept: some will miss."""
 MAX_WORKERS = 64
 

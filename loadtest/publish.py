@@ -40,6 +40,10 @@ def publish(folder: Path, terms: Terms) -> Verdict:
         InputError: what lies there is no run, or a file cannot be written.
     """
     run = read_run(folder)
+    if run.plan and run.plan.model.id != run.job.model:
+        raise InputError(
+            f"{folder / PLAN}: model.id", run.plan.model.id, f"{run.job.model}, which was loaded"
+        )
     foretold = _replayed(folder, run) if terms.replay else None
     verdict = conclude(
         run, terms.tolerance, require_prediction=terms.require_prediction, replay=foretold

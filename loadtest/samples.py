@@ -142,6 +142,8 @@ def read_samples(path: Path) -> tuple[Sample, ...]:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise InputError(str(path), error.strerror, "samples written by `loadtest run`") from None
+    except UnicodeDecodeError:
+        raise InputError(str(path), "binary data", "samples written by `loadtest run`") from None
     lines = text.split("\n")[:-1]
     return tuple(
         sorted(

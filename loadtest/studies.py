@@ -45,7 +45,7 @@ def search(  # noqa: PLR0913  (a command line is its options)
         float, typer.Option(help="How close a rate that holds and one that misses come.")
     ] = 0.1,
     most_requests: Annotated[
-        int | None, typer.Option(help="Of one try; 4 x the fewest that can prove the SLO kept.")
+        int | None, typer.Option(help="Of one try; 8 x the fewest that can prove the SLO kept.")
     ] = None,
     warmup: Annotated[float | None, typer.Option(help="Seconds before each try counts.")] = None,
     seed: Annotated[int, typer.Option(help="Of arrivals and lengths.")] = 0,
@@ -71,7 +71,10 @@ def search(  # noqa: PLR0913  (a command line is its options)
         resolution_fraction=resolution,
         most_requests=enough if most_requests is None else most_requests,
     )
-    output.mkdir(parents=True, exist_ok=True)
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError("--output", str(output), f"a folder: {error.strerror}") from None
     state = searching.resumed(fresh, output)
     if state.probes:
         shell.talk.print(f"resumed after {len(state.probes)} tries", highlight=False)

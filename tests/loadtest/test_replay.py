@@ -1,0 +1,201 @@
+"""The prediction made again, phase by phase; and what CI systems and other runs get of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+from xml.etree import ElementTree as ET
+
+import numpy as np
+import pytest
+
+from loadtest.client import write_client
+from loadtest.comparison import TOLERANCE
+from loadtest.junit import to_junit
+from loadtest.phases import compare_phases
+from loadtest.publish import Terms, publish
+from loadtest.replay import replay
+from loadtest.run import prepare
+from loadtest.samples import to_line
+from loadtest.verdict import Verdict, conclude
+from loadtest.versus import compare_runs
+from sizing.errors import InputError, MiniclusterError
+from sizing.plan import to_json
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from conftest import PlanMaker, RunMaker, SampleMaker
+
+    from loadtest.client import Client
+    from loadtest.run import Run
+    from loadtest.samples import Sample
+
+
+@pytest.fixture
+def plan_file(make_plan: PlanMaker, tmp_path: Path) -> Path:
+    """Return a plan whose prefill takes 10 ms + 0.1 ms a token, and a decode step 10 ms."""
+    path = tmp_path / "given.json"
+    path.write_text(to_json(make_plan()))
+    return path
+
+
+def as_simulated(make_sample: SampleMaker, *, apart_s: float = 1.0) -> list[Sample]:
+    """Return requests that never meet one another: prefill 13.2 ms, first step, nine more."""
+    told = {"prefill": 0.0132, "handoff": 0.02}
+    return [
+        make_sample(k, k * apart_s, ttft_s=0.0332, itl_s=0.01, phases_s=told) for k in range(60)
+    ]
+
+
+def test_requests_alone_take_what_the_formulas_say(
+    plan_file: Path, make_sample: SampleMaker
+) -> None:
+    """Of a request that meets no other the replay is the step model itself, in the run's order."""
+    samples = as_simulated(make_sample)
+    found = replay(plan_file, list(reversed(samples)))
+
+    assert sorted(found.requests) == list(range(60))
+    one = found.requests[7]
+    assert one.phases_s["prefill"] == pytest.approx(0.01 + 32e-4)
+    assert one.phases_s["queue"] == pytest.approx(0.0)
+    assert one.tpot_s == pytest.approx(0.01)
+    assert sum(one.phases_s.values()) == pytest.approx(one.ttft_s)
+    assert found.itl["mean"] == pytest.approx(0.01)
+
+
+def test_chance_in_the_arrivals_is_on_both_sides(plan_file: Path, make_sample: SampleMaker) -> None:
+    """Requests that come in a burst wait in the replay as they waited in the run."""
+    burst = [make_sample(k, 0.001 * (k % 30) + 5 * (k // 30)) for k in range(60)]
+    waits = [each.phases_s["queue"] for each in replay(plan_file, burst).requests.values()]
+
+    assert max(waits) > 0.05
+    assert min(waits) == pytest.approx(0.0)
+
+
+def test_what_differs_is_named(plan_file: Path, make_sample: SampleMaker) -> None:
+    """A slow hand-off is called the hand-off, whatever the sum of the phases."""
+    samples = [
+        replace(s, phases_s={"prefill": 0.0132, "handoff": 0.5}, due_s=s.due_s - 0.48)
+        for s in as_simulated(make_sample)
+    ]
+    phases = compare_phases(replay(plan_file, samples), samples)
+
+    assert phases
+    assert phases.explains == "KV transfer and first step"
+    assert phases.share_fraction > 0.9
+    assert sum(row.difference_s for row in phases.rows) == pytest.approx(
+        sum(row.predicted_s - row.measured_s for row in phases.rows)
+    )
+
+
+def test_a_finer_server_splits_queue_and_prefill(plan_file: Path, make_sample: SampleMaker) -> None:
+    """Where the server tells its queue and its step, they are compared apart."""
+    told = {"prefill": 0.0132, "handoff": 0.02, "queue": 0.0, "step": 0.0132}
+    samples = [replace(s, phases_s=told) for s in as_simulated(make_sample)]
+    phases = compare_phases(replay(plan_file, samples), samples)
+
+    assert phases
+    assert [row.name for row in phases.rows][1:3] == ["prefill queue", "prefill"]
+    assert phases.rows[2].difference_s == pytest.approx(0.0, abs=1e-6)
+
+
+def test_without_a_plan_that_can_be_simulated(tmp_path: Path, make_sample: SampleMaker) -> None:
+    """What the simulator refuses is one line, and nothing is made up."""
+    (tmp_path / "plan.json").write_text("{}")
+    with pytest.raises(MiniclusterError):
+        replay(tmp_path / "plan.json", as_simulated(make_sample))
+    with pytest.raises(MiniclusterError):
+        replay(tmp_path / "plan.json", [])
+
+
+def kept(run: Run, plan: Path, folder: Path) -> Path:
+    """Write *run* as `loadtest run` leaves it."""
+    prepare(folder, run.job, run.schedule, plan)
+    client: Client = run.client
+    write_client(client, folder / "client.json")
+    (folder / "samples.jsonl").write_text("".join(to_line(s) + "\n" for s in run.samples))
+    return folder
+
+
+def test_a_run_is_judged_with_its_replay(
+    plan_file: Path, make_run: RunMaker, make_sample: SampleMaker, tmp_path: Path
+) -> None:
+    """A run as the model has it agrees with its replay, whatever the plan itself predicted."""
+    run = make_run(as_simulated(make_sample, apart_s=0.16))
+    verdict = publish(
+        kept(run, plan_file, tmp_path / "run"),
+        Terms(tolerance=TOLERANCE, junit=tmp_path / "junit.xml"),
+    )
+
+    assert verdict.comparison
+    assert verdict.comparison.source == "replayed"
+    assert verdict.comparison.held
+    row = verdict.comparison.row("tpot", "mean")
+    assert row
+    assert row.error_fraction == pytest.approx(0.0, abs=0.02)
+    assert row.error_low is not None
+    assert (tmp_path / "run" / "report.html").exists()
+    assert ET.parse(tmp_path / "junit.xml").getroot().get("errors") == "2"  # noqa: S314
+
+
+def test_a_plan_of_another_model_is_refused(
+    plan_file: Path, make_run: RunMaker, make_sample: SampleMaker, tmp_path: Path
+) -> None:
+    """Samples of one model are not judged by the plan of another."""
+    run = make_run(as_simulated(make_sample))
+    folder = kept(replace(run, job=replace(run.job, model="other")), plan_file, tmp_path / "run")
+    with pytest.raises(InputError, match="other"):
+        publish(folder, Terms(tolerance=TOLERANCE))
+
+
+def judged(run: Run) -> Verdict:
+    """Judge without a replay."""
+    return conclude(run, TOLERANCE, require_prediction=False)
+
+
+def cases(verdict: Verdict, *, required: bool = False) -> dict[str, str]:
+    """Return what became of each JUnit case."""
+    suite = ET.fromstring(to_junit(verdict, require_prediction=required))  # noqa: S314
+    found = {}
+    for case in suite.findall("testcase"):
+        marks = [child.tag for child in case if child.tag != "system-out"]
+        found[str(case.get("name"))] = marks[0] if marks else "passed"
+    return found
+
+
+def test_junit(make_run: RunMaker, make_sample: SampleMaker) -> None:
+    """Kept limits pass, missed ones fail, what was not proven is an error."""
+    good = [make_sample(k, k / 320) for k in range(3200)]
+    slow = [make_sample(k, k / 320, ttft_s=0.1 if k % 20 else 1.5) for k in range(3200)]
+    limit = "TTFT p99 < 1000 ms"
+
+    assert set(cases(judged(make_run(good))).values()) == {"passed"}
+    assert cases(judged(make_run(slow)))[limit] == "failure"
+    assert cases(judged(make_run(good[:100])))[limit] == "error"
+    assert cases(judged(make_run(good, cpu_fraction=0.99)))["the run is valid"] == "error"
+    other = [make_sample(k, k / 320, itl_s=0.04) for k in range(3200)]
+    assert cases(judged(make_run(other)))["the prediction held"] == "skipped"
+    assert cases(judged(make_run(other)), required=True)["the prediction held"] == "failure"
+
+
+def test_two_runs(make_run: RunMaker, make_sample: SampleMaker) -> None:
+    """A change of 5 % shows between runs of one schedule; another schedule is said to be one."""
+    rng = np.random.default_rng(0)
+    drawn = rng.exponential(0.1, 1000).tolist()
+    first = make_run([make_sample(k, k / 100, ttft_s=v) for k, v in enumerate(drawn)])
+    second = make_run([make_sample(k, k / 100, ttft_s=1.05 * v) for k, v in enumerate(drawn)])
+    found = compare_runs(first, second, ("a", "b"))
+    change = next(c for c in found.changes if (c.metric, c.statistic) == ("ttft", "mean"))
+    other = make_run([make_sample(k, k / 50, ttft_s=v) for k, v in enumerate(drawn[:400])])
+
+    assert found.paired
+    assert change.significant
+    assert change.low_s > 0
+    assert not any(c.significant for c in found.changes if c.metric == "tpot")
+    assert not compare_runs(first, other, ("a", "b")).paired
+    lost = other.samples
+    with pytest.raises(InputError):
+        compare_runs(
+            first, make_run([replace(s, outcome="cut") for s in other.samples]), ("a", "b")
+        )
