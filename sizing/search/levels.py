@@ -41,8 +41,9 @@ def gpus_at(inputs: Inputs, best: Found) -> dict[float, int]:
     before: Candidate | None = None
     for share in LEVELS:
         if share not in found:
-            floor = best.candidate if before is None and share > asked else before
-            before = _at(inputs, best, step_errors(inputs, share), floor)
+            if share > asked and max(found) == asked:
+                before = best.candidate
+            before = _at(inputs, best, step_errors(inputs, share), before)
             # What chance did in a short run must not turn the order around.
             found[share] = (min if share < asked else max)(before.gpus, gpus)
     return dict(sorted(found.items()))

@@ -55,9 +55,8 @@ of the limit that it takes)."""
 CHEAPER = 1 - 1e-6
 """Share of the best cost that the next layout may have: of equal ones the first counts."""
 
-CLOSE, NEAR = 0.95, 0.9
-"""Shares of the cost by closed forms that a simulation may find to be enough: of what the best
-takes when simulated, and of what it takes by closed forms."""
+CLOSE = 0.95
+"""Share of the cost by closed forms that a simulation may find to be enough."""
 
 FREE = float("inf")
 
@@ -199,9 +198,9 @@ class Search:
         below = FREE
         most_gpus = MOST_BUDGETS * self.inputs.cluster.max_gpus
         for start in todo:
-            if start.bound * NEAR >= below or start.slow.sized(*start.lowest).gpus > most_gpus:
+            if start.bound * CLOSE >= below or start.slow.sized(*start.lowest).gpus > most_gpus:
                 continue
-            sizes = fewest(start, self.inputs, below * CHEAPER / NEAR)
+            sizes = fewest(start, self.inputs, below * CHEAPER / CLOSE)
             if sizes is None:
                 continue
             chosen = start.slow.sized(*sizes)
