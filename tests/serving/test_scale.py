@@ -140,7 +140,9 @@ def test_replicas_move_under_load(
     deployment = replace(make_deployment(demo_model), pools=three.pools)
     plan = make_plan(deployment)
     cluster_spec = replace(plan.inputs.cluster, gpus_per_hb_domain=8)  # one for all nodes
-    plan = replace(plan, inputs=replace(plan.inputs, cluster=cluster_spec))
+    # A leaving prefill replica stays for twice the TTFT limit; nobody is to be refused for it.
+    slo = replace(plan.slo, ttft_s=8.0)
+    plan = replace(plan, slo=slo, inputs=replace(plan.inputs, cluster=cluster_spec))
     (tmp_path / "plan.json").write_text(to_json(plan))
     assert shell("cluster", "up", "plan.json").returncode == 0
     cluster = shell.data("cluster", "status")
