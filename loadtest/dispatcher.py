@@ -6,6 +6,7 @@ from __future__ import annotations
 import gevent  # first: what follows imports a patched standard library
 
 # isort: on
+import contextlib
 import time
 from importlib import metadata
 from typing import TYPE_CHECKING
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 HEARTBEAT_S = 0.005
 TIMER_GRAIN_S = 0.001
+SHORT_GAP_S = 0.005
+SHORTEST_S = 1e-6
 DEAD_AFTER_REFUSALS = 5
 DEAD_AFTER_S = 3.0
 
@@ -67,7 +70,7 @@ class Dispatcher:
         self._refusals, self._refused_since_s = 0, 0.0
         self._beats: list[float] = []
         self._connections = 0
-        self._turn_s = 0.0
+        self._turn_s = self._last_due_s = 0.0
         self._cpu_s: list[tuple[float, float]] = []
         self.window_left = sum(r.in_window for r in requests)
         self.sent = self.done = self.failed = 0
@@ -86,7 +89,7 @@ class Dispatcher:
 
     def run(self) -> Client:
         """Send until told to end; return what this process says of itself."""
-        self._count_connections()
+        self._watch_connections()
         watchers = [gevent.spawn(self._beat)]
         began_unix_s = time.time() - self.now()
         try:
@@ -119,18 +122,20 @@ class Dispatcher:
 
     def _over_before(self, due_s: float) -> bool:
         """Wait until *due_s*; return whether the run ended before."""
-        # The event loop's timers are 1 ms coarse, which at 75 requests/s would show in the gaps:
-        # the last one passes in turns with the streams.
-        early_s = due_s - TIMER_GRAIN_S - self.now()
+        # The event loop's timers are 1 ms coarse, which at 75 requests/s would show in the gaps.
+        # The last one is spent polling, unless gaps are so short that it would cost too much.
+        grain_s = TIMER_GRAIN_S if due_s - self._last_due_s > SHORT_GAP_S else 0.0
+        self._last_due_s = due_s
+        early_s = due_s - grain_s - self.now()
         if early_s > 0:
             self._over.wait(early_s)
+        while self.now() < due_s and not self._over.is_set():
+            gevent.idle()  # unlike sleep(0) it lets the loop look for what has arrived
         # Whoever is late is sent at once, for a turn of a busy event loop takes milliseconds; but
         # the streams have their turn, however much is late.
-        while self.now() < due_s or self.now() - self._turn_s > TIMER_GRAIN_S:
-            gevent.sleep(0)
+        if self.now() - max(due_s, self._turn_s) > TIMER_GRAIN_S:
+            gevent.sleep(SHORTEST_S)
             self._turn_s = self.now()
-            if self._over.is_set():
-                break
         return bool(self._over.is_set())
 
     def _start(self, request: Request, due_s: float, ids: Ids, body: bytes) -> None:
@@ -197,10 +202,14 @@ class Dispatcher:
         (t0, cpu0), (t1, cpu1) = next(s for s in seen if s[0] >= from_s), seen[-1]
         return (cpu1 - cpu0) / (t1 - t0) if t1 > t0 else 0.0
 
-    def _count_connections(self) -> None:
-        """Count what the pool opens; it keeps connections and takes the one used last."""
+    def _watch_connections(self) -> None:
+        """Count what the pool opens, and resolve the name once: the resolver is a thread."""
 
         def count(_socket: object) -> None:
             self._connections += 1
 
-        self._http._connection_pool.after_connect = count  # noqa: SLF001  (its own hook)
+        pool = self._http._connection_pool  # noqa: SLF001  (no public way in)
+        pool.after_connect = count  # its own hook
+        with contextlib.suppress(OSError):
+            found = pool._resolve()  # noqa: SLF001
+            pool._resolve = lambda: found  # noqa: SLF001

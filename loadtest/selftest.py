@@ -33,6 +33,8 @@ OUTPUT_TOKENS = 50
 WARMUP_S = 2.0
 DEFAULT_LEVELS = "1,50,200@0.04,200"
 RAISE = 1.5
+MIN_REQUESTS = 20
+"""At each level, or a p99 of TTFT would be one request."""
 MAX_STREAMS = 5000
 
 
@@ -123,7 +125,8 @@ def measure_client(level: Level, window_s: float) -> ClientError:
         folder = Path(name)
         log = folder / "truth.jsonl"
         with fake_server(Behaviour(ttft_s=TTFT_S, itl_s=level.itl_s), log) as host:
-            job = level_job(level, window_s, host)
+            rate = level_job(level, window_s, host).workload.requests_per_s
+            job = level_job(level, max(window_s, MIN_REQUESTS / rate), host)
             prepare(folder, job, job.requests(), None)
             drive(folder, lambda _: None)
         return _compare(read_run(folder), read_truth(log), level)
