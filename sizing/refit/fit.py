@@ -38,6 +38,7 @@ PHASES = {
 
 PHASE_SD = 0.08
 LEVELS = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
+BOUND = 2.0
 STEP = 0.05
 ROUNDS = 5
 SEED = 0
@@ -66,15 +67,18 @@ def fit_scales(model: StepModel, runs: Sequence[Observed]) -> Scales:
     as ten runs do; what runs cannot tell stays where it was.
 
     Source:
-        Maximum a posteriori by Gauss and Newton, differences by central steps of 5 %.
+        Maximum a posteriori by Gauss and Newton, differences by central steps of 5 %. Beyond
+        `BOUND` standard deviations a gap counts linearly (Huber, 1964): what the model has no
+        constant for must not bend the others.
     """
     found = np.zeros(len(PRIOR.logs))
     sds, priors = _deviations(runs), np.exp(PRIOR.logs)
     best = _cost(gaps := _gaps(model, runs, found), found, sds, priors)
     for _ in range(ROUNDS):
         slopes = _slopes(model, runs, found)
-        rows = np.vstack([slopes / sds[:, None], np.diag(1 / priors)])
-        aims = np.concatenate([-gaps / sds, -found / priors])
+        weights = np.sqrt(np.minimum(1.0, BOUND / np.maximum(np.abs(gaps / sds), 1e-12))) / sds
+        rows = np.vstack([slopes * weights[:, None], np.diag(1 / priors)])
+        aims = np.concatenate([-gaps * weights, -found / priors])
         step = np.linalg.lstsq(rows, aims, rcond=None)[0]
         for shorter in (1.0, 0.5, 0.25):
             tried = found + shorter * step
@@ -143,7 +147,9 @@ def _cost(
     sds: NDArray[np.float64],
     priors: NDArray[np.float64],
 ) -> float:
-    return float(((gaps / sds) ** 2).sum() + ((logs / priors) ** 2).sum())
+    apart = np.abs(gaps / sds)
+    bounded = np.where(apart <= BOUND, apart**2, 2 * BOUND * apart - BOUND**2)
+    return float(bounded.sum() + ((logs / priors) ** 2).sum())
 
 
 def _deviations(runs: Sequence[Observed]) -> NDArray[np.float64]:

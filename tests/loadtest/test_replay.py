@@ -194,7 +194,6 @@ def test_two_runs(make_run: RunMaker, make_sample: SampleMaker) -> None:
     assert change.low_s > 0
     assert not any(c.significant for c in found.changes if c.metric == "tpot")
     assert not compare_runs(first, other, ("a", "b")).paired
-    lost = other.samples
     with pytest.raises(InputError):
         compare_runs(
             first, make_run([replace(s, outcome="cut") for s in other.samples]), ("a", "b")
