@@ -1,9 +1,9 @@
 """
 `make test-dashboard`: every query of the Grafana dashboard, run by a real Prometheus.
 
-Deploys the demo plan of `make demo`, has Prometheus scrape it by monitoring/prometheus.yml, sends
-a load, and asks each query. Exit code 3 if one returns nothing. Needs `prometheus` on the PATH
-(Debian: apt-get install prometheus).
+Deploys the demo plan of `make demo` (or the plan given; or takes the endpoint at the URL given),
+has Prometheus scrape it by monitoring/prometheus.yml, sends a load, and asks each query. Exit code
+3 if one returns nothing. Needs `prometheus` on the PATH (Debian: apt-get install prometheus).
 """
 
 from __future__ import annotations
@@ -40,23 +40,31 @@ START_S = 30
 def main() -> int:
     """Deploy, scrape, load, ask; return the exit code."""
     binary = shutil.which("prometheus")
-    plan = Path(sys.argv[1]) if len(sys.argv) > 1 else PLAN
-    if binary is None or not plan.exists():
-        lacking = "prometheus on the PATH" if binary is None else f"{plan} (`make demo`)"
+    given = sys.argv[1] if len(sys.argv) > 1 else str(PLAN)
+    up = given.startswith("http://")
+    if binary is None or not (up or Path(given).exists()):
+        lacking = "prometheus on the PATH" if binary is None else f"{given} (`make demo`)"
         sys.stderr.write(f"dashboard: needs {lacking}\n")
         return Exit.BAD_INPUT
+    if up:
+        return check(binary, given)
     port = free_port()
-    subprocess.run([BIN / "serving", "up", plan, "--port", str(port)], check=True)
+    subprocess.run([BIN / "serving", "up", given, "--port", str(port)], check=True)
     try:
-        with prometheus(binary, f"127.0.0.1:{port}") as base_url:
-            load(f"http://127.0.0.1:{port}")
-            return report(base_url)
+        return check(binary, f"http://127.0.0.1:{port}")
     finally:
         subprocess.run([BIN / "serving", "down"], check=False)
 
 
+def check(binary: str, endpoint: str) -> int:
+    """Scrape and load an endpoint, and ask; return the exit code."""
+    with prometheus(binary, endpoint.removeprefix("http://")) as base_url:
+        load(endpoint)
+        return report(base_url)
+
+
 def load(base_url: str) -> None:
-    """Send requests for a while, one of them to a model that there is not."""
+    """Send requests for a while."""
     with urllib.request.urlopen(f"{base_url}/v1/models") as answer:
         model = json.loads(answer.read())["data"][0]["id"]
     deadline, number = time.monotonic() + LOAD_S, 0
