@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from sizing.specs.workload import Lengths, WorkloadSpec
 
 
+CONTENT_TOKENS = 512
+"""Of a block that has an id, as in the published Mooncake traces."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrivals:
     """
@@ -28,6 +32,8 @@ class Arrivals:
         think_s: from the end of the previous request to the arrival of this one, shape (n,).
         prefix_tokens: of the prompt, in the prefix cache wherever it goes, shape (n,).
         session: conversation, whose earlier turns are a prefix of the prompt; -1: none, shape (n,).
+        content: per request, ids of its prompt's whole blocks of `CONTENT_TOKENS`; equal ids: equal
+            tokens from the first on. `None`: nothing is known of what prompts share.
     """
 
     due_s: NDArray[np.float64]
@@ -37,6 +43,7 @@ class Arrivals:
     think_s: NDArray[np.float64] | None = None
     prefix_tokens: NDArray[np.int64] | None = None
     session: NDArray[np.int64] | None = None
+    content: tuple[tuple[int, ...], ...] | None = None
 
     def __len__(self) -> int:
         """Count the requests."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sizing.arrivals import Arrivals
+from sizing.arrivals import CONTENT_TOKENS, Arrivals
 from sizing.errors import InputError
 
 if TYPE_CHECKING:
@@ -27,8 +27,8 @@ FORMATS = (
 MAX_TOKENS = 100_000_000
 """More than this in one request is a slip."""
 
-Row = tuple[float, int, int]
-"""Seconds, prompt tokens, tokens to generate."""
+Row = tuple[float, int, int, tuple[int, ...]]
+"""Seconds, prompt tokens, tokens to generate, ids of the prompt's whole blocks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,9 +60,6 @@ def read_trace(path: Path, *, skip_unanswered: bool = False) -> Trace:
     Source:
         Azure/AzurePublicDataset (2023 and 2024 LLM inference traces), kvcache-ai/Mooncake
         (FAST25 release), HPMLL/BurstGPT: their published headers.
-
-    Ignores:
-        Mooncake's hashes: each prompt counts as computed from its first token.
     """
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
@@ -85,12 +82,13 @@ def read_trace(path: Path, *, skip_unanswered: bool = False) -> Trace:
         rows.append(row)
     if not rows:
         raise InputError(str(path), "a trace without requests", "at least one request")
-    columns = np.array(rows, dtype=np.float64)
+    due, inputs, outputs, content = zip(*rows, strict=True)
     return Trace(
         arrivals=Arrivals(
-            due_s=columns[:, 0] - columns[0, 0],
-            input_tokens=columns[:, 1].astype(np.int64),
-            output_tokens=columns[:, 2].astype(np.int64),
+            due_s=np.array(due) - due[0],
+            input_tokens=np.array(inputs, dtype=np.int64),
+            output_tokens=np.array(outputs, dtype=np.int64),
+            content=content if any(content) else None,
         ),
         skipped=skipped,
     )
@@ -158,7 +156,7 @@ def _from_azure(record: dict[str, str]) -> Row:
     decimals = rest.removesuffix(zone)
     moment = datetime.fromisoformat(whole + zone).timestamp() if zone else _utc_s(whole)
     seconds = moment + (float(f"0.{decimals}") if decimals else 0.0)
-    return seconds, int(record["ContextTokens"]), int(record["GeneratedTokens"])
+    return seconds, int(record["ContextTokens"]), int(record["GeneratedTokens"]), ()
 
 
 def _utc_s(text: str) -> float:
@@ -169,19 +167,23 @@ def _utc_s(text: str) -> float:
 def _from_burstgpt(record: dict[str, str]) -> Row:
     """Read a line of BurstGPT: seconds."""
     tokens = record["Request tokens"], record["Response tokens"]
-    return float(record["Timestamp"]), int(tokens[0]), int(tokens[1])
+    return float(record["Timestamp"]), int(tokens[0]), int(tokens[1]), ()
 
 
 def _from_mooncake(record: dict[str, Any]) -> Row:
-    """Read a line of Mooncake: milliseconds."""
-    lengths = record["input_length"], record["output_length"]
-    return float(record["timestamp"]) * MS, _whole(lengths[0]), _whole(lengths[1])
+    """Read a line of Mooncake: milliseconds; the last id is of a block that may not be full."""
+    inputs, outputs = _whole(record["input_length"]), _whole(record["output_length"])
+    ids = record.get("hash_ids", [])
+    if not isinstance(ids, list):
+        raise TypeError(ids)
+    content = tuple(map(_whole, ids[: max(0, inputs) // CONTENT_TOKENS]))
+    return float(record["timestamp"]) * MS, inputs, outputs, content
 
 
 def _from_schedule(record: dict[str, Any]) -> Row:
     """Read a line of our own schedule."""
     lengths = record["input_tokens"], record["output_tokens"]
-    return float(record["due_s"]), _whole(lengths[0]), _whole(lengths[1])
+    return float(record["due_s"]), _whole(lengths[0]), _whole(lengths[1]), ()
 
 
 def _whole(value: object) -> int:

@@ -17,7 +17,6 @@ class Ledger:
         prompt: prompt tokens.
         outputs: tokens to generate.
         prefix: prompt tokens that are in the prefix cache wherever the request goes.
-        session: conversation of the request, -1: none.
         admitted_s: when the first step of its prompt began; infinite before.
         produced: tokens generated so far.
         first_s: when the first token was there; infinite before.
@@ -39,7 +38,6 @@ class Ledger:
         "prefix",
         "produced",
         "prompt",
-        "session",
         "stall_s",
     )
 
@@ -48,14 +46,12 @@ class Ledger:
         prompt: Sequence[int],
         outputs: Sequence[int],
         prefix: Sequence[int] | None = None,
-        session: Sequence[int] | None = None,
     ) -> None:
         """Start with nothing done."""
         count = len(prompt)
         self.prompt = list(prompt)
         self.outputs = list(outputs)
         self.prefix = [0] * count if prefix is None else list(prefix)
-        self.session = [-1] * count if session is None else list(session)
         self.produced = [0] * count
         self.admitted_s = [inf] * count
         self.first_s = [inf] * count

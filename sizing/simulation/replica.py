@@ -88,8 +88,7 @@ class Replica(Scheduler):
     def release(self, request: int, now_s: float) -> None:
         """Give back the blocks of a prompt that another replica has pulled."""
         self.used -= -(-self._ledger.prompt[request] // self._block_size)
-        if self.prefix_cache is not None:
-            self.remember(request, self._ledger.prompt[request])
+        self.remember(request, self._ledger.prompt[request])
         if self.waiting and not self.active:
             self.schedule(now_s)
 

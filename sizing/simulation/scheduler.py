@@ -137,6 +137,8 @@ class Scheduler(Decoding):
             running[request] = None
             self.prefilling[request] = hit
             self.chunks.append((request, new))
+            if self.prefix_cache is not None:
+                self.prefix_cache.compute(request, hit + new)
             self._ledger.admitted_s[request] = min(self._ledger.admitted_s[request], now_s)
             budget -= new
 
@@ -169,6 +171,8 @@ class Scheduler(Decoding):
             if done is not None:
                 self.used += need
                 self.chunks.append((request, new))
+                if self.prefix_cache is not None:
+                    self.prefix_cache.compute(request, done + new)
         return budget, not preempted
 
     def _preempt(self) -> int:
@@ -185,6 +189,7 @@ class Scheduler(Decoding):
                 self.fresh.remove(request)
         else:
             self.used -= -(-done // self._block_size)
+        self.remember(request, 0)
         ledger.preemptions[request] += 1
         self.waiting.appendleft(request)
         return before - self.used
@@ -230,26 +235,23 @@ class Scheduler(Decoding):
         for request in done:
             del self.running[request]
             ledger.finish_s[request] = end_s
-            if self.prefix_cache is not None:
-                self.remember(request, ledger.prompt[request] + ledger.outputs[request] - 1)
+            self.remember(request, ledger.prompt[request] + ledger.outputs[request] - 1)
 
     def _hit(self, request: int, tokens: int) -> int:
         """Prompt tokens found cached: whole blocks, and never the last token (eq. Q4)."""
         ledger = self._ledger
         found = ledger.prefix[request]
-        if self.prefix_cache is not None and ledger.session[request] >= 0:
-            spare = self._total - self.used
-            found = max(found, self.prefix_cache.take(ledger.session[request], spare))
+        if self.prefix_cache is not None:
+            found = max(found, self.prefix_cache.take(request, self._total - self.used))
         hit = min(found, tokens - 1) // self._block_size * self._block_size
         if not ledger.produced[request]:
             ledger.cached[request] = hit
         return hit
 
     def remember(self, request: int, tokens: int) -> None:
-        """Leave a conversation's blocks in the prefix cache."""
-        session = self._ledger.session[request]
-        if self.prefix_cache is not None and session >= 0:
-            self.prefix_cache.put(session, tokens, self._total - self.used)
+        """Leave a request's blocks, of *tokens*, in the prefix cache."""
+        if self.prefix_cache is not None:
+            self.prefix_cache.leave(request, tokens, self._total - self.used)
 
     def _reserved(self) -> int:
         """Blocks that prompts in progress still need; a pull must leave them."""

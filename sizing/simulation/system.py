@@ -18,7 +18,7 @@ class SimulatedPool:
     Attributes:
         max_ongoing_requests: that one replica takes, waiting ones included; `None`: any number,
             as `serving` deploys.
-        prefix_cache: whether a replica finds a conversation's earlier turns.
+        prefix_cache: whether a replica finds earlier turns, and blocks of the same content.
     """
 
     replicas: int

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from sizing.errors import NegativeAnswer
 from sizing.routing import chooser, counts_tokens
+from sizing.simulation.content import ContentCache
+from sizing.simulation.conversation import ConversationCache
 from sizing.simulation.ledger import Ledger
 from sizing.simulation.links import Links
-from sizing.simulation.prefix import PrefixCache
 from sizing.simulation.replica import Replica
 from sizing.simulation.sharing import SharedDecode, SharedPrefill
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from sizing.arrivals import Arrivals
+    from sizing.simulation.prefix import PrefixCache
     from sizing.simulation.system import SimulatedPool, System
 
 ARRIVAL, PULL, PULLED, STRETCH = range(4)
@@ -52,8 +54,9 @@ class Tandem:
             arrivals.input_tokens.tolist(),
             arrivals.output_tokens.tolist(),
             None if arrivals.prefix_tokens is None else arrivals.prefix_tokens.tolist(),
-            None if arrivals.session is None else arrivals.session.tolist(),
         )
+        self._session = None if arrivals.session is None else arrivals.session.tolist()
+        self._content = arrivals.content
         self.due_s: list[float] = arrivals.due_s.tolist()
         self.decode_of, self.prefill_of = [-1] * count, [-1] * count
         self.prefilled_s, self.pull_s, self.pulled_s = [inf] * count, [inf] * count, [inf] * count
@@ -121,10 +124,19 @@ class Tandem:
                 pool.step,
                 pool.limits,
                 prefill_only=prefill_only,
-                prefix_cache=PrefixCache(pool.limits.block_size) if pool.prefix_cache else None,
+                prefix_cache=self._prefix_cache(pool),
             )
             for _ in range(pool.replicas)
         ]
+
+    def _prefix_cache(self, pool: SimulatedPool) -> PrefixCache | None:
+        """Return an empty cache of what requests may find; `None` where there is nothing to."""
+        size = pool.limits.block_size
+        if not pool.prefix_cache:
+            return None
+        if self._content is not None:
+            return ContentCache(self._content, size)
+        return None if self._session is None else ConversationCache(self._session, size)
 
     def run(self, progress: Callable[[int], None] | None = None) -> None:
         """

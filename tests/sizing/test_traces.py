@@ -64,6 +64,8 @@ def test_formats_say_the_same(text: str, tmp_path: Path) -> None:
         (MOONCAKE + "{not json\n", "trace:3"),
         (MOONCAKE + '{"timestamp": 5000}\n', "trace:3"),
         (MOONCAKE + '{"timestamp": 5000, "input_length": 1.5, "output_length": 1}\n', "trace:3"),
+        (MOONCAKE.replace("[0, 2]", "7"), "trace:2"),
+        (MOONCAKE.replace('396, "', '600, "').replace("[0, 2]", '["0"]'), "trace:2"),
         (MOONCAKE + '["a list"]\n', "trace:3"),
         (SCHEDULE + '{"due_s": 0.5, "input_tokens": 1, "output_tokens": 1}\n', "trace:3"),
     ],
@@ -72,6 +74,14 @@ def test_bad_lines_are_refused_by_number(text: str, place: str, tmp_path: Path) 
     """What is malformed, out of order or empty is named by file and line."""
     with pytest.raises(InputError, match=place):
         read_trace(written(tmp_path, text))
+
+
+def test_ids_of_whole_blocks_are_read(tmp_path: Path) -> None:
+    """Of 512 tokens each; the last one, which may be shorter, is left out; others have none."""
+    line = '{"timestamp": 0, "input_length": %d, "output_length": 1, "hash_ids": %s}\n'
+    text = line % (1100, [4, 5, 6]) + line % (1024, [4, 5]) + line % (9, [7])
+    assert read_trace(written(tmp_path, text)).arrivals.content == ((4, 5), (4, 5), ())
+    assert read_trace(written(tmp_path, BURSTGPT)).arrivals.content is None
 
 
 def test_unanswered_requests_can_be_left_out(tmp_path: Path) -> None:
