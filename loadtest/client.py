@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 MAX_CPU_FRACTION = 0.8
 MAX_SHARE_OF_LIMIT = 0.05
 """Share of any promised latency that the client's own lag may make up, at its p99."""
-MAX_USUAL_LAG_S = 0.005
+MAX_USUAL_LAG_S = 0.010
 """Lateness of one wake-up in ten, at most: beyond it the event loop has work waiting."""
 
 

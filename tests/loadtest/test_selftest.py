@@ -101,7 +101,7 @@ def test_capacity_is_the_last_load_before_saturation() -> None:
     ("changes", "says"),
     [
         ({"cpu_fraction": 0.9}, "90% of its core"),
-        ({"heartbeat_lag_s": (0.001,) * 80 + (0.006,) * 20}, "one wake-up in ten"),
+        ({"heartbeat_lag_s": (0.001,) * 80 + (0.011,) * 20}, "one wake-up in ten"),
     ],
 )
 def test_a_saturated_client_says_so(
