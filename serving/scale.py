@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 LIMIT_S = 600.0
 """A start takes up to minutes; a drain as long as the longest answer."""
 
+SCALED = "(serving scale)"
+"""Ends what the state says of a scaled pool."""
+
 Place = tuple[tuple[str, int], ...]
 """Node and device of each worker of one replica."""
 
@@ -78,9 +81,12 @@ def scale(state: State, wanted: Mapping[str, int], told: Callable[[str], None]) 
 
     Raises:
         InputError: as `moves`.
-        NegativeAnswer: several domains, or no free node on somebody else's cluster.
+        NegativeAnswer: what was deployed is no plan's, there are several domains, or no free node
+            on somebody else's cluster.
         TargetFailed: replicas do not come or go.
     """
+    if not all(SCALED in change for change in state.changes):
+        raise NegativeAnswer("what is deployed was substituted: it has none of the plan's devices")
     planned, now = read_deployment(Path(state.plan)), read_deployment(Path(state.deployment))
     for move in moves(planned, now, wanted):
         name = _deployment_name(state, move.pool.role)
@@ -251,13 +257,12 @@ def _deployment_name(state: State, role: str) -> str:
 def _record(state: State, planned: Deployment, now: Deployment) -> State:
     """Write down what is deployed now, for `verify` and `status`."""
     Path(state.deployment).write_text(to_json(now), encoding="utf-8")
-    others = tuple(change for change in state.changes if "(serving scale)" not in change)
     scaled = tuple(
         f"pools[{pool.role}].replicas: {now.pool(pool.role).replicas} instead of {pool.replicas} "
-        "(serving scale)"
+        f"{SCALED}"
         for pool in planned.pools
         if now.pool(pool.role).replicas != pool.replicas
     )
-    state = replace(state, changes=(*others, *scaled))
+    state = replace(state, changes=scaled)
     write_state(state)
     return state

@@ -10,6 +10,7 @@ import typer
 
 from serving.limits import limits
 from serving.logs import replica_logs
+from serving.scale import SCALED
 from serving.status import current, look
 from serving.verify import differences
 from sizing.errors import NegativeAnswer
@@ -89,7 +90,7 @@ def logs(
 def _bounds(state: State) -> dict[str, dict[str, Any]]:
     """Return what bounds each role's queues, as it was compiled."""
     file = Path(state.plan)
-    kept = all("(serving scale)" in change for change in state.changes)
+    kept = all(SCALED in change for change in state.changes)
     planned = "schema_version" in json.loads(file.read_text(encoding="utf-8"))
     plan = read_plan(file) if planned and kept else None
     return {pool.role: limits(pool, plan) for pool in read_deployment(file).pools}

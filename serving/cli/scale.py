@@ -11,7 +11,7 @@ import typer
 
 from serving.attainment import scrape, seen_between
 from serving.balance import Advice, Share, advise
-from serving.scale import moves
+from serving.scale import SCALED, moves
 from serving.scale import scale as bring_to
 from serving.status import current
 from serving.terminal import progress
@@ -77,7 +77,7 @@ def _asked(state: State, given: dict[str, int]) -> dict[str, int]:
 
 def _watch(state: State, window_s: float) -> Advice:
     """Judge what the endpoint measures over the window."""
-    if state.changes and not all("(serving scale)" in change for change in state.changes):
+    if not all(SCALED in change for change in state.changes):
         raise NegativeAnswer("what is deployed was substituted: the plan promises nothing of it")
     plan, now = read_plan(Path(state.plan)), read_deployment(Path(state.deployment))
     if len(now.pools) == 1:

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from serving.ports import free_ports
-from serving.scale import moves
-from sizing.errors import InputError
+from serving.scale import moves, scale
+from serving.state import State
+from sizing.errors import InputError, NegativeAnswer
 from sizing.plan import Placement, to_json
 
 from .client import Reply, send
@@ -60,6 +61,24 @@ def test_no_more_than_was_planned(three: Deployment, wanted: dict[str, int], say
     """Devices stay those of the plan, and no pool goes empty."""
     with pytest.raises(InputError, match=says):
         moves(three, three, wanted)
+
+
+def test_a_substitution_is_not_scaled() -> None:
+    """What was made smaller has none of the plan's devices to move."""
+    state = State(
+        cluster_id="x",
+        address="127.0.0.2:1",
+        base_url="http://127.0.0.1:1",
+        target="cpu",
+        plan="plan.json",
+        plan_hash="0" * 16,
+        session="",
+        started="",
+        deployment="deployment.json",
+        changes=("pools[decode].tp: 2 instead of 8",),
+    )
+    with pytest.raises(NegativeAnswer, match="substituted"):
+        scale(state, {"decode": 2}, lambda _text: None)
 
 
 class Load:
