@@ -13,6 +13,13 @@ if TYPE_CHECKING:
     from sizing.specs.slo import SloSpec
 
 
+LARGEST_MARGIN = 0.9
+"""
+Of the room between what an idle cluster takes and the limit. What is left lets a few requests in
+however wrong the model is; what they take teaches the margin anew.
+"""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
     """
@@ -165,10 +172,12 @@ def decide(
     if load.idle:
         return floor
     found = forecast(model, asked, load)
-    late_s = found.ttft_s + margin.ttft_s - slo.ttft_s
+    more_s = min(margin.ttft_s, LARGEST_MARGIN * (slo.ttft_s - floor.ttft_s))
+    late_s = found.ttft_s + more_s - slo.ttft_s
     if late_s > 0:
         return _shed("ttft", "the queue is too long for the promised time to first token", late_s)
-    if found.tpot_s + margin.tpot_s > pace_s:
+    more_s = min(margin.tpot_s, LARGEST_MARGIN * (pace_s - floor.tpot_s))
+    if found.tpot_s + more_s > pace_s:
         wait_s = asked.output_tokens * found.tpot_s
         return _shed("tpot", "the batch is too large for the promised pace of tokens", wait_s)
     room = load.max_batch_size * load.decode_replicas

@@ -20,9 +20,6 @@ WINDOW = 400
 LEARNED = 20
 """Requests before a margin is learned; the plan's own error stands in for it until then."""
 
-LARGEST_MARGIN = 0.5
-"""Of the limit: beyond that it is the model that is wrong, and shedding more would not help."""
-
 
 class Misses:
     """By how much the last requests exceeded their forecasts."""
@@ -42,11 +39,9 @@ class Misses:
             ranked = sorted(self._last)
             self._at_share = ranked[min(len(ranked) - 1, int(self._share * len(ranked)))]
 
-    def margin_s(self, *, untaught_s: float, limit_s: float) -> float:
+    def margin_s(self, untaught_s: float) -> float:
         """Return what to add to a forecast; *untaught_s* as long as too little is known."""
-        learned = len(self._last) >= LEARNED
-        margin_s = max(0.0, self._at_share) if learned else untaught_s
-        return min(margin_s, LARGEST_MARGIN * limit_s)
+        return max(0.0, self._at_share) if len(self._last) >= LEARNED else untaught_s
 
 
 @dataclass(slots=True)
@@ -81,17 +76,10 @@ class Guard:
         front = self._front
         if front.slo is None or front.step_model is None:
             return Margin()
-        error = front.step_model.prefill.error_fraction
-        pace_s = front.slo.tpot_s or front.slo.itl_s
+        step, pace_s = front.step_model, front.slo.tpot_s or front.slo.itl_s or 0.0
         return Margin(
-            ttft_s=self._ttft.margin_s(
-                untaught_s=error * front.slo.ttft_s, limit_s=front.slo.ttft_s
-            ),
-            tpot_s=0.0
-            if pace_s is None
-            else self._tpot.margin_s(
-                untaught_s=front.step_model.decode.error_fraction * pace_s, limit_s=pace_s
-            ),
+            ttft_s=self._ttft.margin_s(step.prefill.error_fraction * front.slo.ttft_s),
+            tpot_s=self._tpot.margin_s(step.decode.error_fraction * pace_s),
         )
 
     def enter(self, asked: Asked) -> Visit | Shed:

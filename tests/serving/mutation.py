@@ -21,7 +21,7 @@ VALID: tuple[tuple[str, dict[str, Any]], ...] = (
     ("completions", {"prompt": ["a b c"], "max_tokens": MAX_TOKENS, "temperature": 0, "seed": 3}),
     (
         "completions",
-        {"prompt": "x y", "max_tokens": MAX_TOKENS, "min_tokens": 2, "temperature": 0, "n": 2},
+        {"prompt": "x y", "max_tokens": MAX_TOKENS, "min_tokens": 2, "temperature": 0, "n": 1},
     ),
     ("completions", {"prompt": "abc", "max_tokens": 1, "temperature": 0, "logprobs": 1}),
     (

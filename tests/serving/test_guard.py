@@ -155,7 +155,7 @@ def test_an_idle_cluster_admits_what_its_floor_allows(
 
 
 @given(MODELS, SLOS, REQUESTS, LOADS, MARGINS, st.integers(0, 5), st.floats(1, 3))
-def test_more_replicas_and_a_looser_slo_never_admit_less(  # noqa: PLR0913, PLR0917  (a whole decision)
+def test_more_replicas_less_margin_and_a_looser_slo_never_admit_less(  # noqa: PLR0913, PLR0917  (a whole decision)
     model: StepModel,
     slo: SloSpec,
     asked: Asked,
@@ -164,14 +164,16 @@ def test_more_replicas_and_a_looser_slo_never_admit_less(  # noqa: PLR0913, PLR0
     replicas: int,
     looser: float,
 ) -> None:
-    """What is admitted is also admitted with more replicas, and with higher limits."""
+    """What is admitted is also admitted with more replicas, less margin, and higher limits."""
     wider = replace(
         load,
         prefill_replicas=load.prefill_replicas + replicas,
         decode_replicas=load.decode_replicas + replicas,
     )
     loose = SloSpec(ttft_s=slo.ttft_s * looser, tpot_s=(slo.tpot_s or 0) * looser)
+    less = Margin(ttft_s=margin.ttft_s / looser, tpot_s=margin.tpot_s / looser)
     if _admitted(model, slo, asked, load, margin):
+        assert _admitted(model, slo, asked, load, less)
         assert _admitted(model, slo, asked, wider, margin)
         assert _admitted(model, loose, asked, load, margin)
 
@@ -231,7 +233,7 @@ def test_learns_what_its_forecasts_miss(guard: Guard) -> None:
             assert visit.forecast is not None
             guard.begin(visit, visit.forecast.ttft_s + missed_s)
             guard.leave(visit, None)
-    assert guard.margin.ttft_s == 0.25
+    assert guard.margin.ttft_s == pytest.approx(60)
     assert 1 <= _capacity(guard) < fast
 
 
