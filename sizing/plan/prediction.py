@@ -151,6 +151,8 @@ class Confidence:
         fraction: chance that the SLO holds, of arrivals and of the step-time model's own error.
         prefill_factor: factor on prefill steps in the simulations that the plan passed.
         decode_factor: likewise.
+        ttft_factor: factor on the predicted TTFT, with which the SLO holds as well.
+        tpot_factor: the same on TPOT and ITL.
         requests: simulated in them.
         seeds: of arrivals, each a run of its own.
         tightest: limits that were used up most, seconds simulated by name.
@@ -164,6 +166,8 @@ class Confidence:
     fraction: float
     prefill_factor: float
     decode_factor: float
+    ttft_factor: float
+    tpot_factor: float
     requests: int
     seeds: int
     tightest: dict[str, float]

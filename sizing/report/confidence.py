@@ -15,7 +15,8 @@ def confidence_lines(plan: Plan) -> list[str]:
     if sure is not None:
         lines.append(
             f"Simulated with prefill steps {sure.prefill_factor:.2f} and decode steps"
-            f" {sure.decode_factor:.2f} times as long as predicted"
+            f" {sure.decode_factor:.2f} times as long as predicted; holds as well with TTFT"
+            f" {sure.ttft_factor:.2f} and TPOT {sure.tpot_factor:.2f} times as long as predicted"
         )
         if sure.other_pools:
             lines.append("Compared: " + sure.other_pools)

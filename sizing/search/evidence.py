@@ -29,18 +29,29 @@ MEASURED_LEVEL = 0.9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepErrors:
-    """Factors on the step times of a pool, at some confidence."""
+    """
+    What predictions may be off by, at some confidence.
+
+    Attributes:
+        prefill: factor on prefill steps.
+        decode: factor on decode steps.
+        ttft: factor on TTFT as predicted, under load.
+        tpot: the same on TPOT and ITL.
+    """
 
     prefill: float = 1.0
     decode: float = 1.0
+    ttft: float = 1.0
+    tpot: float = 1.0
 
 
 def step_errors(inputs: Inputs, confidence: float) -> StepErrors:
     """
-    How much longer than predicted steps may take, with a chance of *confidence* at most.
+    How much longer than predicted steps and latencies take, with a chance of 1 - *confidence*.
 
-        ln f(c) = q_90 z(c) / z(0.9), q_90: 90 % quantile of ln(measured / predicted) of rows
-        without queues (docs/model.md, eq. L3)
+        steps: ln f(c) = q_90 z(c) / z(0.9), q_90: 90 % quantile of ln(measured / predicted) of
+        rows without queues; latencies: quantile c of rows under load, at least 1
+        (docs/model.md, eq. L3)
 
     Args:
         inputs: model and engine, whose rows count where there are any; else all rows.
@@ -55,18 +66,22 @@ def step_errors(inputs: Inputs, confidence: float) -> StepErrors:
         deployment err alike, so that one factor holds for a whole run.
 
     Ignores:
-        That prefill and decode may err apart: both are taken at the same quantile.
+        That prefill and decode may err apart: both are taken at the same quantile. That
+        percentiles may err more than the means and medians of which there are rows.
     """
     if inputs.calibration is not None:
         return StepErrors()
-    path = path_of(UNLOADED, inputs.engine.name, inputs.model)
+    alone = path_of(UNLOADED, inputs.engine.name, inputs.model)
+    loaded = path_of(LOAD, inputs.engine.name, inputs.model)
     known = read_evidence().intervals
     share = NormalDist().inv_cdf(confidence) / NormalDist().inv_cdf(MEASURED_LEVEL)
-    factors = []
+    steps, latencies = [], []
     for quantity in ("ttft", "tpot"):
-        around = known.around(1.0, quantity, path)
-        factors.append(1.0 if around is None else math.exp(share * math.log(around.high_s)))
-    return StepErrors(prefill=factors[0], decode=factors[1])
+        around = known.around(1.0, quantity, alone)
+        step = 1.0 if around is None else math.exp(share * math.log(around.high_s))
+        steps.append(step)
+        latencies.append(max(1.0, known.bound(quantity, loaded, confidence) or 1.0))
+    return StepErrors(prefill=steps[0], decode=steps[1], ttft=latencies[0], tpot=latencies[1])
 
 
 def interval_around(quantity: str, inputs: Inputs) -> Interval | None:

@@ -140,6 +140,8 @@ def _confidence(inputs: Inputs, found: Found) -> Confidence | None:
         fraction=inputs.scenario.search.confidence_fraction,
         prefill_factor=found.errors.prefill,
         decode_factor=found.errors.decode,
+        ttft_factor=found.errors.ttft,
+        tpot_factor=found.errors.tpot,
         requests=sum(each.requests for each in found.verdicts),
         seeds=len(found.verdicts),
         tightest={

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from sizing.search.evidence import StepErrors
     from sizing.specs.slo import SloSpec
     from sizing.traffic.forecast import Forecast
 
@@ -47,6 +50,16 @@ def checks(found: Forecast, slo: SloSpec) -> tuple[Check, ...]:
 def tightest(found: Forecast, slo: SloSpec) -> Check:
     """Return the limit that is used up most."""
     return max(checks(found, slo), key=lambda check: check.ratio)
+
+
+def under_load(found: Iterable[Check], errors: StepErrors) -> Check:
+    """Return the limit that is used up most if latencies are off as those of loads were."""
+    factors = {"TTFT": errors.ttft}
+    late = (
+        replace(check, seconds=check.seconds * factors.get(check.name[:4], errors.tpot))
+        for check in found
+    )
+    return max(late, key=lambda check: check.ratio)
 
 
 def meets(found: Forecast | None, slo: SloSpec) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 
 from sizing.search.candidate import Candidate, smallest
 from sizing.search.layout import Layout, legal_shapes, memory_rule, pairing_rule, profile_rule
-from sizing.search.slo import Check, level, tightest
+from sizing.search.slo import Check, checks, level, under_load
 from sizing.traffic import decode
 from sizing.traffic.forecast import at_rate, forecast
 from sizing.traffic.spread import constant
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from sizing.search.evidence import StepErrors
     from sizing.search.step_models import StepModels
     from sizing.specs.slo import SloSpec
-    from sizing.traffic.stage import Tandem
 
 IDLE_REQUESTS_PER_S = 1e-6
 """A load under which nobody meets anybody."""
@@ -82,22 +81,25 @@ def _alone(
     A mixed replica is taken as a pair of itself: a prompt that meets nobody costs the same in
     either, but for the pull, which is left out.
     """
+    slo = inputs.scenario.slo
     found = []
     for start in starts:
-        slow = start.off_by(errors).tandem
-        if start.layout.prefill is None:
-            path = replace(slow.step_model.path, transfer_base_s=0.0, transfer_per_token_s=0.0)
-            slow = replace(slow, step_model=replace(slow.step_model, path=path))
-        found.append((_idle_check(at_rate(slow, IDLE_REQUESTS_PER_S), inputs.scenario.slo), start))
+        slow = _idle_checks(start.off_by(errors), slo)
+        late = under_load(_idle_checks(start, slo), errors)
+        found.append((max((*slow, late), key=lambda check: check.ratio), start))
     return found
 
 
-def _idle_check(tandem: Tandem, slo: SloSpec) -> Check:
-    """Return the tightest limit for a request that meets no other."""
+def _idle_checks(start: Candidate, slo: SloSpec) -> tuple[Check, ...]:
+    """Compare a request that meets no other with every limit."""
+    tandem = at_rate(start.tandem, IDLE_REQUESTS_PER_S)
+    if start.layout.prefill is None:
+        path = replace(tandem.step_model.path, transfer_base_s=0.0, transfer_per_token_s=0.0)
+        tandem = replace(tandem, step_model=replace(tandem.step_model, path=path))
     alone = forecast(tandem)
     if alone is None:  # a request a fortnight saturates nothing that answers within days
-        return Check(name="TTFT", seconds=np.inf, limit_s=slo.ttft_s)
-    return tightest(alone, slo)
+        return (Check(name="TTFT", seconds=np.inf, limit_s=slo.ttft_s),)
+    return checks(alone, slo)
 
 
 def largest_batch(start: Candidate, slo: SloSpec) -> int:

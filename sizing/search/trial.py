@@ -10,7 +10,7 @@ import numpy as np
 from sizing.errors import NegativeAnswer
 from sizing.search.answer import Verdict
 from sizing.search.deployment import deployment
-from sizing.search.slo import Check, meets
+from sizing.search.slo import Check, checks, meets, under_load
 from sizing.simulation.outcome import simulate
 from sizing.simulation.planned import deployed_system
 from sizing.simulation.statistics import QUANTILES, quantile, surely_below
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from sizing.search.candidate import Candidate
     from sizing.search.evidence import StepErrors
     from sizing.simulation.outcome import Outcome
+    from sizing.specs.slo import SloSpec
 
 FEWEST_REQUESTS = 1_500
 """Of a run: half of the 15 requests that may miss a p99 decide."""
@@ -103,7 +104,29 @@ class Trials:
             verdict = Verdict(holds=holds is True, blame=blame, requests=requests, check=check)
             if sure is not None:
                 break
-        return verdict
+        return self._late(verdict, candidate, seed) if verdict.holds else verdict
+
+    def _late(self, verdict: Verdict, candidate: Candidate, seed: int) -> Verdict:
+        """
+        Deny what holds with slow steps, but not with latencies off as those of loads were.
+
+        By closed forms; pools that do both, which have none, are simulated once it counts.
+        """
+        slo = self._inputs.scenario.slo
+        if candidate.layout.prefill is not None:
+            predicted = forecast(candidate.tandem)
+            found = () if predicted is None else checks(predicted, slo)
+        elif seed and self.patient:
+            outcome = self.outcome(candidate, requests=verdict.requests, seed=seed)
+            found = tuple(check for check, _ in limits_of(outcome, slo))
+        else:
+            found = ()
+        late = under_load(found, self.errors) if found else None
+        if late is None or late.ratio <= 1:
+            return verdict
+        first = candidate.layout.prefill is not None and late.name.startswith("TTFT")
+        blame = "prefill" if first else _last_role(candidate)
+        return replace(verdict, holds=False, blame=blame, check=late)
 
     def _queues_for_long(self, slow: Candidate) -> bool:
         """
@@ -139,7 +162,16 @@ def judge(outcome: Outcome, inputs: Inputs) -> tuple[bool | None, Check]:
     Returns:
         The answer, and the limit that is used up most.
     """
-    slo = inputs.scenario.slo
+    found = limits_of(outcome, inputs.scenario.slo)
+    worst = max((check for check, _ in found), key=lambda check: check.ratio)
+    answers = [answer for _, answer in found]
+    if False in answers:
+        return False, worst
+    return (None if None in answers else True), worst
+
+
+def limits_of(outcome: Outcome, slo: SloSpec) -> list[tuple[Check, bool | None]]:
+    """Compare a run with every limit; whether it holds, is missed, or chance may decide."""
     share = QUANTILES[slo.percentile]
     found: list[tuple[Check, bool | None]] = []
     limits = {"ttft": slo.ttft_s, "tpot": slo.tpot_s, "itl": slo.itl_s}
@@ -154,11 +186,7 @@ def judge(outcome: Outcome, inputs: Inputs) -> tuple[bool | None, Check]:
                 limit_s=limit_s,
             )
             found.append((check, _sure(values, weights, limit_s, share)))
-    worst = max((check for check, _ in found), key=lambda check: check.ratio)
-    answers = [answer for _, answer in found]
-    if False in answers:
-        return False, worst
-    return (None if None in answers else True), worst
+    return found
 
 
 def _sure(
