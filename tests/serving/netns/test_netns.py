@@ -20,7 +20,7 @@ from .conftest import TTFT_S
 if TYPE_CHECKING:
     from .conftest import Compose
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.campaign]
 
 PROMPT_TOKENS = 704
 """22 blocks of 32."""
@@ -105,7 +105,6 @@ def test_kv_transfer_takes_bytes_over_rate(compose: Compose) -> None:
     _at_rate(compose, 100, 12, fixed.median_s, rng)
 
 
-@pytest.mark.campaign
 @pytest.mark.parametrize("mbit_per_s", [50, 100, 200])
 def test_kv_transfer_at_three_rates(compose: Compose, mbit_per_s: int) -> None:
     """The same over fifty transfers at each of three rates."""
@@ -160,7 +159,6 @@ def test_prefill_cannot_reach_decode(compose: Compose) -> None:
     _recovers(compose)
 
 
-@pytest.mark.campaign
 def test_prefill_is_cut_off(compose: Compose) -> None:
     """Prefill's link goes down: an error in time, and recovery when it is up again."""
     with compose.prefill.cut_off():
