@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PYTHON ?= $(firstword $(foreach p,python3.11 python3.12 python3,$(if $(shell $(p) -c 'import sys; print(sys.version_info[:2] in ((3, 11), (3, 12)) or "")' 2>/dev/null),$(p))))
+CHROMIUM := $(shell for name in chromium chromium-browser google-chrome; do command -v $$name; done)
 TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq
 
@@ -26,11 +27,12 @@ $(READY): requirements/torch-cpu.txt requirements/cpu.txt requirements/dev.txt p
 demo: $(READY) ## measure this machine, plan, serve, load, judge: out/demo
 	@$(BIN)/python scripts/demo.py
 
-test: $(READY) ## everything, real Ray and vLLM included
-	@$(BIN)/python -m pytest
+test: $(READY) ## everything, real Ray and vLLM included; pages need a Chromium
+	@$(if $(CHROMIUM),,echo "make: no Chromium here (apt-get install chromium): the pages are not opened" >&2)
+	@$(BIN)/python -m pytest $(if $(CHROMIUM),,-m "not browser")
 
-test-fast: $(READY) ## what needs no engine: about a minute
-	@$(BIN)/python -m pytest -m "not engine"
+test-fast: $(READY) ## what needs neither engine nor browser
+	@$(BIN)/python -m pytest -m "not engine and not browser"
 
 test-faults: $(READY) ## every failure, 20 rounds of kills, 200 prompts compared: an hour
 	@$(BIN)/python -m pytest --thorough tests/serving/faults
@@ -39,8 +41,8 @@ test-fuzz: $(READY) ## ten thousand broken bodies and schemathesis against real 
 	@$(PIP) --no-deps -r requirements/fuzz.txt
 	@$(BIN)/python -m pytest --thorough -s tests/serving/test_front_door.py tests/serving/test_fuzz.py
 
-test-page: $(READY) ## the live page in a headless Chromium, which has to be installed
-	@$(BIN)/python -m pytest --thorough tests/serving/test_front_page.py
+test-page: $(READY) ## reports and the live page in a headless Chromium, which has to be installed
+	@$(BIN)/python -m pytest -m browser
 
 test-netns: $(READY) ## pools on hosts that are network namespaces: three rates, links cut (root)
 	@$(BIN)/python -m pytest --thorough -s tests/serving/netns
@@ -58,9 +60,9 @@ fix: $(READY) ## what ruff can mend by itself
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-bench: $(READY) ## speed and fidelity, as ratios; op tables come from a wheel of 120 MB
+bench: $(READY) ## speed and fidelity of the models; the other benchmarks load something, their headers say what
 	@$(PIP) --no-deps -r requirements/bench.txt
-	@for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+	@for name in fit_ops step_model simulation_speed plan_speed; do echo "== $$name"; $(BIN)/python benchmarks/$$name.py || exit 1; done
 
 docs: $(READY) ## the generated pages
 	@$(BIN)/python scripts/docs.py

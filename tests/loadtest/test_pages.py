@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
     from loadtest.run import Run
 
+pytestmark = pytest.mark.browser
+
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 SCREENSHOTS = Path(os.environ.get("SCREENSHOTS", "out/screenshots"))
 

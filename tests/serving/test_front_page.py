@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from .conftest import DeploymentMaker, PlanMaker
 
-pytestmark = pytest.mark.campaign
+pytestmark = pytest.mark.browser
 
 KEY = "a-secret-of-the-tests"
 
