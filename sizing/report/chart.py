@@ -10,34 +10,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from sizing.report.axes import Axis, frame, line, round_ticks, upright
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import ArrayLike
-
 WIDTH, HEIGHT = 520, 290
 LEFT, RIGHT, TOP, BOTTOM = 62, 16, 16, 42
-TICKS = 5
 MAX_POINTS = 1_000
 """More marks than that are not drawn: nobody sees them, and every browser loads them."""
 TAIL_TICKS = (0.0, 0.5, 0.9, 0.95, 0.99, 0.999, 0.9999)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Axis:
-    """A range of values, where it lies in the drawing, its ticks and its name."""
-
-    low: float
-    high: float
-    start: float
-    end: float
-    ticks: tuple[tuple[float, str], ...]
-    name: str
-
-    def at(self, values: ArrayLike) -> NDArray[np.float64]:
-        """Return coordinates, cut at the ends of the axis."""
-        share = (np.asarray(values, np.float64) - self.low) / (self.high - self.low)
-        return np.asarray(self.start + np.clip(share, 0, 1) * (self.end - self.start))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,16 +43,13 @@ class Series:
 
 def horizontal(low: float, high: float, name: str) -> Axis:
     """Return a horizontal axis from *low* to *high*, with round ticks."""
-    ticks = _round_ticks(low, high)
+    ticks = round_ticks(low, high)
     return Axis(low=low, high=high, start=LEFT, end=WIDTH - RIGHT, ticks=ticks, name=name)
 
 
 def vertical(high: float, name: str) -> Axis:
     """Return a vertical axis from 0 to a round number of at least *high*."""
-    step = _step(high or 1.0)
-    top = step * math.ceil((high or 1.0) / step - 1e-9)
-    ticks = _round_ticks(0, top)
-    return Axis(low=0, high=top, start=HEIGHT - BOTTOM, end=TOP, ticks=ticks, name=name)
+    return upright(high, name, foot=HEIGHT - BOTTOM, top=TOP)
 
 
 def tail(count: int, name: str) -> Axis:
@@ -100,10 +79,10 @@ def chart(x: Axis, y: Axis, series: Sequence[Series], *, limit: float | None = N
         series: in the order in which they are drawn.
         limit: of y, as a line of its own.
     """
-    parts = [_frame(x, y)]
+    parts = [frame(x, y)]
     if limit is not None:
         at = float(y.at(limit))
-        parts.append(_line("limit", x.start, at, x.end, at))
+        parts.append(line("limit", x.start, at, x.end, at))
     parts += [_marks(x, y, each) if each.marks else _curve(x, y, each) for each in series]
     return svg(parts, f"{y.name} over {x.name}", WIDTH, HEIGHT)
 
@@ -114,13 +93,6 @@ def svg(parts: Sequence[str], label: str, width: float, height: float) -> str:
         f'<svg viewBox="0 0 {width:.0f} {height:.0f}" role="img"'
         f' aria-label="{html.escape(label)}">{"".join(parts)}</svg>'
     )
-
-
-def text(x: float, y: float, content: str, anchor: str = "middle", style: str = "") -> str:
-    """Write text."""
-    mark = f' class="{style}"' if style else ""
-    place = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"'
-    return f"<text{mark} {place}>{html.escape(content)}</text>"
 
 
 def rectangle(x: float, y: float, size: tuple[float, float], style: str, title: str = "") -> str:
@@ -137,41 +109,6 @@ def thinned(count: int) -> NDArray[np.int64]:
     if not count:
         return np.arange(0)
     return np.unique(np.append(np.arange(0, count, -(-count // MAX_POINTS)), count - 1))
-
-
-def _step(high: float) -> float:
-    """Return a round distance between about five ticks."""
-    unit: float = 10.0 ** math.floor(math.log10(high / TICKS))
-    return next(unit * m for m in (1, 2, 2.5, 5, 10) if unit * m * TICKS >= high * (1 - 1e-9))
-
-
-def _round_ticks(low: float, high: float) -> tuple[tuple[float, str], ...]:
-    """Return round values from *low* to *high* with their names."""
-    step = _step(high - low)
-    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-    return tuple((step * at, f"{step * at:,.10g}") for at in range(first, last + 1))
-
-
-def _frame(x: Axis, y: Axis) -> str:
-    """Draw grid, ticks and names of both axes."""
-    parts = []
-    for value, name in y.ticks:
-        at = float(y.at(value))
-        parts += [_line("grid", x.start, at, x.end, at), text(x.start - 8, at + 4, name, "end")]
-    for value, name in x.ticks:
-        at = float(x.at(value))
-        parts.append(_line("grid", at, TOP, at, HEIGHT - BOTTOM))
-        parts.append(text(at, HEIGHT - BOTTOM + 17, name))
-    parts.append(text((x.start + x.end) / 2, HEIGHT - 5, x.name))
-    middle = (y.start + y.end) / 2
-    turned = f'transform="rotate(-90 14 {middle:.1f})"'
-    name = html.escape(y.name)
-    parts.append(f'<text x="14" y="{middle:.1f}" text-anchor="middle" {turned}>{name}</text>')
-    return "".join(parts)
-
-
-def _line(style: str, x1: float, y1: float, x2: float, y2: float) -> str:
-    return f'<line class="{style}" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>'
 
 
 def _curve(x: Axis, y: Axis, series: Series) -> str:

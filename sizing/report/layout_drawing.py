@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sizing.report.chart import rectangle, svg, text
+from sizing.report.axes import text
+from sizing.report.chart import rectangle, svg
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

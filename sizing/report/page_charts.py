@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sizing.report.chart import Axis, Series, at_tail, chart, horizontal, tail, vertical
+from sizing.report.chart import Series, at_tail, chart, horizontal, tail, vertical
 from sizing.study.cost import running
 from sizing.study.pareto import fronts
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from sizing.plan import Plan
+    from sizing.report.axes import Axis
     from sizing.search.evaluated import Evaluated
     from sizing.simulation.outcome import Outcome
     from sizing.study.pareto import Front
