@@ -56,7 +56,9 @@ def assumption_rows(plan: Plan, outcome: Outcome) -> Iterator[tuple[str, str]]:
     """Yield what the answer stands on, and how far off it may be."""
     scenario, cost = plan.inputs.scenario, running(plan)
     yield "arrivals", "Poisson, independent of one another"
-    yield "routing", f"{plan.routing.policy} among prefill replicas"
+    local = plan.routing.local_threshold_tokens
+    kept = f"; prompts up to {local:,} tokens stay with their decode replica" if local else ""
+    yield "routing", f"{plan.routing.policy} among prefill replicas{kept}"
     yield "step times", f"{plan.calibration.name}, {plan.calibration.date}"
     yield "error of the fitted steps", _fit_error(plan)
     behind = plan.validated_on

@@ -127,6 +127,9 @@ def summary(plan: Plan) -> Text:
     lines[1:1] = _cost_lines(running(plan))
     if plan.confidence is not None:
         lines.append(_confidence(plan.confidence))
+    local = plan.routing.local_threshold_tokens
+    if local:
+        lines.append(f"Prompts up to {local:,} tokens are computed by their decode replica")
     assumed = plan.inputs.scenario.model.assumed_context_tokens
     if assumed is not None:
         lines.append(f"Assumption of the scenario: {plan.model.id} serves {assumed:,} tokens")

@@ -1,4 +1,4 @@
-"""What an aggregated pool promises: it has no closed form, so that a simulation says it."""
+"""Pools that compute prompts and decode have no closed form: a simulation says what they do."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sizing.plan import Headroom, Latency, Prediction
+from sizing.search.bottleneck import bottlenecks
 from sizing.search.evidence import StepErrors, interval_around
 from sizing.search.settle import mixed_load
 from sizing.search.trial import Trials
+from sizing.traffic.forecast import capacity_requests_per_s, couple, forecast, utilisations
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -31,10 +33,14 @@ STEPS = 6
 
 
 def simulated_prediction(inputs: Inputs, chosen: Candidate) -> Prediction:
-    """Simulate the pool with step times as predicted, and read the statistics off."""
+    """
+    Simulate with step times as predicted, and read the statistics off.
+
+    Of split pools with a local threshold closed forms say what each pool is busy with.
+    """
     trials = Trials(inputs, StepErrors())
     outcome = trials.outcome(chosen, requests=LONGER * trials.length(chosen), seed=SEED)
-    load, capacity = inputs.scenario.workload, mixed_capacity_requests_per_s(chosen)
+    load = inputs.scenario.workload
     parts = {
         name: float(part[outcome.counts].mean())
         for name, part in outcome.parts_s.items()
@@ -47,11 +53,36 @@ def simulated_prediction(inputs: Inputs, chosen: Candidate) -> Prediction:
         itl=_latency(*series["itl"], None),
         e2e=_latency(*series["e2e"], None),
         output_tokens_per_s=load.requests_per_s * float(chosen.tandem.output_tokens.mean()),
-        capacity_requests_per_s=capacity,
-        utilisation_fraction={"mixed": load.requests_per_s / capacity},
-        bottleneck={"mixed": "queue" if parts.get("queue", 0.0) > parts["prefill"] else "compute"},
+        capacity_requests_per_s=_capacity_requests_per_s(chosen),
+        utilisation_fraction=_utilisations(chosen),
+        bottleneck=_bottlenecks(inputs, chosen, parts),
         ttft_parts_s=parts,
     )
+
+
+def _utilisations(chosen: Candidate) -> dict[str, float]:
+    """Share of each pool's capacity in use."""
+    if chosen.layout.prefill is None:
+        rate = chosen.tandem.workload.requests_per_s
+        return {"mixed": rate / mixed_capacity_requests_per_s(chosen)}
+    coupled = couple(chosen.tandem)
+    slowed = coupled.decode_slowdown if coupled else 1.0
+    return utilisations(chosen.tandem, 1.0, slowed)
+
+
+def _bottlenecks(inputs: Inputs, chosen: Candidate, parts: dict[str, float]) -> dict[str, str]:
+    """Name what binds each pool."""
+    if chosen.layout.prefill is None:
+        return {"mixed": "queue" if parts.get("queue", 0.0) > parts["prefill"] else "compute"}
+    predicted = forecast(chosen.tandem)
+    return {} if predicted is None else bottlenecks(inputs, chosen, predicted)
+
+
+def _capacity_requests_per_s(chosen: Candidate) -> float:
+    """Rate above which no scheduling keeps up."""
+    if chosen.layout.prefill is None:
+        return mixed_capacity_requests_per_s(chosen)
+    return capacity_requests_per_s(chosen.tandem)
 
 
 def mixed_capacity_requests_per_s(chosen: Candidate) -> float:
@@ -63,8 +94,10 @@ def mixed_capacity_requests_per_s(chosen: Candidate) -> float:
 def simulated_headroom(inputs: Inputs, chosen: Candidate) -> Headroom:
     """Bisect the largest load factor at which a look still finds the SLO kept, up to capacity."""
     rate = inputs.scenario.workload.requests_per_s
-    low, high = 1.0, max(1.0, mixed_capacity_requests_per_s(chosen) / rate)
-    binds = "mixed saturates"
+    low, high = 1.0, max(1.0, _capacity_requests_per_s(chosen) / rate)
+    shares = _utilisations(chosen)
+    full = f"{max(shares, key=lambda role: shares[role])} saturates"
+    binds = full
     for _ in range(STEPS):
         middle = (low + high) / 2
         verdict = _looked(inputs, chosen, middle * rate)
@@ -72,7 +105,7 @@ def simulated_headroom(inputs: Inputs, chosen: Candidate) -> Headroom:
             low = middle
         else:
             high = middle
-            binds = "mixed saturates" if verdict.check is None else verdict.check.name
+            binds = full if verdict.check is None else verdict.check.name
     return Headroom(load_factor=low, binds=binds)
 
 

@@ -106,8 +106,13 @@ def smallest(inputs: Inputs, layout: Layout, models: StepModels) -> Candidate:
     """Return one replica a pool, with the largest decode batch that fits memory and engine."""
     budget = inputs.engine.max_batched_tokens
     one = Stage(replicas=1, max_batch_size=1, max_batched_tokens=budget)
+    local = 0 if layout.prefill is None else inputs.scenario.search.local_threshold_tokens or 0
     tandem = Tandem(
-        workload=inputs.scenario.workload, step_model=models.of(layout), prefill=one, decode=one
+        workload=inputs.scenario.workload,
+        step_model=models.of(layout),
+        prefill=one,
+        decode=one,
+        local_threshold_tokens=local,
     )
     mean, deviation = tandem.context
     slots = decode_slots(inputs, layout.decode, context=mean, deviation=deviation)

@@ -32,7 +32,7 @@ def deployment(
             memory_fraction=engine.memory_fraction,
         ),
         pools=pools(inputs, chosen, spares=spares),
-        routing=Routing(local_threshold_tokens=inputs.scenario.search.local_threshold_tokens),
+        routing=Routing(local_threshold_tokens=chosen.tandem.local_threshold_tokens),
     )
 
 

@@ -137,6 +137,7 @@ def planned(plan: Plan) -> Candidate:
         step_model=plan.step_model,
         prefill=_stage(prefill),
         decode=_stage(decode),
+        local_threshold_tokens=0 if prefill is decode else plan.routing.local_threshold_tokens,
     )
     context, deviation = tandem.context
     slots = decode_slots(plan.inputs, layout.decode, context=context, deviation=deviation)

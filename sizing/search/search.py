@@ -18,12 +18,13 @@ from sizing.search.answer import (
 )
 from sizing.search.closed_form import (
     MOST_BUDGETS,
-    MOST_REPLICAS,
     Sized,
     fewest,
     fewest_by_utilisation,
     limits,
 )
+from sizing.search.conditional import conditional
+from sizing.search.confirmation import confirmed
 from sizing.search.evidence import step_errors
 from sizing.search.levels import gpus_at
 from sizing.search.objective import cost, cost_of
@@ -44,9 +45,6 @@ __all__ = ["Found", "Infeasible", "search"]
 
 FINALISTS = 4
 """Layouts and limits that are simulated, cheapest forecast first."""
-
-SEEDS = (0, 1)
-"""Of the run that the search goes by, and of the fresh one that has to agree."""
 
 NEARLY = 1.05
 """Layouts are sized first that cost little and leave a lone request time: bound / (1.05 - share
@@ -175,7 +173,7 @@ class Search:
             found = None if settled is None else self._confirmed(settled, below)
             if found is not None:
                 best = self.best = found
-        return best
+        return None if best is None else conditional(self.inputs, best)
 
     @property
     def _most_gpus(self) -> int:
@@ -236,27 +234,17 @@ class Search:
 
     def _confirmed(self, chosen: Candidate, below: float) -> Found | None:
         """Ask a fresh seed; grow the pool it blames until both agree."""
-        while cost(self.inputs, chosen) < below:
-            verdicts = [self.trials.verdict(chosen, seed=seed) for seed in SEEDS]
-            missed = next((each for each in verdicts if not each.holds), None)
-            if missed is None:
-                return self._found(chosen, verdicts)
-            if missed.exhausted or max(chosen.replicas.values()) > MOST_REPLICAS:
-                return None
-            sizes = list(chosen.sizes)
-            grown = 0 if missed.blame == "prefill" else 1
-            sizes[grown] += max(1, sizes[grown] // 64)
-            chosen = chosen.sized(*sizes)
-        return None
+        proof = confirmed(self.inputs, self.trials, chosen, below)
+        return None if proof is None else self._found(*proof)
 
-    def _found(self, chosen: Candidate, verdicts: list[Verdict]) -> Found:
+    def _found(self, chosen: Candidate, verdicts: tuple[Verdict, ...]) -> Found:
         """Return a configuration with its proof."""
-        split = chosen.layout.prefill is not None
+        closed = chosen.layout.prefill is not None and not chosen.tandem.local_threshold_tokens
         return Found(
             candidate=chosen,
-            forecast=forecast(chosen.tandem) if split else None,
+            forecast=forecast(chosen.tandem) if closed else None,
             errors=self.errors,
-            verdicts=tuple(verdicts),
+            verdicts=verdicts,
         )
 
     # --- pools that do both
@@ -292,7 +280,7 @@ class Search:
                 most_gpus=self._most_gpus,
             )
             settled = settle_mixed(one)
-            found = None if settled is None else self._found(settled, [])
+            found = None if settled is None else self._found(settled, ())
             if found is not None and trials.patient:
                 found = self._confirmed(found.candidate, below)
             if found is not None:

@@ -61,8 +61,10 @@ class StepModels:
             )
         first, last = layout.prefill or layout.decode, layout.decode
         prefill, decode = self._fitted_prefill(first), self._fitted_decode(last)
-        if layout.prefill is None or self._inputs.scenario.search.local_threshold_tokens:
-            decode = both(self._fitted_prefill(last), decode, self._mean_computed())
+        local = self._inputs.scenario.search.local_threshold_tokens
+        if layout.prefill is None or local:
+            longest = local if local and layout.prefill is not None else np.inf
+            decode = both(self._fitted_prefill(last), decode, self._mean_computed(longest))
         return StepModel(
             prefill=prefill, decode=decode, path=self._path(layout), interference=Interference()
         )
@@ -83,10 +85,11 @@ class StepModels:
         ]
         return max(paths, key=lambda path: path.transfer_per_token_s)
 
-    def _mean_computed(self) -> float:
-        """Mean prompt tokens that are not in the prefix cache."""
+    def _mean_computed(self, longest: float = np.inf) -> float:
+        """Mean tokens, not in the prefix cache, of prompts up to *longest*, or of the shortest."""
         load = self._inputs.scenario.workload
         prompts = length_quantiles(load.input_tokens, QUANTILES)
+        prompts = prompts[prompts <= max(longest, prompts[0])]
         return float(np.maximum(1.0, prompts - load.prefix_tokens).mean())
 
     def _fitted_prefill(self, shape: Shape) -> StepCoefficients:

@@ -121,7 +121,8 @@ class SearchChoice:
         prices_usd_per_gpu_hour: price of one GPU by name, where kinds differ.
         availability_fraction: share of the time in which every pool has the replicas that hold
             the SLO: spares are added to each from the cluster's failures; absent: none.
-        local_threshold_tokens: prompts up to this length are computed by their decode replica.
+        local_threshold_tokens: prompts up to this length are computed by their decode replica;
+            0: none; absent: the search chooses where prompts differ.
     """
 
     __pydantic_config__ = STRICT
@@ -135,7 +136,7 @@ class SearchChoice:
     gpus: tuple[str, ...] = ()
     prices_usd_per_gpu_hour: dict[str, float] = field(default_factory=dict)
     availability_fraction: float | None = None
-    local_threshold_tokens: int = 0
+    local_threshold_tokens: int | None = None
 
     def __post_init__(self) -> None:
         """Check names, degrees and shares."""

@@ -11,6 +11,7 @@ import numpy as np
 from sizing import steptime
 from sizing.traffic import decode, prefill
 from sizing.traffic.spread import PAIRS, STANDARD_NORMAL, WEIGHTS, Spread, spread
+from sizing.traffic.stage import QUANTILES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -81,7 +82,7 @@ def couple(tandem: Tandem) -> Coupling | None:
 
         t_p = t_p,alone (1 + f_p + L_d g_p) + h_p,
         t_d = t_d,alone (1 + u_p f_d) + h_d x requests that join per step
-        (docs/model.md, eq. T12)
+        (docs/model.md, eq. T12; what the decode pool loses to prompts of its own: T15)
 
     Args:
         tandem: load, pools, interference f, g and h.
@@ -116,6 +117,7 @@ def couple(tandem: Tandem) -> Coupling | None:
         )
         joining = tandem.workload.requests_per_s / tandem.decode.replicas
         lost = fractions.decode_per_request_s * joining / busy_decode
+        lost += tandem.local_busy_fraction
         if lost >= 1:
             return None
         held_up = 1 / (1 - lost)
@@ -145,13 +147,13 @@ def capacity_requests_per_s(tandem: Tandem) -> float:
     """
     Rate at which the first pool saturates: the largest one that `couple` can balance.
 
-    Without interference each pool's utilisation is linear in the rate, and this is exact at
-    once; with it the rate is bisected.
+    Without interference and local prompts each pool's utilisation is linear in the rate, and this
+    is exact at once; with them the rate is bisected.
     """
     rate = tandem.workload.requests_per_s
     alone = rate / max(utilisations(tandem, 1.0, 1.0).values())
     fractions = tandem.step_model.interference
-    if not any(asdict(fractions).values()):
+    if not any(asdict(fractions).values()) and not tandem.local_busy_fraction:
         return alone
     low, high = 0.0, alone
     for _ in range(30):
@@ -189,8 +191,9 @@ def forecast(tandem: Tandem) -> Forecast | None:
         dispersion=prefill.dispersion(tandem, stay_s, coupling.prefill_slowdown),
     )
     batch = seen()
+    step_s = float(decode.step_s(tandem, batch.mean)) * coupling.decode_slowdown
     return Forecast(
-        ttft=ttft,
+        ttft=_with_local(tandem, ttft, step_s),
         tpot=_tpot(tandem, coupling, seen),
         itl=_itl(tandem, coupling, batch),
         gaps=spread(tandem.output_tokens - 1),
@@ -231,6 +234,20 @@ def _ttft(tandem: Tandem, coupling: Coupling, held: Occupancy) -> tuple[Spread, 
     return ttft, parts
 
 
+def _with_local(tandem: Tandem, ttft: Spread, step_s: float) -> Spread:
+    """Mix in prompts that decode computes: rest of a step, one more, and their own (eq. T15)."""
+    local = tandem.local_s
+    if not len(local):
+        return ttft
+    rest = np.linspace(0, step_s, len(local))
+    own = tandem.step_model.path.request_s + step_s + np.add.outer(local, rest)
+    share = len(local) / QUANTILES
+    mass = np.full(own.size, share / own.size)
+    return spread(
+        np.concatenate([own.ravel(), ttft.values]), np.concatenate([mass, (1 - share) * WEIGHTS])
+    )
+
+
 def _tpot(tandem: Tandem, coupling: Coupling, seen: Callable[..., Spread]) -> Spread:
     """Mean gap of a request: occupancy and interference, averaged over its stay (eq. T9)."""
     lengths = tandem.output_tokens
@@ -257,7 +274,7 @@ def _slowed(tandem: Tandem, coupling: Coupling, steps: Spread, stay_s: float) ->
     busy = coupling.prefill_busy
     if not fraction or not 0 < busy < 1:
         return steps.scaled(coupling.decode_slowdown)
-    idle_s = tandem.prefill.replicas / tandem.workload.requests_per_s
+    idle_s = tandem.prefill.replicas / tandem.prefill_requests_per_s
     busy_s = idle_s * busy / (1 - busy)
     ratio = 1 / (1 / idle_s + 1 / busy_s) / stay_s
     variance = busy * (1 - busy) * 2 * ratio * (1 - ratio * (1 - np.exp(-1 / ratio)))

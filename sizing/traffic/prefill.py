@@ -53,13 +53,13 @@ def batch_s(tandem: Tandem, prompts: float) -> float:
 def utilisation(tandem: Tandem, slowdown: float = 1.0) -> float:
     """Return the share of the pool's capacity in use, every batch filled if need be (eq. T6)."""
     b = tandem.prefill.max_batch_size
-    per_replica = tandem.workload.requests_per_s / tandem.prefill.replicas
+    per_replica = tandem.prefill_requests_per_s / tandem.prefill.replicas
     return per_replica * slowdown * batch_s(tandem, b) / b
 
 
 def busy_fraction(tandem: Tandem, slowdown: float = 1.0) -> float:
     """Return the share of the time in which a replica computes."""
-    per_replica = tandem.workload.requests_per_s / tandem.prefill.replicas
+    per_replica = tandem.prefill_requests_per_s / tandem.prefill.replicas
     return min(1.0, per_replica * slowdown * batch_s(tandem, 1))
 
 
@@ -94,7 +94,7 @@ def filled(tandem: Tandem, slowdown: float = 1.0) -> float:
 
         b = lambda t(b), between 1 and the limit      (docs/model.md, eq. T6)
     """
-    per_replica = tandem.workload.requests_per_s / tandem.prefill.replicas
+    per_replica = tandem.prefill_requests_per_s / tandem.prefill.replicas
     size = 1.0
     if tandem.prefill.max_batch_size == 1:
         return size

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 QUANTILES = 128
 """Equally likely lengths that stand for a distribution."""
 
+NEXT_TO_NONE = 1e-9
+"""Share of the prompts that a prefill pool gets which is left with none."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
@@ -38,18 +41,58 @@ class Stage:
 
 @dataclass(frozen=True, kw_only=True)
 class Tandem:
-    """A prefill pool and a decode pool under a load, in the order in which serving runs them."""
+    """
+    A prefill pool and a decode pool under a load, in the order in which serving runs them.
+
+    Attributes:
+        local_threshold_tokens: prompts up to this length are computed by their decode replica.
+    """
 
     workload: WorkloadSpec
     step_model: StepModel
     prefill: Stage
     decode: Stage
+    local_threshold_tokens: int = 0
+
+    @cached_property
+    def all_tokens(self) -> NDArray[np.float64]:
+        """Prompt tokens, cached ones included: equally likely lengths, ascending."""
+        return length_quantiles(self.workload.input_tokens, QUANTILES)
+
+    @cached_property
+    def _local(self) -> int:
+        """How many of those the decode pool computes."""
+        return int(np.searchsorted(self.all_tokens, self.local_threshold_tokens, side="right"))
 
     @cached_property
     def computed_tokens(self) -> NDArray[np.float64]:
-        """Prompt tokens left to compute after the cached prefix: equally likely lengths."""
-        lengths = length_quantiles(self.workload.input_tokens, QUANTILES)
-        return np.maximum(1.0, lengths - self.workload.prefix_tokens)
+        """Prompt tokens that the prefill pool computes, cached prefix left out: equally likely."""
+        remote = self.all_tokens[min(self._local, QUANTILES - 1) :]
+        return np.maximum(1.0, remote - self.workload.prefix_tokens)
+
+    @property
+    def prefill_requests_per_s(self) -> float:
+        """Rate of prompts that the prefill pool computes."""
+        share = max(1 - self._local / QUANTILES, NEXT_TO_NONE)
+        return self.workload.requests_per_s * share
+
+    @cached_property
+    def local_s(self) -> NDArray[np.float64]:
+        """Seconds that each prompt computed by a decode replica adds to a step of it (eq. T15)."""
+        step, cached = self.step_model.decode, self.workload.prefix_tokens
+        n = np.maximum(1.0, self.all_tokens[: self._local] - cached)
+        pairs = n * (cached + (n + 1) / 2)
+        return np.asarray(step.per_prefill_token_s * n + step.per_pair_s * pairs)
+
+    @property
+    def local_busy_fraction(self) -> float:
+        """
+        Share of a decode replica's time in prompts that it computes itself.
+
+            lambda_l E[a n + c pairs] / D      (docs/model.md, eq. T15)
+        """
+        rate = self.workload.requests_per_s / self.decode.replicas
+        return rate * float(self.local_s.sum()) / QUANTILES
 
     @cached_property
     def output_tokens(self) -> NDArray[np.float64]:
@@ -65,7 +108,7 @@ class Tandem:
 
         A long answer is met more often than it is drawn, and half of it is there on average.
         """
-        prompts = length_quantiles(self.workload.input_tokens, QUANTILES)
+        prompts = self.all_tokens
         out = self.output_tokens
         mean = float(np.mean(out**2) / (2 * np.mean(out)))
         square = float(np.mean(out**3) / (3 * np.mean(out)))

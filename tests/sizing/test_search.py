@@ -15,6 +15,7 @@ from sizing.errors import InputError, NegativeAnswer
 from sizing.plan import Inputs, Plan, plan_from, to_json
 from sizing.search.candidate import smallest
 from sizing.search.closed_form import fewest_by_utilisation, least, least_near
+from sizing.search.confirmation import SEEDS
 from sizing.search.evidence import StepErrors, step_errors
 from sizing.search.explanation import explain_plan, planned
 from sizing.search.given import Size
@@ -29,7 +30,7 @@ from sizing.search.layout import (
 )
 from sizing.search.placement import place
 from sizing.search.proposal import propose
-from sizing.search.search import SEEDS, Found, Infeasible, Search, search
+from sizing.search.search import Found, Infeasible, Search, search
 from sizing.search.slo import meets
 from sizing.search.step_models import StepModels
 from sizing.search.trial import Trials, judge

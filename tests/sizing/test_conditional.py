@@ -1,0 +1,124 @@
+"""Prompts computed where they are decoded: what closed forms say of them, and when plans do it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from sizing import catalog
+from sizing.plan import Inputs, plan_from, to_json
+from sizing.search.answer import Found
+from sizing.search.candidate import smallest
+from sizing.search.conditional import conditional
+from sizing.search.evidence import StepErrors
+from sizing.search.explanation import planned
+from sizing.search.layout import Layout, Shape
+from sizing.search.proposal import propose
+from sizing.search.search import search
+from sizing.search.step_models import StepModels
+from sizing.search.trial import Trials
+from sizing.simulation.planned import simulate_plan
+from sizing.sources import Source, drawn
+from sizing.specs.scenario import ClusterChoice, ModelChoice, ScenarioSpec, SearchChoice
+from sizing.specs.slicing import Slicing
+from sizing.specs.slo import SloSpec
+from sizing.specs.workload import Lengths, WorkloadSpec
+from sizing.traffic.forecast import forecast
+
+SCENARIO = ScenarioSpec(
+    model=ModelChoice(id="llama-3.1-70b"),
+    cluster=ClusterChoice(preset="h100-8", max_gpus=64),
+    workload=WorkloadSpec(
+        requests_per_s=4.0,
+        input_tokens=Lengths(distribution="lognormal", median=1000, sigma=1.5, high=16_000),
+        output_tokens=Lengths.fixed(200),
+    ),
+    slo=SloSpec(ttft_s=2.0, tpot_s=0.1),
+    search=SearchChoice(pools="split"),
+)
+"""Many short prompts, a few long ones, and tokens that may take their time."""
+
+
+def inputs(
+    threshold: int | None = None, scenario: ScenarioSpec = SCENARIO, **load: object
+) -> Inputs:
+    """Return a scenario with what it names."""
+    given = replace(
+        scenario,
+        workload=replace(scenario.workload, **load),  # type: ignore[arg-type]
+        search=replace(scenario.search, local_threshold_tokens=threshold),
+    )
+    model, gpu, cluster, engine = catalog.resolve(given, "test")
+    return Inputs(
+        scenario=given, model=model, gpu=gpu, cluster=cluster, engine=engine, calibration=None
+    )
+
+
+@pytest.fixture(scope="module")
+def plain() -> Found:
+    """Return what is found where the scenario forbids a threshold."""
+    found = search(inputs(0))
+    assert isinstance(found, Found)
+    return found
+
+
+def test_a_prefill_replica_is_saved(plain: Found) -> None:
+    """The plan that keeps short prompts from the prefill pool is cheaper, says so, and holds."""
+    given = inputs()
+    found = search(given)
+    assert isinstance(found, Found)
+    assert plain.candidate.tandem.local_threshold_tokens == 0
+    assert found.candidate.replicas["prefill"] < plain.candidate.replicas["prefill"]
+    assert found.candidate.gpus < plain.candidate.gpus
+    plan = plan_from(json.loads(to_json(propose(given, found))), place="plan.json")
+    assert plan.routing.local_threshold_tokens > 0
+    assert planned(plan).tandem == found.candidate.tandem
+    arrivals = drawn(plan.workload, Source(), count=20_000, seed=9)
+    outcome = simulate_plan(plan, arrivals, seed=9)
+    local = arrivals.input_tokens <= plan.routing.local_threshold_tokens
+    np.testing.assert_array_equal(outcome.prefill_of < 0, local)
+    for name, limit_s in (("ttft", plan.slo.ttft_s), ("tpot", plan.slo.tpot_s)):
+        assert limit_s is not None
+        assert outcome.surely_below(name, "p99", limit_s)
+    promised = plan.prediction.ttft.p99_s
+    assert np.quantile(outcome.series("ttft")[0], 0.99) == pytest.approx(promised, rel=0.1)
+
+
+def test_prompts_that_are_all_alike_go_one_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of fixed lengths nothing is tried, and of those that the scenario decides on neither."""
+    alike = inputs(input_tokens=Lengths.fixed(2000))
+    found = search(alike)
+    assert isinstance(found, Found)
+    assert found.candidate.tandem.local_threshold_tokens == 0
+    monkeypatch.setattr(Trials, "verdict", None)
+    assert conditional(alike, found) is found
+    assert conditional(inputs(0), found) is found
+
+
+@pytest.mark.parametrize("threshold", [500, 1000, 3000])
+def test_closed_forms_know_what_decode_computes(threshold: int) -> None:
+    """TTFT at p90 and p99 and the mean TPOT are within 10 % of a simulation (eq. T15)."""
+    given = inputs(threshold, requests_per_s=10.0)
+    shape = Shape(slicing=Slicing(tp=4), gpu=given.gpu.name)
+    start = smallest(given, Layout(prefill=shape, decode=shape), StepModels(given))
+    chosen = start.sized(5, 2)
+    predicted = forecast(chosen.tandem)
+    assert predicted is not None
+    outcome = Trials(given, StepErrors()).outcome(chosen, requests=20_000, seed=3)
+    ttft, tpot = outcome.series("ttft")[0], outcome.series("tpot")[0]
+    for share in (0.9, 0.99):
+        assert predicted.ttft.quantile(share) == pytest.approx(np.quantile(ttft, share), rel=0.1)
+    assert predicted.tpot.mean == pytest.approx(tpot.mean(), rel=0.02)
+
+
+def test_a_threshold_above_all_prompts_leaves_the_prefill_pool_idle() -> None:
+    """Its utilisation is nothing, and closed forms still answer."""
+    given = inputs(20_000, requests_per_s=1.0)
+    shape = Shape(slicing=Slicing(tp=4), gpu=given.gpu.name)
+    start = smallest(given, Layout(prefill=shape, decode=shape), StepModels(given))
+    predicted = forecast(start.sized(1, 2).tandem)
+    assert predicted is not None
+    assert predicted.coupling.prefill_busy < 1e-6
