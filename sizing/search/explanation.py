@@ -100,7 +100,9 @@ def explain_plan(plan: Plan) -> Explanation:
         "prefill": found.coupling.prefill_slowdown - 1,
         "decode": found.coupling.decode_slowdown - 1,
     }
-    explained = _explained(plan, chosen, found.parts_s, found.mean_batch)
+    local = chosen.tandem.local_threshold_tokens
+    parts_s = plan.prediction.ttft_parts_s if local else found.parts_s
+    explained = _explained(plan, chosen, parts_s, found.mean_batch)
     return replace(explained, interference=slowdown)
 
 
@@ -108,7 +110,8 @@ def _explained(
     plan: Plan, chosen: Candidate, parts_s: Mapping[str, float], batch: float
 ) -> Explanation:
     """Gather the phases and both kinds of steps."""
-    terms = _path_terms(plan, parts_s, simulated=chosen.layout.prefill is None)
+    simulated = chosen.layout.prefill is None or chosen.tandem.local_threshold_tokens > 0
+    terms = _path_terms(plan, parts_s, simulated=simulated)
     for role in ("prefill", "decode"):
         terms += _step_terms(plan, chosen, role, batch)
     return Explanation(

@@ -14,7 +14,7 @@ from sizing.search.answer import Found
 from sizing.search.candidate import smallest
 from sizing.search.conditional import conditional
 from sizing.search.evidence import StepErrors
-from sizing.search.explanation import planned
+from sizing.search.explanation import explain_plan, planned
 from sizing.search.layout import Layout, Shape
 from sizing.search.proposal import propose
 from sizing.search.search import search
@@ -83,6 +83,8 @@ def test_a_prefill_replica_is_saved(plain: Found) -> None:
     for name, limit_s in (("ttft", plan.slo.ttft_s), ("tpot", plan.slo.tpot_s)):
         assert limit_s is not None
         assert outcome.surely_below(name, "p99", limit_s)
+    parts = [term.seconds for term in explain_plan(plan).terms if term.of == "TTFT"]
+    assert sum(parts) == pytest.approx(plan.prediction.ttft.mean_s)
     promised = plan.prediction.ttft.p99_s
     assert np.quantile(outcome.series("ttft")[0], 0.99) == pytest.approx(promised, rel=0.1)
 

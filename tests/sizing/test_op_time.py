@@ -148,7 +148,7 @@ SMALL = 2**20
 
 
 def test_all_reduce_tables_leave_one_out() -> None:
-    """Points of H100's tables for 2 to 8 GPUs follow from their neighbours: small 15 %, large 12 %."""
+    """Points of H100's tables for 2 to 8 GPUs follow from others: small 15 %, large 12 %."""
     gpu = catalog.find_gpu("h100-sxm")
     assert gpu.efficiency is not None
     tables = gpu.efficiency.all_reduce.values()

@@ -118,7 +118,7 @@ def test_times_scale_with_the_service() -> None:
 
 @pytest.mark.parametrize("kind", SERVICES)
 def test_more_load_never_waits_less(kind: str) -> None:
-    """Every quantile grows with the load, up to the last percent, however many servers there are."""
+    """Every quantile grows with the load, up to the last percent, for many servers."""
     loads = np.linspace(0.05, 0.99, 48)
     waits = [two_choices_wait(SERVICES[kind], float(load), 171).values for load in loads]
     assert (np.diff(waits, axis=0) >= -1e-6).all()
