@@ -24,9 +24,9 @@ def must_be_local(body: Mapping[str, Any]) -> Local | None:
     prompt = body.get("prompt")
     several = isinstance(prompt, list) and bool(prompt) and not isinstance(prompt[0], int)
     reasons = {
+        "beam-search": bool(body.get("use_beam_search")),
         "n": (body.get("n") or 1) > 1,
         "prompt-list": several,
-        "beam-search": bool(body.get("use_beam_search")),
         "prompt-logprobs": body.get("prompt_logprobs") is not None,
         "echo": bool(body.get("echo")),
     }

@@ -294,14 +294,14 @@ def test_status_and_verify(base_url: str, place: Path) -> None:
     ]
     verify = _serving(place, "verify", "--json")
     assert verify.returncode == 0, verify.stderr
-    assert json.loads(verify.stdout) == {"as_planned": True, "differences": []}
+    assert json.loads(verify.stdout) == {"as_planned": True, "differences": [], "changes": []}
     logs = _serving(place, "logs", "-n", 1)
     assert "Decode:demo" in logs.stdout
 
 
 def test_verify_notices_another_plan(base_url: str, place: Path) -> None:
     """If the plan says otherwise than what runs, verify names it and ends with 3."""
-    stored = place / ".minicluster/serving/plan.json"
+    stored = place / ".minicluster/serving/deployment.json"
     before = stored.read_text()
     plan = json.loads(before)
     plan["pools"][1]["max_batch_size"] = 7
