@@ -19,7 +19,8 @@ class ContentCache:
     request uses stays until its memory is needed: the one that was used longest ago goes first,
     of a prompt its last.
 
-    Ignores: that requests which share a block share its memory; each has its own here.
+    Ignores: that requests which share a block share its memory (each has its own here), and that
+    the first tokens of a block may be there while the rest is not.
     """
 
     __slots__ = ("_blocks_each", "_content", "_idle", "_tokens_each", "_used_by", "_users")
