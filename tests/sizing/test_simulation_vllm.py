@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sizing.simulation.content import ContentCache
 from sizing.simulation.ledger import Ledger
 from sizing.simulation.limits import EngineLimits
 from sizing.simulation.replica import Replica
@@ -22,14 +23,17 @@ from sizing.specs.step import StepCoefficients
 
 DRIVER = Path(__file__).with_name("vllm_scheduler.py")
 CASES = 200
+SHARING = ("hit", "content")
 
 
 class Recorded(Replica):
     """A replica that keeps every step, also those of a stretch."""
 
-    def __init__(self, ledger: Ledger, step: FittedStep, limits: EngineLimits) -> None:
+    def __init__(
+        self, ledger: Ledger, step: FittedStep, limits: EngineLimits, cache: ContentCache | None
+    ) -> None:
         """Start with nothing seen."""
-        super().__init__(ledger, step, limits)
+        super().__init__(ledger, step, limits, prefix_cache=cache)
         self.batches: list[list[tuple[int, int]]] = []
         self.preempted: list[list[int]] = []
         self.ends: list[float] = []
@@ -54,7 +58,12 @@ class Recorded(Replica):
 
 
 def drawn(seed: int, kind: str) -> dict[str, Any]:
-    """Draw one case; `hit` shares a prefix that the first request has left behind."""
+    """
+    Draw one case.
+
+    `hit` shares a prefix that the first request has left behind, `content` blocks of a tree, with
+    memory for all of them: there requests that share a block share its memory, too.
+    """
     rng = np.random.default_rng([seed, len(kind)])
     count = int(rng.integers(2, 25))
     size = int(rng.choice([4, 16]))
@@ -66,9 +75,12 @@ def drawn(seed: int, kind: str) -> dict[str, Any]:
         prefix = np.minimum(rng.integers(0, 64, count), prompts)
         prompts[0], prefix[0], outputs[0], due[0] = 64, 64, 1, 0.0
         due[1:] += 10.0
+    content: list[tuple[int, ...]] = [()] * count
+    if kind == "content":
+        content = [branch(rng, int(n) // size) for n in prompts]
     needed = -(-int((prompts + outputs).max()) // size)
     seqs = int(rng.integers(1, 9))
-    tight = kind != "hit" and rng.random() < 0.7
+    tight = kind not in SHARING and rng.random() < 0.7
     limits = EngineLimits(
         max_num_seqs=seqs,
         max_num_batched_tokens=int(rng.integers(seqs, 80)),
@@ -84,11 +96,20 @@ def drawn(seed: int, kind: str) -> dict[str, Any]:
         error_fraction=0.0,
     )  # fmt: skip
     return {
-        "limits": asdict(limits), "step": asdict(step), "prefix_caching": kind == "hit",
+        "limits": asdict(limits), "step": asdict(step), "prefix_caching": kind in SHARING,
         "due_s": due.tolist(), "input_tokens": prompts.tolist(), "output_tokens": outputs.tolist(),
-        "prefix": prefix.tolist(),
+        "prefix": prefix.tolist(), "content": content,
         "pull_s": rng.uniform(0.001, 0.05, count).tolist() if kind == "pull" else None,
     }  # fmt: skip
+
+
+def branch(rng: np.random.Generator, depth: int) -> tuple[int, ...]:
+    """Walk down a tree of two branches a block; return the numbers of its nodes."""
+    node, path = 1, []
+    for _ in range(min(depth, 8)):
+        node = 2 * node + int(rng.random() < 0.3)
+        path.append(node)
+    return tuple(path)
 
 
 def simulated(case: dict[str, Any]) -> Recorded:
@@ -96,7 +117,13 @@ def simulated(case: dict[str, Any]) -> Recorded:
     shared = [0, *case["prefix"][1:]]
     ledger = Ledger(case["input_tokens"], case["output_tokens"], shared)
     step = FittedStep(StepCoefficients(**case["step"]))
-    replica = Recorded(ledger, step, EngineLimits(**case["limits"]))
+    limits = EngineLimits(**case["limits"])
+    cache = (
+        ContentCache(case["content"], limits.block_size, tokens_each=limits.block_size)
+        if any(case["content"])
+        else None
+    )
+    replica = Recorded(ledger, step, limits, cache)
     heap: list[tuple[float, int, int, int]] = [
         (due, 0, number, 0) for number, due in enumerate(case["due_s"])
     ]
@@ -121,7 +148,7 @@ def simulated(case: dict[str, Any]) -> Recorded:
 
 
 @pytest.mark.engine
-@pytest.mark.parametrize("kind", ["local", "pull", "hit"])
+@pytest.mark.parametrize("kind", ["local", "pull", "hit", "content"])
 def test_same_batches_as_vllm(kind: str, tmp_path: Path) -> None:
     """Each step has the same requests, in the same order, with as many tokens; same victims."""
     cases = [drawn(seed, kind) for seed in range(CASES)]
@@ -141,4 +168,4 @@ def test_same_batches_as_vllm(kind: str, tmp_path: Path) -> None:
         assert replica.preempted == answer["preempted"], f"case {seed}"
         np.testing.assert_allclose(replica.ends, answer["ends"], rtol=1e-9, err_msg=f"case {seed}")
         preemptions += sum(map(len, replica.preempted))
-    assert (preemptions > CASES) == (kind != "hit")
+    assert (preemptions > CASES) == (kind not in SHARING)

@@ -122,10 +122,12 @@ class Engine:
         self.ends: list[float] = []
 
     def request(self, number: int) -> Request:
-        """Return request *number*; its first `prefix` tokens are those of all others."""
+        """Return request *number*; its first tokens are those that `prefix` and `content` say."""
         case = self.case
         own = 1 + number
         prompt = [7] * case["prefix"][number]
+        for block in case["content"][number]:
+            prompt += [20_000 + block] * case["limits"]["block_size"]
         prompt += [50_000 + own] * (case["input_tokens"][number] - len(prompt))
         hasher = get_request_block_hasher(case["limits"]["block_size"], sha256)
         return Request(
