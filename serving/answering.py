@@ -15,14 +15,13 @@ from serving.engine_request import (
     engine_request,
     for_decode,
     for_prefill,
-    for_tokenizer,
     refusal_in,
     refusal_of,
 )
 from serving.first_token import Answer
 from serving.phases import Phases
 from serving.prefills import Reach, Remote, prefill_elsewhere
-from serving.ray_compat import first_token_seen
+from serving.ray_compat import first_token_seen, prompt_tokens
 from serving.request_class import may_be_short, must_be_local, short_enough
 from serving.requests import Refusal
 from serving.retry import RETRY_AFTER_S, Local, late_first_token
@@ -166,20 +165,11 @@ class Answering:
             return AGGREGATED
         local = must_be_local(body)
         if local is None and may_be_short(body, order.local_threshold_tokens):
-            tokens = await self._prompt_tokens(request)
-            if isinstance(tokens, Refusal):
-                return tokens
-            local = short_enough(tokens, order.local_threshold_tokens)
+            tokens = await prompt_tokens(self.engine, kind, request)
+            local = None if tokens is None else short_enough(tokens, order.local_threshold_tokens)
         if local is not None:
             return local
         return await prefill_elsewhere(self._reach, kind, for_prefill(request), order)
-
-    async def _prompt_tokens(self, request: Any) -> int | Refusal:  # noqa: ANN401
-        """Count the tokens of a prompt."""
-        if isinstance(getattr(request, "prompt", None), list):
-            return len(request.prompt)
-        counted = await anext(aiter(self.engine.tokenize(for_tokenizer(request))))
-        return refusal_of(counted) if hasattr(counted, "error") else int(counted.count)
 
     def _begun(self, kind: str, request: Any) -> Callable[[], bool]:  # noqa: ANN401
         """Return what tells whether the first token of a whole answer is there."""

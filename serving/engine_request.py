@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 from ray.serve.llm.openai_api_models import ChatCompletionRequest, CompletionRequest
-from vllm.entrypoints.serve.tokenize.protocol import TokenizeChatRequest, TokenizeCompletionRequest
 from vllm.exceptions import VLLMClientError
 
 from serving.requests import Refusal
@@ -70,18 +69,6 @@ def for_prefill(request: Any) -> Any:  # noqa: ANN401
 def for_decode(request: Any, prefilled: Prefilled) -> Any:  # noqa: ANN401
     """Return *request* with the place of its KV cache."""
     return request.model_copy(update={"kv_transfer_params": prefilled.kv_transfer_params})
-
-
-def for_tokenizer(request: Any) -> Any:  # noqa: ANN401
-    """Return the request that counts the tokens of *request*'s prompt."""
-    if not isinstance(request, ChatCompletionRequest):
-        return TokenizeCompletionRequest(
-            model=request.model,
-            prompt=request.prompt,
-            add_special_tokens=request.add_special_tokens,
-        )
-    names = set(TokenizeChatRequest.model_fields) & request.model_fields_set
-    return TokenizeChatRequest.model_validate({name: getattr(request, name) for name in names})
 
 
 def refusal_of(answer: Any) -> Refusal:  # noqa: ANN401

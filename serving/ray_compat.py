@@ -9,8 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from ray.llm._internal.serve.utils.broadcast import broadcast
+from vllm.exceptions import VLLMClientError
 
-__all__ = ["broadcast", "engine_is_dead", "first_token_seen", "skip_download"]
+__all__ = ["broadcast", "engine_is_dead", "first_token_seen", "prompt_tokens", "skip_download"]
 
 
 def skip_download(llm_config: Any) -> None:  # noqa: ANN401
@@ -21,6 +22,28 @@ def skip_download(llm_config: Any) -> None:  # noqa: ANN401
 def engine_is_dead(engine: Any) -> bool:  # noqa: ANN401
     """Tell whether a replica's engine has lost its processes; it never gets them back."""
     return bool(engine._engine_client.errored)  # noqa: SLF001
+
+
+async def prompt_tokens(engine: Any, kind: str, request: Any) -> int | None:  # noqa: ANN401
+    """
+    Count the tokens of a prompt as the engine will; `None` where it takes no such prompt.
+
+    By what renders prompts for answers: Ray's `tokenize` looks for a server that vLLM 0.29 has not.
+    """
+    if isinstance(getattr(request, "prompt", None), list):
+        return len(request.prompt)
+    try:
+        if kind == "chat":
+            server = engine._oai_serving_chat  # noqa: SLF001
+            rendered = await server.render_chat_request(request)
+            inputs = rendered[1] if isinstance(rendered, tuple) else None
+        else:
+            server = engine._oai_serving_completion  # noqa: SLF001
+            rendered = await server.render_completion_request(request)
+            inputs = rendered if isinstance(rendered, list) else None
+    except (ValueError, VLLMClientError):
+        inputs = None  # whoever answers says why
+    return inputs and sum(server._extract_prompt_len(each) for each in inputs)  # noqa: SLF001
 
 
 REQUEST_IDS = {"chat": "chatcmpl-{}", "completions": "cmpl-{}-0"}

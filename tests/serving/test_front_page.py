@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 import uvicorn
 
-from serving.ports import free_ports
 from serving.front import front_door
 from serving.front_app import front_app
+from serving.ports import free_ports
 
 from .browser import opened
 from .fake_servers import FakeServers

@@ -16,6 +16,8 @@ from ray.llm._internal.serve.engines.vllm.vllm_engine import VLLMEngine
 from ray.serve.llm.deployment import PDPrefillServer
 from ray.serve.llm.openai_api_models import CompletionRequest
 from serving.engine_request import REMOTE_DECODE
+from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
+from vllm.entrypoints.openai.completion.serving import OpenAIServingCompletion
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.output_processor import OutputProcessor, RequestState
 asked = CompletionRequest(prompt="x", max_tokens=5)
@@ -27,6 +29,12 @@ print(
     "self.external_req_ids" in inspect.getsource(OutputProcessor.__init__),
     "self.is_prefilling" in inspect.getsource(RequestState.__init__),
     hasattr(PDPrefillServer, "prewarm_prefill"),
+    hasattr(OpenAIServingChat, "_extract_prompt_len"),
+    hasattr(OpenAIServingCompletion, "_extract_prompt_len"),
+    hasattr(OpenAIServingChat, "render_chat_request"),
+    hasattr(OpenAIServingCompletion, "render_completion_request"),
+    "self._oai_serving_chat" in inspect.getsource(VLLMEngine),
+    "self._oai_serving_completion" in inspect.getsource(VLLMEngine),
     inspect.iscoroutinefunction(LLMServer._start_engine),
     CallbackCtx().run_init_node,
     hasattr(LLMConfig, "get_or_create_callback"),
@@ -43,4 +51,4 @@ def test_what_ray_does_not_promise_is_there() -> None:
     """Each private name of Ray Serve LLM that we use is there and means what it meant."""
     done = subprocess.run([sys.executable, "-c", LOOK], capture_output=True, text=True, check=True)
     last = done.stdout.splitlines()[-1]
-    assert last == f"{'True ' * 13}['handle', 'method_name', 'args']"
+    assert last == f"{'True ' * 19}['handle', 'method_name', 'args']"
