@@ -128,23 +128,20 @@ def split(
     try:
         assert code == 0, (place / "up.txt").read_text()
         state = json.loads((place / ".minicluster/serving/state.json").read_text())
-        with (place / "driver.txt").open("w") as said:
-            driver = subprocess.Popen(
-                [sys.executable, str(HERE / "driver.py")],
-                cwd=place,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=said,
-                text=True,
+        ask = [sys.executable, str(HERE / "driver.py")]
+        pipe = subprocess.PIPE
+        with (
+            (place / "driver.txt").open("w") as said,
+            subprocess.Popen(
+                ask, cwd=place, stdin=pipe, stdout=pipe, stderr=said, text=True
+            ) as driver,
+        ):
+            yield Split(
+                base_url=f"http://127.0.0.1:{port}",
+                place=place,
+                cluster_id=state["cluster_id"],
+                driver=driver,
             )
-        yield Split(
-            base_url=f"http://127.0.0.1:{port}",
-            place=place,
-            cluster_id=state["cluster_id"],
-            driver=driver,
-        )
-        driver.stdin.close()  # type: ignore[union-attr]
-        driver.wait(timeout=30)
     finally:
         down = [sys.executable, "-m", "serving.cli", "down"]
         subprocess.run(down, cwd=place, check=True, env=os.environ)
