@@ -87,7 +87,7 @@ class Shed:
     Why a request is not admitted.
 
     Attributes:
-        reason: `ttft`, `tpot`, `slots`; `unreachable`: not even with nobody ahead.
+        reason: `ttft`, `tpot`; `unreachable`: not even with nobody ahead.
         message: for the client.
         retry_after_s: when there may be room; `None`: never.
     """
@@ -117,15 +117,18 @@ def forecast(model: StepModel, asked: Asked, load: Load) -> Forecast:
     """
     Predict the latencies of a request that joins *load*.
 
-    TTFT: path, the work ahead shared by the replicas, the own prompt, the KV pull, one decode
-    step. TPOT: a decode step with everybody admitted in the batch and prefill busy beside it
+    TTFT: path, the work ahead shared by the replicas, the own prompt, the KV pull, the wait for a
+    place where more are admitted than the batches hold, one decode step. TPOT: a decode step with
+    everybody admitted in the batch, as far as it has places, and prefill busy beside it
     (docs/model.md, eq. S2 to S4 and Q9).
 
     Ignores: who of those ahead finishes meanwhile, so that it errs on the side of full batches;
     how long those that join hold the batch up, which the margin learns.
     """
     decoders = max(load.decode_replicas, 1)
-    batch = max(float(asked.sequences), (load.sequences + asked.sequences) / decoders)
+    together = load.sequences + asked.sequences
+    places = max(load.max_batch_size, asked.sequences)
+    batch = min(max(float(asked.sequences), together / decoders), float(places))
     own_tokens = asked.sequences * (asked.prompt_tokens + asked.output_tokens)
     tokens = max(own_tokens, (load.context_tokens + own_tokens) / decoders)
     step_s = float(steptime.decode_s(model.decode, batch, tokens / batch))
@@ -133,8 +136,12 @@ def forecast(model: StepModel, asked: Asked, load: Load) -> Forecast:
         step_s *= 1 + model.interference.decode_fraction
     pull_s = 0.0 if asked.local else float(steptime.transfer_s(model.path, asked.prompt_tokens))
     ahead_s = 0.0 if asked.local else load.prefill_work_s / max(load.prefill_replicas, 1)
+    # Places come free one after the other, each as long as an answer like this one takes.
+    late = max(0, together - places * decoders) / (places * decoders)
+    wait_s = late * asked.output_tokens * step_s
     own_s = work_s(model, asked, load)
-    return Forecast(ttft_s=model.path.request_s + ahead_s + own_s + pull_s + step_s, tpot_s=step_s)
+    ttft_s = model.path.request_s + ahead_s + own_s + pull_s + wait_s + step_s
+    return Forecast(ttft_s=ttft_s, tpot_s=step_s)
 
 
 def decide(
@@ -180,10 +187,6 @@ def decide(
     if found.tpot_s + more_s > pace_s:
         wait_s = asked.output_tokens * found.tpot_s
         return _shed("tpot", "the batch is too large for the promised pace of tokens", wait_s)
-    room = load.max_batch_size * load.decode_replicas
-    if load.sequences + asked.sequences > max(room, asked.sequences):
-        wait_s = asked.output_tokens * found.tpot_s
-        return _shed("slots", "every place in the decode batch is taken", wait_s)
     return found
 
 
