@@ -15,7 +15,7 @@ from sizing.cli.plan import write_whole
 from sizing.errors import InputError
 from sizing.refit.fit import Residual, fit_scales, residuals
 from sizing.refit.observed import Observed, read_observed
-from sizing.refit.scales import scaled, scaled_interference, scaled_path, scaled_step
+from sizing.refit.scales import scaled, scaled_interference, scaled_path
 from sizing.shell import talk
 
 if TYPE_CHECKING:
@@ -92,8 +92,8 @@ def _calibration(
         name=name,
         date=datetime.now(tz=UTC).date().isoformat(),
         num_rows=before.num_rows + sum(int(run.counts.sum()) for run in runs),
-        prefill=scaled_step(before.prefill, scales.prefill),
-        decode=scaled_step(before.decode, scales.decode),
+        prefill=before.prefill.times(scales.prefill),
+        decode=before.decode.times(scales.decode),
         path=scaled_path(before.path, scales.path),
         interference=scaled_interference(before.interference, scales),
     )

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from sizing.plan import StepModel
-    from sizing.specs.step import Interference, PathCoefficients, StepCoefficients
+    from sizing.specs.step import Interference, PathCoefficients
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,24 +60,10 @@ def scaled(model: StepModel, scales: Scales) -> StepModel:
     """Return *model* with its constants times *scales*."""
     return replace(
         model,
-        prefill=scaled_step(model.prefill, scales.prefill),
-        decode=scaled_step(model.decode, scales.decode),
+        prefill=model.prefill.times(scales.prefill),
+        decode=model.decode.times(scales.decode),
         path=scaled_path(model.path, scales.path),
         interference=scaled_interference(model.interference, scales),
-    )
-
-
-def scaled_step(step: StepCoefficients, factor: float) -> StepCoefficients:
-    """Return *step* *factor* times as long."""
-    return replace(
-        step,
-        base_s=step.base_s * factor,
-        stream_s=step.stream_s * factor,
-        per_prefill_token_s=step.per_prefill_token_s * factor,
-        per_sequence_s=step.per_sequence_s * factor,
-        per_pair_s=step.per_pair_s * factor,
-        per_context_token_s=step.per_context_token_s * factor,
-        experts_s=step.experts_s * factor,
     )
 
 

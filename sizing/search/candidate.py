@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from sizing.search.layout import Layout, decode_slots
-from sizing.search.step_models import slower
 from sizing.traffic.prefill import batch_s
 from sizing.traffic.stage import Stage, Tandem
 
@@ -92,13 +91,13 @@ class Candidate:
         model = self.tandem.step_model
         if self.layout.prefill is None:
             decode = replace(
-                slower(model.decode, errors.decode),
+                model.decode.times(errors.decode),
                 per_prefill_token_s=model.decode.per_prefill_token_s * errors.prefill,
                 per_pair_s=model.decode.per_pair_s * errors.prefill,
             )
         else:
-            decode = slower(model.decode, errors.decode)
-        model = replace(model, prefill=slower(model.prefill, errors.prefill), decode=decode)
+            decode = model.decode.times(errors.decode)
+        model = replace(model, prefill=model.prefill.times(errors.prefill), decode=decode)
         return replace(self, tandem=replace(self.tandem, step_model=model))
 
 

@@ -106,7 +106,7 @@ class StepModels:
                 cached=load.prefix_tokens,
             )
             typical = prefill_load(self._mean_computed(), load.prefix_tokens)
-            self._prefill[shape] = slower(fitted, full_pipeline(on, typical, shape.slicing))
+            self._prefill[shape] = fitted.times(full_pipeline(on, typical, shape.slicing))
         return self._prefill[shape]
 
     def _fitted_decode(self, shape: Shape) -> StepCoefficients:
@@ -124,7 +124,7 @@ class StepModels:
                 contexts=(middle / 2, middle * 1.5),
             )
             typical = decode_load(batch / 4, middle)
-            self._decode[shape] = slower(fitted, full_pipeline(on, typical, shape.slicing))
+            self._decode[shape] = fitted.times(full_pipeline(on, typical, shape.slicing))
         return self._decode[shape]
 
 
@@ -140,20 +140,6 @@ def full_pipeline(on: Machine, load: StepLoad, slicing: Slicing) -> float:
         return 1.0
     through = float(step_s(on, load, slicing=slicing))
     return max(1.0, slicing.pp * float(stage_s(on, load, slicing=slicing)) / through)
-
-
-def slower(step: StepCoefficients, factor: float) -> StepCoefficients:
-    """Multiply every second of a step."""
-    return replace(
-        step,
-        base_s=step.base_s * factor,
-        stream_s=step.stream_s * factor,
-        per_prefill_token_s=step.per_prefill_token_s * factor,
-        per_sequence_s=step.per_sequence_s * factor,
-        per_pair_s=step.per_pair_s * factor,
-        per_context_token_s=step.per_context_token_s * factor,
-        experts_s=step.experts_s * factor,
-    )
 
 
 def both(prefill: StepCoefficients, decode: StepCoefficients, tokens: float) -> StepCoefficients:

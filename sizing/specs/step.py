@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sizing.specs.checks import STRICT, not_negative, positive
 
@@ -62,6 +62,19 @@ class StepCoefficients:
             expert_miss_fraction=self.expert_miss_fraction,
         )
         positive(max_tokens=self.max_tokens, max_batch=self.max_batch)
+
+    def times(self, factor: float) -> StepCoefficients:
+        """Return the step *factor* times as long."""
+        return replace(
+            self,
+            base_s=self.base_s * factor,
+            stream_s=self.stream_s * factor,
+            per_prefill_token_s=self.per_prefill_token_s * factor,
+            per_sequence_s=self.per_sequence_s * factor,
+            per_pair_s=self.per_pair_s * factor,
+            per_context_token_s=self.per_context_token_s * factor,
+            experts_s=self.experts_s * factor,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
