@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import TYPE_CHECKING, Any
 
 from ray import serve
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
     from serving.phases import Phases, PrefillTiming
+
+logger = logging.getLogger(__name__)
 
 NOBODY = (BackPressureError, DeploymentUnavailableError, RayActorError, TimeoutError)
 """What is raised where no replica can take a request, or the one that had it is gone."""
@@ -107,7 +110,8 @@ class HandledServers:
             try:
                 async with asyncio.timeout(FACTS_LIMIT_S):
                     found: dict[str, Any] = await response
-            except Exception:  # noqa: BLE001  (whatever keeps it, there is nothing to tell)
+            except Exception as error:  # noqa: BLE001  (whatever keeps it, the others still tell)
+                logger.warning("%s told no facts: %r", handle.deployment_name, error)
                 response.cancel()
                 return None
             return {name: found[name] for name in TOLD if name in found}
