@@ -15,7 +15,12 @@ from rich.console import Console
 from sizing.cli.inputs import naming, read_inputs
 from sizing.cli.plan import OVERRIDES  # noqa: TC001  (Typer reads the annotations)
 from sizing.errors import InputError
-from sizing.report.long_context import answers_table, long_context_lines, long_context_table
+from sizing.report.long_context import (
+    answers_table,
+    long_context_lines,
+    long_context_table,
+    token_table,
+)
 from sizing.specs.slicing import Slicing
 from sizing.study.long_context import long_prompt
 from sizing.study.rule import find_rule
@@ -57,6 +62,7 @@ def long_context(
     console = Console()
     console.print(f"{inputs.model.id}, {inputs.model.weight_dtype}, on {inputs.gpu.name}")
     console.print(long_context_table(found, inputs.scenario.slo.ttft_s))
+    console.print(token_table(found[0]))
     console.print(answers_table(found, rule, inputs.cluster.max_gpus))
     for line in long_context_lines(inputs, found, rule):
         console.print(line, highlight=False)

@@ -13,8 +13,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from sizing.plan import Inputs
-    from sizing.study.long_context import Difference, LongPrompt
+    from sizing.study.long_context import Difference, LongPrompt, Timed
     from sizing.study.rule import ComputeRule
+
+
+SPENT = {
+    "matrix multiplications": "multiply",
+    "attention": "attention",
+    "collectives": "collectives",
+}
+"""Groups of terms of a token that are shown, and their headings."""
 
 
 def long_context_table(found: Sequence[LongPrompt], limit_s: float) -> Table:
@@ -60,6 +68,26 @@ def answers_table(found: Sequence[LongPrompt], rule: ComputeRule, budget: int) -
     return table
 
 
+def token_table(found: LongPrompt) -> Table:
+    """What one token is spent on, layout by layout, after one length."""
+    table = Table(
+        title=f"Decode of one sequence after {found.tokens:,} tokens, ms a token",
+        title_justify="left",
+    )
+    libraries = sorted({name for each in found.layouts for name in each.tpot_by_library_s})
+    table.add_column("layout")
+    headings = (*SPENT.values(), "rest", "TPOT", *(f"by {name}" for name in libraries))
+    for heading in headings:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for each in found.layouts:
+        named = [each.tpot_parts_s[name] for name in SPENT]
+        others = (each.tpot_by_library_s.get(name) for name in libraries)
+        spent = (*named, each.tpot_s - sum(named), each.tpot_s, *others)
+        cells = ("" if value is None else f"{value * 1e3:.1f}" for value in spent)
+        table.add_row(each.layout, *cells)
+    return table
+
+
 def long_context_lines(
     inputs: Inputs, found: Sequence[LongPrompt], rule: ComputeRule
 ) -> Iterator[str]:
@@ -68,11 +96,7 @@ def long_context_lines(
         if each.difference is not None:
             yield f"{each.tokens:,} tokens: {_why(each.difference, rule)}"
     for size, first, token in preferences(found[0]):
-        where = f"On {size} GPUs after {found[0].tokens:,} tokens"
-        if first.layout == token.layout:
-            yield f"{where} prefill and decode are both fastest on {first.layout}"
-        else:
-            yield f"{where} prefill is fastest on {first.layout}, decode on {token.layout}"
+        yield from _preferred(found[0], size, (first, token))
     yield (
         f"Preset {rule.name}: {rule.compute_fraction:.0%} of the dense peak, compute only"
         f"{', sizes in powers of two' if rule.powers_of_two else ''}, up to {rule.most_gpus} GPUs"
@@ -80,6 +104,37 @@ def long_context_lines(
     assumed = inputs.scenario.model.assumed_context_tokens
     if assumed is not None:
         yield f"Assumption of the scenario: {inputs.model.id} serves {assumed:,} tokens"
+
+
+def _preferred(found: LongPrompt, size: int, best: tuple[Timed, Timed]) -> Iterator[str]:
+    """Say which layout of a size each phase is fastest on, and which term decides decode."""
+    first, token = best
+    where = f"On {size} GPUs after {found.tokens:,} tokens"
+    if first.layout == token.layout:
+        yield f"{where} prefill and decode are both fastest on {first.layout}"
+    else:
+        yield f"{where} prefill is fastest on {first.layout}, decode on {token.layout}"
+    others = [each for each in found.layouts if each.gpus == size and each is not token]
+    other = min(others, key=lambda each: each.tpot_s)
+    yield (
+        f"Decode on {other.layout} takes {seconds(other.tpot_s)}, on {token.layout}"
+        f" {seconds(token.tpot_s)}: {_decides(other, token)}"
+    )
+    for each in others:
+        for library, faster_s in each.tpot_by_library_s.items():
+            if faster_s < token.tpot_s:
+                yield (
+                    f"Were {library} to sum between HB domains in place of NCCL, decode would"
+                    f" prefer {each.layout}: {seconds(faster_s)}"
+                )
+
+
+def _decides(slower: Timed, faster: Timed) -> str:
+    """Name the term that one layout loses most by, and the one that it gains most by."""
+    more = {name: each - faster.tpot_parts_s[name] for name, each in slower.tpot_parts_s.items()}
+    worst, best = max(more, key=lambda name: more[name]), min(more, key=lambda name: more[name])
+    lost = f"{seconds(more[worst])} more for {worst}"
+    return lost if more[best] >= 0 else f"{lost}, {seconds(-more[best])} less for {best}"
 
 
 def _why(difference: Difference, rule: ComputeRule) -> str:

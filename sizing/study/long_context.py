@@ -6,14 +6,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sizing.errors import InputError
-from sizing.latency.load import decode_load, prefill_load
+from sizing.latency.load import prefill_load
 from sizing.latency.memory import kv_bytes_per_sequence, kv_space_bytes
 from sizing.latency.pipeline import chunked_prefill, group_of
 from sizing.latency.roofline import multiply_dtype
-from sizing.latency.step import step_s, step_terms
+from sizing.latency.step import step_terms
 from sizing.search.layout import broken_rule
 from sizing.search.step_models import machine
 from sizing.specs.slicing import Slicing
+from sizing.study.long_decode import token_by_library_s, token_parts_s
 from sizing.study.rule import RuleAnswer, gpus_by_compute
 
 if TYPE_CHECKING:
@@ -34,6 +35,8 @@ class Timed:
         ttft_s: prefill in chunks through all stages (docs/model.md, eq. S8).
         tpot_s: of this one sequence.
         parts_s: of `ttft_s`; the pipeline bubble is one of them.
+        tpot_parts_s: of `tpot_s`, by the same groups.
+        tpot_by_library_s: were another library than NCCL to carry all-reduces between HB domains.
         fits: whether memory holds weights and sequence; seconds are given either way.
     """
 
@@ -43,6 +46,8 @@ class Timed:
     tpot_s: float
     chunks: int
     parts_s: dict[str, float]
+    tpot_parts_s: dict[str, float]
+    tpot_by_library_s: dict[str, float]
     fits: bool
 
 
@@ -127,13 +132,16 @@ def timed(inputs: Inputs, tokens: int, slicing: Slicing) -> Timed:
     """Time one layout."""
     on = machine(inputs)
     prefill = chunked_prefill(on, tokens, slicing=slicing)
+    token = token_parts_s(on, tokens, slicing=slicing)
     return Timed(
         layout=name_of(slicing),
         gpus=slicing.gpus,
         ttft_s=prefill.seconds,
-        tpot_s=float(step_s(on, decode_load(1, tokens), slicing=slicing)),
+        tpot_s=sum(token.values()),
         chunks=prefill.chunks,
         parts_s=prefill.parts_s,
+        tpot_parts_s=token,
+        tpot_by_library_s=token_by_library_s(on, tokens, slicing=slicing),
         fits=_fits(inputs, tokens, slicing),
     )
 

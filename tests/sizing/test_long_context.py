@@ -27,6 +27,8 @@ LENGTHS = (32_768, 65_536, 100_000, 131_072)
 LAYOUTS = tuple(
     parse_slicing(each) for each in ("TP8", "TP16", "TP4xPP3", "TP8xPP2", "TP8xPP4", "TP8xPP8")
 )
+PAIR = (Slicing(tp=16), Slicing(tp=8, pp=2))
+PARTS = ("matrix multiplications", "attention", "elementwise", "collectives", "engine")
 
 
 @pytest.fixture(scope="module")
@@ -74,11 +76,27 @@ def test_decode_of_a_large_model_prefers_the_other_layout(inputs: Inputs) -> Non
     """405B: TP16 decodes faster than TP8xPP2; 70B: all-reduces over nodes cost what it saves."""
     rule = find_rule("talk")
     large = read_inputs(Path("llama-2-70b-long"), ["model.id=llama-3.1-405b"], None)
-    pair = [Slicing(tp=16), Slicing(tp=8, pp=2)]
-    [(gpus, first, token)] = preferences(long_prompt(large, 32_768, pair, rule))
+    [(gpus, first, token)] = preferences(long_prompt(large, 32_768, PAIR, rule))
     assert (gpus, first.layout, token.layout) == (16, "TP8xPP2", "TP16")
-    [(_, first, token)] = preferences(long_prompt(inputs, 32_768, pair, rule))
+    [(_, first, token)] = preferences(long_prompt(inputs, 32_768, PAIR, rule))
     assert (first.layout, token.layout) == ("TP8xPP2", "TP8xPP2")
+
+
+def test_collectives_between_nodes_decide_decode(prompts: dict[int, LongPrompt]) -> None:
+    """70B: TP16 reads less in the same time, NCCL loses more than that, MSCCL++ does not."""
+    for found in prompts.values():
+        at = {each.layout: each for each in found.layouts}
+        flat, piped = at["TP16"], at["TP8xPP2"]
+        more = {name: flat.tpot_parts_s[name] - piped.tpot_parts_s[name] for name in PARTS}
+        assert more["matrix multiplications"] < 0 < more["collectives"]
+        assert flat.tpot_s - piped.tpot_s == pytest.approx(sum(more.values()))
+        # 160 all-reduces of 16 KiB: 16.8 us by MSCCL++ instead of 45.5 us (configs/collectives).
+        [(library, faster_s)] = flat.tpot_by_library_s.items()
+        assert library == "mscclpp"
+        by_hand_s = 160 * (45.5e-6 - 16.8e-6)
+        assert flat.tpot_s - faster_s == pytest.approx(by_hand_s, rel=0.03)
+        assert faster_s < piped.tpot_s < flat.tpot_s
+        assert not piped.tpot_by_library_s
 
 
 def test_the_answer_is_within_the_limits(inputs: Inputs, prompts: dict[int, LongPrompt]) -> None:
@@ -126,6 +144,8 @@ def test_command(capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     for word in ("TP8xPP2", "> 64", "pipeline bubble", "50% of the dense peak", "Assumption"):
         assert word in out, word
+    assert "more for collectives" in out
+    assert "decode would prefer TP16" in out
     assert sizing("long-context", "--tokens", "32768", "--slicing", "tp8,TP4xPP2", "--json") == 0
     document: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert [each["layout"] for each in document["prompts"][0]["layouts"]] == ["TP8", "TP4xPP2"]
