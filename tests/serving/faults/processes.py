@@ -17,11 +17,22 @@ TITLES = {
     "proxy": "ray::ProxyActor",
     "controller": "ray::ServeController",
 }
+"""How the titles of processes begin that Ray Serve starts."""
+
+RAY = {
+    "gcs": "/gcs/gcs_server --",
+    "raylet": "/raylet/raylet --raylet_socket_name",
+    "dashboard": "/dashboard/dashboard.py --",
+    "agent": "ray::DashboardAgent",
+    "environments": "ray::RuntimeEnvAgent",
+    "log monitor": "/log_monitor.py --",
+}
+"""What is in the command lines of Ray's own processes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Process:
-    """One process: `role` of `TITLES`, with `/engine` or `/worker` for what vLLM starts below."""
+    """One process: `role` of `TITLES` or `RAY`, `/engine` and `/worker` for what vLLM starts."""
 
     pid: int
     role: str
@@ -55,6 +66,12 @@ def processes(cluster_id: str) -> list[Process]:
         if title.startswith("VLLM::") and below and owner is not None:
             role = owner.role.partition("/")[0]
             found.append(Process(pid=pid, role=f"{role}/{below}", replica=owner.replica))
+    found += [
+        Process(pid=pid, role=role, replica=pid)
+        for pid, title in titles.items()
+        for role, part in RAY.items()
+        if part in title
+    ]
     return found
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from .driver import DEADLINE_S
 from .load import Load
-from .processes import kill
+from .processes import RAY, kill
 
 if TYPE_CHECKING:
     from tests.serving.client import Reply
@@ -26,7 +26,7 @@ EARLY = 5
 GROWTH = 0.05
 CLIENTS = 3
 SLACK_S = 3.0
-"""Beyond both deadlines: routing, and a machine whose two cores start engines meanwhile."""
+"""Beyond a deadline: routing, and a machine whose two cores start engines meanwhile."""
 
 ROLES = (
     *tuple(
@@ -35,6 +35,7 @@ ROLES = (
     "ingress",
     "proxy",
     "controller",
+    *RAY,
 )
 
 
@@ -44,6 +45,14 @@ def _resident(split: Split) -> dict[str, float]:
     for each in split.find(*ROLES):
         sizes[each.role] = max(sizes[each.role], each.resident_bytes / 1e6)
     return dict(sizes)
+
+
+def _overrun_s(reply: Reply) -> float:
+    """Return how long after its deadline a request got its first token or its error."""
+    spoken = reply.body.get("error", {}).get("code")
+    # Only what was prefilled has the second deadline too.
+    limit_s = DEADLINE_S if reply.status >= 500 and spoken != "kv-wait-timeout" else 2 * DEADLINE_S
+    return (reply.first_s or reply.seconds) - limit_s
 
 
 def test_rounds_of_kills_under_load(split: Split, capsys: pytest.CaptureFixture[str]) -> None:
@@ -73,7 +82,7 @@ def test_rounds_of_kills_under_load(split: Split, capsys: pytest.CaptureFixture[
     _report(capsys, replies, early, late)
     lost = [r for r in replies if not r.done and not r.error]
     assert not lost, lost[:3]
-    assert max(r.first_s or r.seconds for r in replies) < 2 * DEADLINE_S + SLACK_S
+    assert max(_overrun_s(reply) for reply in replies) < SLACK_S
     assert sum(r.done for r in replies) > len(replies) / 2
     grown = {role: late[role] / size - 1 for role, size in early.items()}
     assert {role: share for role, share in grown.items() if share > GROWTH} == {}
@@ -96,11 +105,15 @@ def _report(
     counted: dict[str, int] = defaultdict(int)
     for reply in replies:
         counted[f"{reply.status} {reply.path or reply.error}"] += 1
-    lines = [f"{count:5} {what}" for what, count in sorted(counted.items())]
+    done = sum(reply.done for reply in replies)
+    lines = [f"{ROUNDS} kills, {len(replies)} requests, {done} answered, the rest by an error:"]
+    lines += [f"{count:5} {what}" for what, count in sorted(counted.items())]
     lines.append(f"{'process':16} {'round 5':>9} {'round 20':>9} {'growth':>7}   MB resident")
     lines += [
         f"{role:16} {size:9.1f} {late[role]:9.1f} {late[role] / size - 1:+7.1%}"
         for role, size in early.items()
     ]
     slowest = max(reply.first_s or reply.seconds for reply in replies)
-    _say(capsys, "\n".join([*lines, f"slowest first token or error: {slowest:.1f} s", ""]))
+    overrun = max(_overrun_s(reply) for reply in replies)
+    lines.append(f"slowest first token or error {slowest:.1f} s; after its deadline {overrun:+.1f}")
+    _say(capsys, "\n".join([*lines, ""]))
