@@ -44,15 +44,21 @@ class Phases:
     count: int
 
 
+Pairs = list[tuple["Foretold", "Sample"]]
+
 PREFILL_WHOLE = ("queue", "prefill")
-HANDOFF = ("decode admission", "kv transfer", "first decode step")
+PULL = ("decode admission", "kv transfer")
+FIRST_STEP = ("first decode step",)
+"""Phases of the simulation by where the servers can tell them apart."""
 
 
 def compare_phases(replay: Replay, measured: Sequence[Sample]) -> Phases | None:
     """
     Compare phase by phase, as far as the endpoint tells; `None` if it knows no request.
 
-    Without `Server-Timing` there are two: everything up to the first token, and decode.
+    Without `Server-Timing` there are two: everything up to the first token, and decode. With it
+    prefill and hand-off are apart; prefill's queue and its step if the header has them, and the
+    pull and the first step if decode's engine sends its own times (vLLM's `metrics`).
     """
     pairs = [(replay.requests[s.index], s) for s in measured if s.ok and s.index in replay.requests]
     if not pairs:
@@ -69,52 +75,37 @@ def compare_phases(replay: Replay, measured: Sequence[Sample]) -> Phases | None:
     )
 
 
-Pairs = list[tuple["Foretold", "Sample"]]
-
-
 def _told(pairs: Pairs) -> list[Phase]:
-    rows = [
-        _phase(
-            "way to the engines",
-            pairs,
-            lambda f: f.ttft_s - _sum(f, (*PREFILL_WHOLE, *HANDOFF)),
-            lambda s: s.ttft_s - s.phases_s["prefill"] - s.phases_s["handoff"],
-        )
-    ]
-    if all({"queue", "step"} <= s.phases_s.keys() for _, s in pairs):
-        rows += [
-            _phase(
-                "prefill queue",
-                pairs,
-                lambda f: f.phases_s["queue"],
-                # What is neither step nor wait in the engine was routing: it waited, too.
-                lambda s: s.phases_s["prefill"] - s.phases_s["step"],
-            ),
-            _phase(
-                "prefill",
-                pairs,
-                lambda f: f.phases_s["prefill"],
-                lambda s: s.phases_s["step"],
-            ),
-        ]
-    else:
-        rows.append(
-            _phase(
-                "prefill and its queue",
-                pairs,
-                lambda f: _sum(f, PREFILL_WHOLE),
-                lambda s: s.phases_s["prefill"],
-            )
-        )
-    rows.append(
-        _phase(
-            "KV transfer and first step",
-            pairs,
-            lambda f: _sum(f, HANDOFF),
-            lambda s: s.phases_s["handoff"],
-        )
+    way = _phase(
+        "way to the engines",
+        pairs,
+        lambda f: f.ttft_s - _sum(f, (*PREFILL_WHOLE, *PULL, *FIRST_STEP)),
+        lambda s: s.ttft_s - s.phases_s["prefill"] - s.phases_s["handoff"],
     )
-    return [*rows, _decode(pairs)]
+    return [way, *_prefill(pairs), *_handoff(pairs), _decode(pairs)]
+
+
+def _prefill(pairs: Pairs) -> list[Phase]:
+    """Compare the prompt's part: of its queue what is neither step nor engine was routing."""
+    if not _all_tell("step", pairs):
+        return [_phase("prefill and its queue", pairs, _whole(PREFILL_WHOLE), _prefill_s)]
+    return [
+        _phase("prefill queue", pairs, _whole(("queue",)), lambda s: _prefill_s(s) - _step_s(s)),
+        _phase("prefill", pairs, _whole(("prefill",)), _step_s),
+    ]
+
+
+def _handoff(pairs: Pairs) -> list[Phase]:
+    """Compare what is between prefill and the first token; nothing where pools are not split."""
+    parts = (*PULL, *FIRST_STEP)
+    if all(_is_local(s) for _, s in pairs):
+        return []
+    if not _all_tell("time_to_first_token", pairs):
+        return [_phase("KV transfer and first step", pairs, _whole(parts), _handoff_s)]
+    return [
+        _phase("KV transfer", pairs, _whole(PULL), lambda s: _handoff_s(s) - _first_step_s(s)),
+        _phase("first decode step", pairs, _whole(FIRST_STEP), _first_step_s),
+    ]
 
 
 def _untold(pairs: Pairs) -> list[Phase]:
@@ -126,6 +117,39 @@ def _decode(pairs: Pairs) -> Phase:
     return _phase("decode", pairs, lambda f: f.e2e_s - f.ttft_s, lambda s: s.e2e_s - s.ttft_s)
 
 
+def _all_tell(name: str, pairs: Pairs) -> bool:
+    return all(name in s.phases_s for _, s in pairs)
+
+
+def _is_local(sample: Sample) -> bool:
+    """Say whether decode computed the prompt: no prefill engine took a step for it."""
+    return sample.phases_s.get("step") == 0
+
+
+def _prefill_s(sample: Sample) -> float:
+    """Queue and prefill, in whichever pool."""
+    told = sample.phases_s
+    return told["prefill"] + (told["handoff"] if _is_local(sample) else 0.0)
+
+
+def _step_s(sample: Sample) -> float:
+    """Prefill, from being scheduled to its token."""
+    told = sample.phases_s
+    if _is_local(sample):
+        return min(told["handoff"], told.get("time_to_first_token", told["handoff"]))
+    return told["step"]
+
+
+def _handoff_s(sample: Sample) -> float:
+    """From prefill's answer to the first token; nothing where decode computed the prompt."""
+    return 0.0 if _is_local(sample) else sample.phases_s["handoff"]
+
+
+def _first_step_s(sample: Sample) -> float:
+    """Of that, from being scheduled with the KV cache there: vLLM counts from then."""
+    return min(_handoff_s(sample), sample.phases_s["time_to_first_token"])
+
+
 def _phase(
     name: str,
     pairs: Pairs,
@@ -135,6 +159,10 @@ def _phase(
     ours = sum(predicted(f) for f, _ in pairs) / len(pairs)
     theirs = sum(measured(s) for _, s in pairs) / len(pairs)
     return Phase(name=name, predicted_s=ours, measured_s=theirs, difference_s=ours - theirs)
+
+
+def _whole(names: Sequence[str]) -> Callable[[Foretold], float]:
+    return lambda foretold: _sum(foretold, names)
 
 
 def _sum(foretold: Foretold, names: Sequence[str]) -> float:

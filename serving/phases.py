@@ -41,8 +41,19 @@ class Phases:
 
     @property
     def server_timing(self) -> str:
-        """The value of a Server-Timing header (W3C), in milliseconds as it wants them."""
-        return f"prefill;dur={self.prefill_s * 1e3:.1f}, handoff;dur={self.handoff_s * 1e3:.1f}"
+        """
+        The value of a Server-Timing header (W3C), in milliseconds as it wants them.
+
+        `queue` and `step` are parts of `prefill`, by the prefill engine's own clock; a `step` of 0:
+        decode computed the prompt.
+        """
+        parts = {
+            "prefill": self.prefill_s,
+            "queue": self.prefill_queue_s,
+            "step": self.prefill_step_s,
+            "handoff": self.handoff_s,
+        }
+        return ", ".join(f"{name};dur={seconds * 1e3:.1f}" for name, seconds in parts.items())
 
     @property
     def headers(self) -> dict[str, str]:
