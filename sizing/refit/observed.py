@@ -31,7 +31,8 @@ class Observed:
         name: of its file.
         plan: that was deployed.
         arrivals: every request sent, shape (n,).
-        counts: those that were measured and answered, shape (n,).
+        counts: those that were measured and answered, less the warm-up that the verdict cut,
+            shape (n,).
         ttft_s, tpot_s: of each, nan where it has none, shape (n,).
         phases_s: of TTFT as the server told them, by name, nan where it did not, shape (n,).
     """
@@ -50,23 +51,30 @@ def read_observed(samples: Path, plan: Path | None) -> Observed:
     Read a run.
 
     Args:
-        samples: `samples.jsonl` of `loadtest run`.
+        samples: `samples.jsonl` of `loadtest run`; `verdict.json` beside it says from when on
+            they count, without it the window of the run does.
         plan: that was deployed; `None`: `plan.json` beside the samples.
 
     Raises:
-        InputError: no such file, a line that is no sample, too few answers, or a plan that another
-            model was served from.
+        InputError: no such file, a line that is no sample, no verdict where one should be, too few
+            answers, or a plan that another model was served from.
     """
     deployed = read_plan(plan or samples.parent / "plan.json")
     _check_model(samples, deployed)
     rows = _rows(samples)
     rows.sort(key=lambda row: (row["due_s"], row["index"]))
     answered = [row["outcome"] == "ok" and bool(row["chunk_s"]) for row in rows]
-    counts = np.array([ok and row["in_window"] for ok, row in zip(answered, rows, strict=True)])
+    start_s = _settled_s(samples.parent / "verdict.json")
+    counts = np.array(
+        [
+            ok and row["in_window"] and row["due_s"] >= start_s
+            for ok, row in zip(answered, rows, strict=True)
+        ]
+    )
     if counts.sum() < FEWEST:
         raise InputError(
             str(samples),
-            f"{int(counts.sum())} answered requests in the window",
+            f"{int(counts.sum())} answered requests that count",
             f"at least {FEWEST}",
             "a longer `loadtest run`",
         )
@@ -93,6 +101,21 @@ def read_observed(samples: Path, plan: Path | None) -> Observed:
             for name in names
         },
     )
+
+
+def _settled_s(verdict: Path) -> float:
+    """Return when the verdict found the run settled, seconds from its start; no verdict: -inf."""
+    try:
+        return float(json.loads(verdict.read_text(encoding="utf-8"))["window"]["start_s"])
+    except FileNotFoundError:
+        return -np.inf
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise InputError(
+            f"{verdict}: window.start_s",
+            f"{error}"[:80],
+            "a verdict as `loadtest run` writes it",
+            "`loadtest report` writes it anew",
+        ) from None
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ import pytest
 
 from sizing.arrivals import poisson_arrivals
 from sizing.catalog import find_model
-from sizing.errors import Exit
+from sizing.errors import Exit, InputError
 from sizing.latency.calibration import read_calibration
 from sizing.plan import Plan, read_plan, to_json
 from sizing.refit.fit import fit_scales, residuals
@@ -130,6 +130,24 @@ def written(run: Observed, folder: Path, **changes: object) -> Path:
     path = folder / "samples.jsonl"
     path.write_text("".join(lines))
     return path
+
+
+def test_the_warm_up_is_the_one_that_the_verdict_cut(plan: Plan, tmp_path: Path) -> None:
+    """What counts for the verdict counts for the refit, and nothing else."""
+    run = run_of(plan, Scales(), seed=6, num=200)
+    path = written(run, tmp_path / "run")
+    without = read_observed(path, None)
+    start_s = float(run.arrivals.due_s[100])
+    verdict = path.parent / "verdict.json"
+    verdict.write_text(json.dumps({"window": {"start_s": start_s}}))
+
+    found = read_observed(path, None)
+
+    assert (without.counts == run.counts).all()
+    assert (found.counts == (run.counts & (run.arrivals.due_s >= start_s))).all()
+    verdict.write_text("{}")
+    with pytest.raises(InputError, match=r"window\.start_s"):
+        read_observed(path, None)
 
 
 def sizing(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
