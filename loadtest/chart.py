@@ -142,31 +142,49 @@ def over_time(
     return _svg(parts, "over time")
 
 
-def goodput(points: Sequence[tuple[float, float, bool]], marks: Mapping[str, float]) -> str:
+def goodput(
+    points: Sequence[tuple[float, float, bool]],
+    marks: Mapping[str, float],
+    foreseen: Sequence[tuple[float, float]] = (),
+) -> str:
     """
     Draw goodput against offered load.
 
     Args:
-        points: offered and good requests/s of each try, and whether the SLO held.
+        points: offered and good requests/s of each run, and whether the SLO held.
         marks: where limits are, by the class of their line: `measured`, `predicted`.
+        foreseen: offered and good requests/s as predicted, by load.
 
     """
-    high = 1.1 * max([load for load, _, _ in points] + list(marks.values()))
+    loads = [load for load, _, _ in points] + [load for load, _ in foreseen]
+    high = 1.1 * max([*loads, *marks.values()])
     ticks = [tick for tick in round_ticks(high) if tick <= high]
     x = Axis(low=0, high=high, start=LEFT, end=WIDTH - RIGHT, ticks=_labelled(ticks, 1))
-    top = round_ticks(1.05 * high)
+    top = round_ticks(high)
     y = Axis(low=0, high=top[-1], start=HEIGHT - BOTTOM, end=TOP, ticks=_labelled(top, 1))
     parts = [_frame(x, y, "requests/s offered", "requests/s that met the SLO")]
     parts.append(_line("ideal", x.at(0), y.at(0), x.at(high), y.at(high)))
     parts.append(_polyline("curve", [(x.at(a), y.at(b)) for a, b, _ in sorted(points)]))
     for name, at in marks.items():
         parts.append(_line(f"mark-{name}", x.at(at), TOP, x.at(at), HEIGHT - BOTTOM))
+    parts.append(_polyline("predicted", [(x.at(a), y.at(b)) for a, b in foreseen]))
     parts += [
-        f'<circle class="{"held" if held else "missed"}" cx="{x.at(a):.1f}" cy="{y.at(b):.1f}"'
-        f' r="5"><title>{a:.2f}/s offered, {b:.2f}/s good</title></circle>'
+        _dot("mark", x.at(a), y.at(b), f"{a:.2f}/s offered, {b:.2f}/s good as predicted")
+        for a, b in foreseen
+    ]
+    parts += [
+        _dot("held" if held else "missed", x.at(a), y.at(b), f"{a:.2f}/s offered, {b:.2f}/s good")
         for a, b, held in points
     ]
     return _svg(parts, "goodput against load")
+
+
+def _dot(name: str, x: float, y: float, said: str) -> str:
+    radius = 4 if name == "mark" else 5
+    return (
+        f'<circle class="{name}" cx="{x:.1f}" cy="{y:.1f}" r="{radius}">'
+        f"<title>{said}</title></circle>"
+    )
 
 
 def _svg(parts: Sequence[str], label: str) -> str:

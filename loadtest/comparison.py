@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from sizing.plan import Prediction
 
 PREDICTED = ("ttft", "tpot", "itl", "e2e")
+PAIRED = ("ttft", "tpot", "e2e", "longest_stall")
+"""What a replay tells of each request."""
+
 TOLERANCE = {"ttft": 0.35, "tpot": 0.25}
 
 
@@ -95,7 +98,7 @@ def compare_replayed(
     known = [s for s in answered if s.index in replay.requests]
     if not known:
         return None
-    rows = [row for metric in ("ttft", "tpot", "e2e") for row in _paired(metric, replay, known)]
+    rows = [row for metric in PAIRED for row in _paired(metric, replay, known)]
     gaps = spread([gap for s in known for gap in s.gaps_s])
     if gaps:
         rows += [

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from loadtest.foreseen import Foreseen, foresee
 from loadtest.junit import to_junit
 from loadtest.replay import Replay, replay
 from loadtest.report import page
@@ -24,12 +25,14 @@ class Terms:
         require_prediction: a larger one is a miss.
         junit: file for JUnit XML.
         replay: whether the prediction is made again for the run's own requests.
+        foresee: whether it is made for other loads, too, for the report.
     """
 
     tolerance: dict[str, float]
     require_prediction: bool = False
     junit: Path | None = None
     replay: bool = True
+    foresee: bool = True
 
 
 def publish(folder: Path, terms: Terms) -> Verdict:
@@ -48,9 +51,10 @@ def publish(folder: Path, terms: Terms) -> Verdict:
     verdict = conclude(
         run, terms.tolerance, require_prediction=terms.require_prediction, replay=foretold
     )
+    curve = _foreseen(folder, run, foretold, verdict) if foretold and terms.foresee else None
     files = {
         folder / "verdict.json": to_json(verdict),
-        folder / "report.html": page(run, verdict, foretold),
+        folder / "report.html": page(run, verdict, foretold, curve),
     }
     if terms.junit:
         files[terms.junit] = to_junit(verdict, require_prediction=terms.require_prediction)
@@ -69,10 +73,24 @@ def _replayed(folder: Path, run: Run) -> Replay | None:
     try:
         return replay(folder / PLAN, run.samples)
     except MiniclusterError as error:
-        shell.talk.print(
-            f"the prediction is the plan's own, not made for these requests: {error}",
-            highlight=False,
-            markup=False,
-            soft_wrap=True,
-        )
+        _say(f"the prediction is the plan's own, not made for these requests: {error}")
         return None
+
+
+def _foreseen(folder: Path, run: Run, own: Replay, verdict: Verdict) -> Foreseen | None:
+    """Simulate other loads; a closed loop has none of its own, nor has one that changes."""
+    offered = verdict.throughput.offered_requests_per_s
+    if run.plan is None or run.job.shape.closed or run.job.shape.stages or not offered:
+        return None
+    limit = run.plan.headroom.load_factor * run.plan.workload.requests_per_s
+    try:
+        return foresee(
+            folder / PLAN, run, own, offered_requests_per_s=offered, limit_requests_per_s=limit
+        )
+    except MiniclusterError as error:
+        _say(f"no goodput at other loads in the report: {error}")
+        return None
+
+
+def _say(text: str) -> None:
+    shell.talk.print(text, highlight=False, markup=False, soft_wrap=True)

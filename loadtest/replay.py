@@ -29,12 +29,14 @@ class Foretold:
     One request as the simulator has it.
 
     Attributes:
+        longest_stall_s: its longest gap between two tokens.
         phases_s: its TTFT by phase, in the order of the system.
     """
 
     ttft_s: float
     tpot_s: float | None
     e2e_s: float
+    longest_stall_s: float
     phases_s: dict[str, float]
 
 
@@ -52,12 +54,17 @@ class Replay:
     itl: dict[str, float]
 
 
-def replay(plan: Path, samples: Sequence[Sample]) -> Replay:
+def replay(plan: Path, samples: Sequence[Sample], *, pace: float = 1.0) -> Replay:
     """
     Let the requests of *samples*, when and as long as they were, pass through *plan*.
 
     What chance did to the arrivals is then the same on both sides: measured less predicted
     varies far less than measured alone.
+
+    Args:
+        plan: file of it.
+        samples: of requests that were sent.
+        pace: how many times as fast they come.
 
     Raises:
         MiniclusterError: there is no simulator, or it refuses; the message is its own.
@@ -70,7 +77,7 @@ def replay(plan: Path, samples: Sequence[Sample]) -> Replay:
         raise MiniclusterError("no request was sent")
     with TemporaryDirectory(prefix="replay-") as folder:
         schedule, rows = Path(folder) / "schedule.jsonl", Path(folder) / "requests.csv"
-        schedule.write_text("".join(map(_line, sent)), encoding="utf-8")
+        schedule.write_text("".join(_line(s, pace) for s in sent), encoding="utf-8")
         parts = ["simulate", str(plan), "--schedule", str(schedule), "--json", "-o", str(rows)]
         try:
             done = subprocess.run(  # noqa: S603  (our own command)
@@ -84,11 +91,11 @@ def replay(plan: Path, samples: Sequence[Sample]) -> Replay:
         return _read(rows, json.loads(done.stdout), [s.index for s in sent])
 
 
-def _line(sample: Sample) -> str:
+def _line(sample: Sample, pace: float) -> str:
     return (
         json.dumps(
             {
-                "due_s": sample.due_s,
+                "due_s": sample.due_s / pace,
                 "input_tokens": sample.asked_input_tokens,
                 "output_tokens": sample.asked_output_tokens,
             }
@@ -106,6 +113,7 @@ def _read(rows: Path, said: dict[str, Any], indices: Sequence[int]) -> Replay:
             ttft_s=float(row["ttft_s"]),
             tpot_s=float(row["tpot_s"]) if row["tpot_s"] else None,
             e2e_s=float(row["e2e_s"]),
+            longest_stall_s=float(row["longest_stall_s"]),
             phases_s={name: float(row[f"{name.replace(' ', '_')}_s"]) for name in names},
         )
         for index, row in zip(indices, table, strict=True)

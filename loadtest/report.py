@@ -6,7 +6,7 @@ from collections import Counter
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from loadtest.chart import distribution, over_time
+from loadtest.chart import distribution, goodput, over_time
 from loadtest.html import document, escape, facts, section, table
 from loadtest.samples import OUTCOMES
 from loadtest.spread import LEVELS
@@ -27,6 +27,7 @@ from loadtest.table import (
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from loadtest.foreseen import Foreseen
     from loadtest.job import Job
     from loadtest.promise import Promise
     from loadtest.replay import Replay
@@ -46,14 +47,16 @@ LEGEND = (
 PREDICTED = '<span><i class="predicted"></i>predicted</span>'
 
 
-def page(run: Run, verdict: Verdict, replay: Replay | None = None) -> str:
+def page(
+    run: Run, verdict: Verdict, replay: Replay | None = None, foreseen: Foreseen | None = None
+) -> str:
     """Draw the whole page."""
     word, _ = headline(verdict)
     body = [
         _header(verdict),
         section("Predicted, measured, promised", _latency_table(verdict)),
         _phases(verdict),
-        _charts(run, verdict, replay),
+        _charts(run, verdict, replay, foreseen),
         _errors(run),
     ]
     if run.plan:
@@ -144,8 +147,8 @@ def _errors(run: Run) -> str:
     return section("Errors", facts(rows))
 
 
-def _charts(run: Run, verdict: Verdict, replay: Replay | None) -> str:
-    """Draw distribution and course of TTFT and TPOT, where anything was measured."""
+def _charts(run: Run, verdict: Verdict, replay: Replay | None, foreseen: Foreseen | None) -> str:
+    """Draw distribution and course of TTFT and TPOT, where anything was measured, and goodput."""
     answered = [s for s in run.measured if s.ok and s.due_s >= verdict.window.start_s]
     promises = {p.metric: p for p in verdict.promises}
     drawn = []
@@ -159,7 +162,30 @@ def _charts(run: Run, verdict: Verdict, replay: Replay | None) -> str:
     for metric, name in NAMES.items():
         if course := _course(metric, run, promises.get(metric)):
             drawn.append(section(f"{name} over time", course))
+    if foreseen:
+        drawn.append(_goodput(verdict, foreseen))
     return f'<div class="charts">{"".join(drawn)}</div>' if drawn else ""
+
+
+def _goodput(verdict: Verdict, foreseen: Foreseen) -> str:
+    """Draw what of a load meets the SLO: predicted at several, measured at this run's."""
+    done, limit = verdict.throughput, foreseen.limit_requests_per_s
+    legend = (
+        '<div class="legend"><span><b class="held"></b>this run</span>'
+        '<span><i class="predicted"></i>predicted</span>'
+        '<span><i class="limit-predicted"></i>the SLO holds up to here, by the plan</span></div>'
+    )
+    drawn = goodput(
+        [(done.offered_requests_per_s, done.good_requests_per_s, verdict.verdict == "met")],
+        {"predicted": limit},
+        foreseen.points,
+    )
+    said = (
+        f"Predicted: this run's own requests, simulated at other rates without the front door's "
+        f"shedding. The plan has the SLO hold up to {limit:.2f} requests/s; beyond, queues grow "
+        "as long as the load lasts."
+    )
+    return section("Goodput against load", legend + drawn + f'<p class="soft">{said}</p>')
 
 
 def _foretold(metric: str, answered: Sequence[Sample], replay: Replay | None) -> list[float]:

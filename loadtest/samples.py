@@ -112,6 +112,11 @@ class Sample:
         return tuple(gaps)
 
     @property
+    def longest_stall_s(self) -> float:
+        """Longest of the gaps; 0 where there are none."""
+        return max(self.gaps_s, default=0.0)
+
+    @property
     def e2e_s(self) -> float:
         """Scheduled arrival to last token."""
         return self.chunk_s[-1] - self.due_s

@@ -176,7 +176,7 @@ def latencies(answered: Sequence[Sample]) -> dict[str, Spread | None]:
         "ttft_from_send": spread([s.ttft_send_s for s in answered]),
         "tpot": spread([s.tpot_s for s in answered if s.tpot_s is not None]),
         "itl": spread([gap for s in answered for gap in s.gaps_s]),
-        "longest_stall": spread([max(s.gaps_s, default=0.0) for s in answered]),
+        "longest_stall": spread([s.longest_stall_s for s in answered]),
         "e2e": spread([s.e2e_s for s in answered]),
     }
 

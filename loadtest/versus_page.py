@@ -137,8 +137,10 @@ def search_page(search: Search) -> str:
     if found.requests_per_s is not None:
         marks["measured"] = found.requests_per_s
     legend = (
-        '<div class="legend"><span><i class="measured"></i>measured limit</span>'
-        '<span><i class="predicted"></i>predicted limit</span></div>'
+        '<div class="legend"><span><b class="held"></b>held</span>'
+        '<span><b class="missed"></b>missed or on the edge</span>'
+        '<span><i class="measured"></i>measured limit</span>'
+        '<span><i class="limit-predicted"></i>predicted limit</span></div>'
     )
     return document(
         lines[0],

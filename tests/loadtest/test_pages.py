@@ -16,6 +16,7 @@ import pytest
 
 from loadtest.capacity import Probe
 from loadtest.comparison import TOLERANCE
+from loadtest.foreseen import Foreseen
 from loadtest.replay import Foretold, Replay
 from loadtest.report import page
 from loadtest.search import Search
@@ -127,11 +128,12 @@ def run(make_run: RunMaker, make_sample: SampleMaker) -> Run:
 
 
 def test_report(browser: Browser, run: Run, tmp_path: Path) -> None:
-    """Verdict, phases, errors and plan are there to read; four plots have something in them."""
+    """Verdict, phases, errors and plan are there to read; five plots have something in them."""
     foretold = Foretold(
         ttft_s=0.1,
         tpot_s=0.02,
         e2e_s=0.28,
+        longest_stall_s=0.02,
         phases_s={"request overhead": 0.01, "queue": 0.04, "prefill": 0.05},
     )
     replay = Replay(
@@ -139,7 +141,11 @@ def test_report(browser: Browser, run: Run, tmp_path: Path) -> None:
         itl={"mean": 0.02, "p50": 0.02, "p90": 0.02, "p95": 0.02, "p99": 0.02},
     )
     verdict = conclude(run, TOLERANCE, require_prediction=False, replay=replay)
-    seen = look(browser, page(run, verdict, replay), tmp_path, "report")
+    foreseen = Foreseen(
+        points=((200.0, 200.0), (320.0, 318.0), (400.0, 380.0), (440.0, 210.0)),
+        limit_requests_per_s=400.0,
+    )
+    seen = look(browser, page(run, verdict, replay, foreseen), tmp_path, "report")
     text, shapes = str(seen["text"]), seen["shapes"]
 
     assert seen["wide"]
@@ -149,7 +155,9 @@ def test_report(browser: Browser, run: Run, tmp_path: Path) -> None:
     assert "<script>alert(1)</script>" in text
     assert "explains" in text
     assert isinstance(shapes, list)
-    assert len(shapes) == 4
+    assert len(shapes) == 5
+    assert "Goodput against load" in text
+    assert "hold up to 400.00 requests/s" in text
     assert all(shapes)
 
 

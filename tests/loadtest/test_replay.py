@@ -11,6 +11,7 @@ import pytest
 
 from loadtest.client import write_client
 from loadtest.comparison import TOLERANCE
+from loadtest.foreseen import foresee
 from loadtest.junit import to_junit
 from loadtest.phases import compare_phases
 from loadtest.publish import Terms, publish
@@ -100,6 +101,38 @@ def test_a_finer_server_splits_queue_and_prefill(plan_file: Path, make_sample: S
     assert phases.rows[2].difference_s == pytest.approx(0.0, abs=1e-6)
 
 
+def test_engines_of_both_pools_split_every_phase(plan_file: Path, make_sample: SampleMaker) -> None:
+    """The pull and the first step are apart where decode's engine tells; a slow pull is named."""
+    told = {"prefill": 0.0132, "queue": 0.0, "step": 0.0132, "handoff": 0.12}
+    told |= {"queue_time": 0.108, "time_to_first_token": 0.01}
+    samples = [replace(s, phases_s=told, due_s=s.due_s - 0.1) for s in as_simulated(make_sample)]
+    phases = compare_phases(replay(plan_file, samples), samples)
+
+    assert phases
+    assert [row.name for row in phases.rows][3:5] == ["KV transfer", "first decode step"]
+    assert phases.explains == "KV transfer"
+    assert phases.rows[4].difference_s == pytest.approx(0.0, abs=1e-6)
+    assert sum(row.measured_s for row in phases.rows) == pytest.approx(
+        sum(s.e2e_s for s in samples) / len(samples)
+    )
+
+
+def test_a_prompt_that_decode_computes_has_no_pull(
+    plan_file: Path, make_sample: SampleMaker
+) -> None:
+    """A step of 0 in prefill says that decode computed the prompt: its time is prefill's."""
+    told = {"prefill": 0.0, "queue": 0.0, "step": 0.0, "handoff": 0.033}
+    told |= {"time_to_first_token": 0.03}
+    samples = [replace(s, phases_s=told) for s in as_simulated(make_sample)]
+    phases = compare_phases(replay(plan_file, samples), samples)
+
+    assert phases
+    seen = {row.name: row.measured_s for row in phases.rows}
+    assert seen["prefill queue"] == pytest.approx(0.003)
+    assert seen["prefill"] == pytest.approx(0.03)
+    assert list(seen)[3:] == ["decode"]
+
+
 def test_without_a_plan_that_can_be_simulated(tmp_path: Path, make_sample: SampleMaker) -> None:
     """What the simulator refuses is one line, and nothing is made up."""
     (tmp_path / "plan.json").write_text("{}")
@@ -131,12 +164,36 @@ def test_a_run_is_judged_with_its_replay(
     assert verdict.comparison
     assert verdict.comparison.source == "replayed"
     assert verdict.comparison.held
+    stall = verdict.comparison.row("longest_stall", "p99")
+    assert stall
+    assert stall.predicted_s == pytest.approx(0.01, rel=0.05)
     row = verdict.comparison.row("tpot", "mean")
     assert row
     assert row.error_fraction == pytest.approx(0.0, abs=0.02)
     assert row.error_low is not None
-    assert (tmp_path / "run" / "report.html").exists()
+    assert "Goodput against load" in (tmp_path / "run" / "report.html").read_text()
     assert ET.parse(tmp_path / "junit.xml").getroot().get("errors") == "2"  # noqa: S314
+
+
+def test_goodput_breaks_down_where_the_simulation_saturates(
+    plan_file: Path, make_run: RunMaker, make_sample: SampleMaker
+) -> None:
+    """All requests are good below the limit, ever fewer above it; the run's own load is drawn."""
+    run = make_run(as_simulated(make_sample, apart_s=0.16))
+    slo = replace(run.job.slo, ttft_s=0.06)
+    run = replace(run, job=replace(run.job, slo=slo))
+    own = replay(plan_file, run.samples)
+
+    found = foresee(
+        plan_file, run, own, offered_requests_per_s=6.25, limit_requests_per_s=1 / 0.0132
+    )
+
+    loads = [load for load, _ in found.points]
+    shares = [good / load for load, good in found.points]
+    assert loads == sorted(loads)
+    assert 6.25 in loads
+    assert shares[:2] == [1, 1]
+    assert shares[-1] < shares[-2] < 1
 
 
 def test_a_plan_of_another_model_is_refused(
