@@ -26,12 +26,13 @@ class Decoding:
         start_s: when the stretch in progress begins, or began.
         used: KV blocks taken before the stretch.
         gaps: per stretch, mean gap between two tokens of a sequence, how many, and its start.
+        held_s: for how long those that join have held up the others before the step to come.
     """
 
     __slots__ = (
         "_base", "_block_size", "_due", "_ends", "_gap_from", "_ledger", "_peaks",
         "_peaks_at", "_per_token_s", "_phase", "_step", "_step_s", "_stretch_no", "batch",
-        "context", "gaps", "start_s", "step_no", "used",
+        "context", "gaps", "held_s", "start_s", "step_no", "used",
     )  # fmt: skip
 
     def __init__(self, ledger: Ledger, step: StepTime, block_size: int) -> None:
@@ -52,7 +53,7 @@ class Decoding:
         self._peaks_at: list[int] = []
         self._gap_from: dict[int, int] = {}
         self.step_no = self.batch = self.context = self.used = 0
-        self.start_s = 0.0
+        self.start_s = self.held_s = 0.0
         self.gaps: list[tuple[float, int, float]] = []
 
     def join(self, request: int, cached: int, remaining: int) -> None:
@@ -139,14 +140,28 @@ class Decoding:
         Count a stretch that is over: its gaps, its blocks, and the longest step so far.
 
         In its first step, of *first_s* seconds, *firsts* sequences got their first token, which
-        ends no gap.
+        ends no gap. What held up the others before it made their gaps longer, no later ones.
         """
+        start_s = self.start_s
+        if self.held_s and steps > 1:
+            self._count(1, first_s, start_s - self.held_s, (firsts, first_s))
+            self.held_s = 0.0
+            self._count(steps - 1, seconds - first_s, start_s + first_s, (0, 0.0))
+        else:
+            self._count(steps, seconds, start_s - self.held_s, (firsts, first_s))
+            self.held_s = 0.0
+
+    def _count(self, steps: int, seconds: float, start_s: float, first: tuple[int, float]) -> None:
+        """Count *steps* steps, of which the first may have been held up."""
         self.used += self.crossings(steps)
+        firsts, first_s = first
         gaps = self.batch * steps - firsts
         if gaps:
-            mean_s = (self.batch * seconds - firsts * first_s) / gaps
-            self.gaps.append((mean_s, gaps, self.start_s))
+            held_s = (self.batch - firsts) * self.held_s
+            mean_s = (self.batch * seconds - firsts * first_s + held_s) / gaps
+            self.gaps.append((mean_s, gaps, start_s))
         last_s = seconds if steps == 1 else seconds - self.steps_s(steps - 1)
+        last_s += self.held_s
         peaks = self._peaks
         while peaks and peaks[-1] <= last_s:
             peaks.pop()

@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from sizing.simulation.prefix import PrefixCache
     from sizing.simulation.step import StepTime
 
+HOLDS = 3
+"""Times that a request holds up those that decode: it is received, handed over, and joins."""
+
 
 class Replica(Scheduler):
     """
@@ -25,10 +28,9 @@ class Replica(Scheduler):
     Attributes:
         active: whether a stretch is in progress.
         busy_s: time spent in stretches that are over.
-        held_up: requests that have joined since the last step and held up the others for it.
     """
 
-    __slots__ = ("_seconds", "_steps", "_used_end", "active", "busy_s", "end_s", "epoch", "held_up")
+    __slots__ = ("_seconds", "_steps", "_used_end", "active", "busy_s", "end_s", "epoch")
 
     def __init__(
         self,
@@ -44,7 +46,7 @@ class Replica(Scheduler):
         self.active = False
         self.end_s = self._seconds = self.busy_s = 0.0
         self._steps = self._used_end = 0
-        self.epoch = self.held_up = 0
+        self.epoch = 0
 
     def add(self, request: int, now_s: float) -> None:
         """Take a request that computes its own prompt."""
@@ -85,6 +87,17 @@ class Replica(Scheduler):
                 self.take_ready()
                 self._begin()
 
+    @property
+    def handover_s(self) -> float:
+        """How much later a pull begins because this replica decodes on the same cores."""
+        return self._step.join_s / HOLDS if self.batch else 0.0
+
+    def hold(self, now_s: float) -> None:
+        """Note work that a coming request makes for the cores; who decodes waits for it (Q9)."""
+        if self.active and self._step.join_s:
+            self.owed += 1
+            self._cut(now_s)
+
     def release(self, request: int, now_s: float) -> None:
         """Give back the blocks of a prompt that another replica has pulled."""
         self.used -= -(-self._ledger.prompt[request] // self._block_size)
@@ -106,9 +119,9 @@ class Replica(Scheduler):
             firsts = len(self.fresh)
             if firsts:
                 for request in self.fresh:
-                    self.first_token(request, self.start_s + first_s, one_step=taken == 1)
+                    one_step = taken == 1 or self.held_s > 0
+                    self.first_token(request, self.start_s + first_s, one_step=one_step)
                 self.fresh.clear()
-                self.held_up = 0
             self.tally(taken, seconds, firsts=firsts, first_s=first_s)
             if self._ends[0][0] <= self.step_no:
                 done = self.ended()
@@ -143,10 +156,12 @@ class Replica(Scheduler):
                 [(new, done[request]) for request, new in self.chunks], self.batch, self.context
             )
         elif self.batch:
-            if self._step.join_s and len(self.fresh) > self.held_up:
+            if self.owed:
                 if self.batch > len(self.fresh):
-                    self.start_s += (len(self.fresh) - self.held_up) * self._step.join_s
-                self.held_up = len(self.fresh)
+                    held_s = self.owed * self._step.join_s / HOLDS
+                    self.start_s += held_s
+                    self.held_s += held_s
+                self.owed = 0
             self._step_s, self._per_token_s = self._step.decode_line(self.batch)
             steps = 1 if one_step else self.next_end() - self.step_no
             self._used_end = self.used + self.crossings(steps)

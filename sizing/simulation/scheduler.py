@@ -26,6 +26,7 @@ class Scheduler(Decoding):
         prefilling: of those, per request: prompt tokens computed so far.
         chunks: requests whose prompts are computed in this stretch, and tokens of each.
         fresh: pulls that have joined and got no token yet.
+        owed: times that requests on their way have held up those that decode, not yet counted.
         started: pulls that this replica has begun: request and time; the caller takes them.
         keeps: whether requests end with their prompt and keep their blocks until they are pulled.
         pulls: requests that are to pull their KV cache instead of computing it.
@@ -33,7 +34,8 @@ class Scheduler(Decoding):
 
     __slots__ = (
         "_budget", "_limit", "_threshold", "_total", "_watermark", "chunks", "fresh", "keeps",
-        "prefilling", "prefix_cache", "pulling", "pulls", "ready", "running", "started", "waiting",
+        "owed", "prefilling", "prefix_cache", "pulling", "pulls", "ready", "running", "started",
+        "waiting",
     )  # fmt: skip
 
     def __init__(
@@ -67,6 +69,7 @@ class Scheduler(Decoding):
         self.started: list[tuple[int, float]] = []
         self.pulls: set[int] = set()
         self.fresh: list[int] = []
+        self.owed = 0
 
     def choose(self, now_s: float) -> bool:
         """
@@ -102,6 +105,7 @@ class Scheduler(Decoding):
                 self.used -= 1  # its first step takes this block by eq. Q3
             self.join(request, cached, self._ledger.outputs[request])
             self.fresh.append(request)
+            self.owed += 1
             taken += 1
         return taken
 

@@ -42,7 +42,7 @@ class SharedDecode(FittedStep):
     """
     Decode beside prefill (docs/model.md, eq. Q9).
 
-        t_d = t_d,alone (1 + u f_d), and h_d once for each request that joins others
+        t_d = t_d,alone (1 + u f_d), and h_d in parts for each request that is to join others
     """
 
     __slots__ = ("_between", "join_s", "prefill")

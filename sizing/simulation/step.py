@@ -17,7 +17,7 @@ class StepTime(Protocol):
     Linear, because a stretch of decode steps is then one formula (docs/model.md, eq. Q2).
 
     Attributes:
-        join_s: what a request that joins a batch holds up those that are in it already.
+        join_s: what a request that is to join a batch holds up those that are in it already.
     """
 
     join_s: float

@@ -202,8 +202,15 @@ class Tandem:
             self.prefill_of[request] = at
             self._prefill_loads[at] += tokens if self._prefill_by_tokens else 1
             replica = self.prefill[at]
+            self._hold(self.decode[chosen], now_s)
         epoch = replica.epoch
         replica.add(request, now_s)
+        self._expect(replica, epoch)
+
+    def _hold(self, replica: Replica, now_s: float) -> None:
+        """Let those that decode wait for the cores to receive a request."""
+        epoch = replica.epoch
+        replica.hold(now_s)
         self._expect(replica, epoch)
 
     def _expect(self, replica: Replica, epoch: int) -> None:
@@ -228,9 +235,10 @@ class Tandem:
 
     def _begin_pulls(self, replica: Replica) -> None:
         """Queue the pulls that a decode replica has begun."""
+        handover_s = replica.handover_s
         for request, time_s in replica.started:
             self._serial += 1
-            heappush(self._heap, (time_s, PULL, self._serial, request, 0))
+            heappush(self._heap, (time_s + handover_s, PULL, self._serial, request, 0))
         replica.started.clear()
 
     def _end_stretch(self, replica: Replica, now_s: float) -> None:
@@ -255,6 +263,7 @@ class Tandem:
         replica = self.decode[self.decode_of[request]]
         epoch = replica.epoch
         replica.offer(request, now_s)
+        replica.hold(now_s)
         self._expect(replica, epoch)
 
     def _pull(self, request: int, now_s: float) -> None:

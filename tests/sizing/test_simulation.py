@@ -351,6 +351,37 @@ def test_every_interference_costs_time(between: Interference) -> None:
     assert alone == (between.prefill_fraction == between.prefill_per_request_s == 0)
 
 
+@pytest.mark.parametrize("hold_s", [0.0, 0.015])
+def test_gaps_add_up_to_the_time_between_tokens(hold_s: float) -> None:
+    """No time between two tokens is lost, that in which others were held up least of all."""
+    arrivals = drawn(LOAD, Source(), count=500, seed=3)
+
+    found = simulate(shared(Interference(decode_per_request_s=hold_s)), arrivals, seed=1)
+
+    assert found.gaps[:, 1].sum() == (arrivals.output_tokens - 1).sum()
+    together_s = (found.e2e_s - found.ttft_s).sum()
+    assert found.gaps[:, :2].prod(axis=1).sum() == pytest.approx(together_s, rel=1e-9)
+    assert found.stall_s.max() == pytest.approx(found.gaps[:, 0].max(), rel=1e-9)
+
+
+def test_a_request_holds_up_the_others_and_not_itself() -> None:
+    """Of two, the first waits once for the second, in thirds; the second for nobody."""
+    hold_s, step_s = 0.03, 2e-2
+    arrivals = Arrivals(
+        due_s=np.array([0.0, 0.2]),
+        input_tokens=np.array([10, 10]),
+        output_tokens=np.array([40, 5]),
+    )
+
+    found = simulate(shared(Interference(decode_per_request_s=hold_s)), arrivals, seed=1)
+
+    between_s = found.e2e_s - found.ttft_s
+    assert between_s == pytest.approx([39 * step_s + hold_s, 4 * step_s])
+    assert found.stall_s == pytest.approx([step_s + hold_s / 3, step_s])
+    longer = found.gaps[found.gaps[:, 0] > step_s * 1.01]
+    assert longer[:, 1].tolist() == [1, 1, 1]
+
+
 def test_full_interference_of_a_saturated_pool_is_the_fraction() -> None:
     """A prefill pool that is never idle slows decode by all of its fraction."""
     arrivals = drawn(replace(LOAD, requests_per_s=50.0), Source(), count=300, seed=3)
