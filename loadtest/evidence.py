@@ -10,6 +10,7 @@ import numpy as np
 
 from loadtest.samples import Sample
 from loadtest.warmup import settled_from
+from sizing.arrivals import CONTENT_TOKENS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -79,7 +80,7 @@ def evidence_of(run: Run) -> Evidence:
         length_s=end_s - start_s,
         settled=settled,
         rising=rising,
-        cached_fraction=_cached([s for s in kept if s and s.ok], run.job.workload.prefix_tokens),
+        cached_fraction=_cached(run, [s for s in kept if s and s.ok]),
     )
 
 
@@ -90,10 +91,12 @@ def _rises(values: np.ndarray[tuple[int], np.dtype[np.float64]]) -> bool:
     return medians == sorted(medians) and medians[-1] > medians[0]
 
 
-def _cached(answered: Sequence[Sample], shared_tokens: int) -> float | None:
-    """Share of prompt tokens that the server had, less the prefix that prompts share."""
+def _cached(run: Run, answered: Sequence[Sample]) -> float | None:
+    """Share of prompt tokens that the server had, less what prompts share by the workload."""
     told = [s for s in answered if s.cached_tokens is not None]
     if not told:
         return None
-    beyond = sum(max(0, (s.cached_tokens or 0) - shared_tokens) for s in told)
+    prefix, content = run.job.workload.prefix_tokens, run.content
+    shared = {s.index: CONTENT_TOKENS * len(content.get(s.index, ())) or prefix for s in told}
+    beyond = sum(max(0, (s.cached_tokens or 0) - shared[s.index]) for s in told)
     return beyond / sum(s.asked_input_tokens for s in told)

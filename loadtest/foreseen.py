@@ -66,7 +66,8 @@ def foresee(
     points = {offered_requests_per_s: _good_fraction(own, run.job.slo, counted)}
     for factor in LOADS:
         load = factor * limit_requests_per_s
-        found = replay(plan_file, sent, pace=load / offered_requests_per_s)
+        pace = load / offered_requests_per_s
+        found = replay(plan_file, sent, pace=pace, content=run.content)
         points[load] = _good_fraction(found, run.job.slo, counted)
     return Foreseen(
         points=tuple((load, load * share) for load, share in sorted(points.items())),

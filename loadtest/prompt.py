@@ -8,12 +8,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from sizing.arrivals import CONTENT_TOKENS
+
 if TYPE_CHECKING:
     from loadtest.job import Job
     from loadtest.schedule import Request
 
 FIRST_PLAIN_TOKEN = 3
 """Ids below it are special (unknown, begin, end) in most vocabularies."""
+
+OF_A_TRACE = 2
+"""And 3 keep the blocks of a trace apart from everything else that is drawn of a job."""
 
 Ids = NDArray[np.int64]
 
@@ -24,8 +29,8 @@ class Prompts:
 
     A prompt is random token ids of the model's own vocabulary, so its length in tokens is exact
     without a tokenizer here; `ignore_eos` makes the output length exact. Ids come from the job's
-    salt, which is drawn anew for each run: nothing but the workload's shared prefix, and the
-    earlier turns of a conversation, can be in the server's prefix cache.
+    salt, which is drawn anew for each run: nothing but the workload's shared prefix, the blocks
+    that a trace names, and the earlier turns of a conversation can be in the server's prefix cache.
     """
 
     def __init__(self, job: Job) -> None:
@@ -44,7 +49,7 @@ class Prompts:
 
     def ids(self, request: Request, said: Ids | None = None) -> Ids:
         """Return the prompt of *request*, which begins with what its conversation has *said*."""
-        before = self._prefix if said is None else said
+        before = self._shared(request) if said is None else said
         fresh = self._fresh(request.input_tokens - len(before), request.index + 1)
         return np.concatenate([before, fresh])[: request.input_tokens]
 
@@ -68,6 +73,18 @@ class Prompts:
             return np.concatenate([ids, np.array(answer, dtype=np.int64)])
         stand_in = self._fresh(request.output_tokens, -request.index - 1)
         return np.concatenate([ids, stand_in])
+
+    def _shared(self, request: Request) -> Ids:
+        """Return what others begin with, too: the blocks that its trace names, or the prefix."""
+        if not request.content:
+            return self._prefix
+        return np.concatenate([self._block(each) for each in request.content])
+
+    def _block(self, content: int) -> Ids:
+        """Draw the tokens of a block; equal ids of one run give equal tokens."""
+        key = [self._job.prompt_salt, self._job.seed, abs(content), OF_A_TRACE + (content < 0)]
+        rng = np.random.default_rng(key)
+        return rng.integers(FIRST_PLAIN_TOKEN, self._job.vocab_size, size=CONTENT_TOKENS)
 
     def _fresh(self, count: int, stream: int) -> Ids:
         """Draw *count* ids; equal streams of one run give equal ids."""

@@ -71,7 +71,7 @@ def _replayed(folder: Path, run: Run) -> Replay | None:
     if run.plan is None or not any(s.ok for s in run.samples):
         return None
     try:
-        return replay(folder / PLAN, run.samples)
+        return replay(folder / PLAN, run.samples, content=run.content)
     except MiniclusterError as error:
         _say(f"the prediction is the plan's own, not made for these requests: {error}")
         return None

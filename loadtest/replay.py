@@ -54,7 +54,13 @@ class Replay:
     itl: dict[str, float]
 
 
-def replay(plan: Path, samples: Sequence[Sample], *, pace: float = 1.0) -> Replay:
+def replay(
+    plan: Path,
+    samples: Sequence[Sample],
+    *,
+    pace: float = 1.0,
+    content: Mapping[int, tuple[int, ...]] | None = None,
+) -> Replay:
     """
     Let the requests of *samples*, when and as long as they were, pass through *plan*.
 
@@ -65,6 +71,7 @@ def replay(plan: Path, samples: Sequence[Sample], *, pace: float = 1.0) -> Repla
         plan: file of it.
         samples: of requests that were sent.
         pace: how many times as fast they come.
+        content: blocks that their prompts share, by index, where a trace names them.
 
     Raises:
         MiniclusterError: there is no simulator, or it refuses; the message is its own.
@@ -77,7 +84,10 @@ def replay(plan: Path, samples: Sequence[Sample], *, pace: float = 1.0) -> Repla
         raise MiniclusterError("no request was sent")
     with TemporaryDirectory(prefix="replay-") as folder:
         schedule, rows = Path(folder) / "schedule.jsonl", Path(folder) / "requests.csv"
-        schedule.write_text("".join(_line(s, pace) for s in sent), encoding="utf-8")
+        schedule.write_text(
+            "".join(_line(s, pace, (content or {}).get(s.index, ())) for s in sent),
+            encoding="utf-8",
+        )
         parts = ["simulate", str(plan), "--schedule", str(schedule), "--json", "-o", str(rows)]
         try:
             done = subprocess.run(  # noqa: S603  (our own command)
@@ -91,13 +101,14 @@ def replay(plan: Path, samples: Sequence[Sample], *, pace: float = 1.0) -> Repla
         return _read(rows, json.loads(done.stdout), [s.index for s in sent])
 
 
-def _line(sample: Sample, pace: float) -> str:
+def _line(sample: Sample, pace: float, content: tuple[int, ...]) -> str:
     return (
         json.dumps(
             {
                 "due_s": sample.due_s / pace,
                 "input_tokens": sample.asked_input_tokens,
                 "output_tokens": sample.asked_output_tokens,
+                "content": content,
             }
         )
         + "\n"

@@ -35,6 +35,11 @@ class Run:
         """The samples that count."""
         return tuple(s for s in self.samples if s.in_window)
 
+    @property
+    def content(self) -> dict[int, tuple[int, ...]]:
+        """Blocks that prompts share, by index, where a trace names them."""
+        return {r.index: r.content for r in self.schedule if r.content}
+
 
 def prepare(folder: Path, job: Job, schedule: tuple[Request, ...], plan: Path | None) -> None:
     """

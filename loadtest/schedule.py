@@ -39,6 +39,8 @@ class Request:
         previous: index of the request that has to be answered first; `None`: none.
         think_s: from that answer to this arrival.
         session: conversation that it is a turn of; its prompt holds what was said before.
+        content: ids of its prompt's first blocks of 512 tokens, from a trace; equal ids, equal
+            tokens.
     """
 
     index: int
@@ -49,6 +51,7 @@ class Request:
     previous: int | None = None
     think_s: float = 0.0
     session: int | None = None
+    content: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,6 +243,7 @@ def _requests(arrivals: Arrivals, counts: NDArray[np.bool_]) -> tuple[Request, .
         column(arrivals.previous, -1),
         column(arrivals.think_s, 0.0),
         column(arrivals.session, None),
+        [()] * len(arrivals) if arrivals.content is None else arrivals.content,
         strict=True,
     )
     return tuple(
@@ -252,11 +256,12 @@ def _requests(arrivals: Arrivals, counts: NDArray[np.bool_]) -> tuple[Request, .
             previous=previous if previous >= 0 else None,
             think_s=think_s if previous >= 0 else 0.0,
             session=session,
+            content=content,
         )
-        for index, (due_s, num_input, num_output, in_window, previous, think_s, session) in (
-            enumerate(rows)
-        )
-    )
+        for index, (
+            due_s, num_input, num_output, in_window, previous, think_s, session, content,
+        ) in enumerate(rows)
+    )  # fmt: skip
 
 
 def write_schedule(requests: Sequence[Request], path: Path) -> None:
@@ -267,4 +272,8 @@ def write_schedule(requests: Sequence[Request], path: Path) -> None:
 def read_schedule(path: Path) -> tuple[Request, ...]:
     """Read what `write_schedule` wrote."""
     with path.open(encoding="utf-8") as file:
-        return tuple(Request(**json.loads(line)) for line in file)
+        return tuple(_request(json.loads(line)) for line in file)
+
+
+def _request(row: dict[str, Any]) -> Request:
+    return Request(**row | {"content": tuple(row.get("content", ()))})

@@ -145,7 +145,7 @@ def _json_lines(path: Path, lines: list[str]) -> Iterator[tuple[int, Any]]:
         if line.strip():
             try:
                 yield number, json.loads(line)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise InputError(f"{path}:{number}", str(error), "one JSON object") from None
 
 
@@ -182,8 +182,11 @@ def _from_mooncake(record: dict[str, Any]) -> Row:
 
 def _from_schedule(record: dict[str, Any]) -> Row:
     """Read a line of our own schedule."""
-    lengths = record["input_tokens"], record["output_tokens"]
-    return float(record["due_s"]), _whole(lengths[0]), _whole(lengths[1]), ()
+    inputs, outputs = _whole(record["input_tokens"]), _whole(record["output_tokens"])
+    ids = record.get("content", [])
+    if not isinstance(ids, list) or len(ids) * CONTENT_TOKENS > max(0, inputs):
+        raise TypeError(ids)
+    return float(record["due_s"]), inputs, outputs, tuple(map(_whole, ids))
 
 
 def _whole(value: object) -> int:

@@ -52,7 +52,7 @@ def read_observed(samples: Path, plan: Path | None) -> Observed:
 
     Args:
         samples: `samples.jsonl` of `loadtest run`; `verdict.json` beside it says from when on
-            they count, without it the window of the run does.
+            they count, without it the window of the run does; `schedule.jsonl` what they share.
         plan: that was deployed; `None`: `plan.json` beside the samples.
 
     Raises:
@@ -87,6 +87,7 @@ def read_observed(samples: Path, plan: Path | None) -> Observed:
             due_s=due - due[0],
             input_tokens=np.array([row["asked_input_tokens"] for row in rows], dtype=np.int64),
             output_tokens=np.array([row["asked_output_tokens"] for row in rows], dtype=np.int64),
+            content=_content(samples.parent / "schedule.jsonl", [row["index"] for row in rows]),
         ),
         counts=counts,
         ttft_s=np.array(
@@ -116,6 +117,20 @@ def _settled_s(verdict: Path) -> float:
             "a verdict as `loadtest run` writes it",
             "`loadtest report` writes it anew",
         ) from None
+
+
+def _content(schedule: Path, indices: list[int]) -> tuple[tuple[int, ...], ...] | None:
+    """Return the blocks that prompts share, where the schedule beside the samples names any."""
+    try:
+        rows = [json.loads(line) for line in schedule.read_text(encoding="utf-8").splitlines()]
+        shared = {row["index"]: tuple(row["content"]) for row in rows if row.get("content")}
+    except FileNotFoundError:
+        return None
+    except (OSError, AttributeError, KeyError, TypeError, ValueError) as error:
+        raise InputError(
+            str(schedule), f"{error}"[:80], "a schedule as `loadtest run` writes it"
+        ) from None
+    return tuple(shared.get(index, ()) for index in indices) if shared else None
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -82,6 +83,39 @@ def test_prompts_share_the_prefix_and_nothing_else() -> None:
     assert one[:16] == two[:16]
     assert one[16:32] != two[16:32]
     assert one[:16] != again[:16]
+
+
+@given(
+    st.lists(st.integers(0, 2), max_size=4),
+    st.lists(st.integers(0, 2), max_size=4),
+    st.integers(0, 511),
+)
+def test_prompts_share_the_blocks_that_a_trace_names(
+    first: list[int], second: list[int], rest: int
+) -> None:
+    """Two prompts are equal as far as their blocks have equal ids, and no further."""
+    made = [
+        PROMPTS.ids(
+            replace(request(k, 512 * len(blocks) + rest), content=tuple(blocks)),
+        )
+        for k, blocks in enumerate((first, second))
+    ]
+    common = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False))))
+    if not first or not second:
+        common = 0
+
+    assert [len(prompt) for prompt in made] == [512 * len(b) + rest for b in (first, second)]
+    assert made[0][: 512 * common].tolist() == made[1][: 512 * common].tolist()
+    after = slice(512 * common, 512 * common + 32)
+    if common and min(map(len, made)) >= 512 * common + 32:
+        assert made[0][after].tolist() != made[1][after].tolist()
+
+
+def test_another_run_shares_no_block() -> None:
+    """The salt keeps blocks of a trace out of caches that earlier runs filled."""
+    sent = replace(request(0, 512), content=(7,))
+    other = Prompts(replace(JOB, prompt_salt=3)).ids(sent)
+    assert PROMPTS.ids(sent)[:16].tolist() != other[:16].tolist()
 
 
 @pytest.mark.parametrize("told", [[7, 8, 9, 10, 11], []])

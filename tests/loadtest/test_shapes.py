@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -9,12 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadtest.order import Extent, free_load, make_job
-from loadtest.schedule import Shape
+from loadtest.prompt import Prompts
+from loadtest.schedule import Shape, read_schedule, write_schedule
 from loadtest.stages import Stage, duration_s, expected_requests, parse_stages, staged
 from sizing.errors import InputError
 from sizing.sources import Source
 from sizing.specs.slo import SloSpec
 from sizing.specs.workload import Lengths, WorkloadSpec
+from sizing.traces import read_trace
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -128,13 +130,13 @@ def test_stages_and_users_exclude_each_other() -> None:
         Shape(source=Source(users=3), stages=parse_stages("5x5"))
 
 
-def mooncake(path: Path, *rows: dict[str, int]) -> Path:
+def mooncake(path: Path, *rows: dict[str, Any]) -> Path:
     """Write a trace."""
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return path
 
 
-def row(t_ms: int, num_input: int = 20, num_output: int = 5) -> dict[str, int]:
+def row(t_ms: int, num_input: int = 20, num_output: int = 5) -> dict[str, Any]:
     """Make a line of a Mooncake trace."""
     return {"timestamp": t_ms, "input_length": num_input, "output_length": num_output}
 
@@ -165,6 +167,24 @@ def test_a_trace_with_holes_is_refused(
     """A line that lacks something is named."""
     with pytest.raises(InputError, match=names):
         job(Shape(), trace=mooncake(tmp_path / "t.jsonl", *rows))
+
+
+def test_shared_blocks_of_a_trace_reach_prompts_and_simulation(tmp_path: Path) -> None:
+    """Schedule, simulation and prompts have the ids of the trace; a schedule is read as written."""
+    ids = [[1, 2, 3], [1, 2, 4], [5]]
+    rows = [row(1000 * k, 1100) | {"hash_ids": each} for k, each in enumerate(ids)]
+    trace = mooncake(tmp_path / "t.jsonl", *rows)
+    made = job(Shape(), Extent(warmup_s=0), trace)
+    requests = made.requests()
+    write_schedule(requests, tmp_path / "schedule.jsonl")
+
+    assert read_schedule(tmp_path / "schedule.jsonl") == requests
+    content = read_trace(trace).arrivals.content
+    assert read_trace(tmp_path / "schedule.jsonl").arrivals.content == content
+    one, two, other = (Prompts(made).ids(request) for request in requests[:3])
+    assert one[:1024].tolist() == two[:1024].tolist()
+    assert one[1024:1040].tolist() != two[1024:1040].tolist()
+    assert one[:16].tolist() != other[:16].tolist()
 
 
 def test_a_trace_that_is_too_short_is_refused(tmp_path: Path) -> None:

@@ -150,6 +150,22 @@ def test_the_warm_up_is_the_one_that_the_verdict_cut(plan: Plan, tmp_path: Path)
         read_observed(path, None)
 
 
+def test_shared_blocks_are_those_of_the_schedule(plan: Plan, tmp_path: Path) -> None:
+    """A run of a trace is simulated with the prefix hits that it had."""
+    path = written(run_of(plan, Scales(), seed=7, num=200), tmp_path / "run")
+    schedule = path.parent / "schedule.jsonl"
+    assert read_observed(path, None).arrivals.content is None
+    schedule.write_text('{"index": 1, "content": [4, 5]}\n{"index": 0, "content": []}\n')
+
+    found = read_observed(path, None).arrivals.content
+
+    assert found is not None
+    assert found[:3] == ((), (4, 5), ())
+    schedule.write_text("[]\n")
+    with pytest.raises(InputError, match=r"schedule\.jsonl"):
+        read_observed(path, None)
+
+
 def sizing(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     """Run `sizing`."""
     command = [sys.executable, "-c", "from sizing.cli import main; main()"]

@@ -68,6 +68,7 @@ def test_formats_say_the_same(text: str, tmp_path: Path) -> None:
         (MOONCAKE.replace('396, "', '600, "').replace("[0, 2]", '["0"]'), "trace:2"),
         (MOONCAKE + '["a list"]\n', "trace:3"),
         (SCHEDULE + '{"due_s": 0.5, "input_tokens": 1, "output_tokens": 1}\n', "trace:3"),
+        (SCHEDULE.replace('"due_s"', '"content": [1], "due_s"', 1), "trace:1"),
     ],
 )
 def test_bad_lines_are_refused_by_number(text: str, place: str, tmp_path: Path) -> None:
