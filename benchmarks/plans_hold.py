@@ -2,7 +2,8 @@
 Do plans hold, and is nothing in them spare?
 
 Each plan is simulated with fresh seeds, ten times as long as the run it passed and with the step
-times of its confidence; then once more with one replica of the binding pool taken away.
+times of its confidence; then with one replica of a pool taken away, on the same seeds until one
+misses the SLO.
 
     python benchmarks/plans_hold.py [--seeds 10] [--longer 10] [SCENARIO ...]
 
@@ -50,6 +51,18 @@ def worst(inputs: Inputs, trials: Trials, chosen: Candidate, requests: int, seed
     )
 
 
+def first_missed(
+    inputs: Inputs, trials: Trials, chosen: Candidate, requests: int, seeds: int
+) -> float:
+    """Return the largest share of a limit on the first seed that misses it, else of all seeds."""
+    most = 0.0
+    for seed in range(seeds):
+        most = max(most, worst(inputs, trials, chosen, requests, FRESH + seed))
+        if most > 1:
+            break
+    return most
+
+
 def smaller(chosen: Candidate, role: str) -> Candidate | None:
     """Return the plan with one replica less, `None` where it would have none."""
     sizes = {"prefill": 0, **chosen.replicas}
@@ -75,7 +88,7 @@ def judged(name: str, *, seeds: int, longer: int) -> bool:
     less = {}
     for role in found.candidate.replicas:
         fewer = smaller(found.candidate, role)
-        less[role] = None if fewer is None else worst(inputs, trials, fewer, requests, FRESH)
+        less[role] = None if fewer is None else first_missed(inputs, trials, fewer, requests, seeds)
     broken = any(share is None or share > 1 for share in less.values())
     print(
         f"{name}: {found.candidate}, {found.candidate.gpus} GPUs:"

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from sizing.search.closed_form import MOST_REPLICAS
 from sizing.search.objective import cost
+from sizing.search.trial import FRESH_SEED
 
 if TYPE_CHECKING:
     from sizing.plan import Inputs
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from sizing.search.candidate import Candidate
     from sizing.search.trial import Trials
 
-SEEDS = (0, 1)
+SEEDS = (0, FRESH_SEED)
 """Of the run that the search goes by, and of the fresh one that has to agree."""
 
 Confirmed = tuple["Candidate", tuple["Verdict", ...]]

@@ -31,10 +31,13 @@ if TYPE_CHECKING:
 FEWEST_REQUESTS = 1_500
 """Of a run: half of the 15 requests that may miss a p99 decide."""
 
+FRESH_SEED = 1
+"""Of the run that proves."""
+
 PROVING_REQUESTS = 12_000
 """Of a run with a fresh seed: the search chose what does well on the first one, luck included."""
 
-MOST_REQUESTS = 100_000
+MOST_REQUESTS = 33_000
 """Of one run."""
 
 STAYS = 3
@@ -43,14 +46,8 @@ STAYS = 3
 SHORT_STAYS = 2
 """The same where a look is enough."""
 
-LONGER = 3
-"""Times as long is the second look at what the first left open."""
-
 LONG_QUEUES = 0.9
 """Utilisation of a prefill pool from which on closed forms have to agree."""
-
-SECOND_LOOK = 30_000
-"""Requests of a second look at most; a first one that was a third of it leaves little open."""
 
 BUDGET = 4_000_000
 """Requests that all runs of a search may have: a bound counted in work, not in time."""
@@ -72,8 +69,8 @@ class Trials:
         """
         Simulate until every limit surely holds, or one does not.
 
-        A run that leaves it open is followed by one three times as long; what is open then counts
-        as missed (docs/model.md, eq. L4). A fresh seed is a longer run from the start.
+        What a first run leaves open the one that has to prove it anyway decides, with a fresh seed
+        and longer; what is open then counts as missed (docs/model.md, eq. L4).
         """
         key = (str(candidate), candidate.tandem.decode.max_batch_size, seed)
         if key not in self._known:
@@ -81,7 +78,7 @@ class Trials:
         return self._known[key]
 
     def _judged(self, candidate: Candidate, seed: int) -> Verdict:
-        """Run once, or twice."""
+        """Run once; on the first seed also ask the fresh one, if chance may decide."""
         slow = candidate.off_by(self.errors)
         verdict = Verdict(holds=False, blame=_last_role(candidate), requests=0, exhausted=True)
         if self._queues_for_long(slow):
@@ -89,21 +86,19 @@ class Trials:
         count = self.length(slow)
         if seed and self.patient:
             count = max(count, PROVING_REQUESTS)
-        again = self.patient and LONGER * count <= SECOND_LOOK
-        for requests in (count, LONGER * count)[: 1 + again]:
-            if self.spent + requests > BUDGET:
-                return verdict
-            self.spent += requests
-            try:
-                outcome = self.outcome(slow, requests=requests, seed=seed)
-            except NegativeAnswer:  # requests that preempt one another without end
-                return replace(verdict, requests=requests, exhausted=False)
-            sure, check = judge(outcome, self._inputs)
-            holds = sure if self.patient else check.ratio <= 1
-            blame = "" if holds else _blame(candidate, outcome, check)
-            verdict = Verdict(holds=holds is True, blame=blame, requests=requests, check=check)
-            if sure is not None:
-                break
+        if self.spent + count > BUDGET:
+            return verdict
+        self.spent += count
+        try:
+            outcome = self.outcome(slow, requests=count, seed=seed)
+        except NegativeAnswer:  # requests that preempt one another without end
+            return replace(verdict, requests=count, exhausted=False)
+        sure, check = judge(outcome, self._inputs)
+        if sure is None and self.patient and not seed and count < PROVING_REQUESTS:
+            return self.verdict(candidate, seed=FRESH_SEED)
+        holds = sure if self.patient else check.ratio <= 1
+        blame = "" if holds else _blame(candidate, outcome, check)
+        verdict = Verdict(holds=holds is True, blame=blame, requests=count, check=check)
         return self._late(verdict, candidate, seed) if verdict.holds else verdict
 
     def _late(self, verdict: Verdict, candidate: Candidate, seed: int) -> Verdict:
@@ -152,7 +147,7 @@ class Trials:
         full = float(decode.step_s(tandem, float(tandem.decode.max_batch_size)))
         stay_s = self._inputs.scenario.slo.ttft_s + full * float(tandem.output_tokens.mean())
         inside = (STAYS if self.patient else SHORT_STAYS) * load.requests_per_s * stay_s
-        return int(np.clip(100 * np.ceil(inside / 100), FEWEST_REQUESTS, MOST_REQUESTS / LONGER))
+        return int(np.clip(100 * np.ceil(inside / 100), FEWEST_REQUESTS, MOST_REQUESTS))
 
 
 def judge(outcome: Outcome, inputs: Inputs) -> tuple[bool | None, Check]:
