@@ -27,6 +27,7 @@ class Behaviour:
         status: what a failing request is answered.
         garbage: 1: stream what is no JSON.
         die_after_s: exit so long after the first request; 0: never.
+        template_tokens: that a chat takes beyond its words.
         model: served name.
     """
 
@@ -46,4 +47,5 @@ class Behaviour:
     status: int = 500
     garbage: int = 0
     die_after_s: float = 0.0
+    template_tokens: int = 0
     model: str = "fake"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 from rich.console import Console
 
+from loadtest.chat import learn_chat
 from loadtest.comparison import TOLERANCE, parse_tolerance
 from loadtest.options import (
+    Api,
     GapCv,
     Gaps,
     PrefixTokens,
@@ -29,6 +31,7 @@ from loadtest.order import (
     Extent,
     Load,
     check_order,
+    check_prompts,
     free_load,
     make_job,
     parse_lengths,
@@ -56,6 +59,7 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)
 
 DEFAULT_TOLERANCE = ",".join(f"{metric}={most}" for metric, most in TOLERANCE.items())
+APIS = ("completions", "chat")
 TRIES_EXAMPLE = "--rate 2 --input-tokens 512 --output-tokens 64 --slo ttft=1,tpot=0.05"
 
 Output = Annotated[Path, typer.Option("--output", "-o", help="Folder for samples and verdict.")]
@@ -98,6 +102,7 @@ def run(  # noqa: PLR0913  (a command line is its options)
     stages: Stages = None,
     trace: Trace = None,
     prefix_tokens: PrefixTokens = 0,
+    api: Api = "completions",
     processes: Processes = 1,
     timeout: Timeout = None,
     output: Output = Path("out/loadtest"),
@@ -124,6 +129,8 @@ def run(  # noqa: PLR0913  (a command line is its options)
         load = traced(load, trace)
     if require_prediction and not plan:
         raise InputError("--require-prediction", None, "a plan, which holds the prediction")
+    if api not in APIS:
+        raise InputError("--api", api, f"one of {', '.join(APIS)}")
     allowed = parse_tolerance(tolerance)
     extent = Extent(
         duration_s=duration,
@@ -135,8 +142,12 @@ def run(  # noqa: PLR0913  (a command line is its options)
     address = base_address(host)
     check_order(load, extent, shape)
     served = check_model(address, load.model)
+    if api == "chat":
+        load = replace(load, chat=learn_chat(address, served))
     job = make_job(load, extent, host=address, model=served, shape=shape, workers=processes)
-    prepare(output, job, job.requests(), plan)
+    due = job.requests()
+    check_prompts(job, due)
+    prepare(output, job, due, plan)
     watch(output, job)
     terms = Terms(tolerance=allowed, require_prediction=require_prediction, junit=junit)
     _publish(output, terms, json=json)

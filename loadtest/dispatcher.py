@@ -143,6 +143,7 @@ class Dispatcher:
         flight = Flight(
             request=request,
             due_s=due_s,
+            path=self._prompts.path,
             body=body,
             # Unique beyond this run: engines name requests by it, and KV caches by requests.
             name=f"{self._job.prompt_salt:x}-{request.index}",

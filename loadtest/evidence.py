@@ -96,7 +96,8 @@ def _cached(run: Run, answered: Sequence[Sample]) -> float | None:
     told = [s for s in answered if s.cached_tokens is not None]
     if not told:
         return None
-    prefix, content = run.job.workload.prefix_tokens, run.content
+    template = run.job.chat.overhead_tokens if run.job.chat else 0
+    prefix, content = max(run.job.workload.prefix_tokens, template), run.content
     shared = {s.index: CONTENT_TOKENS * len(content.get(s.index, ())) or prefix for s in told}
     beyond = sum(max(0, (s.cached_tokens or 0) - shared[s.index]) for s in told)
     return beyond / sum(s.asked_input_tokens for s in told)

@@ -73,7 +73,7 @@ class FakeServer:
                 writer=writer,
                 gone=reader.at_eof,
                 chat=path == CHAT,
-                num_prompt=prompt_tokens(request),
+                num_prompt=prompt_tokens(request) + does.template_tokens * (path == CHAT),
                 num_output=request.get("max_tokens") or request.get("max_completion_tokens") or 16,
                 ids=bool(request.get("return_token_ids")),
                 start_s=time.monotonic() if does.slots else received_s,

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 OK = 200
 SHED = (429, 503)
-PATH = "/v1/completions"
 CLOSING_S = 1.0
 BLOCK_BYTES = 65536
 TIMING = re.compile(r"([\w.-]+)\s*;[^,]*?dur=([0-9.]+)")
@@ -49,6 +48,7 @@ class Flight:
 
     request: Request
     due_s: float
+    path: str
     body: bytes
     name: str
     http: HTTPClient
@@ -93,7 +93,7 @@ class Flight:
     def _follow(self) -> None:
         """Read the answer as it comes, stamping each event as its last byte arrives."""
         headers = {"content-type": "application/json", "x-request-id": self.name}
-        response = self.http.request("POST", PATH, body=self.body, headers=headers)
+        response = self.http.request("POST", self.path, body=self.body, headers=headers)
         try:
             status = response.status_code
             if status != OK:

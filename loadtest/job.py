@@ -6,6 +6,7 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
+from loadtest.chat import ChatForm
 from loadtest.schedule import Shape, Window, draw
 from loadtest.stages import Stage
 from sizing.errors import InputError
@@ -37,6 +38,7 @@ class Job:
         num_requests: that count, where a closed loop keeps its window open for them.
         workers: client processes that share the schedule.
         plan: name of the plan's copy beside `run.json`; `None`: a run without a plan.
+        chat: how chats are written; `None`: completions of token ids.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -53,6 +55,7 @@ class Job:
     num_requests: int = 0
     workers: int = 1
     plan: str | None
+    chat: ChatForm | None = None
 
     def requests(self) -> tuple[Request, ...]:
         """Draw the schedule; equal jobs, equal schedules."""
@@ -109,6 +112,7 @@ def read_job(path: Path) -> Job:
         load["input_tokens"] = Lengths(**load["input_tokens"])
         load["output_tokens"] = Lengths(**load["output_tokens"])
         shape = raw.pop("shape", {"source": {}, "stages": ()})
+        chat = raw.pop("chat", None)
         return Job(
             workload=WorkloadSpec(**load),
             slo=SloSpec(**raw.pop("slo")),
@@ -117,6 +121,7 @@ def read_job(path: Path) -> Job:
                 source=Source(**shape["source"]),
                 stages=tuple(Stage(**stage) for stage in shape["stages"]),
             ),
+            chat=chat and ChatForm(**chat | {"words": tuple(chat["words"])}),
             **raw,
         )
     except (KeyError, TypeError) as error:

@@ -29,6 +29,7 @@ Trace = Annotated[
 PrefixTokens = Annotated[
     int, typer.Option(help="Of every prompt, the same; without a plan. Else nothing is cached.")
 ]
+Api = Annotated[str, typer.Option(help="completions (token ids) or chat (words).")]
 Processes = Annotated[int, typer.Option(help="Of the client, which share the schedule.")]
 Timeout = Annotated[
     float | None, typer.Option(help="Seconds to give a request; 10 x what the SLO allows it.")

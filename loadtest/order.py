@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from loadtest.chat import ChatForm
 from loadtest.confidence import samples_needed
 from loadtest.job import Job, default_warmup_s, slowest_s, timeout_s
 from loadtest.prompt import FIRST_PLAIN_TOKEN
@@ -20,6 +21,9 @@ from sizing.specs.workload import Lengths, WorkloadSpec
 from sizing.traces import read_trace
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from loadtest.schedule import Request
     from sizing.plan import Plan
 
 SPARE = 2.0
@@ -36,6 +40,7 @@ class Load:
         model: served name; `None`: the only one served.
         vocab_size: prompts are random token ids below it.
         e2e_s: how long one request is expected to take.
+        chat: how chats are written; `None`: completions.
     """
 
     model: str | None
@@ -44,6 +49,7 @@ class Load:
     slo: SloSpec
     e2e_s: float
     planned: bool
+    chat: ChatForm | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,6 +171,7 @@ def make_job(
         num_requests=extent.num_requests or default_requests(load.slo),
         workers=workers,
         plan=PLAN if load.planned else None,
+        chat=load.chat,
     )
     return replace(job, window=_window(job, extent, load.e2e_s))
 
@@ -217,8 +224,30 @@ def check_order(load: Load, extent: Extent, shape: Shape) -> None:
             extent.warmup_s,
             f"none with --users: each user's first {WARMUP_ROUNDS} requests do not count",
         )
+    if load.chat and shape.source.turns > 1:
+        raise InputError(
+            "--turns",
+            shape.source.turns,
+            "1 with --api chat: what a template adds to a turn varies",
+        )
     if load.workload.trace and shape != Shape():
         raise InputError("--trace", load.workload.trace, "none with other arrivals: it has its own")
+
+
+def check_prompts(job: Job, requests: Sequence[Request]) -> None:
+    """
+    Refuse chats that are shorter than what the template puts around them.
+
+    Raises:
+        InputError: the shortest prompt of *requests* has no room for a word.
+    """
+    shortest = min(request.input_tokens for request in requests)
+    if job.chat and shortest <= job.chat.overhead_tokens:
+        raise InputError(
+            "--api",
+            f"chat with prompts of {shortest} tokens",
+            f"more than {job.chat.overhead_tokens}, which the chat template takes alone",
+        )
 
 
 def _range(low: int, high: int) -> Lengths:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from loadtest.chat import PATH as CHATS
 from sizing.arrivals import CONTENT_TOKENS
 
 if TYPE_CHECKING:
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
 FIRST_PLAIN_TOKEN = 3
 """Ids below it are special (unknown, begin, end) in most vocabularies."""
+
+COMPLETIONS = "/v1/completions"
 
 OF_A_TRACE = 2
 """And 3 keep the blocks of a trace apart from everything else that is drawn of a job."""
@@ -28,7 +31,9 @@ class Prompts:
     The prompts of one run.
 
     A prompt is random token ids of the model's own vocabulary, so its length in tokens is exact
-    without a tokenizer here; `ignore_eos` makes the output length exact. Ids come from the job's
+    without a tokenizer here; `ignore_eos` makes the output length exact. Of a chat they are numbers
+    of words that are one token each (`loadtest.chat`), less what its template adds; the first word
+    is always the same one. Ids come from the job's
     salt, which is drawn anew for each run: nothing but the workload's shared prefix, the blocks
     that a trace names, and the earlier turns of a conversation can be in the server's prefix cache.
     """
@@ -37,7 +42,10 @@ class Prompts:
         """Prepare the prefix and the table of ids in decimal."""
         self._job = job
         self._decimals = _decimals(job.vocab_size)
-        self._prefix = self._fresh(job.workload.prefix_tokens, stream=0)
+        self._low = 0 if job.chat else FIRST_PLAIN_TOKEN
+        self._high = len(job.chat.words) if job.chat else job.vocab_size
+        self._overhead = job.chat.overhead_tokens if job.chat else 0
+        self._prefix = self._fresh(job.workload.prefix_tokens - self._overhead, stream=0)
         said = {
             "model": job.model,
             "stream": True,
@@ -47,14 +55,27 @@ class Prompts:
         }
         self._head = json.dumps(said)[:-1].encode()
 
+    @property
+    def path(self) -> str:
+        """Where bodies are sent."""
+        return CHATS if self._job.chat else COMPLETIONS
+
     def ids(self, request: Request, said: Ids | None = None) -> Ids:
         """Return the prompt of *request*, which begins with what its conversation has *said*."""
         before = self._shared(request) if said is None else said
-        fresh = self._fresh(request.input_tokens - len(before), request.index + 1)
-        return np.concatenate([before, fresh])[: request.input_tokens]
+        count = request.input_tokens - self._overhead
+        fresh = self._fresh(count - len(before), request.index + 1)
+        ids = np.concatenate([before, fresh])[:count]
+        if self._job.chat:
+            ids[:1] = 0
+        return ids
 
     def body(self, request: Request, ids: Ids) -> bytes:
         """Return the HTTP body that asks for *request* with the prompt *ids*."""
+        if self._job.chat:
+            message = {"role": "user", "content": self._job.chat.text(ids.tolist())}
+            asked = {"max_tokens": request.output_tokens, "messages": [message]}
+            return self._head + b", " + json.dumps(asked).encode()[1:]
         # Fixed width, spaces in front: a table lookup instead of formatting each id, which for
         # long prompts would hold up every stream for milliseconds.
         prompt = self._decimals[ids].tobytes()[:-1]
@@ -84,14 +105,14 @@ class Prompts:
         """Draw the tokens of a block; equal ids of one run give equal tokens."""
         key = [self._job.prompt_salt, self._job.seed, abs(content), OF_A_TRACE + (content < 0)]
         rng = np.random.default_rng(key)
-        return rng.integers(FIRST_PLAIN_TOKEN, self._job.vocab_size, size=CONTENT_TOKENS)
+        return rng.integers(self._low, self._high, size=CONTENT_TOKENS)
 
     def _fresh(self, count: int, stream: int) -> Ids:
         """Draw *count* ids; equal streams of one run give equal ids."""
         rng = np.random.default_rng(
             [self._job.prompt_salt, self._job.seed, abs(stream), stream < 0]
         )
-        return rng.integers(FIRST_PLAIN_TOKEN, self._job.vocab_size, size=max(count, 0))
+        return rng.integers(self._low, self._high, size=max(count, 0))
 
 
 def _decimals(vocab_size: int) -> NDArray[np.uint8]:

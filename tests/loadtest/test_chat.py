@@ -1,0 +1,171 @@
+"""Chats: as long as asked in the tokens of a model that only the server knows."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loadtest import chat
+from loadtest.chat import KNOWN, ChatForm, learn_chat
+from loadtest.job import Job, read_job, write_job
+from loadtest.prompt import Prompts
+from loadtest.samples import read_samples
+from loadtest.schedule import Request, Window
+from sizing.errors import Exit, InputError, TargetFailed
+from sizing.specs.slo import SloSpec
+from sizing.specs.workload import Lengths, WorkloadSpec
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from conftest import ServerStarter
+
+FORM = replace(KNOWN[0], overhead_tokens=7)
+JOB = Job(
+    host="http://127.0.0.1:1",
+    model="fake",
+    vocab_size=500,
+    seed=1,
+    prompt_salt=2,
+    workload=WorkloadSpec(
+        requests_per_s=1.0,
+        input_tokens=Lengths(distribution="uniform", low=20, high=900),
+        output_tokens=Lengths.fixed(5),
+        prefix_tokens=16,
+    ),
+    slo=SloSpec(),
+    window=Window(start_s=5, end_s=10, drain_s=30),
+    timeout_s=30.0,
+    plan=None,
+    chat=FORM,
+)
+PROMPTS = Prompts(JOB)
+
+
+SHORT = ["--output-tokens", "10", "--input-tokens", "16-64", "--warmup", "0.3", "--seed", "1"]
+
+
+def load(host: str, folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
+    """Run `loadtest run` at 60 requests/s."""
+    command = [sys.executable, "-c", "from loadtest.cli import main; main()", "run"]
+    given = ["--host", host, "--rate", "60", "-o", str(folder), *more]
+    return subprocess.run(
+        [*command, *given], capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def message(index: int, num_input: int) -> list[str]:
+    """Return the words of a chat."""
+    asked = Request(index=index, due_s=0, input_tokens=num_input, output_tokens=5, in_window=True)
+    read: dict[str, Any] = json.loads(PROMPTS.body(asked, PROMPTS.ids(asked)))
+    [said] = read["messages"]
+    assert (read["max_tokens"], read["ignore_eos"], read["stream"]) == (5, True, True)
+    assert said["role"] == "user"
+    return str(said["content"]).split()
+
+
+@given(st.integers(0, 10_000), st.integers(8, 900))
+def test_words_and_template_are_as_long_as_asked(index: int, num_input: int) -> None:
+    """One token a word, and what the template adds."""
+    words = message(index, num_input)
+    assert len(words) + FORM.overhead_tokens == num_input
+    assert set(words) <= set(FORM.words)
+
+
+def test_chats_share_the_prefix_and_the_first_word() -> None:
+    """Nothing else is common: a cache knows of a prompt what the workload shares."""
+    one, two = message(1, 200), message(2, 200)
+    shared = JOB.workload.prefix_tokens - FORM.overhead_tokens
+    assert one[:shared] == two[:shared]
+    assert one[shared : shared + 16] != two[shared : shared + 16]
+
+
+def test_words_are_few_enough_to_be_known_and_all_different() -> None:
+    """A word that stood twice would be drawn twice as often."""
+    for form in KNOWN:
+        assert len(set(form.words)) == len(form.words)
+
+
+@pytest.mark.parametrize("template", [0, 12])
+def test_the_template_is_learned_from_usage(start_server: ServerStarter, template: int) -> None:
+    """What the server counts beyond the words is the template's."""
+    host = start_server(ttft_s=0.001, itl_s=0.001, template_tokens=template)
+    assert learn_chat(host, "fake").overhead_tokens == template
+
+
+@pytest.mark.parametrize(
+    ("per_word", "known"), [((1, 9), KNOWN[0]), ((3, 1), KNOWN[1])], ids=["words", "bytes"]
+)
+def test_the_words_that_are_one_token_are_used(
+    monkeypatch: pytest.MonkeyPatch, per_word: tuple[int, int], known: ChatForm
+) -> None:
+    """A vocabulary of bytes takes three tokens for a word and one for a letter."""
+
+    def count(_host: str, _model: str, text: str) -> int:
+        spaced = " " in text
+        return 5 + (len(text.split()) * per_word[0] if spaced else len(text) * per_word[1])
+
+    monkeypatch.setattr(chat, "_prompt_tokens", count)
+    assert learn_chat("http://x", "m") == replace(known, overhead_tokens=5)
+
+
+def test_a_tokenizer_that_knows_none_of_the_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is refused, with the way out."""
+    monkeypatch.setattr(chat, "_prompt_tokens", lambda _host, _model, text: 2 * len(text))
+    with pytest.raises(InputError, match="completions"):
+        learn_chat("http://x", "m")
+
+
+@pytest.mark.parametrize("behaviour", [{"fail_every": 1}, {"usage": 0}, {"garbage": 1}])
+def test_an_endpoint_without_chats_is_said_to_be_one(
+    start_server: ServerStarter, behaviour: dict[str, int]
+) -> None:
+    """No chat, no usage or garbage: one line, before any load."""
+    with pytest.raises(TargetFailed, match="chat"):
+        learn_chat(start_server(ttft_s=0.001, **behaviour), "fake")
+
+
+def test_a_job_of_chats_is_read_as_written(tmp_path: Path) -> None:
+    """So that workers and `loadtest report` know."""
+    write_job(JOB, tmp_path / "run.json")
+    assert read_job(tmp_path / "run.json") == JOB
+
+
+def test_chats_are_loaded_and_counted(start_server: ServerStarter, tmp_path: Path) -> None:
+    """Lengths by usage are those asked, template included; an empty first chunk is no token."""
+    host = start_server(ttft_s=0.05, itl_s=0.01, template_tokens=12, early_chunk=1)
+    more = ["--api", "chat", "--requests", "100", "--slo", "ttft=30,tpot=5,percentile=p50"]
+    done = load(host, tmp_path, *SHORT, *more)
+    samples = [s for s in read_samples(tmp_path / "samples.jsonl") if s.in_window]
+
+    assert done.returncode == Exit.DONE, done.stderr + done.stdout
+    assert len(samples) == 100
+    assert all(s.input_tokens == s.asked_input_tokens for s in samples)
+    assert all(s.output_tokens == 10 for s in samples)
+    assert all(s.ttft_send_s > 0.045 for s in samples)
+    assert json.loads((tmp_path / "verdict.json").read_text())["verdict"] == "met"
+
+
+@pytest.mark.parametrize(
+    ("more", "names"),
+    [
+        (["--api", "chats"], "completions, chat"),
+        (["--api", "chat", "--turns", "2"], "--turns"),
+        (["--api", "chat", "--input-tokens", "12"], "chat template takes alone"),
+    ],
+)
+def test_what_no_chat_can_be_is_refused(
+    start_server: ServerStarter, tmp_path: Path, more: list[str], names: str
+) -> None:
+    """One line, exit code 2."""
+    host = start_server(ttft_s=0.001, template_tokens=12)
+    done = load(host, tmp_path, *SHORT, "--slo", "ttft=1", *more)
+    assert done.returncode == Exit.BAD_INPUT, done.stderr
+    assert names in done.stderr.replace("\n", " ")
