@@ -78,7 +78,7 @@ def read_toml(path: Path) -> dict[str, Any]:
             return tomllib.load(file)
     except OSError as error:
         raise InputError(str(path), error.strerror, "a readable TOML file") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InputError(str(path), str(error), "valid TOML") from None
 
 
@@ -148,6 +148,6 @@ def _toml_value(text: str) -> object:
     """Read *text* as a TOML value; as the text it is where it is none."""
     try:
         found = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
+    except (tomllib.TOMLDecodeError, RecursionError):
         return text
     return found["value"] if found.keys() == {"value"} else text

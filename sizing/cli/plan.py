@@ -45,10 +45,14 @@ def plan(  # noqa: PLR0913, PLR0917  (a command's options)
     """Find the fewest GPUs and their layout for the SLO; say what binds, or why there are none."""
     keys = [*(overrides or []), *([] if layouts is None else [f"search.layouts={layouts}"])]
     inputs = read_inputs(scenario, keys, calibration)
-    with naming(scenario), talk.status("searching layouts"):
-        found = search(inputs)
-        if not isinstance(found, Infeasible):
-            proposed = propose(inputs, found)
+    try:
+        with naming(scenario), talk.status("searching layouts"):
+            found = search(inputs)
+            if not isinstance(found, Infeasible):
+                proposed = propose(inputs, found)
+    except KeyboardInterrupt as stopped:
+        _say_interrupted(str(stopped) or "nothing found so far")
+        raise typer.Exit(Exit.INTERRUPTED) from None
     if isinstance(found, Infeasible):
         if as_json:
             sys.stdout.write(json.dumps({"infeasible": asdict(found)}, indent=2) + "\n")
@@ -66,8 +70,15 @@ def plan(  # noqa: PLR0913, PLR0917  (a command's options)
             write_whole(html, plan_page(proposed))
     _show(proposed, as_json=as_json)
     if found.interrupted:
-        talk.print("interrupted: the best plan so far", style="red")
+        _say_interrupted(
+            "the best plan so far" + ("" if found.verdicts else ", by closed forms, not simulated")
+        )
         raise typer.Exit(Exit.INTERRUPTED)
+
+
+def _say_interrupted(what: str) -> None:
+    """Say on stderr what an interrupt leaves."""
+    talk.print(f"interrupted: {what}", style="red", highlight=False, soft_wrap=True)
 
 
 def _show(proposed: Plan, *, as_json: bool) -> None:

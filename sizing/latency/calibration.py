@@ -67,7 +67,7 @@ def read_calibration(path: Path) -> CalibrationSpec:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(str(path), error.strerror, "a file of `sizing calibrate`") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(str(path), str(error), "JSON, as `sizing calibrate` writes it") from None
     return parse(CalibrationSpec, raw, place=str(path))
 

@@ -177,5 +177,5 @@ def _read_json(path: Path) -> object:
         return json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(str(path), error.strerror, "a plan written by `sizing plan`") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(str(path), str(error), "JSON, as `sizing plan -o` writes it") from None

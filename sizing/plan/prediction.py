@@ -148,7 +148,8 @@ class Confidence:
     How sure the promise is, and of what.
 
     Attributes:
-        fraction: chance that the SLO holds, of arrivals and of the step-time model's own error.
+        fraction: chance that the SLO holds, of arrivals and of the step-time model's own error; 0
+            of a search that was stopped before it simulated.
         prefill_factor: factor on prefill steps in the simulations that the plan passed.
         decode_factor: likewise.
         ttft_factor: factor on the predicted TTFT, with which the SLO holds as well.

@@ -12,7 +12,7 @@ def confidence_lines(plan: Plan) -> list[str]:
     """Say under which step times it holds, what was not chosen, and the rule that it breaks."""
     lines = []
     sure = plan.confidence
-    if sure is not None:
+    if sure is not None and sure.requests:
         lines.append(
             f"Simulated with prefill steps {sure.prefill_factor:.2f} and decode steps"
             f" {sure.decode_factor:.2f} times as long as predicted; holds as well with TTFT"

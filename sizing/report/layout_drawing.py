@@ -28,6 +28,8 @@ def layout_drawing(plan: Plan) -> str:
         for node, gpus, replica in _replicas(pool)
         for gpu in gpus
     }
+    kinds = {spot.node: pool.gpu for pool in plan.pools for spot in pool.placement}
+    several = len(set(kinds.values())) > 1
     nodes = list(dict.fromkeys(node for node, _ in sorted(taken, key=_order)))
     size = plan.inputs.cluster.gpus_per_node
     columns = min(size, WIDEST)
@@ -40,7 +42,9 @@ def layout_drawing(plan: Plan) -> str:
     for at, node in enumerate(shown):
         left, top = (at % across) * (width + 12), (at // across) * (height + 12)
         parts.append(rectangle(left, top, (width, height), "node"))
-        parts.append(text(left + PADDING, top + 16, node, "start"))
+        parts.append(
+            text(left + PADDING, top + 16, f"{node}: {kinds[node]}" if several else node, "start")
+        )
         for gpu in range(size):
             x = left + PADDING + (gpu % columns) * (BOX + GAP)
             y = top + HEAD + PADDING / 2 + (gpu // columns) * (BOX + GAP)

@@ -20,7 +20,7 @@ from sizing.report.page_facts import (
     pool_rows,
     source_rows,
 )
-from sizing.report.tables import seconds
+from sizing.report.tables import free_gpus, kinds_of, seconds
 from sizing.search.evaluated import evaluated
 from sizing.simulation.planned import simulate_plan
 from sizing.sources import Source, drawn
@@ -63,7 +63,7 @@ def plan_page(plan: Plan) -> str:
         _section("Assumptions and errors", _facts(assumption_rows(plan, outcome))),
         _section("Sources of the numbers", _facts(source_rows(plan))),
     ]  # fmt: skip
-    title = _escape(f"{plan.model.id}: {plan.cost.gpus} {plan.inputs.gpu.name}")
+    title = _escape(f"{plan.model.id}: {_hardware(plan)}")
     return (
         '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -79,8 +79,7 @@ POOL_HEADS = ("pool", "replicas", "layout", "GPUs", "batch", "KV/GPU", "used", "
 
 def _header(plan: Plan) -> str:
     """Say the answer."""
-    unit = "cores" if plan.inputs.gpu.kind == "cpu" else plan.inputs.gpu.name
-    nodes = f"{plan.cost.nodes} node" + ("s" if plan.cost.nodes > 1 else "")
+    nodes = f"{plan.cost.nodes} node" + ("s" if plan.cost.nodes > 1 else "") + free_gpus(plan)
     load = plan.workload
     asked = (
         f"{load.requests_per_s:g} requests/s of {_lengths(load.input_tokens.mean)}"
@@ -89,12 +88,19 @@ def _header(plan: Plan) -> str:
     )
     kept = f"{asked}, every limit kept at {plan.slo.percentile}: {layout_of(plan)}."
     return (
-        f"<header><h1>{plan.cost.gpus} {_escape(unit)} on {nodes} for {_escape(plan.model.id)}</h1>"
+        f"<header><h1>{_escape(f'{_hardware(plan)} for {plan.model.id}')}</h1>"
         f"<p>{_escape(kept)}</p>"
-        f'<p class="soft">Holds to {plan.headroom.load_factor:.2f} times the load, then'
-        f" {_escape(plan.headroom.binds)}.</p>"
+        f'<p class="soft">On {_escape(nodes)}. Holds to {plan.headroom.load_factor:.2f} times the'
+        f" load, then {_escape(plan.headroom.binds)}.</p>"
         f'<div class="tiles">{"".join(_tiles(plan))}</div></header>'
     )
+
+
+def _hardware(plan: Plan) -> str:
+    """Count the GPUs of every kind."""
+    if plan.inputs.gpu.kind == "cpu":
+        return f"{plan.cost.gpus} cores"
+    return " and ".join(f"{gpus} {kind}" for kind, gpus in kinds_of(plan).items())
 
 
 def _lengths(mean: int | None) -> str:

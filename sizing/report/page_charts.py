@@ -113,6 +113,8 @@ def fronts_charts(plan: Plan, points: Sequence[Evaluated]) -> Iterator[tuple[str
         return
     priced = plan.cost.price_usd_per_hour is not None
     for found in fronts(points, by="usd" if priced else "gpus"):
+        if found.name != "cost against TTFT" and not plan.prediction.tpot.mean_s:
+            continue  # answers of one token have no pace
         x, y = _front_axis(found, 0), _front_axis(found, 1)
         places = np.flatnonzero(found.kept)
         places = places[np.argsort(found.xs[places])]

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sizing.report.tables import seconds, size
+from sizing.report.tables import kinds_of, seconds, size, sliced
 from sizing.study.cost import DATASHEET, running
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from sizing.plan import Plan, Pool
+    from sizing.plan import Plan
     from sizing.simulation.outcome import Outcome
     from sizing.simulation.statistics import Interval
 
+UNPROVEN = "the search was interrupted before it simulated; sizes by closed forms"
 STATISTICS = ("mean", "p50", "p90", "p95", "p99")
 
 
@@ -43,7 +44,7 @@ def pool_rows(plan: Plan) -> Iterator[list[str]]:
         yield [
             f"{pool.role} on {pool.gpu}",
             str(pool.replicas),
-            _slicing(pool),
+            f"TP{sliced(pool)}",
             str(pool.gpus),
             f"up to {pool.max_batch_size}",
             size(pool.kv_bytes),
@@ -74,7 +75,7 @@ def assumption_rows(plan: Plan, outcome: Outcome) -> Iterator[tuple[str, str]]:
     if sure is not None:
         slow = f"prefill steps {sure.prefill_factor:.2f} and decode steps {sure.decode_factor:.2f}"
         what = f"holds with {slow} times as long as predicted (slowed in the charts)"
-        yield "confidence", f"{sure.fraction:.0%}: {what}"
+        yield "confidence", f"{sure.fraction:.0%}: {what if sure.requests else UNPROVEN}"
     assumed = scenario.model.assumed_context_tokens
     if assumed is not None:
         yield "context", f"assumed: the model serves {assumed:,} tokens"
@@ -98,19 +99,14 @@ def source_rows(plan: Plan) -> Iterator[tuple[str, str]]:
     """Yield where the numbers of GPU, cluster and engine come from."""
     inputs = plan.inputs
     engine = f"engine {inputs.engine.name} {inputs.engine.version}"
+    kinds = {gpu.name: gpu for gpu in (inputs.gpu, *inputs.gpus)}
     for name, sources in (
-        (f"GPU {inputs.gpu.name}", inputs.gpu.sources),
+        *((f"GPU {name}", kinds[name].sources) for name in kinds_of(plan)),
         (f"cluster {inputs.cluster.name}", inputs.cluster.sources),
         (engine, inputs.engine.sources),
     ):
         for source in sources:
             yield f"{name}: {source.covers}", f"{source.document} ({source.date})"
-
-
-def _slicing(pool: Pool) -> str:
-    """Write how a replica's GPUs share the model."""
-    rest = (("PP", pool.pp), ("EP", pool.ep))
-    return f"TP{pool.tp}" + "".join(f" {name}{degree}" for name, degree in rest if degree > 1)
 
 
 def _fit_error(plan: Plan) -> str:

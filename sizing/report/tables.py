@@ -46,11 +46,12 @@ def layout_table(pools: tuple[Pool, ...], prediction: Prediction) -> Table:
         ("batch", "right"), ("KV/GPU", "right"), ("used", "right"), ("bound by", "left"),
     ):  # fmt: skip
         table.add_column(heading, justify=justify)  # type: ignore[arg-type]
+    kinds = {pool.gpu for pool in pools}
     for pool in pools:
         table.add_row(
-            pool.role,
+            f"{pool.role} on {pool.gpu}" if len(kinds) > 1 else pool.role,
             str(pool.replicas),
-            str(pool.tp),
+            sliced(pool),
             str(pool.gpus),
             f"≤ {pool.max_batch_size}",
             size(pool.kv_bytes),
@@ -58,6 +59,27 @@ def layout_table(pools: tuple[Pool, ...], prediction: Prediction) -> Table:
             prediction.bottleneck[pool.role],
         )
     return table
+
+
+def sliced(pool: Pool) -> str:
+    """Write how a replica's GPUs share the model: the TP, and what else there is."""
+    rest = (("PP", pool.pp), ("EP", pool.ep), ("DP", pool.dp))
+    return f"{pool.tp}" + "".join(f" {name}{degree}" for name, degree in rest if degree > 1)
+
+
+def kinds_of(plan: Plan) -> dict[str, int]:
+    """Count the plan's GPUs by kind."""
+    kinds: dict[str, int] = {}
+    for pool in plan.pools:
+        kinds[pool.gpu] = kinds.get(pool.gpu, 0) + pool.gpus
+    return kinds
+
+
+def free_gpus(plan: Plan) -> str:
+    """Say which GPUs of the plan's nodes it leaves free; empty if none."""
+    unit = "cores" if plan.inputs.gpu.kind == "cpu" else "GPUs"
+    stranded = plan.cost.nodes * plan.inputs.cluster.gpus_per_node - plan.cost.gpus
+    return f", {stranded} {unit} of which stay free" if stranded else ""
 
 
 def latency_table(prediction: Prediction, slo: SloSpec) -> Table:
@@ -109,11 +131,10 @@ def summary(plan: Plan) -> Text:
     """Say in a few lines what was asked, what it takes, and what stands behind it."""
     cost, load = plan.cost, plan.workload
     unit = "cores" if plan.inputs.gpu.kind == "cpu" else "GPUs"
-    stranded = cost.nodes * plan.inputs.cluster.gpus_per_node - cost.gpus
     lines = [
-        f"{plan.model.id} on {plan.inputs.gpu.name}, {load.requests_per_s:g} requests/s:"
+        f"{plan.model.id} on {' and '.join(kinds_of(plan))}, {load.requests_per_s:g} requests/s:"
         f" {cost.gpus} {unit} on {cost.nodes} node{'s' if cost.nodes > 1 else ''}"
-        + (f", {stranded} {unit} of which stay free" if stranded else ""),
+        + free_gpus(plan),
         (
             f"Headroom at the predicted step times: {plan.headroom.load_factor:.2f} times the load,"
             f" then {plan.headroom.binds}; saturates at"
@@ -155,6 +176,10 @@ def _cost_lines(cost: Running) -> Iterator[str]:
 
 def _confidence(found: Confidence) -> str:
     """Say how sure the promise is, and what other confidences take."""
+    if not found.requests:
+        return (
+            "Not simulated: the search was interrupted, closed forms alone say that the SLO holds"
+        )
     at = ", ".join(f"{gpus} GPUs at {float(name):.0%}" for name, gpus in found.gpus_at.items())
     return (
         f"Holds with {found.fraction:.0%} confidence: simulated with {found.requests:,} requests,"

@@ -120,8 +120,10 @@ def _looked(inputs: Inputs, chosen: Candidate, requests_per_s: float) -> Verdict
 def _latency(
     values: NDArray[np.float64], weights: NDArray[np.float64] | None, around: Interval | None
 ) -> Latency:
-    """Statistics of what was simulated."""
+    """Statistics of what was simulated; all zero of gaps between tokens where answers have one."""
     mass = np.ones(len(values)) if weights is None else weights
+    if not mass.sum():
+        values, mass = np.zeros(1), np.ones(1)
     order = np.argsort(values, kind="stable")
     reached = np.cumsum(mass[order]) / mass.sum()
 

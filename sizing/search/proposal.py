@@ -133,11 +133,11 @@ def _headroom(inputs: Inputs, found: Found) -> Headroom:
 
 
 def _confidence(inputs: Inputs, found: Found) -> Confidence | None:
-    """Write down what was simulated; `None` of a measured machine, where nothing was."""
-    if not found.verdicts:
+    """Write down what was simulated; `None` of a measured machine, where nothing is."""
+    if not found.verdicts and not found.interrupted:
         return None
     return Confidence(
-        fraction=inputs.scenario.search.confidence_fraction,
+        fraction=inputs.scenario.search.confidence_fraction if found.verdicts else 0.0,
         prefill_factor=found.errors.prefill,
         decode_factor=found.errors.decode,
         ttft_factor=found.errors.ttft,

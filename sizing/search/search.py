@@ -88,6 +88,7 @@ class Search:
         self.starts: Starts = starting_points(inputs, StepModels(inputs), self.errors)
         self.trials = Trials(inputs, self.errors)
         self.best: Found | None = None
+        self.sketch: Found | None = None
         self.beyond: Candidate | None = None
 
     def run(self) -> Found | Infeasible:
@@ -97,9 +98,7 @@ class Search:
         try:
             return self._answer()
         except KeyboardInterrupt:
-            if self.best is None:
-                raise
-            return replace(self.best, interrupted=True)
+            return self._so_far()
 
     def _answer(self) -> Found | Infeasible:
         """Search split pools, then mixed ones, and take what was asked for."""
@@ -117,6 +116,17 @@ class Search:
             return over_budget(best.candidate, self.inputs, needed=needed)
         self.best = replace(self.best, gpus_at=gpus_at(self.inputs, best))
         return self.best
+
+    def _so_far(self) -> Found:
+        """Return what an interrupt leaves within the budget: proven, or else by closed forms."""
+        budget = self.inputs.cluster.max_gpus
+        for found in (self.best, self.sketch):
+            if found is not None and found.candidate.gpus <= budget:
+                return replace(found, interrupted=True)
+            if found is not None:
+                near = f"nothing within {budget} GPUs so far, nearest: {found.candidate}"
+                raise KeyboardInterrupt(f"{near} ({found.candidate.gpus} GPUs)")
+        raise KeyboardInterrupt("nothing found so far")
 
     def _none(self) -> Infeasible:
         """Say why nothing holds."""
@@ -152,6 +162,7 @@ class Search:
         sized = self._sized()
         if self.inputs.calibration is not None or self.inputs.gpu.kind == "cpu":
             return self._by_forecast(sized)
+        self.sketch = self._by_forecast(sized)
         best: Found | None = None
         for start, guess in sized[:FINALISTS]:
             below = FREE if best is None else cost(self.inputs, best.candidate)
@@ -223,7 +234,7 @@ class Search:
         if not sized:
             return None
         start, sizes = sized[0]
-        chosen = start.slow.sized(*sizes)
+        chosen = self._as_predicted(start.slow).sized(*sizes)
         return Found(candidate=chosen, forecast=forecast(chosen.tandem), errors=self.errors)
 
     def _as_predicted(self, slow: Candidate) -> Candidate:

@@ -149,6 +149,12 @@ class SearchChoice:
         positive(**{f"search.prices_usd_per_gpu_hour.{gpu}": prices[gpu] for gpu in prices})
         if len(set(self.gpus)) != len(self.gpus):
             raise InputError("search.gpus", self.gpus, "each GPU named once")
+        if self.pools == "mixed" and self.local_threshold_tokens:
+            raise InputError(
+                "search.local_threshold_tokens",
+                self.local_threshold_tokens,
+                'none beside search.pools = "mixed": those compute every prompt where they decode',
+            )
 
 
 LIMITS = {

@@ -244,6 +244,16 @@ def test_aggregated_pools_are_planned_predicted_and_explained(
     assert "saturate --mixed 1xTP8" in full.err
 
 
+def test_kinds_and_slicing_of_each_pool_are_shown(sizing: Sizing) -> None:
+    """Pools on different GPUs name theirs; stages stand beside the TP."""
+    both = ("--set", 'search.gpus=["h100-sxm","h200-sxm"]', "--set", "search.layouts=any")
+    done = sizing("predict", H100, *both, "--prefill", "9xTP4xPP2", "--decode", "4xTP4@h200-sxm")
+    assert done.code == 0
+    for text in ("prefill on h100-sxm", "decode on h200-sxm", " 4 PP2 "):
+        assert text in done.out
+    assert "mixed on h100-sxm" not in sizing("predict", H100, "--mixed", "9xTP8").out
+
+
 def test_sizes_that_cannot_be_read(sizing: Sizing) -> None:
     """A size is replicas x TP."""
     done = sizing("predict", H100, "--prefill", "2x4", "--decode", "1xTP4")

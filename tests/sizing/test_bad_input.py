@@ -1,0 +1,100 @@
+"""Nonsense that nobody means, and edges that somebody does: one line, or an answer."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sizing.cli import main
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SCENARIO = "llama-3.1-8b-h100"
+DEEP = "[" * 100_000
+
+
+def sizing(*arguments: str) -> int | str | None:
+    """Run the command in this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.argv", ["sizing", *arguments])
+        patch.setenv("COLUMNS", "200")
+        with pytest.raises(SystemExit) as left:
+            main()
+    return left.value.code
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "arguments"),
+    [
+        ("deep.toml", f"a={DEEP}".encode(), ("plan", "FILE")),
+        ("nul.toml", bytes(100), ("plan", "FILE")),
+        ("utf-16.toml", "[model]\nid = 'x'".encode("utf-16"), ("plan", "FILE")),
+        ("snowman.toml", "[model]\nid = '☃'".encode(), ("plan", "FILE")),
+        ("deep.json", DEEP.encode(), ("losses", "FILE")),
+        ("deep.json", DEEP.encode(), ("explain", "FILE")),
+        ("deep.json", DEEP.encode(), ("plan", SCENARIO, "--calibration", "FILE")),
+        ("bytes.json", bytes(range(256)), ("simulate", "FILE")),
+    ],
+)
+def test_files_that_are_none(
+    name: str,
+    content: bytes,
+    arguments: tuple[str, ...],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A file that cannot be read is named in one line."""
+    path = tmp_path / name
+    path.write_bytes(content)
+    assert sizing(*(str(path) if each == "FILE" else each for each in arguments)) == 2
+    streams = capsys.readouterr()
+    assert streams.out == ""
+    assert streams.err.startswith(f"sizing: {path}")
+    assert streams.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("overrides", "code", "said"),
+    [
+        ((f"workload.input_tokens={DEEP}",), 2, "workload.input_tokens"),
+        (("workload.requests_per_s=1e30",), 2, "from 1e-06 to 1,000,000"),
+        (("workload.requests_per_s=nan",), 2, "finite"),
+        (("workload.input_tokens=1000000000000",), 2, "from 1 to 100,000,000"),
+        (("slo.percentile=p101",), 2, "one of p50, p90, p95, p99"),
+        (("search.confidence_fraction=1",), 2, "from 0.5 to 0.99"),
+        (("search.pools=mixed", "search.local_threshold_tokens=100"), 2, "none beside"),
+        (("search.layouts=[]",), 2, "search.layouts"),
+        (("workload.requests_per_s=1e5",), 3, "nearest: --mixed"),
+        (("slo.ttft_s=1e-6",), 3, "no number of h100-sxm holds the SLO"),
+        (("slo.tpot_s=0.001",), 3, "TPOT p99 of requests that meet no other is"),
+        (("cluster.max_gpus=1",), 3, "missed by: "),
+    ],
+)
+def test_numbers_that_cannot_be(
+    overrides: tuple[str, ...], code: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Slips of unit and contradictions are refused; what is too much is a no with its nearest."""
+    keys = [part for each in overrides for part in ("--set", each)]
+    assert sizing("plan", SCENARIO, *keys) == code
+    streams = capsys.readouterr()
+    assert streams.out == ""
+    assert said in streams.err
+    assert streams.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("pools", ["split", "mixed"])
+def test_answers_of_one_token(
+    pools: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No gap follows the only token; the plan is made, drawn, simulated and explained."""
+    path, page = str(tmp_path / "plan.json"), str(tmp_path / "plan.html")
+    keys = ("--set", "workload.output_tokens=1", "--set", f"search.pools={pools}")
+    assert sizing("plan", SCENARIO, *keys, "-o", path, "--html", page) == 0
+    assert sizing("explain", path) == 0
+    capsys.readouterr()
+    assert sizing("simulate", path, "--requests", "500", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert "ttft" in found["latencies"]
