@@ -288,6 +288,7 @@ def _run_facts(run: Run, verdict: Verdict) -> Iterator[tuple[str, str]]:
         ),
     )
     yield "arrivals", f"{arrivals_text(run.job)}, seed {where.seed}"
+    yield "requests", "chats" if run.job.chat else "completions of token ids"
     for problem in (client_text(verdict), stall_text(verdict)):
         name, _, text = problem.partition(": ")
         yield name, text
