@@ -19,7 +19,8 @@ def spare_replicas(inputs: Inputs, chosen: Candidate) -> dict[str, int]:
         A_pool = A^(1/pools): all pools together reach A      (docs/model.md, eq. U4)
 
     Args:
-        inputs: `search.availability_fraction`, and the cluster's failures.
+        inputs: `search.spare_replicas`, or `search.availability_fraction` and the cluster's
+            failures.
         chosen: replicas that the SLO needs; any GPU of one takes it down.
 
     Raises:
@@ -29,10 +30,10 @@ def spare_replicas(inputs: Inputs, chosen: Candidate) -> dict[str, int]:
         Requests that were on a failed replica, failures that take several replicas.
 
     """
-    target = inputs.scenario.search.availability_fraction
-    shapes = chosen.layout.shapes
+    asked, shapes = inputs.scenario.search, chosen.layout.shapes
+    target = asked.availability_fraction
     if target is None:
-        return dict.fromkeys(shapes, 0)
+        return dict.fromkeys(shapes, asked.spare_replicas)
     failures = inputs.cluster.failures
     if failures is None:
         raise InputError(

@@ -119,6 +119,7 @@ class SearchChoice:
         gpus: names of the GPUs that a pool may be made of; empty: the cluster's. With several,
             prefill may run on one kind and decode on another.
         prices_usd_per_gpu_hour: price of one GPU by name, where kinds differ.
+        spare_replicas: k of N + k: replicas of each pool beyond those that hold the SLO.
         availability_fraction: share of the time in which every pool has the replicas that hold
             the SLO: spares are added to each from the cluster's failures; absent: none.
         local_threshold_tokens: prompts up to this length are computed by their decode replica;
@@ -135,6 +136,7 @@ class SearchChoice:
     pools: str = "any"
     gpus: tuple[str, ...] = ()
     prices_usd_per_gpu_hour: dict[str, float] = field(default_factory=dict)
+    spare_replicas: int = 0
     availability_fraction: float | None = None
     local_threshold_tokens: int | None = None
 
@@ -149,6 +151,10 @@ class SearchChoice:
         positive(**{f"search.prices_usd_per_gpu_hour.{gpu}": prices[gpu] for gpu in prices})
         if len(set(self.gpus)) != len(self.gpus):
             raise InputError("search.gpus", self.gpus, "each GPU named once")
+        if self.spare_replicas and self.availability_fraction is not None:
+            raise InputError(
+                "search.spare_replicas", self.spare_replicas, "none beside availability_fraction"
+            )
         if self.pools == "mixed" and self.local_threshold_tokens:
             raise InputError(
                 "search.local_threshold_tokens",
@@ -175,6 +181,7 @@ LIMITS = {
     "slo.tpot_s": (1e-6, 3_600),
     "slo.itl_s": (1e-6, 3_600),
     "search.confidence_fraction": (MIDDLE, SUREST),
+    "search.spare_replicas": (0, 1_024),
     "search.availability_fraction": (0.5, 0.999_999),
     "search.local_threshold_tokens": (0, 100_000_000),
 }

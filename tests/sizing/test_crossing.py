@@ -18,6 +18,7 @@ from sizing.fabric.spares import availability_of
 from sizing.plan import to_json
 from sizing.search.proposal import propose
 from sizing.search.search import Found, search
+from sizing.study.loss import losses
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -47,6 +48,17 @@ def test_spare_replicas_reach_the_availability() -> None:
         assert availability_of(needed, pool.spare_replicas, ratio=ratio) >= 0.999**0.5
         assert availability_of(needed, pool.spare_replicas - 1, ratio=ratio) < 0.999**0.5
     assert spare.prediction == plain.prediction
+
+
+def test_with_a_spare_the_loss_of_a_replica_breaks_nothing() -> None:
+    """N+1 asked for by number: what is left of each pool after a loss is what the SLO needs."""
+    plain, spare = planned(), planned("search.spare_replicas=1")
+    assert [pool.replicas - 1 for pool in spare.pools] == [pool.replicas for pool in plain.pools]
+    assert spare.prediction == plain.prediction
+    assert not all(each.holds for each in losses(plain, requests=4000, seed=0))
+    assert all(each.holds for each in losses(spare, requests=4000, seed=0))
+    with pytest.raises(InputError, match="none beside availability_fraction"):
+        planned("search.spare_replicas=1", "search.availability_fraction=0.999")
 
 
 def test_an_availability_needs_failures() -> None:
