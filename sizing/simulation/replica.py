@@ -5,15 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sizing.simulation.scheduler import Scheduler
+from sizing.specs.step import HOLDS
 
 if TYPE_CHECKING:
     from sizing.simulation.ledger import Ledger
     from sizing.simulation.limits import EngineLimits
     from sizing.simulation.prefix import PrefixCache
     from sizing.simulation.step import StepTime
-
-HOLDS = 3
-"""Times that a request holds up those that decode: it is received, handed over, and joins."""
 
 
 class Replica(Scheduler):

@@ -106,6 +106,10 @@ class PathCoefficients:
         )
 
 
+HOLDS = 3
+"""Times that a request holds up those that decode: it is received, handed over, and joins."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interference:
     """
@@ -120,7 +124,8 @@ class Interference:
             token on its way to a client takes time from the cores.
         prefill_per_request_s: added to each prompt: the cores also receive, route and hand over.
         decode_fraction: added to a decode step while prefill is busy.
-        decode_per_request_s: what each request that joins the batch holds all of it up.
+        decode_per_request_s: what each request that joins the batch holds all of it up, in `HOLDS`
+            equal parts.
     """
 
     __pydantic_config__ = STRICT

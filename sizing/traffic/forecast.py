@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sizing import steptime
+from sizing.specs.step import HOLDS
 from sizing.traffic import decode, prefill
-from sizing.traffic.spread import PAIRS, STANDARD_NORMAL, WEIGHTS, Spread, spread
+from sizing.traffic.spread import PAIRS, STANDARD_NORMAL, WEIGHTS, Spread, poisson, spread
 from sizing.traffic.stage import QUANTILES
 
 if TYPE_CHECKING:
@@ -286,14 +287,17 @@ def _slowed(tandem: Tandem, coupling: Coupling, steps: Spread, stay_s: float) ->
 
 
 def _itl(tandem: Tandem, coupling: Coupling, batch: Spread) -> Spread:
-    """Every gap: a step is slowed whole or not at all (eq. T12)."""
-    steps = decode.step_spread(tandem, batch, averaged=1.0).scaled(coupling.decode_held_up)
-    fraction = tandem.step_model.interference.decode_fraction
-    busy = min(1.0, coupling.prefill_busy)
-    if not fraction or not busy:
+    """Every gap: a step is slowed whole or not at all, and held up by whole requests (eq. T12)."""
+    between = tandem.step_model.interference
+    alone = decode.step_spread(tandem, batch, averaged=1.0)
+    steps = alone.scaled(1 / (1 - tandem.local_busy_fraction))
+    busy = min(1.0, coupling.prefill_busy) if between.decode_fraction else 0.0
+    if busy:
+        slowed = steps.scaled(1 + between.decode_fraction)
+        values = np.concatenate([steps.values, slowed.values])
+        steps = spread(values, np.concatenate([WEIGHTS * (1 - busy), WEIGHTS * busy]))
+    held_s = alone.mean * (1 + busy * between.decode_fraction) * coupling.decode_held_up
+    held_s -= steps.mean
+    if not between.decode_per_request_s or held_s <= 0:
         return steps
-    slowed = steps.scaled(1 + fraction)
-    return spread(
-        np.concatenate([steps.values, slowed.values]),
-        np.concatenate([WEIGHTS * (1 - busy), WEIGHTS * busy]),
-    )
+    return steps.plus(poisson(held_s, between.decode_per_request_s / HOLDS))

@@ -75,6 +75,14 @@ def constant(value: float) -> Spread:
     return Spread(values=np.full_like(WEIGHTS, value))
 
 
+def poisson(mean: float, each: float) -> Spread:
+    """Return *each* times a Poisson number, *mean* on average."""
+    count = mean / each
+    numbers = np.arange(int(count + 10 * np.sqrt(count) + 10))
+    logs = numbers * np.log(count) - np.cumsum(np.log(np.maximum(numbers, 1)))
+    return spread(numbers * each, np.exp(logs - logs.max()))
+
+
 def normal(mean: float, deviation: float) -> Spread:
     """Return the normal distribution."""
     return Spread(values=mean + deviation * STANDARD_NORMAL)

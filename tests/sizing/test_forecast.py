@@ -18,6 +18,7 @@ from sizing.specs.workload import Lengths, WorkloadSpec
 from sizing.steptime import decode_s, prefill_s, transfer_s
 from sizing.traffic.forecast import at_rate, capacity_requests_per_s, couple, forecast
 from sizing.traffic.prefill import batch_s
+from sizing.traffic.spread import WEIGHTS, poisson
 from sizing.traffic.stage import Stage, Tandem
 
 if TYPE_CHECKING:
@@ -197,6 +198,32 @@ SYSTEMS = {
         decode=2,
     ),
 }
+
+
+def test_gaps_are_held_up_by_whole_requests() -> None:
+    """What requests cost those that decode is in every mean alike, and in few gaps whole."""
+    hold_s = 0.03
+    plain, held = (
+        forecast(tandem(6.0, interference=Interference(decode_per_request_s=each)))
+        for each in (0.0, hold_s)
+    )
+    assert plain
+    assert held
+
+    assert held.itl.mean == pytest.approx(held.tpot.mean, rel=0.02)
+    assert held.itl.mean > plain.itl.mean * 1.05
+    assert held.itl.quantile(0.2) == pytest.approx(plain.itl.quantile(0.2), rel=0.1)
+    assert held.itl.quantile(0.99) > plain.itl.quantile(0.99) + hold_s / 3
+
+
+@pytest.mark.parametrize("mean", [0.01, 0.7, 30.0])
+def test_poisson_numbers(mean: float) -> None:
+    """The mean is exact, and as many are none as Poisson has it, to a bin."""
+    found = poisson(mean * 0.5, 0.5)
+    none = WEIGHTS[found.values < 0.25].sum()
+
+    assert found.mean == pytest.approx(mean * 0.5, rel=1e-9)
+    assert none == pytest.approx(np.exp(-mean), abs=0.01)
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
