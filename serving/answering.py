@@ -25,6 +25,7 @@ from serving.ray_compat import first_token_seen, prompt_tokens
 from serving.request_class import may_be_short, must_be_local, short_enough
 from serving.requests import Refusal
 from serving.retry import RETRY_AFTER_S, Local, late_first_token
+from serving.servers import EngineFailed
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -32,10 +33,6 @@ if TYPE_CHECKING:
     from serving.order import Order
 
 AGGREGATED = Local(path="local", reason="aggregated")
-
-
-class StreamBroken(Exception):
-    """The engine failed after the first token: the answer ends here, a stream without [DONE]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +92,7 @@ class Answering:
             come, or by the whole answer.
 
         Raises:
-            StreamBroken: the engine failed after the first token.
+            EngineFailed: it did, after the first token as a rule.
         """
         start = await self._start(kind, body, order or self._order)
         if isinstance(start, Refusal):
@@ -113,14 +110,14 @@ class Answering:
                 yield came
                 return
             yield start.phases(came - started)
-            first = await answer.first_item()
-            if _error_in(first) is not None:
-                raise StreamBroken(str(first))
-            yield [first] if isinstance(first, str) else first.model_dump()
-            async for event in answer.stream:
-                if event.startswith(ERROR_EVENT):
-                    raise StreamBroken(event)
-                yield [event]
+            async for piece in _pieces(answer):
+                yield piece
+        except EngineFailed:
+            raise
+        except Exception as error:
+            # None of vLLM's may leave: who reads it would import vLLM, seconds in which the front
+            # door answers nobody, and half a gigabyte.
+            raise EngineFailed(repr(error)) from error
         finally:
             # A task of its own: this one may be cancelled, and has no time for it.
             closing = asyncio.create_task(answer.let_go())
@@ -188,6 +185,18 @@ async def _first_token(answer: Answer, limit_s: float, order: Order) -> float | 
         message = "The engine died; try again later."
         return Refusal(status=503, message=message, code="engine-died", retry_after_s=RETRY_AFTER_S)
     return failed or at
+
+
+async def _pieces(answer: Answer) -> AsyncIterator[list[str] | dict[str, Any]]:
+    """Yield events as they come, or the whole answer; an error among them ends it."""
+    first = await answer.first_item()
+    if _error_in(first) is not None:
+        raise EngineFailed(str(first))
+    yield [first] if isinstance(first, str) else first.model_dump()
+    async for event in answer.stream:
+        if event.startswith(ERROR_EVENT):
+            raise EngineFailed(event)
+        yield [event]
 
 
 def _error_in(item: Any) -> Refusal | None:  # noqa: ANN401

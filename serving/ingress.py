@@ -15,6 +15,7 @@ from ray import serve
 from serving.front import front_from
 from serving.front_app import front_app
 from serving.handled_servers import HandledServers
+from serving.serve_compat import keep_log
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -33,6 +34,7 @@ class Ingress:
         self, front: dict[str, Any], *, servers: Mapping[str, Any], prefill: Mapping[str, Any]
     ) -> None:
         """Keep what the plan says and handles of all pools: see `serving.front`."""
+        keep_log()
         self._front = front_from(front)
         limit_s = self._front.prefill_deadline_s + self._front.kv_wait_deadline_s + SLACK_S
         self._servers = HandledServers(servers, prefill, limit_s=limit_s)

@@ -7,11 +7,14 @@ Ray 2.60.0; tests/serving/test_serve_compat.py says which name is gone after an 
 
 from __future__ import annotations
 
+import logging
+from logging.handlers import MemoryHandler
 from typing import Any
 
 import ray
 from ray._private.state import available_resources_per_node
 from ray.serve._private.common import DeploymentID
+from ray.serve._private.constants import SERVE_LOGGER_NAME
 from ray.serve.context import _get_global_client
 
 
@@ -50,3 +53,16 @@ def live_replicas(handle: Any) -> int | None:  # noqa: ANN401
     if not router.running_replicas_populated() or router.request_router is None:
         return None
     return len(router.request_router.curr_replicas)
+
+
+def keep_log() -> None:
+    """
+    Keep this replica's log open, whoever configures logging from now on.
+
+    NIXL does when it is imported, vLLM too, and Python then closes all handlers there are. Serve's
+    controller asks for the name of a replica's log when it has died and come back, and stops the
+    replicas that no longer know it: all of them (ray 2.60.0, `get_component_logger_file_path`).
+    """
+    for handler in logging.getLogger(SERVE_LOGGER_NAME).handlers:
+        if isinstance(handler, MemoryHandler):
+            handler.close = handler.flush  # type: ignore[method-assign]

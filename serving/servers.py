@@ -11,6 +11,10 @@ if TYPE_CHECKING:
     from serving.requests import Refusal
 
 
+class EngineFailed(Exception):
+    """An engine broke off: of an answer that has begun nothing follows, [DONE] least of all."""
+
+
 class Servers(Protocol):
     """The pools: Ray Serve's handles, or what a test puts in their place."""
 

@@ -24,7 +24,9 @@ from serving.orphan import REPLICA
 from serving.phases import Phases, Prefilled, PrefillTiming
 from serving.ray_compat import broadcast, engine_is_dead, skip_download
 from serving.requests import Refusal
+from serving.serve_compat import keep_log
 from serving.served import CORES, planned_cores
+from serving.servers import EngineFailed
 
 if TYPE_CHECKING:
     from serving.first_token import Answer
@@ -43,6 +45,7 @@ class Planned:
 
     async def __init__(self, llm_config: Any, **kwargs: Any) -> None:  # type: ignore[misc]  # noqa: ANN401
         """Take the planned cores, then start the engine."""
+        keep_log()
         _take_planned_cores()
         _sample_without_compiling()
         os.environ[REPLICA] = str(os.getpid())
@@ -131,9 +134,17 @@ class SplitPrefillServer(Planned, PDPrefillServer):  # type: ignore[misc]
         )
 
     async def _one_token(self, kind: str, request: Any) -> Any:  # noqa: ANN401
-        """Run a request of one token; return the engine's answer, or why there is none."""
+        """
+        Run a request of one token; return the engine's answer, or why there is none.
+
+        Raises:
+            EngineFailed: as in `Answering.answer`, instead of an exception of vLLM's.
+        """
         async with aclosing(getattr(self.engine, kind)(request, None)) as answers:
-            answer = await anext(answers)
+            try:
+                answer = await anext(answers)
+            except Exception as error:
+                raise EngineFailed(repr(error)) from error
         return answer if hasattr(answer, "usage") else refusal_of(answer)
 
 

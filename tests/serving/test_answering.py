@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
+import subprocess
+import sys
 import warnings
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -12,6 +15,7 @@ import pytest
 from serving.order import Order
 from serving.phases import Phases, Prefilled
 from serving.requests import Refusal
+from serving.servers import EngineFailed
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -109,12 +113,25 @@ def test_a_stream_passes_and_says_its_way(ask: Any) -> None:  # noqa: ANN401
     assert engine.asked.kv_transfer_params == {"at": "p0"}
 
 
-def test_an_engine_that_fails_midway_is_never_done(ask: Any, module: Any) -> None:  # noqa: ANN401
+def test_an_engine_that_fails_midway_is_never_done(ask: Any) -> None:  # noqa: ANN401
     """After an error event nothing follows, [DONE] least of all."""
     (_, first, error), engine = ask(STREAM, "data: 1\n\n", FAILED, DONE)
     assert first == ["data: 1\n\n"]
-    assert isinstance(error, module.StreamBroken)
+    assert isinstance(error, EngineFailed)
     assert engine.ended
+
+
+def test_no_exception_of_the_engine_leaves(ask: Any) -> None:  # noqa: ANN401
+    """What breaks a stream can be read without vLLM, which the front door must not import."""
+    from vllm.v1.engine.exceptions import EngineDeadError  # noqa: PLC0415
+
+    (_, _, error), _ = ask(STREAM, "data: 1\n\n", EngineDeadError())
+    read = "import pickle, sys; print(pickle.load(sys.stdin.buffer), 'vllm' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", read], input=pickle.dumps(error), capture_output=True, check=True
+    )
+    assert done.stdout.split()[0].startswith(b"EngineDeadError")
+    assert done.stdout.split()[-1] == b"False"
 
 
 def test_an_engine_that_fails_at_once_is_a_refusal(ask: Any) -> None:  # noqa: ANN401

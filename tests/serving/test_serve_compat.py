@@ -2,6 +2,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 CHECK = """
 import inspect
@@ -26,3 +30,32 @@ def test_every_private_name_is_there() -> None:
         [sys.executable, "-W", "ignore", "-c", CHECK], capture_output=True, text=True, check=True
     )
     assert done.stdout.split() == ["True"] * 4
+
+
+LOG = """
+import logging, logging.config, sys
+from logging.handlers import MemoryHandler, RotatingFileHandler
+from ray.serve._private.logging_utils import SERVE_LOGGER_NAME, get_component_logger_file_path
+from types import SimpleNamespace
+import ray
+from serving.serve_compat import keep_log
+logger = logging.getLogger(SERVE_LOGGER_NAME)
+logger.addHandler(MemoryHandler(1, target=RotatingFileHandler(sys.argv[1] + "/replica.log")))
+keep_log()
+logging.config.dictConfig({"version": 1, "disable_existing_loggers": False})
+logger.error("still there")
+ray._private.worker._global_node = SimpleNamespace(get_logs_dir_path=lambda: sys.argv[1])
+print(get_component_logger_file_path())
+"""
+
+
+def test_the_log_stays_open_when_others_configure_logging(tmp_path: Path) -> None:
+    """Serve still finds a replica's log, and the replica writes to it (NIXL configures logging)."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", LOG, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == "/replica.log"
+    assert "still there" in (tmp_path / "replica.log").read_text()
