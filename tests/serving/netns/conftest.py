@@ -71,7 +71,7 @@ class Compose:
         )
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def compose(
     demo_model: Path,
     make_deployment: DeploymentMaker,

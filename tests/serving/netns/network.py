@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 NETWORK = "10.231.77"
 """Of the hosts; the bridge, and with it this process, is .254."""
 
-BURST = "64kb"
-"""Bytes that pass at once: far less than a KV cache, more than a timer tick of any rate here."""
+BURST_BYTES = 64 << 10
+"""That pass at once: far less than a KV cache, more than a timer tick of any rate here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +149,7 @@ def _add(host: Host, hosts: dict[str, Host], bridge: str) -> None:
 
 def _bucket(rate: str) -> tuple[str, ...]:
     """Return the token bucket of a rate."""
-    return ("tbf", "rate", rate, "burst", BURST, "latency", "200ms")
+    return ("tbf", "rate", rate, "burst", f"{BURST_BYTES}b", "latency", "200ms")
 
 
 def _etc(host: Host) -> Path:
