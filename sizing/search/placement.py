@@ -31,21 +31,30 @@ def place(
     free: list[list[int]] = []
     placed: dict[str, list[Placement]] = {role: [] for role, _, _ in groups}
     for role, replicas, tp in sorted(groups, key=lambda group: -group[2]):
+        at = 0
         for _ in range(replicas):
-            taken = _whole(free, tp, domain) if tp > domain else _first(free, tp, domain)
+            if tp > domain:
+                taken = _whole(free, tp, domain)
+            else:
+                at = _first(free, tp, at)
+                taken = _taken(free, tp, at, domain)
             placed[role] += _by_node(taken, cluster.gpus_per_node, first_node)
     return {role: tuple(found) for role, found in placed.items()}
 
 
-def _first(free: list[list[int]], tp: int, domain: int) -> list[int]:
-    """Take *tp* GPUs of the first domain that has them, a new one if none has."""
-    for left in free:
-        if len(left) >= tp:
-            taken, left[:] = left[:tp], left[tp:]
-            return taken
-    start = len(free) * domain
-    free.append(list(range(start + tp, start + domain)))
-    return list(range(start, start + tp))
+def _first(free: list[list[int]], tp: int, at: int) -> int:
+    """Return the first domain from *at* on with room for *tp* GPUs; beyond the last: a new one."""
+    while at < len(free) and len(free[at]) < tp:
+        at += 1
+    return at
+
+
+def _taken(free: list[list[int]], tp: int, at: int, domain: int) -> list[int]:
+    """Take *tp* GPUs of a domain."""
+    if at == len(free):
+        free.append(list(range(at * domain, (at + 1) * domain)))
+    taken, free[at] = free[at][:tp], free[at][tp:]
+    return taken
 
 
 def _whole(free: list[list[int]], tp: int, domain: int) -> list[int]:

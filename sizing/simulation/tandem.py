@@ -30,6 +30,9 @@ ARRIVAL, PULL, PULLED, STRETCH = range(4)
 SAMPLES = 400
 """Looks at queues and caches over a run."""
 
+LOOKED_AT = 400_000
+"""Replicas that all of them look at together: pools of a thousand and more are seen less often."""
+
 EVENTS_PER_REQUEST = 200
 """A run that takes more of them than this, and one for each step of its prompts, is broken off."""
 
@@ -153,7 +156,8 @@ class Tandem:
         coming = next(arriving, -1)
         coming_s = self.due_s[coming] + request_s if coming >= 0 else inf
         take = (self._land, self._pull, self._pulled)
-        every = max(1, len(self.ledger) // SAMPLES)
+        replicas = len(self.decode) + len(self.prefill)
+        every = max(1, len(self.ledger) // max(1, min(SAMPLES, LOOKED_AT // replicas)))
         for _ in range(self._events_left):
             if heap and heap[0][0] < coming_s:
                 time_s, kind, _, what, epoch = heappop(heap)
