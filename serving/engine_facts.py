@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
+from contextlib import suppress
 from typing import Any
 
+import psutil
 import ray
 
 
@@ -38,19 +39,12 @@ def engine_facts(server: Any) -> dict[str, Any]:  # noqa: ANN401
 
 def worker_cores(replica: int) -> list[list[int]]:
     """Return the cores on which each vLLM worker below the process *replica* may compute."""
-    # The kernel cuts names at 15 characters; vLLM calls its workers VLLM::Worker, VLLM::Worker_TP0
-    # and so on.
-    return [
-        sorted(os.sched_getaffinity(pid))
-        for pid in sorted(_descendants(replica))
-        if Path(f"/proc/{pid}/comm").read_text(encoding="utf-8").startswith("VLLM::Worker")
-    ]
-
-
-def _descendants(root: int) -> set[int]:
-    """Return the pids of all processes below *root*."""
-    below = set()
-    for task in Path(f"/proc/{root}/task").iterdir():
-        for child in (task / "children").read_text(encoding="utf-8").split():
-            below |= {int(child)} | _descendants(int(child))
-    return below
+    below = psutil.Process(replica).children(recursive=True)
+    found = []
+    for process in sorted(below, key=lambda each: each.pid):
+        with suppress(psutil.NoSuchProcess):  # others below come and go
+            # The kernel cuts names at 15 characters; vLLM calls its workers VLLM::Worker,
+            # VLLM::Worker_TP0 and so on.
+            if process.name().startswith("VLLM::Worker"):
+                found.append(sorted(process.cpu_affinity()))
+    return found
