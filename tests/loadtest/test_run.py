@@ -115,7 +115,7 @@ def test_planned_run_compares_with_the_prediction(
     assert again.stdout == (out / "verdict.json").read_text()
     assert not verdict_in(out)["comparison"]["held"]
     assert [pool["role"] for pool in verdict_in(out)["pools"]] == ["prefill", "decode"]
-    assert (out / "report.html").read_text().count("<svg") == 4
+    assert (out / "report.html").read_text().count("<svg") == 5
 
 
 @pytest.mark.parametrize(
