@@ -21,9 +21,11 @@ START_LIMIT_S = 180
 
 
 @contextmanager
-def bare_server(model: Path, *, dtype: str, log: Path) -> Iterator[str]:
+def bare_server(model: Path, *, dtype: str, log: Path, cores: str = "0-1") -> Iterator[str]:
     """
-    Have vLLM's own server up for the duration of the block: one request at a time, on both cores.
+    Have vLLM's own server up for the duration of the block: one request at a time, on *cores*.
+
+    On several cores its threads wait for one another at every step, long where others run too.
 
     Yields:
         Its base URL.
@@ -41,9 +43,9 @@ def bare_server(model: Path, *, dtype: str, log: Path) -> Iterator[str]:
         "port": port,
     }
     options = [part for name, value in settings.items() for part in (f"--{name}", str(value))]
-    both_cores = {
+    env = {
         **os.environ,
-        "VLLM_CPU_OMP_THREADS_BIND": "0-1",
+        "VLLM_CPU_OMP_THREADS_BIND": cores,
         "VLLM_NO_USAGE_STATS": "1",
         "TORCH_COMPILE_DISABLE": "1",
         KEEP_AFFINITY: "1",
@@ -52,7 +54,7 @@ def bare_server(model: Path, *, dtype: str, log: Path) -> Iterator[str]:
     with log.open("w") as said:
         server = subprocess.Popen(
             [*command, *options, "--enforce-eager", "--disable-log-stats"],
-            env=both_cores,
+            env=env,
             stdout=said,
             stderr=said,
         )

@@ -48,7 +48,7 @@ def lengths(count: int) -> list[int]:
 def ask_bare_server(model: Path, *, num_prompts: int, log: Path) -> Reference:
     """Start one, ask everything, stop it."""
     prompts = tuple(words(length, 1000 + length) for length in lengths(num_prompts))
-    with bare_server(model, dtype="float32", log=log) as url:
+    with bare_server(model, dtype="float32", log=log, cores="0") as url:
         answers = tuple(ask(url, prompt, MAX_TOKENS, "bare") for prompt in prompts)
         classes = {}
         for name, asked in CLASSES.items():

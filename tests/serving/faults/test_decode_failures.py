@@ -76,4 +76,5 @@ def test_the_managers_die(split: Split, victim: str) -> None:
     while not send(f"{split.base_url}/v1/completions", body_of(1100), timeout_s=10).done:
         assert time.monotonic() < deadline, "no answer any more"
         time.sleep(0.5)
+    split.wait_until_whole()
     assert {each.pid for each in split.find("prefill/engine", "decode/engine")} == engines
