@@ -44,7 +44,16 @@ MINUTES = (2, 5, 30)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """Runs of one utilisation and length: verdicts, how many held the truth, were wrong."""
+    """
+    Runs of one utilisation and length.
+
+    Attributes:
+        verdicts: asked for.
+        judged: of these, PASS or FAIL.
+        held: of these, with the truth in the interval.
+        wrong: of these, against the truth.
+        error: standard error of `coverage`; the verdicts of one run go together.
+    """
 
     utilisation: float
     minutes: float
@@ -52,6 +61,7 @@ class Cell:
     judged: int
     held: int
     wrong: int
+    error: float
 
     @property
     def coverage(self) -> float:
@@ -77,7 +87,7 @@ def ttft_s(rng: np.random.Generator, utilisation: float, duration_s: float) -> N
 
 def measure(utilisation: float, minutes: float, runs: int) -> Cell:
     """Judge *runs* runs against limits that the share `TRUTHS` of requests keeps."""
-    judged = held = wrong = 0
+    judged, held, wrong = np.zeros((3, runs), dtype=np.int64)
     for run in range(runs):
         rng = np.random.default_rng([round(100 * utilisation), round(60 * minutes), run])
         due, values = ttft_s(rng, utilisation, WARMUP_S + 60 * minutes)
@@ -86,32 +96,36 @@ def measure(utilisation: float, minutes: float, runs: int) -> Cell:
             found = judge_limit("ttft", values[start:], limit_s=limit, percentile=TARGET)
             if found.verdict == "open":
                 continue
-            judged += 1
-            held += found.attained_low <= share <= found.attained_high
-            wrong += (found.verdict == "kept") != (share > LEVELS[TARGET])
+            judged[run] += 1
+            held[run] += found.attained_low <= share <= found.attained_high
+            wrong[run] += (found.verdict == "kept") != (share > LEVELS[TARGET])
+    total = max(1, int(judged.sum()))
+    beside = held - judged * held.sum() / total
     return Cell(
         utilisation=utilisation,
         minutes=minutes,
         verdicts=runs * len(TRUTHS),
-        judged=judged,
-        held=held,
-        wrong=wrong,
+        judged=int(judged.sum()),
+        held=int(held.sum()),
+        wrong=int(wrong.sum()),
+        error=float(np.sqrt(beside @ beside)) / total,
     )
 
 
 def main(runs: int) -> None:
     """Print a row for each utilisation and length, and all together."""
     print(f"M/G/{SERVERS}, {runs} runs each, verdicts on {TARGET} at {len(TRUTHS)} limits")
-    print("load  minutes  PASS or FAIL  inconclusive  interval holds  wrong verdicts")
+    print("load  minutes  PASS or FAIL  inconclusive  interval holds (s.e.)  wrong verdicts")
     cells = []
     for utilisation in LIMITS_S:
         for minutes in MINUTES:
             cell = measure(utilisation, minutes, runs)
             cells.append(cell)
             share = cell.judged / cell.verdicts
+            holds = f"{cell.coverage:.1%} ({cell.error:.1%})" if cell.judged else "-"
             print(
                 f"{utilisation:4.0%}  {minutes:7.0f}  {share:12.1%}  {1 - share:12.1%}"
-                f"  {cell.coverage:14.1%}  {cell.wrong:7d}",
+                f"  {holds:>21}  {cell.wrong:14d}",
                 flush=True,
             )
     judged = sum(cell.judged for cell in cells)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from loadtest.confidence import samples_needed
 from loadtest.spread import LEVELS
 
 if TYPE_CHECKING:
@@ -68,6 +69,9 @@ def _open(promise: Promise, window_s: float) -> str:
     )
     if promise.num_needed is None:
         return f"{name}: {seen}; exactly on the limit: no length of run tells"
+    fewest = samples_needed(LEVELS[promise.percentile])
+    if promise.num < fewest:
+        seen += f"; fewer than {fewest} prove no {promise.percentile}"
     more = max(1, promise.num_needed - promise.num)
     minutes = window_s / 60 * more / max(1, promise.num)
     return f"{name}: {seen}; needs about {minutes:.1f} minutes more ({more} requests)"

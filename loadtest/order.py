@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from loadtest.schedule import Request
     from sizing.plan import Plan
 
-SPARE = 2.0
+SPARE = 1.2
 """More than the fewest requests that could prove the SLO kept: some will miss."""
 MAX_WORKERS = 64
 

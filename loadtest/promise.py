@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from loadtest.confidence import count_needed, percentile_interval, share_interval, weigh
+from loadtest.confidence import (
+    count_needed,
+    design_effect,
+    percentile_interval,
+    samples_needed,
+    share_interval,
+)
 from loadtest.spread import LEVELS, quantile
 from sizing.errors import InputError
 from sizing.specs.slo import SloSpec
@@ -19,6 +25,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from loadtest.samples import Sample
+
+MOST = 0.5
+"""A run too short to judge a percentile by still shows that most requests miss."""
 
 EXAMPLE = "like ttft=1,tpot=0.05,percentile=p99 (seconds)"
 
@@ -37,9 +46,10 @@ class Promise:
         attained_fraction: share of them within the limit.
         attained_low, attained_high: its 95 % interval.
         design_effect: how many of them say as much as one independent request.
-        verdict: `kept` or `missed` if the interval of the share leaves the percentile out,
-            `open` if it holds it.
-        num_needed: how many it takes until it would not, `None` where that is known already or
+        verdict: `kept` or `missed` if the interval of the share leaves the percentile out;
+            `open` if it holds it, or if they are fewer than `samples_needed` and it is not most
+            of them that missed.
+        num_needed: how many it takes until neither is so, `None` where that is known already or
             the share is the percentile itself.
     """
 
@@ -89,12 +99,12 @@ def judge_limit(
     level, count = LEVELS[percentile], len(values)
     missed = int((values > limit_s).sum())
     share = 1 - missed / count if count else 0.0
-    weight = weigh(values, limit_s)
-    attained = share_interval(share, max(1, count), weight)
+    effect = design_effect(values)
+    attained = share_interval(share, max(1, count), effect)
     high = 1.0 if attained.high is None else attained.high
-    verdict = "kept" if attained.low >= level else "missed" if high < level else "open"
+    verdict = _verdict(level, count, attained.low, high)
     measured_s = quantile(values.tolist(), level) if count else math.inf
-    around = percentile_interval(values, level) if count else None
+    around = percentile_interval(values, level, effect) if count else None
     return Promise(
         metric=metric,
         limit_s=limit_s,
@@ -107,10 +117,23 @@ def judge_limit(
         attained_fraction=share,
         attained_low=attained.low,
         attained_high=high,
-        design_effect=weight.design_effect,
+        design_effect=effect,
         verdict=verdict,
-        num_needed=count_needed(share, level, weight) if verdict == "open" else None,
+        num_needed=_needed(share, level, effect) if verdict == "open" else None,
     )
+
+
+def _verdict(level: float, count: int, low: float, high: float) -> str:
+    """Say what an interval proves about a share *level*."""
+    if count < samples_needed(level):
+        return "missed" if high < min(level, MOST) else "open"
+    return "kept" if low >= level else "missed" if high < level else "open"
+
+
+def _needed(share: float, level: float, effect: float) -> int | None:
+    """How many values it takes to judge *level*; `None`: no number does."""
+    enough = count_needed(share, level, effect)
+    return None if enough is None else max(enough, samples_needed(level))
 
 
 def _gaps(whole: Sequence[Sample | None]) -> NDArray[np.float64]:

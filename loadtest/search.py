@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 1
 STATE = "search.json"
 LONGER = 2.0
-SPARE = 2.0
+SPARE = 1.2
 """More than the fewest requests that could prove the limit kept: some will miss."""
 
 
@@ -66,8 +66,8 @@ class Search:
 
 
 def enough_requests(percentile: str) -> int:
-    """Return eight times the fewest requests that can prove a percentile kept."""
-    return 8 * samples_needed(LEVELS[percentile])
+    """Return five times the fewest requests that can prove a percentile kept."""
+    return 5 * samples_needed(LEVELS[percentile])
 
 
 def begin(

@@ -18,8 +18,8 @@ FEWEST_GROUPS = 32
 STRETCHES = 8
 """At least so many stretches of the rest show how much it varies by itself."""
 
-UNLIKE = 2.0
-"""How many times the largest deviation among later stretches a warm-up deviates at least."""
+BEGINNING = 8
+"""The first eighth of a warm-up: where it is a warm-up, it is most unlike the rest there."""
 
 
 def settled_from(values: NDArray[np.float64]) -> tuple[int, bool]:
@@ -30,8 +30,8 @@ def settled_from(values: NDArray[np.float64]) -> tuple[int, bool]:
         values: one latency of all requests in the order of their arrival; infinite ones count
             as the largest finite one.
 
-    What is no more unlike the rest than stretches of the rest are among themselves is not cut:
-    a burst is no warm-up, and a run without its bursts looks better than it is.
+    What does not begin more unlike the rest than any stretch of the rest is not cut: a burst is
+    no warm-up, and a run without its bursts looks better than it is.
 
     Returns:
         The first that counts, and whether the run settled: the best cut is not the last one tried.
@@ -59,11 +59,11 @@ def settled_from(values: NDArray[np.float64]) -> tuple[int, bool]:
 
 
 def _unlike(means: NDArray[np.float64], cut: int) -> bool:
-    """Whether the first *cut* are unlike every stretch of the rest, by far."""
+    """Whether the beginning of the first *cut* is more unlike the rest than each of its parts."""
     if not cut:
         return False
-    before, rest = means[:cut], means[cut:]
-    length = max(1, min(cut, len(rest) // STRETCHES))
+    rest = means[cut:]
+    length = max(1, min(cut // BEGINNING, len(rest) // STRETCHES))
     stretches = rest[: len(rest) // length * length].reshape(-1, length).mean(axis=1)
     largest = float(np.abs(stretches - rest.mean()).max())
-    return abs(float(before.mean() - rest.mean())) > UNLIKE * largest
+    return abs(float(means[:length].mean() - rest.mean())) > largest

@@ -120,7 +120,7 @@ def look(browser: Browser, html: str, tmp_path: Path, name: str) -> dict[str, ob
 @pytest.fixture
 def run(make_run: RunMaker, make_sample: SampleMaker) -> Run:
     """Answer 3,200 requests, one of which failed."""
-    made = [make_sample(k, k / 320, ttft_s=0.05 + k * 7919 % 3200 / 32000) for k in range(3200)]
+    made = [make_sample(k, k / 480, ttft_s=0.05 + k * 7919 % 4800 / 48000) for k in range(4800)]
     made[7] = make_sample(
         7, 7 / 320, ttft_s=None, outcome="cut", detail="<script>alert(1)</script>"
     )
@@ -137,7 +137,7 @@ def test_report(browser: Browser, run: Run, tmp_path: Path) -> None:
         phases_s={"request overhead": 0.01, "queue": 0.04, "prefill": 0.05},
     )
     replay = Replay(
-        requests=dict.fromkeys(range(3200), foretold),
+        requests=dict.fromkeys(range(4800), foretold),
         itl={"mean": 0.02, "p50": 0.02, "p90": 0.02, "p95": 0.02, "p99": 0.02},
     )
     verdict = conclude(run, TOLERANCE, require_prediction=False, replay=replay)

@@ -223,15 +223,15 @@ def cases(verdict: Verdict, *, required: bool = False) -> dict[str, str]:
 
 def test_junit(make_run: RunMaker, make_sample: SampleMaker) -> None:
     """Kept limits pass, missed ones fail, what was not proven is an error."""
-    good = [make_sample(k, k / 320) for k in range(3200)]
-    slow = [make_sample(k, k / 320, ttft_s=0.1 if k % 20 else 1.5) for k in range(3200)]
+    good = [make_sample(k, k / 480) for k in range(4800)]
+    slow = [make_sample(k, k / 480, ttft_s=0.1 if k % 20 else 1.5) for k in range(4800)]
     limit = "TTFT p99 < 1000 ms"
 
     assert set(cases(judged(make_run(good))).values()) == {"passed"}
     assert cases(judged(make_run(slow)))[limit] == "failure"
     assert cases(judged(make_run(good[:100])))[limit] == "error"
     assert cases(judged(make_run(good, cpu_fraction=0.99)))["the run is valid"] == "error"
-    other = [make_sample(k, k / 320, itl_s=0.04) for k in range(3200)]
+    other = [make_sample(k, k / 480, itl_s=0.04) for k in range(4800)]
     assert cases(judged(make_run(other)))["the prediction held"] == "skipped"
     assert cases(judged(make_run(other)), required=True)["the prediction held"] == "failure"
 

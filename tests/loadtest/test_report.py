@@ -60,7 +60,7 @@ def check(html: str) -> Checker:
 @pytest.fixture
 def samples(make_sample: SampleMaker) -> list[Sample]:
     """Answer 3,200 requests, one failed."""
-    made = [make_sample(k, k / 320, ttft_s=0.05 + k * 7919 % 3200 / 32000) for k in range(3200)]
+    made = [make_sample(k, k / 480, ttft_s=0.05 + k * 7919 % 4800 / 48000) for k in range(4800)]
     failed = replace(made[7], outcome="cut", chunk_s=(), detail="<script>")
     return [*made[:7], failed, *made[8:]]
 

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def good(make_sample: SampleMaker) -> list[Sample]:
-    """Answer 3,200 requests over the window as the plan predicts."""
-    return [make_sample(k, k / 320) for k in range(3200)]
+    """Answer 4,800 requests over the window as the plan predicts."""
+    return [make_sample(k, k / 480) for k in range(4800)]
 
 
 def judged(make_run: RunMaker, samples: list[Sample], **client: object) -> Verdict:
@@ -37,7 +37,7 @@ def test_slo_met(make_run: RunMaker, good: list[Sample]) -> None:
     assert verdict.comparison.held
     assert verdict.latency["ttft"]
     assert verdict.latency["ttft"].mean_s == pytest.approx(0.05)
-    assert verdict.throughput.good_requests_per_s == pytest.approx(320.0)
+    assert verdict.throughput.good_requests_per_s == pytest.approx(480.0)
     assert verdict.throughput.good_fraction == 1.0
 
 
@@ -49,14 +49,14 @@ def test_failures_are_misses_and_no_latencies(make_run: RunMaker, good: list[Sam
     verdict = judged(make_run, failed + left)
 
     assert (verdict.verdict, verdict.exit) == ("missed", Exit.NEGATIVE)
-    assert "80 of 3200" in verdict.reasons[0]
-    assert verdict.outcomes == {"timeout": 80, "ok": 3120}
+    assert "120 of 4800" in verdict.reasons[0]
+    assert verdict.outcomes == {"timeout": 120, "ok": 4680}
     assert verdict.latency["ttft"]
     assert clean.latency["ttft"]
     assert verdict.latency["ttft"].max_s == pytest.approx(clean.latency["ttft"].max_s)
 
 
-@pytest.mark.parametrize(("sent", "verdict"), [(3190, "inconclusive"), (3100, "invalid")])
+@pytest.mark.parametrize(("sent", "verdict"), [(4785, "inconclusive"), (4650, "invalid")])
 def test_requests_never_sent_are_misses(
     make_run: RunMaker, good: list[Sample], sent: int, verdict: str
 ) -> None:
@@ -64,19 +64,19 @@ def test_requests_never_sent_are_misses(
     run = make_run(good)
     found = conclude(replace(run, samples=run.samples[:sent]), TOLERANCE, require_prediction=False)
 
-    assert found.outcomes["not_sent"] == 3200 - sent
-    assert found.promises[0].num_missed == 3200 - sent
+    assert found.outcomes["not_sent"] == 4800 - sent
+    assert found.promises[0].num_missed == 4800 - sent
     assert found.verdict == verdict
 
 
 def test_slow_answers_miss(make_run: RunMaker, make_sample: SampleMaker) -> None:
     """A percentile above its limit: exit 3, with value, limit and how many missed."""
-    slow = [make_sample(k, k / 320, ttft_s=0.1 if k % 40 else 1.2) for k in range(3200)]
+    slow = [make_sample(k, k / 480, ttft_s=0.1 if k % 40 else 1.2) for k in range(4800)]
     verdict = judged(make_run, slow)
 
     assert verdict.exit == Exit.NEGATIVE
     assert verdict.reasons == (
-        "TTFT p99 is 1200.0 ms, more than the 1000 ms promised (80 of 3200 missed)",
+        "TTFT p99 is 1200.0 ms, more than the 1000 ms promised (120 of 4800 missed)",
     )
 
 
@@ -135,7 +135,7 @@ def test_a_warm_prefix_cache_proves_nothing(make_run: RunMaker, good: list[Sampl
 def test_what_settles_late_is_cut(make_run: RunMaker, make_sample: SampleMaker) -> None:
     """Latencies that fall from a cold start are warm-up, whatever the window said."""
     cold = [
-        make_sample(k, k / 320, ttft_s=2.0 if k < 400 else 0.05 + k % 7 / 1000) for k in range(3200)
+        make_sample(k, k / 480, ttft_s=2.0 if k < 600 else 0.05 + k % 7 / 1000) for k in range(4800)
     ]
     verdict = judged(make_run, cold)
 
@@ -146,7 +146,7 @@ def test_what_settles_late_is_cut(make_run: RunMaker, make_sample: SampleMaker) 
 
 def test_an_overloaded_target_misses(make_run: RunMaker, make_sample: SampleMaker) -> None:
     """Latencies that rise to the end of the run are no warm-up: more comes than is answered."""
-    rising = [make_sample(k, k / 320, ttft_s=0.1 + k / 2000) for k in range(3200)]
+    rising = [make_sample(k, k / 480, ttft_s=0.1 + k / 2000) for k in range(4800)]
     verdict = judged(make_run, rising)
 
     assert not verdict.window.settled
@@ -181,7 +181,7 @@ def test_interrupted(make_run: RunMaker, good: list[Sample]) -> None:
 
 def test_prediction_missed(make_run: RunMaker, make_sample: SampleMaker) -> None:
     """A missed prediction is a field of the verdict, and exit 3 only where it is required."""
-    other = make_run([make_sample(k, k / 320, itl_s=0.04) for k in range(3200)])
+    other = make_run([make_sample(k, k / 480, itl_s=0.04) for k in range(4800)])
     told = conclude(other, TOLERANCE, require_prediction=False)
     required = conclude(other, TOLERANCE, require_prediction=True)
     wide = conclude(other, {"tpot": 0.6}, require_prediction=True)
