@@ -86,9 +86,12 @@ def answered(inputs: Inputs, label: str, *, keep_refusals: bool = False) -> Answ
 
     Raises:
         InputError: a scenario that cannot be planned.
+        KeyboardInterrupt: stopped before anything was proven.
     """
     try:
         found = search(inputs)
+        if not isinstance(found, Infeasible) and found.interrupted and not found.verdicts:
+            raise KeyboardInterrupt("nothing proven so far")
         if isinstance(found, Infeasible):
             return Answer(label=label, infeasible=found)
         return Answer(label=label, plan=propose(inputs, found))

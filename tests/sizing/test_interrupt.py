@@ -21,10 +21,10 @@ def interrupted(*_: object) -> NoReturn:
     raise KeyboardInterrupt
 
 
-def stopped_at(function: str, *arguments: str) -> int | str | None:
+def stopped_at(function: str, *arguments: str, command: str = "plan") -> int | str | None:
     """Plan until the search calls *function*; return the exit code."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sys.argv", ["sizing", "plan", SCENARIO, *arguments])
+        patch.setattr("sys.argv", ["sizing", command, SCENARIO, *arguments])
         patch.setattr(f"{SEARCH}.{function}", interrupted)
         with pytest.raises(SystemExit) as left:
             main()
@@ -61,6 +61,23 @@ def test_after_a_proof_the_plan_is_proven(
     assert sure is not None
     assert sure.interrupted
     assert (sure.fraction, sure.seeds) == (0.9, 2)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("sweep", "--key", "slo.ttft_s=1"),
+        ("compare", "--gpu", "h100-sxm,h200-sxm"),
+        ("sensitivity",),
+    ],
+)
+def test_studies_keep_only_what_is_proven(
+    arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A point that was stopped before its proof is no point."""
+    command, *options = arguments
+    assert stopped_at("settle_split", *options, command=command) == 130
+    assert capsys.readouterr().out == ""
 
 
 @pytest.mark.parametrize(
