@@ -138,13 +138,13 @@ def test_bad_answers(
     says: str,
 ) -> None:
     """Every way a server can answer badly has its exit code and its name; samples are kept."""
-    slo = ("--slo", "ttft=30,tpot=5,percentile=p99")
-    done = run(start_server(**FAST, **behaviour), tmp_path, "--requests", "40", *slo)
+    load = ("--slo", "ttft=30,tpot=5,percentile=p90", "--requests", "400")
+    done = run(start_server(**FAST, **behaviour), tmp_path, *load, rate=100)
 
     assert done.returncode == code, done.stderr
     assert says in done.stdout
     assert "Traceback" not in done.stderr
-    assert len(read_samples(tmp_path / "samples.jsonl")) >= 40
+    assert len(read_samples(tmp_path / "samples.jsonl")) >= 400
     assert verdict_in(tmp_path)["exit_code"] == code
 
 
