@@ -18,6 +18,7 @@ from sizing.search.trial import PROVING_REQUESTS, Trials, limits_of
 if TYPE_CHECKING:
     from sizing.plan import Inputs
     from sizing.search.answer import Found
+    from sizing.search.work import Work
 
 SHARES = (0.9, 0.75, 0.5)
 """Shares of the prompts that a threshold tried keeps from the prefill pool."""
@@ -26,7 +27,7 @@ SOONER = 0.95
 """Share of the tightest limit's use that makes a threshold worth it where it saves no GPU."""
 
 
-def conditional(inputs: Inputs, plain: Found) -> Found:
+def conditional(inputs: Inputs, plain: Found, work: Work) -> Found:
     """
     Return the split configuration *plain* with a threshold where that is better, else as it is.
 
@@ -52,17 +53,19 @@ def conditional(inputs: Inputs, plain: Found) -> Found:
     ]
     best = plain
     for each in given:
-        best = _cheaper(each, best, plain) or best
+        best = _cheaper(each, best, plain, work) or best
     if best is plain:
         best = min(
-            (_sooner(each, plain) for each in given), key=lambda pair: pair[0], default=(1.0, plain)
+            (_sooner(each, plain, work) for each in given),
+            key=lambda pair: pair[0],
+            default=(1.0, plain),
         )[1]
     return best
 
 
-def _cheaper(inputs: Inputs, best: Found, plain: Found) -> Found | None:
+def _cheaper(inputs: Inputs, best: Found, plain: Found, work: Work) -> Found | None:
     """Settle sizes with a threshold; `None` unless they cost less than *best*."""
-    start, trials = _start(inputs, plain), Trials(inputs, plain.errors)
+    start, trials = _start(inputs, plain), Trials(inputs, plain.errors, work=work)
     lowest = fewest_by_utilisation(start.off_by(plain.errors), inputs)
     below = cost(inputs, best.candidate)
     one = Settling(
@@ -82,10 +85,10 @@ def _cheaper(inputs: Inputs, best: Found, plain: Found) -> Found | None:
     return replace(best, candidate=proof[0], verdicts=proof[1], forecast=None)
 
 
-def _sooner(inputs: Inputs, plain: Found) -> tuple[float, Found]:
+def _sooner(inputs: Inputs, plain: Found, work: Work) -> tuple[float, Found]:
     """Return what a threshold leaves of the TTFT and what does it: 1 and *plain* if too much."""
     chosen = _start(inputs, plain).sized(*plain.candidate.sizes)
-    trials = Trials(inputs, plain.errors)
+    trials = Trials(inputs, plain.errors, work=work)
     verdicts = tuple(trials.verdict(chosen, seed=seed) for seed in SEEDS)
     if not all(each.holds for each in verdicts):
         return 1.0, plain

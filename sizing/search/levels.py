@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from sizing.search.answer import Found
     from sizing.search.candidate import Candidate
     from sizing.search.evidence import StepErrors
+    from sizing.search.work import Work
 
 LEVELS = (0.5, 0.8, 0.95)
 """Confidences whose GPUs stand beside the plan's."""
@@ -28,11 +29,12 @@ GROWTH = 1.5
 """Power of the step times with which a pool grows: it serves less, and may queue for less."""
 
 
-def gpus_at(inputs: Inputs, best: Found) -> dict[float, int]:
+def gpus_at(inputs: Inputs, best: Found, work: Work) -> dict[float, int]:
     """
     Return the GPUs that the plan's layout needs by confidence, one short run a size.
 
-    Empty of a measured machine, where nothing is simulated.
+    Empty of a measured machine, where nothing is simulated; without those that the search has no
+    work left for.
     """
     if not best.verdicts:
         return {}
@@ -43,15 +45,19 @@ def gpus_at(inputs: Inputs, best: Found) -> dict[float, int]:
         if share not in found:
             if share > asked and max(found) == asked:
                 before = best.candidate
-            before = _at(inputs, best, step_errors(inputs, share), before)
+            trials = Trials(inputs, step_errors(inputs, share), patient=False, work=work)
+            settled = _at(inputs, best, trials, before)
+            if trials.exhausted:
+                break
+            before = settled
             # What chance did in a short run must not turn the order around.
             found[share] = (min if share < asked else max)(before.gpus, gpus)
     return dict(sorted(found.items()))
 
 
-def _at(inputs: Inputs, best: Found, errors: StepErrors, floor: Candidate | None) -> Candidate:
+def _at(inputs: Inputs, best: Found, trials: Trials, floor: Candidate | None) -> Candidate:
     """Settle the plan's layout again with other step times, from the sizes of *floor* on."""
-    chosen = best.candidate
+    chosen, errors = best.candidate, trials.errors
     split = chosen.layout.prefill is not None
     start = chosen.sized(1 if split else 0, 1)
     slow = start.off_by(errors)
@@ -60,7 +66,7 @@ def _at(inputs: Inputs, best: Found, errors: StepErrors, floor: Candidate | None
         lowest = (max(lowest[0], floor.sizes[0]), max(lowest[1], floor.sizes[1]))
     one = Settling(
         inputs=inputs,
-        trials=Trials(inputs, errors, patient=False),
+        trials=trials,
         start=start,
         lowest=lowest,
         below=float("inf"),

@@ -34,6 +34,7 @@ from sizing.search.spares import spare_replicas
 from sizing.search.starts import Starts, starting_points
 from sizing.search.step_models import StepModels
 from sizing.search.trial import Trials
+from sizing.search.work import Work
 from sizing.traffic.forecast import forecast
 
 if TYPE_CHECKING:
@@ -86,7 +87,8 @@ class Search:
         self.inputs = inputs
         self.errors = step_errors(inputs, inputs.scenario.search.confidence_fraction)
         self.starts: Starts = starting_points(inputs, StepModels(inputs), self.errors)
-        self.trials = Trials(inputs, self.errors)
+        self.work = Work()
+        self.trials = Trials(inputs, self.errors, work=self.work)
         self.best: Found | None = None
         self.sketch: Found | None = None
         self.beyond: Candidate | None = None
@@ -114,7 +116,7 @@ class Search:
         needed = best.candidate.gpus + sum(n * shapes[role].gpus for role, n in spares.items())
         if needed > self.inputs.cluster.max_gpus:
             return over_budget(best.candidate, self.inputs, needed=needed)
-        self.best = replace(self.best, gpus_at=gpus_at(self.inputs, best))
+        self.best = replace(self.best, gpus_at=gpus_at(self.inputs, best, self.work))
         return self.best
 
     def _so_far(self) -> Found:
@@ -184,7 +186,7 @@ class Search:
             found = None if settled is None else self._confirmed(settled, below)
             if found is not None:
                 best = self.best = found
-        return None if best is None else conditional(self.inputs, best)
+        return None if best is None else conditional(self.inputs, best, self.work)
 
     @property
     def _most_gpus(self) -> int:
@@ -267,7 +269,7 @@ class Search:
         A look tells which layout; where it may be cheaper than the split pools it has to prove it.
         """
         below = FREE if split is None else 2 * cost(self.inputs, split.candidate)
-        looks = Trials(self.inputs, self.errors, patient=False)
+        looks = Trials(self.inputs, self.errors, patient=False, work=self.work)
         seen = self._mixed_below(below, looks)
         if seen is None or 2 * cost(self.inputs, seen.candidate) * (1 - FINE) >= below:
             return seen

@@ -11,6 +11,7 @@ from sizing.errors import NegativeAnswer
 from sizing.search.answer import Verdict
 from sizing.search.deployment import deployment
 from sizing.search.slo import Check, checks, meets, under_load
+from sizing.search.work import Work
 from sizing.simulation.outcome import simulate
 from sizing.simulation.planned import deployed_system
 from sizing.simulation.statistics import QUANTILES, quantile, surely_below
@@ -49,21 +50,34 @@ SHORT_STAYS = 2
 LONG_QUEUES = 0.9
 """Utilisation of a prefill pool from which on closed forms have to agree."""
 
-BUDGET = 4_000_000
-"""Requests that all runs of a search may have: a bound counted in work, not in time."""
-
 
 class Trials:
     """Simulations of one scenario with steps that take *errors* times as long."""
 
-    def __init__(self, inputs: Inputs, errors: StepErrors, *, patient: bool = True) -> None:
-        """Start without any run; without patience the first look's own percentile decides."""
+    def __init__(
+        self,
+        inputs: Inputs,
+        errors: StepErrors,
+        *,
+        patient: bool = True,
+        work: Work | None = None,
+    ) -> None:
+        """
+        Start without any run.
+
+        Args:
+            inputs: what every candidate shares.
+            errors: of step times.
+            patient: else the first look's own percentile decides.
+            work: what is left of the search's; one of its own if `None`.
+        """
         self._inputs = inputs
+        self._work = Work() if work is None else work
         self.patient = patient
+        self.exhausted = False
         self.errors = errors
         self._arrivals: dict[tuple[int, int], Arrivals] = {}
         self._known: dict[tuple[str, int, int], Verdict] = {}
-        self.spent = 0
 
     def verdict(self, candidate: Candidate, *, seed: int = 0) -> Verdict:
         """
@@ -86,9 +100,9 @@ class Trials:
         count = self.length(slow)
         if seed and self.patient:
             count = max(count, PROVING_REQUESTS)
-        if self.spent + count > BUDGET:
+        if not self._work.take(count, sum(candidate.replicas.values())):
+            self.exhausted = True
             return verdict
-        self.spent += count
         try:
             outcome = self.outcome(slow, requests=count, seed=seed)
         except NegativeAnswer:  # requests that preempt one another without end

@@ -20,6 +20,7 @@ from sizing.search.proposal import propose
 from sizing.search.search import search
 from sizing.search.step_models import StepModels
 from sizing.search.trial import Trials
+from sizing.search.work import Work
 from sizing.simulation.planned import simulate_plan
 from sizing.sources import Source, drawn
 from sizing.specs.scenario import ClusterChoice, ModelChoice, ScenarioSpec, SearchChoice
@@ -96,8 +97,8 @@ def test_prompts_that_are_all_alike_go_one_way(monkeypatch: pytest.MonkeyPatch) 
     assert isinstance(found, Found)
     assert found.candidate.tandem.local_threshold_tokens == 0
     monkeypatch.setattr(Trials, "verdict", None)
-    assert conditional(alike, found) is found
-    assert conditional(inputs(0), found) is found
+    assert conditional(alike, found, Work()) is found
+    assert conditional(inputs(0), found, Work()) is found
 
 
 @pytest.mark.parametrize("threshold", [500, 1000, 3000])
