@@ -33,7 +33,6 @@ ROLES = (
         f"{role}{part}" for role in ("prefill", "decode") for part in ("", "/engine", "/worker")
     ),
     "ingress",
-    "proxy",
     "controller",
     *RAY,
 )
@@ -60,7 +59,9 @@ def test_rounds_of_kills_under_load(split: Split, capsys: pytest.CaptureFixture[
     Replicas are killed for 20 rounds under load: prefill in turn, at first decode too.
 
     Expected: every request gets an answer or an error, none later than its deadlines; afterwards
-    nobody holds KV cache, and no process has grown by more than 5 % since round 5.
+    nobody holds KV cache, and no process that serves has grown by more than 5 % since round 5.
+    Ray's own, of 10 to 80 MB, are printed only: they keep a history of who died, and raylets of
+    15 MB gain 3 without any load.
     """
     split.wait_until_whole()
     early: dict[str, float] = {}
@@ -84,7 +85,7 @@ def test_rounds_of_kills_under_load(split: Split, capsys: pytest.CaptureFixture[
     assert not lost, lost[:3]
     assert max(_overrun_s(reply) for reply in replies) < SLACK_S
     assert sum(r.done for r in replies) > len(replies) / 2
-    grown = {role: late[role] / size - 1 for role, size in early.items()}
+    grown = {role: late[role] / size - 1 for role, size in early.items() if role not in RAY}
     assert {role: share for role, share in grown.items() if share > GROWTH} == {}
 
 
