@@ -22,6 +22,9 @@ MAX_TOKENS = 24
 TOLERANCE = 1e-3
 """Of a log-probability: float32 sums in another order differ by far less."""
 
+REFUSED = {"tools"}
+"""Classes of request that want settings of vLLM's that nobody made: a parser for the model."""
+
 SPOILED = (2, 33, 64, 200, 768, 2024)
 """Prompt lengths: each with a block that decode does not compute itself."""
 
@@ -73,13 +76,13 @@ def test_every_class_of_request_equals_a_single_engine(
     """
     Failure 9: several answers, formats, seeds, tools: as from a bare server, by its own way.
 
-    What vLLM refuses without settings of its own (tools want a parser for the model), we refuse.
+    What vLLM refuses without settings of its own, we refuse.
     """
     asked = CLASSES[name]
     reply = send(f"{split.base_url}/v1/{asked.kind}", {"model": "demo", **asked.body})
     right = reference.classes[name]
     if "error" in right:
-        assert (name, reply.status) == ("tools", 400), right
+        assert (name in REFUSED, reply.status) == (True, 400), right
         return
     assert reply.status == 200, reply.body
     assert other(right, reply.body, TOLERANCE) is None
@@ -87,7 +90,9 @@ def test_every_class_of_request_equals_a_single_engine(
 
 
 @pytest.mark.campaign
-@pytest.mark.parametrize("name", [name for name in CLASSES if CLASSES[name].path == "remote"])
+@pytest.mark.parametrize(
+    "name", [name for name in CLASSES if CLASSES[name].path == "remote" and name not in REFUSED]
+)
 def test_remote_equals_local(split: Split, name: str) -> None:
     """What decode answers with a fetched KV cache it answers with one that it computed itself."""
     asked = CLASSES[name]
