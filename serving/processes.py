@@ -29,6 +29,9 @@ def environment(cluster_id: str) -> dict[str, str]:
         "RAY_worker_niceness": "0",
         # Ray would ask for a token, and not everywhere, if somebody once made one on this machine.
         "RAY_AUTH_MODE": "disabled",
+        # Ray would report every call between processes to its head, which keeps 100,000 of them:
+        # tens of MB, and work per request, for `ray list tasks`.
+        "RAY_task_events_report_interval_ms": "0",
     }
 
 
