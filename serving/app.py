@@ -44,8 +44,8 @@ def from_plan(args: dict[str, str]) -> Any:  # noqa: ANN401
     )
 
 
-def build_app(served: ServedApp) -> Any:  # noqa: ANN401
-    """Return the application that `serve.run` deploys."""
+def build_app(served: ServedApp, address: tuple[str, int] | None = None) -> Any:  # noqa: ANN401
+    """Return the application that `serve.run` deploys; see `serving.ingress` for *address*."""
     front = to_plain(served.front)
     prefill = {pool.domain: _bound(pool, SplitPrefillServer) for pool in served.of("prefill")}
     servers = {pool.domain: _bound(pool, MixedServer, front=front) for pool in served.of("mixed")}
@@ -65,12 +65,12 @@ def build_app(served: ServedApp) -> Any:  # noqa: ANN401
         max_ongoing_requests=INGRESS_REQUESTS,
         ray_actor_options={
             "num_cpus": 0,
-            # Beside the proxy, and where `serving scale` never stops a raylet.
+            # Where its address is, and where `serving scale` never stops a raylet.
             "resources": {"node:__internal_head__": 0.001},
             "runtime_env": {"env_vars": _handed_on()},
         },
     )
-    return ingress.bind(front, servers=servers, prefill=prefill)
+    return ingress.bind(front, servers=servers, prefill=prefill, address=address)
 
 
 def _handed_on() -> dict[str, str]:

@@ -145,14 +145,11 @@ def _serve(
             each.addFilter(lambda record: record.levelno > logging.INFO)
     quiet = LoggingConfig(enable_access_log=False, log_level="WARNING")
     with connected(state.address):
-        serve.start(
-            http_options={"host": site.host, "port": site.port, "location": "HeadOnly"},
-            logging_config=quiet,
-        )
+        serve.start(proxy_location="Disabled", logging_config=quiet)
         serve.run_many(
             [
                 serve.RunTarget(
-                    build_app(served),
+                    build_app(served, (site.host, site.port)),
                     name=APP,
                     logging_config=quiet,
                     external_scaler_enabled=True,  # `serving scale`

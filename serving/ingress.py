@@ -7,6 +7,7 @@ errors in 500s and lets clients forge KV transfers; see docs/adr/0102.
 
 from __future__ import annotations
 
+import asyncio
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from ray import serve
 from serving.front import front_from
 from serving.front_app import front_app
 from serving.handled_servers import HandledServers
+from serving.listener import Listener
 from serving.serve_compat import keep_log
 
 if TYPE_CHECKING:
@@ -31,14 +33,28 @@ class Ingress:
     """Checks requests, sends them to decode, and says in `Server-Timing` where the time went."""
 
     def __init__(
-        self, front: dict[str, Any], *, servers: Mapping[str, Any], prefill: Mapping[str, Any]
+        self,
+        front: dict[str, Any],
+        *,
+        servers: Mapping[str, Any],
+        prefill: Mapping[str, Any],
+        address: tuple[str, int] | None = None,
     ) -> None:
-        """Keep what the plan says and handles of all pools: see `serving.front`."""
+        """
+        Keep what the plan says and handles of all pools: see `serving.front`.
+
+        With an *address* it listens there itself; else Ray Serve's proxy brings requests.
+        """
         keep_log()
         self._front = front_from(front)
         limit_s = self._front.prefill_deadline_s + self._front.kv_wait_deadline_s + SLACK_S
         self._servers = HandledServers(servers, prefill, limit_s=limit_s)
+        self._address = address
+        self._listening: asyncio.Task[None] | None = None
 
     async def __serve_build_asgi_app__(self) -> Starlette:
         """Return the application; Ray calls this once, in the replica."""
-        return front_app(self._front, self._servers, os.environ)
+        app = front_app(self._front, self._servers, os.environ)
+        if self._address is not None:
+            self._listening = asyncio.create_task(Listener(app, *self._address).serve())
+        return app

@@ -54,7 +54,7 @@ def _remove_application(address: str) -> None:
                 raise TargetFailed(f"{APP} is still {left[APP].status}; the state is kept")
             time.sleep(0.5)
         if not left:
-            serve.shutdown()  # its proxy would keep the port
+            serve.shutdown()
 
 
 @contextmanager

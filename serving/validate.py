@@ -27,7 +27,7 @@ REPLICA_BYTES = 2.2e9
 """Resident memory of one replica's processes without weights and KV (measured: 0.7 + 0.6 + 0.9)."""
 
 SYSTEM_BYTES = 1.5e9
-"""Ray, proxy and endpoint."""
+"""Ray and the front door."""
 
 LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
 

@@ -14,7 +14,6 @@ TITLES = {
     "prefill": "ray::ServeReplica:minicluster:Prefill",
     "decode": "ray::ServeReplica:minicluster:Decode",
     "ingress": "ray::ServeReplica:minicluster:Ingress",
-    "proxy": "ray::ProxyActor",
     "controller": "ray::ServeController",
 }
 """How the titles of processes begin that Ray Serve starts."""

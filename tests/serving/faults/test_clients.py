@@ -160,7 +160,7 @@ def test_clients_that_read_slowly(split: Split) -> None:
 
     Expected: memory stays within 10 %, others get their tokens as before, and as `harmless`.
     """
-    roles = ("ingress", "proxy", "decode")
+    roles = ("ingress", "decode")
     others = [send(f"{split.base_url}/v1/completions", body_of(900 + n)) for n in range(5)]
     before = {each.role: each.resident_bytes for each in split.find(*roles)}
     clients = [_open(split, body_of(910 + n, max_tokens=60)) for n in range(50)]

@@ -62,10 +62,10 @@ def test_decode_dies_midway(split: Split, victim: str) -> None:
 
 
 @pytest.mark.campaign
-@pytest.mark.parametrize("victim", ["controller", "proxy", "ingress"])
+@pytest.mark.parametrize("victim", ["controller", "ingress"])
 def test_the_managers_die(split: Split, victim: str) -> None:
     """
-    Failure 13: Ray Serve's controller or proxy, or our front door, is killed.
+    Failure 13: Ray Serve's controller, or our front door, is killed.
 
     Expected: at most the requests under way break; new ones are answered again, without anybody's
     doing; the engines are not touched.
