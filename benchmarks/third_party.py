@@ -6,10 +6,12 @@ Our TTFT and TPOT beside those of `vllm bench serve`, AIPerf and the OpenAI clie
         --tokenizer .minicluster/models/demo --vocab-size 4480 --rate 3
 
 Each client loads the same endpoint in turn with constant gaps between requests, so that they all
-make the same load. Definitions are aligned: TTFT from the send to the first chunk with content
-(ours from the scheduled arrival is what the SLO is judged on, and longer by our own lag); TPOT
-(last - first chunk) / (tokens - 1). AIPerf is not part of our stack: `--aiperf PATH` says where
-its command is (`pip install aiperf==0.13.0` into an environment of its own).
+make the same load; ours first and last in turn, `--rounds` times, for machines drift: all rounds
+are compared together, and how far ours alone were apart is printed beside. Definitions are
+aligned: TTFT from the send to the first chunk with content (ours from the scheduled arrival is
+what the SLO is judged on, and longer by our own lag); TPOT (last - first chunk) / (tokens - 1).
+AIPerf is not part of our stack: `--aiperf PATH` says where its command is
+(`pip install aiperf==0.13.0` into an environment of its own).
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ from sizing.specs.slo import SloSpec
 from sizing.specs.workload import Lengths, WorkloadSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 BENCH = Path(__file__).parent / "clients" / "vllm_bench_serve.py"
 MAX_FRACTION, MAX_S = 0.05, 0.005
@@ -67,34 +69,38 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Figures:
-    """Seconds, over all requests of one client."""
+class Measured:
+    """Seconds of each request that one client had answered."""
 
     client: str
-    requests: int
-    ttft_mean_s: float
-    ttft_p50_s: float
-    ttft_p99_s: float
-    tpot_mean_s: float
-    tpot_p50_s: float
-    tpot_p99_s: float
+    ttft_s: tuple[float, ...]
+    tpot_s: tuple[float, ...]
+
+    def statistic(self, metric: str, name: str) -> float:
+        """Return `mean`, `p50` or `p99` of `ttft` or `tpot`."""
+        values = self.ttft_s if metric == "ttft" else self.tpot_s
+        return statistics.fmean(values) if name == "mean" else _quantile(values, name)
 
 
-def figures(client: str, ttft: Sequence[float], tpot: Sequence[float]) -> Figures:
-    """Sum up what one client measured."""
-    return Figures(
-        client=client,
-        requests=len(ttft),
-        ttft_mean_s=statistics.fmean(ttft),
-        ttft_p50_s=float(np.quantile(ttft, 0.5)),
-        ttft_p99_s=float(np.quantile(ttft, 0.99)),
-        tpot_mean_s=statistics.fmean(tpot),
-        tpot_p50_s=float(np.quantile(tpot, 0.5)),
-        tpot_p99_s=float(np.quantile(tpot, 0.99)),
+def _quantile(values: Sequence[float], name: str) -> float:
+    return float(np.quantile(values, float(name.removeprefix("p")) / 100))
+
+
+def measured(client: str, ttft: Iterable[float], tpot: Iterable[float]) -> Measured:
+    """Keep what one client measured."""
+    return Measured(client=client, ttft_s=tuple(ttft), tpot_s=tuple(tpot))
+
+
+def pooled(rounds: Sequence[Measured]) -> Measured:
+    """Put the rounds of one client together."""
+    return measured(
+        rounds[0].client,
+        (value for each in rounds for value in each.ttft_s),
+        (value for each in rounds for value in each.tpot_s),
     )
 
 
-def ours(load: Load) -> Figures:
+def ours(load: Load) -> Measured:
     """Load the endpoint with our client; TTFT from the send, as the others have it."""
     workload = WorkloadSpec(
         requests_per_s=load.rate,
@@ -113,12 +119,12 @@ def ours(load: Load) -> Figures:
     prepare(folder, job, job.requests(), None)
     drive(folder, lambda _: None)
     answered = [s for s in read_run(folder).measured if s.ok]
-    return figures(
+    return measured(
         "loadtest", [s.ttft_send_s for s in answered], [s.tpot_s or 0.0 for s in answered]
     )
 
 
-def vllm_bench(load: Load) -> Figures:
+def vllm_bench(load: Load) -> Measured:
     """Run `vllm bench serve`; a gamma process without variation has constant gaps."""
     result = load.folder / "vllm.json"
     run(
@@ -134,10 +140,10 @@ def vllm_bench(load: Load) -> Figures:
     )
     seen = json.loads(result.read_text())
     tpot = [sum(gaps) / (load.output_tokens - 1) for gaps in seen["itls"]]
-    return figures("vllm bench", seen["ttfts"], tpot)
+    return measured("vllm bench", seen["ttfts"], tpot)
 
 
-def aiperf(load: Load, command: str) -> Figures:
+def aiperf(load: Load, command: str) -> Measured:
     """Run AIPerf at a constant rate; what it calls inter-token latency is our TPOT."""
     folder = load.folder / "aiperf"
     run(
@@ -154,15 +160,15 @@ def aiperf(load: Load, command: str) -> Figures:
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     rows = [r["metrics"] for r in lines if r["metadata"]["benchmark_phase"] == "profiling"]
     ttft = [row["time_to_first_token"]["value"] / 1e3 for row in rows]
-    return figures("AIPerf", ttft, [row["inter_token_latency"]["value"] / 1e3 for row in rows])
+    return measured("AIPerf", ttft, [row["inter_token_latency"]["value"] / 1e3 for row in rows])
 
 
-def openai_client(load: Load) -> Figures:
+def openai_client(load: Load) -> Measured:
     """Send the same with OpenAI's own Python client, from one event loop."""
     return asyncio.run(_openai_client(load))
 
 
-async def _openai_client(load: Load) -> Figures:
+async def _openai_client(load: Load) -> Measured:
     from openai import AsyncOpenAI  # noqa: PLC0415  (seconds to import)
 
     rng = np.random.default_rng(time.time_ns())
@@ -192,7 +198,7 @@ async def _openai_client(load: Load) -> Figures:
             await send(time.monotonic())
         start_s = time.monotonic() + 0.5
         seen = await asyncio.gather(*(send(start_s + k / load.rate) for k in range(load.requests)))
-    return figures("OpenAI client", [ttft for ttft, _ in seen], [tpot for _, tpot in seen])
+    return measured("OpenAI client", [ttft for ttft, _ in seen], [tpot for _, tpot in seen])
 
 
 def run(*command: str) -> None:
@@ -232,26 +238,22 @@ def agree(mine: float, theirs: float) -> bool:
     return abs(mine - theirs) <= max(MAX_S, MAX_FRACTION * theirs)
 
 
-def compare(mine: Figures, theirs: Figures) -> bool:
-    """Print one client beside ours; return whether means and medians agree."""
+def compare(mine: Sequence[Measured], theirs: Sequence[Measured]) -> bool:
+    """Print one client beside ours, all rounds; return whether means and medians agree."""
     same = True
-    for name in (
-        "ttft_mean_s",
-        "ttft_p50_s",
-        "ttft_p99_s",
-        "tpot_mean_s",
-        "tpot_p50_s",
-        "tpot_p99_s",
-    ):
-        a, b = getattr(mine, name), getattr(theirs, name)
-        judged = not name.endswith("p99_s")
-        same &= agree(a, b) or not judged
-        word = ("agrees" if agree(a, b) else "DIFFERS") if judged else ""
-        label = name.removesuffix("_s").replace("_", " ").upper()
-        print(
-            f"  {label:10} loadtest {1e3 * a:8.2f} ms  {theirs.client} {1e3 * b:8.2f} ms  "
-            f"{1e3 * (a - b):+7.2f} ms ({a / b - 1:+.1%})  {word}"
-        )
+    us, them = pooled(mine), pooled(theirs)
+    for metric in ("ttft", "tpot"):
+        for name in ("mean", "p50", "p99"):
+            a, b = us.statistic(metric, name), them.statistic(metric, name)
+            alone = [each.statistic(metric, name) for each in mine]
+            judged = name != "p99"
+            same &= agree(a, b) or not judged
+            word = ("agrees" if agree(a, b) else "DIFFERS") if judged else ""
+            print(
+                f"  {metric.upper()} {name:5} loadtest {1e3 * a:8.2f} ms  {them.client} "
+                f"{1e3 * b:8.2f} ms  {1e3 * (a - b):+7.2f} ms ({a / b - 1:+.1%}; ours apart "
+                f"{1e3 * (max(alone) - min(alone)):.2f} ms)  {word}"
+            )
     return same
 
 
@@ -266,6 +268,7 @@ def main() -> int:
     parser.add_argument("--input-tokens", type=int, default=128)
     parser.add_argument("--output-tokens", type=int, default=32)
     parser.add_argument("--requests", type=int, default=200)
+    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--aiperf", default="aiperf", help="its command")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="third-party-") as name:
@@ -282,19 +285,19 @@ def main() -> int:
                 requests=given.requests,
                 folder=folder,
             )
-            return compare_all(load, given.aiperf)
+            return compare_all(load, given.aiperf, given.rounds)
 
 
-def compare_all(load: Load, command: str) -> int:
-    """Run every client against *load*, ours anew beside each: machines drift."""
+def compare_all(load: Load, command: str, rounds: int) -> int:
+    """Run every client against *load*, ours anew beside each; return 1 if one differs."""
     print(
-        f"{load.requests} requests, {load.rate:g}/s at constant gaps, "
+        f"{rounds} x {load.requests} requests, {load.rate:g}/s at constant gaps, "
         f"{load.input_tokens} tokens in, {load.output_tokens} out, {load.host}"
     )
     # The OpenAI client spends 120 us and more on each event and some 5 ms on each request; what
     # is asked of it is that it measures the same, not how much it bears.
     few = replace(load, rate=min(load.rate, 1.0), requests=min(load.requests, 30))
-    others: list[tuple[Callable[[Load], Figures], Load]] = [(vllm_bench, load)]
+    others: list[tuple[Callable[[Load], Measured], Load]] = [(vllm_bench, load)]
     if shutil.which(command):
         others.append((partial(aiperf, command=command), load))
     else:
@@ -302,12 +305,24 @@ def compare_all(load: Load, command: str) -> int:
     others.append((openai_client, few))
     same = True
     for client, wanted in others:
-        mine = ours(wanted)
-        theirs = client(wanted)
-        print(f"{theirs.client}: {theirs.requests} requests at {wanted.rate:g}/s", flush=True)
-        same &= mine.requests == theirs.requests and compare(mine, theirs)
+        mine, theirs = in_turn(client, wanted, rounds)
+        answered = [len(each.ttft_s) for each in (*mine, *theirs)]
+        print(f"{theirs[0].client}: {rounds} x {wanted.requests} at {wanted.rate:g}/s", flush=True)
+        same &= set(answered) == {wanted.requests} and compare(mine, theirs)
     print("all agree within 5 % or 5 ms" if same else "some DIFFER by more than 5 % and 5 ms")
     return 0 if same else 1
+
+
+def in_turn(
+    client: Callable[[Load], Measured], load: Load, rounds: int
+) -> tuple[list[Measured], list[Measured]]:
+    """Run ours and another, ours first and last in turn; each round in a folder of its own."""
+    found: dict[bool, list[Measured]] = {True: [], False: []}
+    for number in range(rounds):
+        for is_ours in (True, False) if number % 2 == 0 else (False, True):
+            folder = Path(tempfile.mkdtemp(dir=load.folder))
+            found[is_ours].append((ours if is_ours else client)(replace(load, folder=folder)))
+    return found[True], found[False]
 
 
 if __name__ == "__main__":

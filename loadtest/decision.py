@@ -25,6 +25,9 @@ MAX_NOT_SENT = 0.01
 MAX_CACHED = 0.05
 """Share of prompt tokens that may come from the prefix cache beyond those that are meant to."""
 
+DAY_MINUTES = 24 * 60
+"""A run that would have to be longer is none that anyone makes."""
+
 
 def decide(
     run: Run, evidence: Evidence, promises: tuple[Promise, ...], own: Health
@@ -74,6 +77,8 @@ def _open(promise: Promise, window_s: float) -> str:
         seen += f"; fewer than {fewest} prove no {promise.percentile}"
     more = max(1, promise.num_needed - promise.num)
     minutes = window_s / 60 * more / max(1, promise.num)
+    if minutes > DAY_MINUTES:
+        return f"{name}: {seen}; so close to the limit that a day more would not tell"
     return f"{name}: {seen}; needs about {minutes:.1f} minutes more ({more} requests)"
 
 
