@@ -34,7 +34,7 @@ test: $(READY) ## everything, real Ray and vLLM included; pages need a Chromium
 test-fast: $(READY) ## what needs neither engine nor browser
 	@$(BIN)/python -m pytest -m "not engine and not browser"
 
-test-faults: $(READY) ## every failure, 20 rounds of kills, 200 prompts compared: an hour
+test-faults: $(READY) ## every failure, 20 rounds of kills, 200 prompts compared: 35 minutes
 	@$(BIN)/python -m pytest --thorough tests/serving/faults
 
 test-fuzz: $(READY) ## ten thousand broken bodies and schemathesis against real engines

@@ -1,4 +1,4 @@
-"""The search: properties that any plan keeps, refusals, placement, the figure of issue 2."""
+"""The search: properties that any plan keeps, refusals, the figure of issue 2."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sizing import catalog
 from sizing.errors import InputError, NegativeAnswer
 from sizing.plan import Inputs, Plan, plan_from, to_json
 from sizing.search.candidate import smallest
-from sizing.search.closed_form import fewest_by_utilisation, least, least_near
+from sizing.search.closed_form import fewest_by_utilisation
 from sizing.search.confirmation import SEEDS
 from sizing.search.evidence import StepErrors, step_errors
 from sizing.search.explanation import explain_plan, planned
@@ -28,7 +28,6 @@ from sizing.search.layout import (
     pairing_rule,
     profile_rule,
 )
-from sizing.search.placement import place
 from sizing.search.proposal import propose
 from sizing.search.search import Found, Infeasible, Search, search
 from sizing.search.slo import meets
@@ -265,47 +264,6 @@ def test_prediction_of_what_cannot_be() -> None:
     assert set(asdict(crossing)) == {
         "pools", "prediction", "meets_slo", "misses", "beyond_hb_domain_s", "validated_on"
     }  # fmt: skip
-
-
-@given(
-    prefill=st.tuples(st.integers(1, 20), st.sampled_from((1, 2, 4, 8, 16))),
-    decode=st.tuples(st.integers(1, 20), st.sampled_from((1, 2, 4, 8, 16))),
-)
-def test_placement(prefill: tuple[int, int], decode: tuple[int, int]) -> None:
-    """Every GPU once, replicas inside a domain where they fit one, powers of two without gaps."""
-    cluster = inputs().cluster
-    placed = place([("prefill", *prefill), ("decode", *decode)], cluster)
-    taken = [(p.node, gpu) for each in placed.values() for p in each for gpu in p.gpus]
-    assert len(set(taken)) == len(taken) == prefill[0] * prefill[1] + decode[0] * decode[1]
-    assert {gpu for _, gpu in taken} <= set(range(8))
-    for role, (replicas, tp) in (("prefill", prefill), ("decode", decode)):
-        assert len(placed[role]) == replicas * max(1, tp // 8)
-    assert len({node for node, _ in taken}) == -(-len(taken) // 8)
-
-
-def test_the_demo_machine_is_placed_in_order() -> None:
-    """On two cores prefill takes core 0 and decode core 1 of the only node."""
-    placed = place([("prefill", 1, 1), ("decode", 1, 1)], catalog.clusters()["laptop"])
-    assert [(p.node, p.gpus) for p in placed["prefill"]] == [("node-0", (0,))]
-    assert [(p.node, p.gpus) for p in placed["decode"]] == [("node-0", (1,))]
-
-
-@given(threshold=st.integers(1, 5000), start=st.integers(1, 50))
-def test_least(threshold: int, start: int) -> None:
-    """Doubling and halving finds the smallest count that holds."""
-    assert least(lambda count: count >= threshold, start) == max(threshold, start)
-
-
-@given(threshold=st.integers(1, 300), guess=st.integers(1, 300), floor=st.integers(1, 50))
-def test_least_near(threshold: int, guess: int, floor: int) -> None:
-    """From any guess the smallest count that holds is found, between floor and ceiling."""
-    found = least_near(lambda count: count >= threshold, guess, floor, 200)
-    assert found == (None if threshold > 200 else max(threshold, floor))
-
-
-def test_least_gives_up() -> None:
-    """What never holds ends the search after bounded work."""
-    assert least(lambda _: False, 1) is None
 
 
 @pytest.mark.parametrize(("prompt", "batched"), [(60, True), (4000, False)])
