@@ -22,6 +22,8 @@ PORT = 18733
 HOST = f"http://127.0.0.1:{PORT}"
 REPEATS = 2
 FITTED_REQUESTS = 400
+CONTEXT_TOKENS = 192
+"""Of every plan: what is deployed for one load has to take the longest request of all."""
 SHOWN = (("tpot", "mean"), ("ttft", "mean"), ("ttft", "p99"))
 AIMS = {("tpot", "mean"): 0.10, ("ttft", "mean"): 0.15, ("ttft", "p99"): 0.25}
 
@@ -40,6 +42,7 @@ class Load:
         (a, b), (c, d) = self.inputs, self.outputs
         return [
             "--set", f"workload.requests_per_s={rate:.2f}",
+            "--set", f"model.max_context_tokens={CONTEXT_TOKENS}",
             "--set", f"workload.input_tokens={{distribution='uniform', low={a}, high={b}}}",
             "--set", f"workload.output_tokens={{distribution='uniform', low={c}, high={d}}}",
         ]  # fmt: skip
