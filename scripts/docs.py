@@ -158,9 +158,9 @@ def _demo_runs() -> list[str]:
         "## A whole split system under load",
         "",
         (
-            f"`make demo` on {table['machine']}, {table['date']}: one prefill and one decode"
-            " replica, Poisson arrivals. Predicted from a calibration that saw neither these"
-            " lengths nor this rate."
+            f"`make demo` and `benchmarks/held_out.py` on {table['machine']}, {table['date']}:"
+            " one prefill and one decode replica, Poisson arrivals. Predicted from a calibration that"
+            " saw neither these lengths nor this rate."
         ),
         "",
         "| run | requests/s | TTFT mean ms (predicted) | TTFT p99 | TPOT mean | TPOT p99 |",
