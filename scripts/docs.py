@@ -159,8 +159,8 @@ def _demo_runs() -> list[str]:
         "",
         (
             f"`make demo` and `benchmarks/held_out.py` on {table['machine']}, {table['date']}:"
-            " one prefill and one decode replica, Poisson arrivals. Predicted from a calibration that"
-            " saw neither these lengths nor this rate."
+            " one prefill and one decode replica, Poisson arrivals. Predicted from a calibration"
+            " that saw neither these lengths nor this rate."
         ),
         "",
         "| run | requests/s | TTFT mean ms (predicted) | TTFT p99 | TPOT mean | TPOT p99 |",
