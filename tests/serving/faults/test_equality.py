@@ -61,8 +61,10 @@ def test_a_zeroed_block_is_noticed(split: Split, reference: Reference) -> None:
     some = [(prompt, right) for prompt, right in pairs if len(prompt) in SPOILED]
     assert len(some) >= len(SPOILED)
     split("spoil", "zero")
-    spoiled = [ask(split.base_url, prompt, MAX_TOKENS, "spoiled") for prompt, _ in some]
-    split("spoil", "nothing")
+    try:
+        spoiled = [ask(split.base_url, prompt, MAX_TOKENS, "spoiled") for prompt, _ in some]
+    finally:
+        split("spoil", "nothing")
     again = [ask(split.base_url, prompt, MAX_TOKENS, "again") for prompt, _ in some]
     for (prompt, right), bad, good in zip(some, spoiled, again, strict=True):
         assert difference(right, bad, tolerance=TOLERANCE), len(prompt)
