@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-DEADLINE_S = 5.0
+DEADLINE_S = 8.0
 """Of prefill, and of the hand-off: engines that share a core need seconds under load."""
 
 LEASE_S = 6
