@@ -71,7 +71,7 @@ class Compose:
         )
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def compose(
     demo_model: Path,
     make_deployment: DeploymentMaker,
