@@ -167,7 +167,7 @@ LIMITS = {
     "model.max_context_tokens": (1, 100_000_000),
     "model.assumed_context_tokens": (1, 100_000_000),
     "cluster.gpus_per_node": (1, 1_024),
-    "cluster.max_gpus": (1, 1_000_000),
+    "cluster.max_gpus": (1, 131_072),  # beyond, a search is no matter of minutes
     "cluster.price_usd_per_gpu_hour": (1e-6, 10_000),
     "cluster.power_w_per_gpu": (1, 100_000),
     "cluster.energy_usd_per_kwh": (1e-6, 100),
