@@ -150,7 +150,7 @@ BAD = [
     (
         'preset = "h100-8"',
         'preset = "h100-8"\nmax_gpus = 9_000_000',
-        ["cluster.max_gpus", "1,000,"],
+        ["cluster.max_gpus", "131,072"],
     ),
     ('preset = "h100-8"', 'preset = "h100-8"\nmax_gpus = 1.5', ["cluster.max_gpus", "integer"]),
     ("requests_per_s = 4", "requests_per_s = -4", ["workload.requests_per_s", "-4", "positive"]),
