@@ -19,7 +19,7 @@ from serving.engine_request import (
     refusal_of,
 )
 from serving.first_token import Answer
-from serving.phases import Phases
+from serving.phases import Begun, Phases
 from serving.prefills import Reach, Remote, prefill_elsewhere
 from serving.ray_compat import first_token_seen, prompt_tokens
 from serving.request_class import may_be_short, must_be_local, short_enough
@@ -78,7 +78,7 @@ class Answering:
 
     async def answer(
         self, kind: str, body: dict[str, Any], *, order: Order | None = None
-    ) -> AsyncIterator[Refusal | Phases | list[str] | dict[str, Any]]:
+    ) -> AsyncIterator[Refusal | Begun | list[str]]:
         """
         Prefill elsewhere or here, decode here.
 
@@ -88,8 +88,8 @@ class Answering:
             order: what to keep to; default: the plan's.
 
         Yields:
-            A refusal; or, with the first token, its phases, followed by server-sent events as they
-            come, or by the whole answer.
+            A refusal; or the phases with the first token, or with the whole answer; then
+            server-sent events as they come.
 
         Raises:
             EngineFailed: it did, after the first token as a rule.
@@ -109,9 +109,10 @@ class Answering:
             if isinstance(came, Refusal):
                 yield came
                 return
-            yield start.phases(came - started)
-            async for piece in _pieces(answer):
-                yield piece
+            first = await _first_piece(answer)
+            yield Begun(phases=start.phases(came - started), first=first)
+            async for event in answer.stream:
+                yield [_checked(event)]
         except EngineFailed:
             raise
         except Exception as error:
@@ -187,16 +188,22 @@ async def _first_token(answer: Answer, limit_s: float, order: Order) -> float | 
     return failed or at
 
 
-async def _pieces(answer: Answer) -> AsyncIterator[list[str] | dict[str, Any]]:
-    """Yield events as they come, or the whole answer; an error among them ends it."""
+async def _first_piece(answer: Answer) -> list[str] | dict[str, Any]:
+    """Return the first event, or the whole answer; raises EngineFailed for an error."""
     first = await answer.first_item()
     if _error_in(first) is not None:
         raise EngineFailed(str(first))
-    yield [first] if isinstance(first, str) else first.model_dump()
-    async for event in answer.stream:
-        if event.startswith(ERROR_EVENT):
-            raise EngineFailed(event)
-        yield [event]
+    if isinstance(first, str):
+        return [first]
+    whole: dict[str, Any] = first.model_dump()
+    return whole
+
+
+def _checked(event: str) -> str:
+    """Return an event; raises EngineFailed for an error."""
+    if event.startswith(ERROR_EVENT):
+        raise EngineFailed(event)
+    return event
 
 
 def _error_in(item: Any) -> Refusal | None:  # noqa: ANN401

@@ -22,7 +22,7 @@ from serving.guard import Guard
 from serving.journey import Journey
 from serving.measured import Measured
 from serving.metrics import Metrics
-from serving.phases import Phases
+from serving.phases import Begun
 from serving.prompt_size import TOKENS_PER_BYTE, text_bytes
 from serving.readiness import ReadyCheck
 from serving.requests import Refusal, Refused, check, parse_body
@@ -152,14 +152,14 @@ class Door:
         due = journey.count_on(self.guard)
         items = aiter(self.servers.answer(journey.domain, kind, asked))
         try:
-            phases = await anext(items)
+            begun = await anext(items)
         finally:
             if due is not None:
                 due.cancel()
-        if isinstance(phases, Refusal):
-            raise Refused(with_param(phases, body))
-        assert isinstance(phases, Phases)  # noqa: S101  (for the type checker)
-        first = await anext(items)
+        if isinstance(begun, Refusal):
+            raise Refused(with_param(begun, body))
+        assert isinstance(begun, Begun)  # noqa: S101  (for the type checker)
+        phases, first = begun.phases, begun.first
         journey.begin(phases, self.guard, self.metrics)
         events = Events(keep_usage=not kept_back)
         if isinstance(first, dict):
@@ -173,7 +173,7 @@ class Door:
 
     async def _stream(
         self,
-        first: Any,  # noqa: ANN401  (a list of events; the type checker cannot know)
+        first: list[str],
         items: AsyncIterator[Any],
         events: Events,
         journey: Journey,

@@ -12,12 +12,12 @@ from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
 from serving.requests import Refusal, Refused
 from serving.retry import RETRY_AFTER_S
-from serving.serve_compat import live_replicas
+from serving.serve_compat import STRAIGHT, live_replicas
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
-    from serving.phases import Phases, PrefillTiming
+    from serving.phases import Begun, PrefillTiming
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +45,9 @@ class HandledServers:
         unless it hangs as a whole.
         """
         self._limit_s = limit_s
-        self._servers = {domain: handle.options(stream=True) for domain, handle in servers.items()}
+        self._servers = {
+            domain: handle.options(stream=True, **STRAIGHT) for domain, handle in servers.items()
+        }
         self._prefill = dict(prefill)
         role = "decode" if prefill else "mixed"
         self._handles = {
@@ -56,7 +58,7 @@ class HandledServers:
 
     async def answer(
         self, domain: str, kind: str, body: dict[str, Any]
-    ) -> AsyncIterator[Refusal | Phases | list[str] | dict[str, Any]]:
+    ) -> AsyncIterator[Refusal | Begun | list[str]]:
         """See `SplitDecodeServer.answer`; whoever stops listening ends it."""
         handle = self._servers[domain]
         if live_replicas(handle) == 0:

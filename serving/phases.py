@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 STALL_S = 1.0
 """A KV transfer that takes longer is counted as stalled."""
@@ -60,6 +61,19 @@ class Phases:
         """What every answer says of its way: `X-Minicluster-Path: retried; reason=died`."""
         way = f"{self.path}; reason={self.reason}" if self.reason else self.path
         return {"Server-Timing": self.server_timing, PATH_HEADER: way}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begun:
+    """
+    An answer with its first token, in one message: each takes milliseconds between processes.
+
+    Attributes:
+        first: the first server-sent events, or the whole answer.
+    """
+
+    phases: Phases
+    first: list[str] | dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

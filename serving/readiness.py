@@ -6,7 +6,7 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Any
 
-from serving.phases import Phases
+from serving.phases import Begun
 from serving.requests import Refusal
 
 if TYPE_CHECKING:
@@ -88,13 +88,13 @@ class ReadyCheck:
         domain = next(iter(front.pairing), "")
         try:
             async with asyncio.timeout(limit_s):
-                phases = await anext(aiter(self._servers.answer(domain, "completions", body)))
+                begun = await anext(aiter(self._servers.answer(domain, "completions", body)))
         except TimeoutError:
             return f"a probe got no token within {limit_s:g} s"
         except Exception:  # noqa: BLE001  (whatever it is, clients would meet it too)
             return "a probe failed"
-        if isinstance(phases, Refusal):
-            return f"a probe was refused: {phases.message}"
-        if isinstance(phases, Phases) and phases.path == "fallback-local":
+        if isinstance(begun, Refusal):
+            return f"a probe was refused: {begun.message}"
+        if isinstance(begun, Begun) and begun.phases.path == "fallback-local":
             return "a probe found no prefill replica"
         return None

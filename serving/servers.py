@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from serving.phases import Phases, PrefillTiming
+    from serving.phases import Begun, PrefillTiming
     from serving.requests import Refusal
 
 
@@ -20,7 +20,7 @@ class Servers(Protocol):
 
     def answer(
         self, domain: str, kind: str, body: dict[str, Any]
-    ) -> AsyncIterator[Refusal | Phases | list[str] | dict[str, Any]]:
+    ) -> AsyncIterator[Refusal | Begun | list[str]]:
         """Answer a request; see `SplitDecodeServer.answer`. Raises `Refused` for want of one."""
 
     async def time_prefill(self, body: dict[str, Any]) -> PrefillTiming | Refusal:

@@ -11,16 +11,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from jobs import JOB as SOME
 
 from loadtest import chat
 from loadtest.chat import KNOWN, ChatForm, learn_chat
-from loadtest.job import Job, read_job, write_job
+from loadtest.job import read_job, write_job
 from loadtest.prompt import Prompts
 from loadtest.samples import read_samples
-from loadtest.schedule import Request, Window
+from loadtest.schedule import Request
 from sizing.errors import Exit, InputError, TargetFailed
-from sizing.specs.slo import SloSpec
-from sizing.specs.workload import Lengths, WorkloadSpec
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,24 +27,7 @@ if TYPE_CHECKING:
     from conftest import ServerStarter
 
 FORM = replace(KNOWN[0], overhead_tokens=7)
-JOB = Job(
-    host="http://127.0.0.1:1",
-    model="fake",
-    vocab_size=500,
-    seed=1,
-    prompt_salt=2,
-    workload=WorkloadSpec(
-        requests_per_s=1.0,
-        input_tokens=Lengths(distribution="uniform", low=20, high=900),
-        output_tokens=Lengths.fixed(5),
-        prefix_tokens=16,
-    ),
-    slo=SloSpec(),
-    window=Window(start_s=5, end_s=10, drain_s=30),
-    timeout_s=30.0,
-    plan=None,
-    chat=FORM,
-)
+JOB = replace(SOME, chat=FORM)
 PROMPTS = Prompts(JOB)
 
 

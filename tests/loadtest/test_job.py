@@ -4,35 +4,17 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+from jobs import JOB
 
-from loadtest.job import Job, default_warmup_s, read_job, timeout_s, write_job
-from loadtest.schedule import Shape, Window
+from loadtest.job import default_warmup_s, read_job, timeout_s, write_job
+from loadtest.schedule import Shape
 from loadtest.stages import parse_stages
 from sizing.errors import InputError
 from sizing.sources import Source
-from sizing.specs.slo import SloSpec
-from sizing.specs.workload import Lengths, WorkloadSpec
+from sizing.specs.workload import Lengths
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-JOB = Job(
-    host="http://127.0.0.1:1",
-    model="fake",
-    vocab_size=500,
-    seed=1,
-    prompt_salt=2,
-    workload=WorkloadSpec(
-        requests_per_s=1.0,
-        input_tokens=Lengths(distribution="uniform", low=20, high=900),
-        output_tokens=Lengths.fixed(5),
-        prefix_tokens=16,
-    ),
-    slo=SloSpec(),
-    window=Window(start_s=5, end_s=10, drain_s=30),
-    timeout_s=30.0,
-    plan=None,
-)
 
 
 def test_file_gives_back_the_job(tmp_path: Path) -> None:

@@ -9,30 +9,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from jobs import JOB
 
-from loadtest.job import Job
 from loadtest.prompt import Prompts
-from loadtest.schedule import Request, Window
-from sizing.specs.slo import SloSpec
-from sizing.specs.workload import Lengths, WorkloadSpec
+from loadtest.schedule import Request
 
-JOB = Job(
-    host="http://127.0.0.1:1",
-    model="fake",
-    vocab_size=500,
-    seed=1,
-    prompt_salt=2,
-    workload=WorkloadSpec(
-        requests_per_s=1.0,
-        input_tokens=Lengths(distribution="uniform", low=20, high=900),
-        output_tokens=Lengths.fixed(5),
-        prefix_tokens=16,
-    ),
-    slo=SloSpec(),
-    window=Window(start_s=5, end_s=10, drain_s=30),
-    timeout_s=30.0,
-    plan=None,
-)
 PROMPTS = Prompts(JOB)
 
 

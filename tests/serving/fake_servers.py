@@ -7,11 +7,11 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from serving.phases import Phases, PrefillTiming
+from serving.phases import Begun, Phases, PrefillTiming
 from serving.requests import Refusal
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncGenerator, AsyncIterator
 
 
 @dataclass
@@ -41,7 +41,7 @@ class FakeServers:
 
     async def answer(
         self, domain: str, kind: str, body: dict[str, Any]
-    ) -> AsyncIterator[Refusal | Phases | list[str] | dict[str, Any]]:
+    ) -> AsyncIterator[Refusal | Begun | list[str]]:
         """Answer as `SplitDecodeServer.answer` does."""
         assert domain == "d0"
         self.seen.append(body)
@@ -51,18 +51,21 @@ class FakeServers:
                 yield self.refusal
                 return
             await asyncio.sleep(self.ttft_s)
-            yield Phases(prefill_s=self.ttft_s, handoff_s=0.0, path=self.path, prefill_replica="p")
+            way = {"path": self.path, "prefill_replica": "p"}
+            phases = Phases(prefill_s=self.ttft_s, handoff_s=0.0, **way)
             tokens = body.get("max_tokens") or body.get("max_completion_tokens") or 16
             if not body.get("stream"):
                 await asyncio.sleep(self.itl_s * (tokens - 1))
-                yield self._whole(kind, body, tokens)
+                yield Begun(phases=phases, first=self._whole(kind, body, tokens))
                 return
-            async for event in self._events(kind, body, tokens):
+            events = self._events(kind, body, tokens)
+            yield Begun(phases=phases, first=[await anext(events)])
+            async for event in events:
                 yield [event]
         finally:
             self.open -= 1
 
-    async def _events(self, kind: str, body: dict[str, Any], tokens: int) -> AsyncIterator[str]:
+    async def _events(self, kind: str, body: dict[str, Any], tokens: int) -> AsyncGenerator[str]:
         """Stream an answer."""
         for number in range(tokens):
             if number == self.fails_after:

@@ -22,7 +22,7 @@ from sizing.plan import read_plan
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from serving.phases import Phases
+    from serving.phases import Begun
 
 
 class SchemaServers(FakeServers):
@@ -30,7 +30,7 @@ class SchemaServers(FakeServers):
 
     async def answer(
         self, domain: str, kind: str, body: dict[str, Any]
-    ) -> AsyncIterator[Refusal | Phases | list[str] | dict[str, Any]]:
+    ) -> AsyncIterator[Refusal | Begun | list[str]]:
         """Check, then answer as the fake does."""
         request = engine_request(kind, body)
         if isinstance(request, Refusal):

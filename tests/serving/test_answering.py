@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from serving.order import Order
-from serving.phases import Phases, Prefilled
+from serving.phases import Begun, Prefilled
 from serving.requests import Refusal
 from serving.servers import EngineFailed
 
@@ -103,20 +103,21 @@ def ask(module: Any, monkeypatch: pytest.MonkeyPatch) -> Ask:  # noqa: ANN401
 
 
 def test_a_stream_passes_and_says_its_way(ask: Any) -> None:  # noqa: ANN401
-    """The phases come first, then each event as it comes; decode is told where the KV cache is."""
-    (phases, *events), engine = ask(STREAM, "data: 1\n\n", "data: 2\n\n", DONE)
-    assert isinstance(phases, Phases)
+    """The phases come with the first event; decode is told where the KV cache is."""
+    (begun, *events), engine = ask(STREAM, "data: 1\n\n", "data: 2\n\n", DONE)
+    assert isinstance(begun, Begun)
+    phases = begun.phases
     assert (phases.path, phases.prefill_replica, phases.decode_replica) == ("remote", "p0", "d0")
     assert (phases.prefill_queue_s, phases.prefill_step_s) == (0.1, 0.2)
     assert phases.headers["X-Minicluster-Path"] == "remote"
-    assert events == [["data: 1\n\n"], ["data: 2\n\n"], [DONE]]
+    assert [begun.first, *events] == [["data: 1\n\n"], ["data: 2\n\n"], [DONE]]
     assert engine.asked.kv_transfer_params == {"at": "p0"}
 
 
 def test_an_engine_that_fails_midway_is_never_done(ask: Any) -> None:  # noqa: ANN401
     """After an error event nothing follows, [DONE] least of all."""
-    (_, first, error), engine = ask(STREAM, "data: 1\n\n", FAILED, DONE)
-    assert first == ["data: 1\n\n"]
+    (begun, error), engine = ask(STREAM, "data: 1\n\n", FAILED, DONE)
+    assert begun.first == ["data: 1\n\n"]
     assert isinstance(error, EngineFailed)
     assert engine.ended
 
@@ -125,7 +126,7 @@ def test_no_exception_of_the_engine_leaves(ask: Any) -> None:  # noqa: ANN401
     """What breaks a stream can be read without vLLM, which the front door must not import."""
     from vllm.v1.engine.exceptions import EngineDeadError  # noqa: PLC0415
 
-    (_, _, error), _ = ask(STREAM, "data: 1\n\n", EngineDeadError())
+    (_, error), _ = ask(STREAM, "data: 1\n\n", EngineDeadError())
     read = "import pickle, sys; print(pickle.load(sys.stdin.buffer), 'vllm' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", read], input=pickle.dumps(error), capture_output=True, check=True
@@ -160,15 +161,16 @@ def test_a_first_token_that_is_late(ask: Any, *, stream: bool) -> None:  # noqa:
 
 def test_what_is_computed_here_has_both_deadlines(ask: Any) -> None:  # noqa: ANN401
     """Without prefill elsewhere the first token may take as long as both phases together."""
-    (phases, *_), engine = ask({**STREAM, "echo": True}, None, "data: 1\n\n", DONE)
+    (begun, *_), engine = ask({**STREAM, "echo": True}, None, "data: 1\n\n", DONE)
+    phases = begun.phases
     assert (phases.path, phases.reason, phases.prefill_replica) == ("local", "echo", "")
     assert getattr(engine.asked, "kv_transfer_params", None) is None
 
 
 def test_an_aggregated_server_needs_no_prefill(ask: Any) -> None:  # noqa: ANN401
     """Where no prefill pool is planned everything is local, and says so."""
-    (phases, *_), _ = ask(STREAM, "data: 1\n\n", DONE, split=False)
-    assert (phases.path, phases.reason) == ("local", "aggregated")
+    (begun, *_), _ = ask(STREAM, "data: 1\n\n", DONE, split=False)
+    assert (begun.phases.path, begun.phases.reason) == ("local", "aggregated")
 
 
 def test_what_vllm_refuses(ask: Any) -> None:  # noqa: ANN401

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from dataclasses import asdict, is_dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -88,10 +88,13 @@ class Driver:
     def answer(self, kind: str, body: dict[str, Any], order: dict[str, Any]) -> list[Any]:
         """Ask decode itself, with an order of the test's."""
         from serving.order import Order  # noqa: PLC0415
+        from serving.requests import Refusal  # noqa: PLC0415
 
         handle = _handle(DECODE).options(stream=True)
-        items = handle.answer.remote(kind, {"model": "demo", **body}, order=Order(**order))
-        return [asdict(item) if is_dataclass(item) else item for item in items]
+        begun, *later = handle.answer.remote(kind, {"model": "demo", **body}, order=Order(**order))
+        if isinstance(begun, Refusal):
+            return [asdict(begun)]
+        return [asdict(begun.phases), begun.first, *later]
 
 
 def _handle(name: str) -> Any:  # noqa: ANN401
