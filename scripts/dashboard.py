@@ -70,7 +70,7 @@ def load(base_url: str) -> None:
     deadline, number = time.monotonic() + LOAD_S, 0
     while time.monotonic() < deadline:
         number += 1
-        body = {"model": model, "prompt": f"Request {number}: " + "word " * 40, "max_tokens": 12}
+        body = {"model": model, "prompt": f"Request {number}: " + "word " * 5, "max_tokens": 12}
         request = urllib.request.Request(
             f"{base_url}/v1/completions",
             json.dumps({**body, "stream": True}).encode(),

@@ -12,7 +12,7 @@ from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
 from serving.requests import Refusal, Refused
 from serving.retry import RETRY_AFTER_S
-from serving.serve_compat import STRAIGHT, live_replicas
+from serving.serve_compat import live_replicas
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
@@ -45,9 +45,7 @@ class HandledServers:
         unless it hangs as a whole.
         """
         self._limit_s = limit_s
-        self._servers = {
-            domain: handle.options(stream=True, **STRAIGHT) for domain, handle in servers.items()
-        }
+        self._servers = {domain: handle.options(stream=True) for domain, handle in servers.items()}
         self._prefill = dict(prefill)
         role = "decode" if prefill else "mixed"
         self._handles = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from serving.serve_compat import STRAIGHT, live_replicas
+from serving.serve_compat import live_replicas
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -19,7 +19,7 @@ class Handles:
 
     def __init__(self, handles: Mapping[str, Any]) -> None:
         """Keep a handle per domain, in the order in which to try them."""
-        self._handles = {each: handle.options(**STRAIGHT) for each, handle in handles.items()}
+        self._handles = dict(handles)
 
     def live(self) -> Mapping[str, int | None]:
         """Return by domain how many replicas can be called now."""

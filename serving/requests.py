@@ -22,6 +22,9 @@ UNSUPPORTED = {
 MAX_ANSWERS = 64
 """Of one request, all its prompts together; each takes a place in the decode batch."""
 
+TOKEN_IDS = 2**31
+"""More than any vocabulary has; tokenizers fail on what 32 bits do not hold (vLLM's echo)."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
@@ -142,6 +145,9 @@ def _prompt(prompt: object) -> object:
     if prompt == []:
         _refuse("prompt", "a string, a list of token ids, or a list of either")
     prompts = _prompts(prompt)
+    numbers = (n for each in prompts for n in (each if isinstance(each, list) else [each]))
+    if any(isinstance(n, int | float) and not n < TOKEN_IDS for n in numbers):
+        _refuse("prompt", f"token ids below {TOKEN_IDS}")
     return prompts[0] if len(prompts) == 1 else prompt
 
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from jobs import JOB as SOME
 
 from loadtest import chat
 from loadtest.chat import KNOWN, ChatForm, learn_chat
@@ -20,6 +19,8 @@ from loadtest.prompt import Prompts
 from loadtest.samples import read_samples
 from loadtest.schedule import Request
 from sizing.errors import Exit, InputError, TargetFailed
+
+from .jobs import JOB as SOME
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -4,7 +4,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from jobs import JOB
 
 from loadtest.job import default_warmup_s, read_job, timeout_s, write_job
 from loadtest.schedule import Shape
@@ -12,6 +11,8 @@ from loadtest.stages import parse_stages
 from sizing.errors import InputError
 from sizing.sources import Source
 from sizing.specs.workload import Lengths
+
+from .jobs import JOB
 
 if TYPE_CHECKING:
     from pathlib import Path

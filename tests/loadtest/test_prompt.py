@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from jobs import JOB
 
 from loadtest.prompt import Prompts
 from loadtest.schedule import Request
+
+from .jobs import JOB
 
 PROMPTS = Prompts(JOB)
 

@@ -17,6 +17,7 @@ def schemathesis(url: str, *, examples: int) -> tuple[int, str]:
     command = [
         *(Path(sys.executable).parent / "st", "run", f"{url}/openapi.json", "--seed", "7"),
         *("--max-examples", str(examples), "--checks", ",".join(CHECKS)),
+        *("--request-timeout", "90"),  # a whole context of answer, on one core
     ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return done.returncode, done.stdout[-3000:] + done.stderr[-1000:]

@@ -79,6 +79,8 @@ def test_unsupported_parameter(param: str) -> None:
         ({"prompt": ["a", "b"], "n": MAX_ANSWERS}, "prompt"),
         ({"prompt": [[1], [2] * 100]}, "prompt"),
         ({"prompt": []}, "prompt"),
+        ({"prompt": [1, 178819910326]}, "prompt"),
+        ({"prompt": [1.0, 178819910326.0]}, "prompt"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": -1}, "max_tokens"),
         ({"max_tokens": True}, "max_tokens"),

@@ -6,7 +6,6 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from configs_read import LLAMA, of_family, read
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,6 +13,8 @@ from sizing import catalog
 from sizing.errors import InputError
 from sizing.huggingface.families import FAMILIES
 from sizing.huggingface.reader import read_config
+
+from .configs_read import LLAMA, of_family, read
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from configs_read import EXPERTS, LATENT, LLAMA, of_family, read
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,6 +13,8 @@ from sizing.errors import Exit, InputError
 from sizing.huggingface.families import FAMILIES
 from sizing.huggingface.reader import read_config
 from sizing.specs.architecture import ARCHITECTURE_KEYS
+
+from .configs_read import EXPERTS, LATENT, LLAMA, of_family, read
 
 if TYPE_CHECKING:
     from pathlib import Path

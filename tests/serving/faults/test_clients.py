@@ -6,6 +6,7 @@ import json
 import random
 import signal
 import socket
+import statistics
 import time
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -30,6 +31,9 @@ CLASSES_THAT_LEAVE: list[dict[str, object]] = [
     {"n": 3, "temperature": 1},
     {"prompt_logprobs": 1, "stream": False},
 ]
+PACE = 2.0
+"""More than other work on the machine makes of it, far less than a byte a second does."""
+
 FORGED = {
     "do_remote_prefill": True,
     "do_remote_decode": False,
@@ -158,22 +162,30 @@ def test_clients_that_read_slowly(split: Split) -> None:
     """
     Failure 11: 50 clients read a byte a second.
 
-    Expected: memory stays within 10 %, others get their tokens as before, and as `harmless`.
+    Expected: memory stays within 10 %, others get their tokens as before, and as `harmless`. A
+    reader that held an engine back would do so for minutes.
     """
     roles = ("ingress", "decode")
-    others = [send(f"{split.base_url}/v1/completions", body_of(900 + n)) for n in range(5)]
-    before = {each.role: each.resident_bytes for each in split.find(*roles)}
+    before = _others(split, 900)
+    sizes = {each.role: each.resident_bytes for each in split.find(*roles)}
     clients = [_open(split, body_of(910 + n, max_tokens=60)) for n in range(50)]
     for _ in range(20):
         for client in clients:
             client.recv(1)
         time.sleep(1)
-    after = {each.role: each.resident_bytes for each in split.find(*roles)}
+    meanwhile = _others(split, 960)
+    grown = {each.role: each.resident_bytes / sizes[each.role] for each in split.find(*roles)}
     for client in clients:
         client.close()
     split.wait_until_released()
-    later = [send(f"{split.base_url}/v1/completions", body_of(970 + n)) for n in range(5)]
-    assert all(reply.done for reply in [*others, *later])
-    assert {role: after[role] <= 1.1 * size for role, size in before.items()} == dict.fromkeys(
-        before, True
-    ), (before, after)
+    _others(split, 970)
+    assert max(grown.values()) <= 1.1, grown
+    assert meanwhile < PACE * before
+
+
+def _others(split: Split, seed: int) -> float:
+    """Return how long others wait for their tokens after the first: the median of five."""
+    url = f"{split.base_url}/v1/completions"
+    replies = [send(url, body_of(seed + n)) for n in range(5)]
+    assert all(reply.done for reply in replies)
+    return statistics.median(reply.seconds - reply.first_s for reply in replies)
