@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ray import serve
 from ray.serve.llm import LLMConfig, build_llm_deployment
 
-from serving.compile import compile_app
+from serving.compile import IN_ONE_THREAD, compile_app
 from serving.engine import Ground
 from serving.entrance import ORIGINS
 from serving.front import to_plain
@@ -67,7 +67,7 @@ def build_app(served: ServedApp, address: tuple[str, int] | None = None) -> Any:
             "num_cpus": 0,
             # Where its address is, and where `serving scale` never stops a raylet.
             "resources": {"node:__internal_head__": 0.001},
-            "runtime_env": {"env_vars": _handed_on()},
+            "runtime_env": {"env_vars": IN_ONE_THREAD | _handed_on()},
         },
     )
     return ingress.bind(front, servers=servers, prefill=prefill, address=address)

@@ -22,6 +22,15 @@ ONE_DOMAIN = "d0"
 NUMBERED = re.compile(r"node-(\d+)")
 """How `sizing` names the nodes of a placement."""
 
+IN_ONE_THREAD = {
+    "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
+    "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
+}
+"""
+Environment of every replica: Serve would pass each message from thread to thread, for code that
+blocks; ours does not. Not of the command that deploys: its calls do block.
+"""
+
 
 def compile_app(
     deployment: Deployment,
@@ -144,7 +153,7 @@ def _llm_config(
             else "PACK",
         },
         "engine_kwargs": engine_kwargs(deployment, pool, ground),
-        "runtime_env": {"env_vars": environment(deployment, devices, ground)},
+        "runtime_env": {"env_vars": environment(deployment, devices, ground) | IN_ONE_THREAD},
         "log_engine_metrics": False,
         **({"accelerator_config": {"kind": "cpu"}} if cpu else accelerator(pool.gpu)),
     }

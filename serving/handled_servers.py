@@ -10,9 +10,10 @@ from ray import serve
 from ray.exceptions import RayActorError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
+from serving.alive import NoReplica, while_live
 from serving.requests import Refusal, Refused
 from serving.retry import RETRY_AFTER_S
-from serving.serve_compat import live_replicas
+from serving.serve_compat import STRAIGHT, live_replicas
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-NOBODY = (BackPressureError, DeploymentUnavailableError, RayActorError, TimeoutError)
+NOBODY = (BackPressureError, DeploymentUnavailableError, NoReplica, RayActorError, TimeoutError)
 """What is raised where no replica can take a request, or the one that had it is gone."""
 
 FACTS_LIMIT_S = 5.0
@@ -45,7 +46,9 @@ class HandledServers:
         unless it hangs as a whole.
         """
         self._limit_s = limit_s
-        self._servers = {domain: handle.options(stream=True) for domain, handle in servers.items()}
+        self._servers = {
+            domain: handle.options(stream=True, **STRAIGHT) for domain, handle in servers.items()
+        }
         self._prefill = dict(prefill)
         role = "decode" if prefill else "mixed"
         self._handles = {
@@ -66,7 +69,7 @@ class HandledServers:
         response = handle.answer.remote(kind, body)
         try:
             async with asyncio.timeout(self._limit_s if watched else None):
-                first = await anext(response)
+                first = await while_live(handle, anext(response))
             begun = True
             yield first
             async for item in response:

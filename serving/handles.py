@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from serving.serve_compat import live_replicas
+from serving.alive import NoReplica, while_live
+from serving.serve_compat import STRAIGHT, live_replicas
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -19,7 +20,7 @@ class Handles:
 
     def __init__(self, handles: Mapping[str, Any]) -> None:
         """Keep a handle per domain, in the order in which to try them."""
-        self._handles = dict(handles)
+        self._handles = {each: handle.options(**STRAIGHT) for each, handle in handles.items()}
 
     def live(self) -> Mapping[str, int | None]:
         """Return by domain how many replicas can be called now."""
@@ -33,10 +34,11 @@ class Handles:
         asked: list[Any],
     ) -> Prefilled | Refusal:
         """Have one replica of a domain prefill; the call ends with whoever waits for it."""
-        response = self._handles[domain].prefill.remote(kind, request, asked=asked)
+        handle = self._handles[domain]
+        response = handle.prefill.remote(kind, request, asked=asked)
         try:
-            answer: Prefilled | Refusal = await response
-        except asyncio.CancelledError:
+            answer: Prefilled | Refusal = await while_live(handle, response)
+        except (asyncio.CancelledError, NoReplica):
             response.cancel()
             raise
         return answer

@@ -32,9 +32,6 @@ def environment(cluster_id: str) -> dict[str, str]:
         # Ray would report every call between processes to its head, which keeps 100,000 of them:
         # tens of MB, and work per request, for `ray list tasks`.
         "RAY_task_events_report_interval_ms": "0",
-        # Serve would pass each message from thread to thread, for code that blocks; ours does not.
-        "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
-        "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
     }
 
 

@@ -15,7 +15,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Ray's own
     from ray.exceptions import RayActorError
 
-    from serving import handled_servers
+    from serving import alive, handled_servers
     from serving.handled_servers import HandledServers
 
 if TYPE_CHECKING:
@@ -58,9 +58,16 @@ def ask(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[list[Any], Respo
     """Return what asks for an answer, through a handle with so many live replicas."""
 
     def make(
-        response: Response, *, live: int | None = 1, take: int | None = None, **body: object
+        response: Response,
+        *,
+        live: int | None = 1,
+        later: int | None = 1,
+        take: int | None = None,
+        **body: object,
     ) -> tuple[list[Any], Response]:
         monkeypatch.setattr(handled_servers, "live_replicas", lambda _handle: live)
+        monkeypatch.setattr(alive, "live_replicas", lambda _handle: later)
+        monkeypatch.setattr(alive, "LOOK_S", 0.01)
         answer = SimpleNamespace(remote=lambda _kind, _body: response)
         handle: Any = SimpleNamespace(answer=answer, deployment_name="Decode:demo")
         handle.options = lambda **_options: handle
@@ -110,6 +117,15 @@ def test_without_a_replica_it_is_refused(
     refusal = refused.value.refusal
     assert (refusal.status, refusal.code) == (503, "no_replica")
     assert refusal.retry_after_s
+
+
+def test_the_last_replica_may_die_while_a_call_waits_in_serve(ask: Callable[..., Any]) -> None:
+    """Serve would hold the call; a whole answer has no limit that would end the wait."""
+    response = Response([1], None, pause_s=5.0)
+    with pytest.raises(Refused) as refused:
+        ask(response, later=0, stream=False)
+    assert refused.value.refusal.code == "no_replica"
+    assert response.cancelled
 
 
 def test_a_death_midway_is_no_refusal(ask: Callable[..., Any]) -> None:

@@ -13,12 +13,14 @@ from ray.serve._private.application_state import ApplicationStateManager
 from ray.serve._private.client import ServeControllerClient
 from ray.serve._private.controller import ServeController
 from ray.serve.api import RunTarget
-import serving.serve_compat
+from ray.serve.handle import DeploymentHandle
+from serving.serve_compat import STRAIGHT
 update = inspect.signature(ServeController.update_deployment_replicas).parameters
 print(
     [*update] == ["self", "deployment_id", "target_num_replicas"],
     "external_scaler_enabled" in inspect.signature(RunTarget).parameters,
     hasattr(ServeControllerClient, "get_serve_details"),
+    all(name in inspect.signature(DeploymentHandle.options).parameters for name in STRAIGHT),
     "_controller" in inspect.getsource(ServeControllerClient.__init__),
 )
 """
@@ -29,7 +31,7 @@ def test_every_private_name_is_there() -> None:
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", CHECK], capture_output=True, text=True, check=True
     )
-    assert done.stdout.split() == ["True"] * 4
+    assert done.stdout.split() == ["True"] * 5
 
 
 LOG = """
