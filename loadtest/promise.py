@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from loadtest.confidence import (
+    cautious,
     count_needed,
     design_effect,
     percentile_interval,
@@ -99,7 +100,8 @@ def judge_limit(
     level, count = LEVELS[percentile], len(values)
     missed = int((values > limit_s).sum())
     share = 1 - missed / count if count else 0.0
-    effect = design_effect(values)
+    seen = design_effect(values)
+    effect = cautious(seen)
     attained = share_interval(share, max(1, count), effect)
     high = 1.0 if attained.high is None else attained.high
     verdict = _verdict(level, count, attained.low, high)
@@ -117,7 +119,7 @@ def judge_limit(
         attained_fraction=share,
         attained_low=attained.low,
         attained_high=high,
-        design_effect=effect,
+        design_effect=seen,
         verdict=verdict,
         num_needed=_needed(share, level, effect) if verdict == "open" else None,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -76,7 +77,10 @@ def forget(state: State) -> None:
     if state.session and state.cluster_id:
         if state.logs.is_dir():
             shutil.rmtree(LOGS, ignore_errors=True)
-            shutil.copytree(state.logs, LOGS, ignore_dangling_symlinks=True)
+            # A log that cannot be kept, on a full disk or of a directory that is gone, must not
+            # keep a state of what runs no more.
+            with suppress(OSError):
+                shutil.copytree(state.logs, LOGS, ignore_dangling_symlinks=True)
         shutil.rmtree(state.session, ignore_errors=True)
     Path(state.plan).unlink(missing_ok=True)
     Path(state.deployment).unlink(missing_ok=True)

@@ -77,6 +77,19 @@ def test_forgetting_keeps_only_the_logs(tmp_path: Path) -> None:
     assert [(text, LOGS.is_dir()) for _, text in replica_logs(1)] == [("bad", True)]
 
 
+def test_logs_that_cannot_be_kept_keep_no_state(tmp_path: Path) -> None:
+    """Where logs cannot be written the deployment is forgotten all the same."""
+    logs = tmp_path / "session" / "session_latest" / "logs"
+    logs.mkdir(parents=True)
+    (logs / "worker-1.err").write_text("bad\n")
+    state = _state(str(tmp_path / "session"))
+    write_state(state)
+    LOGS.write_text("a file where the directory of logs would be")
+    forget(state)
+    assert read_state() is None
+    assert not (tmp_path / "session").exists()
+
+
 def test_no_logs_is_told() -> None:
     """Without any deployment, past or present, `serving logs` says so."""
     with pytest.raises(NegativeAnswer, match="no logs"):
