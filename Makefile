@@ -39,7 +39,7 @@ test-faults: $(READY) ## every failure, 20 rounds of kills, 200 prompts compared
 
 test-fuzz: $(READY) ## ten thousand broken bodies and schemathesis against real engines
 	@$(PIP) --no-deps -r requirements/fuzz.txt
-	@$(BIN)/python -m pytest --thorough -s tests/serving/test_front_door.py tests/serving/test_fuzz.py
+	@$(BIN)/python -m pytest --thorough -s tests/serving/test_fuzz_engines.py tests/serving/test_fuzz.py
 
 test-page: $(READY) ## reports and the live page in a headless Chromium, which has to be installed
 	@$(BIN)/python -m pytest -m browser

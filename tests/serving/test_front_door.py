@@ -3,33 +3,23 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.request import Request, urlopen
 
 import pytest
 
-from serving.ports import free_ports
-from sizing.child import run_child
-from sizing.plan import to_json
-
 from .client import post
-from .generated import schemathesis
+from .deployed import front_checks, up
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from .conftest import DeploymentMaker, PlanMaker
 
 pytestmark = pytest.mark.engine
 
-HERE = Path(__file__).parent
 KEY = "a-secret-of-the-tests"
-
-LONGEST_S = 1800
-"""Two thousand answers of the ten thousand bodies, at three or four a second."""
 
 
 @pytest.fixture(scope="module")
@@ -40,81 +30,15 @@ def url(
     make_plan: PlanMaker,
 ) -> Iterator[str]:
     """Have a plan deployed in float32, where an answer does not depend on its neighbours."""
-    place = tmp_path_factory.mktemp("door")
-    (place / "plan.json").write_text(to_json(make_plan(make_deployment(demo_model, dtype="fp32"))))
-    [port] = free_ports(1)
-    with (place / "up.txt").open("w") as said:
-        up = [sys.executable, "-m", "serving.cli", "up", "plan.json", "--port", str(port)]
-        assert run_child(up, cwd=place, stdout=said, stderr=said) == 0, (
-            place / "up.txt"
-        ).read_text()
-    try:
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        down = [sys.executable, "-m", "serving.cli", "down"]
-        subprocess.run(down, cwd=place, check=True, capture_output=True)
+    plan = make_plan(make_deployment(demo_model, dtype="fp32"))
+    with up(tmp_path_factory.mktemp("door"), plan) as found:
+        yield found
 
 
 def _look(url: str) -> Any:  # noqa: ANN401
     """Get JSON."""
     with urlopen(Request(url), timeout=60) as answer:  # noqa: S310  (our own endpoint)
         return json.loads(answer.read())
-
-
-def _checked(*arguments: object) -> dict[str, Any]:
-    """Run a check in a process of its own."""
-    command = [sys.executable, HERE / "front_checks.py", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LONGEST_S)
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
-
-
-def test_an_unmodified_openai_client(url: str) -> None:
-    """Models, chats, completions and streams work as its documentation says; errors are typed."""
-    assert _checked("openai", url, "demo", KEY) == {
-        "models": ["demo"],
-        "chat": [4, "assistant"],
-        "stream": 4,
-        "completion": 4,
-        "streamed": "length",
-        "refused": [
-            [400, "max_tokens", True],
-            [404, "model", True],
-            [400, "temperature", True],
-        ],
-    }
-
-
-def test_ready_and_plan_tell_the_truth(url: str) -> None:
-    """Both pools are up, a probe came through, and the plan names what runs."""
-    assert _look(f"{url}/ready") == {"ready": True, "lacking": []}
-    plan = _look(f"{url}/plan")
-    for role in ("prefill", "decode"):
-        [replicas] = plan["deployed"]["replicas"][role].values()
-        assert replicas == {"planned": 1, "running": 1}
-        [facts] = plan["deployed"]["engines"][role].values()
-        assert (facts["tp"], facts["dtype"], "model" in facts) == (1, "float32", False)
-    assert plan["planned"]["model_id"] == "demo"
-
-
-def test_metrics_count_what_clients_got(url: str) -> None:
-    """Each request is counted once, with its way; transfers and queues are timed."""
-    before = _series(url)
-    for number in range(5):
-        body = {"prompt": [2500 + number] * 40, "max_tokens": 6, "stream": True, "ignore_eos": True}
-        raw = json.dumps(body).encode()
-        with urlopen(Request(f"{url}/v1/completions", raw), timeout=60) as answer:  # noqa: S310
-            assert answer.headers["X-Minicluster-Path"] == "remote"
-            assert answer.read().count(b'"choices":[]') == 0  # the usage that we count by
-    after = _series(url)
-    grown = {name: after[name] - before.get(name, 0) for name in after}
-    assert grown['minicluster_requests_total{outcome="ok",path="remote"}'] == 5
-    assert grown['minicluster_tokens_total{kind="output"}'] == 30
-    for name in ("ttft", "tpot", "kv_transfer", "queue", "prefill", "e2e"):
-        assert grown[f"minicluster_{name}_seconds_count"] == 5, name
-    assert after['minicluster_outstanding_requests{stage="all"}'] == 0
-    assert after['minicluster_replicas{domain="d0",kind="running",role="decode"}'] == 1
 
 
 def _series(url: str) -> dict[str, float]:
@@ -127,25 +51,9 @@ def _series(url: str) -> dict[str, float]:
 
 def test_broken_bodies_do_no_harm(url: str) -> None:
     """None is a 5xx, each 4xx names a field, and valid requests between them stay right."""
-    found = _checked("fuzz", url, 300, 5)
+    found = front_checks("fuzz", url, 300, 5)
     assert found["first"] == []
     assert found["statuses"]["200"] >= 40
-
-
-@pytest.mark.campaign
-def test_ten_thousand_broken_bodies_do_no_harm(url: str) -> None:
-    """The same, for long."""
-    found = _checked("fuzz", url, 10_000, 6)
-    sys.stdout.write(f"\nfuzz: {found['statuses']}, {found['complaints']} complaints\n")
-    assert found["first"] == []
-
-
-@pytest.mark.campaign
-def test_schemathesis_finds_nothing(url: str) -> None:
-    """What is generated from our own schema gets the answers that the schema promises."""
-    code, said = schemathesis(url, examples=50)
-    sys.stdout.write(said[-600:])
-    assert code == 0, said
 
 
 def test_the_engines_live(url: str) -> None:

@@ -1,0 +1,55 @@
+"""Broken bodies by the thousand before real engines, whose answers an operator keeps short."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from serving.token_limit import MAX_OUTPUT_TOKENS
+
+from .client import post
+from .deployed import front_checks, up
+from .generated import schemathesis
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from .conftest import DeploymentMaker, PlanMaker
+
+pytestmark = [pytest.mark.engine, pytest.mark.campaign]
+
+
+@pytest.fixture(scope="module")
+def url(
+    tmp_path_factory: pytest.TempPathFactory,
+    demo_model: Path,
+    make_deployment: DeploymentMaker,
+    make_plan: PlanMaker,
+) -> Iterator[str]:
+    """Have a plan deployed in float32; what names no length would fill the whole context."""
+    plan = make_plan(make_deployment(demo_model, dtype="fp32"))
+    with up(tmp_path_factory.mktemp("fuzz"), plan, **{MAX_OUTPUT_TOKENS: "16"}) as found:
+        yield found
+
+
+def test_ten_thousand_broken_bodies_do_no_harm(url: str) -> None:
+    """None is a 5xx, each 4xx names a field, and valid requests between them stay right."""
+    found = front_checks("fuzz", url, 10_000, 6)
+    sys.stdout.write(f"\nfuzz: {found['statuses']}, {found['complaints']} complaints\n")
+    assert found["first"] == []
+
+
+def test_schemathesis_finds_nothing(url: str) -> None:
+    """What is generated from our own schema gets the answers that the schema promises."""
+    code, said = schemathesis(url, examples=50)
+    sys.stdout.write(said[-600:])
+    assert code == 0, said
+
+
+def test_the_engines_live(url: str) -> None:
+    """After all this both pools answer."""
+    status, body = post(f"{url}/v1/completions", {"prompt": "Hello", "max_tokens": 3})
+    assert (status, body["usage"]["completion_tokens"]) == (200, 3)
