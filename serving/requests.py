@@ -113,6 +113,8 @@ def check(body: dict[str, Any], *, model_id: str, max_model_len: int) -> dict[st
     checked = {**body, "model": model_id}
     if "prompt" in body:
         checked["prompt"] = _prompt(body["prompt"])
+    else:
+        _check_messages(body.get("messages"))
     _check_answers(checked)
     _check_lengths(checked, max_model_len)
     return checked
@@ -138,6 +140,21 @@ def _check_answers(body: dict[str, Any]) -> None:
     if n * prompts > MAX_ANSWERS:
         param = "n" if prompts == 1 else "prompt"
         _refuse(param, f"at most {MAX_ANSWERS} answers a request, not {n * prompts}")
+
+
+def _check_messages(messages: object) -> None:
+    """
+    Refuse a conversation without a message, and content that is no content.
+
+    vLLM's classes let any iterable pass for content, an object too, and read it when it is used:
+    the request could then not be sent to another process (pydantic's `ValidatorIterator`).
+    """
+    if messages == []:
+        _refuse("messages", "at least one message")
+    for message in messages if isinstance(messages, list) else ():
+        content = message.get("content") if isinstance(message, dict) else None
+        if not isinstance(content, str | list | None):
+            _refuse("messages", "as content of a message a string, a list of parts, or null")
 
 
 def _prompt(prompt: object) -> object:

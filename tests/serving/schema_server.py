@@ -6,6 +6,7 @@ The front door over pools that check requests with vLLM's own schema and answer 
 
 from __future__ import annotations
 
+import pickle
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import uvicorn
 from fake_servers import FakeServers
 
-from serving.engine_request import engine_request
+from serving.engine_request import engine_request, for_prefill
 from serving.front import front_door
 from serving.front_app import front_app
 from serving.requests import Refusal
@@ -36,6 +37,7 @@ class SchemaServers(FakeServers):
         if isinstance(request, Refusal):
             yield request
             return
+        pickle.dumps(for_prefill(request))  # as it goes to another process
         async for item in super().answer(domain, kind, body):
             yield item
 

@@ -98,6 +98,28 @@ def test_what_nobody_can_answer(body: dict[str, object], param: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "messages",
+    [
+        [],
+        [{"role": "system", "content": {}}],
+        [{"role": "user", "content": "hi"}, {"role": "user", "content": 1}],
+    ],
+)
+def test_what_is_no_conversation(messages: list[object]) -> None:
+    """None at all, or content that cannot go to another process: 400 with the parameter."""
+    refusal = _refused({"messages": messages})
+    assert (refusal.status, refusal.param) == (400, "messages")
+
+
+def test_content_in_any_form() -> None:
+    """Text, parts, and none where tools are called; what messages else hold the engine checks."""
+    contents = ("hi", [{"type": "text", "text": "hi"}], None)
+    messages = [{"role": "user", "content": content} for content in contents]
+    given = {"messages": [*messages, {"role": "assistant"}, "not an object"]}
+    assert check(given, **LIMITS)["messages"] == given["messages"]
+
+
+@pytest.mark.parametrize(
     ("prompt", "passed_on"),
     [("hi", "hi"), (["hi"], "hi"), ([1, 2], [1, 2]), ([[1, 2]], [1, 2])],
 )
