@@ -238,3 +238,9 @@ def make_plan() -> PlanMaker:
         )
 
     return make
+
+
+@pytest.fixture(scope="session")
+def exact_plan(demo_model: Path, make_deployment: DeploymentMaker, make_plan: PlanMaker) -> Plan:
+    """Return a plan of the demo in float32, where an answer does not depend on its neighbours."""
+    return make_plan(make_deployment(demo_model, dtype="fp32"))

@@ -15,23 +15,16 @@ from .generated import schemathesis
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
-    from .conftest import DeploymentMaker, PlanMaker
+    from sizing.plan import Plan
 
 pytestmark = [pytest.mark.engine, pytest.mark.campaign]
 
 
 @pytest.fixture(scope="module")
-def url(
-    tmp_path_factory: pytest.TempPathFactory,
-    demo_model: Path,
-    make_deployment: DeploymentMaker,
-    make_plan: PlanMaker,
-) -> Iterator[str]:
-    """Have a plan deployed in float32; what names no length would fill the whole context."""
-    plan = make_plan(make_deployment(demo_model, dtype="fp32"))
-    with up(tmp_path_factory.mktemp("fuzz"), plan, **{MAX_OUTPUT_TOKENS: "16"}) as found:
+def url(tmp_path_factory: pytest.TempPathFactory, exact_plan: Plan) -> Iterator[str]:
+    """Have it deployed with short answers: without a length they would fill the whole context."""
+    with up(tmp_path_factory.mktemp("fuzz"), exact_plan, **{MAX_OUTPUT_TOKENS: "16"}) as found:
         yield found
 
 
