@@ -19,6 +19,13 @@ Of the room between what an idle cluster takes and the limit. What is left lets 
 however wrong the model is; what they take teaches the margin anew.
 """
 
+LARGEST_TAIL = 0.6
+"""
+Likewise of what a few requests take beyond what most do. Hiccups of a machine come at any load: a
+guard that makes room for all of them sheds most of a load that it could serve, and the hiccups
+stay (2026-11-22, two cores, p99 of 50 ms a token in answers of ten tokens: 272 of 443 requests).
+"""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
@@ -67,10 +74,18 @@ class Load:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Margin:
-    """What requests took beyond their prediction, at the SLO's percentile; added to the next."""
+    """
+    What requests took beyond their prediction; added to the next.
+
+    Attributes:
+        ttft_s, tpot_s: at the SLO's percentile.
+        typical_ttft_s, typical_tpot_s: half of them more: what the model has wrong.
+    """
 
     ttft_s: float = 0.0
     tpot_s: float = 0.0
+    typical_ttft_s: float = 0.0
+    typical_tpot_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,15 +194,22 @@ def decide(
     if load.idle:
         return floor
     found = forecast(model, asked, load)
-    more_s = min(margin.ttft_s, LARGEST_MARGIN * (slo.ttft_s - floor.ttft_s))
+    more_s = _more_s(margin.ttft_s, margin.typical_ttft_s, slo.ttft_s - floor.ttft_s)
     late_s = found.ttft_s + more_s - slo.ttft_s
     if late_s > 0:
         return _shed("ttft", "the queue is too long for the promised time to first token", late_s)
-    more_s = min(margin.tpot_s, LARGEST_MARGIN * (pace_s - floor.tpot_s))
+    more_s = _more_s(margin.tpot_s, margin.typical_tpot_s, pace_s - floor.tpot_s)
     if found.tpot_s + more_s > pace_s:
         wait_s = asked.output_tokens * found.tpot_s
         return _shed("tpot", "the batch is too large for the promised pace of tokens", wait_s)
     return found
+
+
+def _more_s(at_share_s: float, typical_s: float, room_s: float) -> float:
+    """Return what to add to a forecast, of the room above that of an idle cluster."""
+    typical_s = min(typical_s, at_share_s)
+    tail_s = min(at_share_s - typical_s, LARGEST_TAIL * room_s)
+    return min(typical_s + tail_s, LARGEST_MARGIN * room_s)
 
 
 def _shed(reason: str, why: str, wait_s: float) -> Shed:

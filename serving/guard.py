@@ -28,7 +28,7 @@ class Misses:
         """*share* of the requests exceeded it by less than `at_share`."""
         self._share = share
         self._last: deque[float] = deque(maxlen=WINDOW)
-        self._at_share = 0.0
+        self._at_share = self._typical = 0.0
         self._added = 0
 
     def add(self, missed_s: float) -> None:
@@ -38,10 +38,16 @@ class Misses:
         if len(self._last) <= LEARNED or self._added % 8 == 0 or missed_s > self._at_share:
             ranked = sorted(self._last)
             self._at_share = ranked[min(len(ranked) - 1, int(self._share * len(ranked)))]
+            self._typical = ranked[len(ranked) // 2]
 
     def margin_s(self, untaught_s: float) -> float:
         """Return what to add to a forecast; *untaught_s* as long as too little is known."""
         return max(0.0, self._at_share) if len(self._last) >= LEARNED else untaught_s
+
+    @property
+    def typical_s(self) -> float:
+        """Return what half of the requests exceeded their forecasts by, if they did."""
+        return max(0.0, self._typical) if len(self._last) >= LEARNED else 0.0
 
 
 @dataclass(slots=True)
@@ -80,6 +86,8 @@ class Guard:
         return Margin(
             ttft_s=self._ttft.margin_s(step.prefill.error_fraction * front.slo.ttft_s),
             tpot_s=self._tpot.margin_s(step.decode.error_fraction * pace_s),
+            typical_ttft_s=self._ttft.typical_s,
+            typical_tpot_s=self._tpot.typical_s,
         )
 
     def enter(self, asked: Asked) -> Visit | Shed:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from serving.admission import Asked, Forecast, Load, Margin, Shed, decide, forecast
 from serving.front import front_door
-from serving.guard import LEARNED, Guard, Visit
+from serving.guard import LEARNED, WINDOW, Guard, Misses, Visit
 from sizing.plan import StepModel
 from sizing.specs.slo import SloSpec
 from sizing.specs.step import Interference, PathCoefficients, StepCoefficients
@@ -81,7 +81,13 @@ LOADS = st.builds(
     decode_replicas=st.integers(1, 4),
     max_batch_size=st.integers(1, 32),
 )
-MARGINS = st.builds(Margin, ttft_s=st.floats(0, 1), tpot_s=st.floats(0, 0.05))
+MARGINS = st.builds(
+    Margin,
+    ttft_s=st.floats(0, 1),
+    tpot_s=st.floats(0, 0.05),
+    typical_ttft_s=st.floats(0, 1),
+    typical_tpot_s=st.floats(0, 0.05),
+)
 
 
 def _admitted(*arguments: object) -> bool:
@@ -171,7 +177,7 @@ def test_more_replicas_less_margin_and_a_looser_slo_never_admit_less(  # noqa: P
         decode_replicas=load.decode_replicas + replicas,
     )
     loose = SloSpec(ttft_s=slo.ttft_s * looser, tpot_s=(slo.tpot_s or 0) * looser)
-    less = Margin(ttft_s=margin.ttft_s / looser, tpot_s=margin.tpot_s / looser)
+    less = replace(margin, ttft_s=margin.ttft_s / looser, tpot_s=margin.tpot_s / looser)
     if _admitted(model, slo, asked, load, margin):
         assert _admitted(model, slo, asked, load, less)
         assert _admitted(model, slo, asked, wider, margin)
@@ -235,6 +241,64 @@ def test_learns_what_its_forecasts_miss(guard: Guard) -> None:
             guard.leave(visit, None)
     assert guard.margin.ttft_s == pytest.approx(60)
     assert 1 <= _capacity(guard) < fast
+
+
+def _flat(base_s: float, per_sequence_s: float) -> StepCoefficients:
+    """Return steps whose only term beside the fixed one is the batch."""
+    return StepCoefficients(
+        base_s=base_s,
+        stream_s=0.0,
+        per_prefill_token_s=0.0,
+        per_sequence_s=per_sequence_s,
+        per_pair_s=0.0,
+        per_context_token_s=0.0,
+        max_tokens=1000,
+        max_batch=16,
+        max_context_tokens=2000,
+        error_fraction=0.0,
+    )
+
+
+@pytest.mark.parametrize(("typical_s", "admitted"), [(0.0, True), (0.5, False)])
+def test_hiccups_shut_out_nobody_but_a_wrong_model_does(
+    *, typical_s: float, admitted: bool
+) -> None:
+    """Paces beyond every limit are no reason to shed if few requests met them, at any load."""
+    path = PathCoefficients(
+        request_s=0.01, transfer_base_s=0.0, transfer_per_token_s=0.0, error_fraction=0.0
+    )
+    none = Interference(
+        prefill_fraction=0.0,
+        prefill_per_sequence_fraction=0.0,
+        prefill_per_request_s=0.0,
+        decode_fraction=0.0,
+        decode_per_request_s=0.0,
+    )
+    model = StepModel(
+        prefill=_flat(0.03, 0.0), decode=_flat(0.02, 0.001), path=path, interference=none
+    )
+    load = Load(
+        prefill_work_s=0.0,
+        prefill_replicas=1,
+        sequences=7,
+        context_tokens=500,
+        decode_replicas=1,
+        max_batch_size=8,
+    )
+    margin = Margin(tpot_s=0.5, typical_tpot_s=typical_s)
+    slo = SloSpec(ttft_s=1.0, tpot_s=0.05)
+    assert _admitted(model, slo, ASKED, load, margin) is admitted
+
+
+def test_what_is_typical_is_the_median() -> None:
+    """Of what forecasts were exceeded by; never less than nothing."""
+    misses = Misses(0.99)
+    for number in range(100):
+        misses.add(0.5 if number % 30 == 0 else 0.01)
+    assert (misses.margin_s(0.0), misses.typical_s) == (0.5, 0.01)
+    for _ in range(WINDOW + 8):  # it looks at every eighth
+        misses.add(-1.0)
+    assert (misses.margin_s(0.0), misses.typical_s) == (0.0, 0.0)
 
 
 def _capacity(guard: Guard) -> int:
