@@ -174,28 +174,7 @@ def _demo_runs() -> list[str]:
         ]
         lines.append(f"| {number} | {run['requests_per_s']:.2f} | " + " | ".join(cells) + " |")
     notes = [f"Run {n}: {run['note']}." for n, run in enumerate(table["runs"], 1) if "note" in run]
-    return [*lines, "", *notes, "", *_held_out(table["held_out"])]
-
-
-def _held_out(table: dict[str, Any]) -> list[str]:
-    """Loads that no constant was fitted on, before and after a refit to two others."""
-    lines = [
-        f"**Held-out loads, before and after a refit** (`benchmarks/held_out.py`, {table['date']},"
-        f" {table['note']}). Predicted / measured - 1, against the mean of two measurements; the"
-        " spread is how far these two were apart.",
-        "",
-        "| load | value | measured, ms | spread | before | after | aim |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for row in table["rows"]:
-        seen = row["measured_s"]
-        spread = (max(seen) - min(seen)) * len(seen) / sum(seen)
-        lines.append(
-            f"| {row['load']} | {row['value']} | {', '.join(f'{s * 1e3:.1f}' for s in seen)}"
-            f" | {spread:.0%} | {row['before_fraction']:+.0%} | {row['after_fraction']:+.0%}"
-            f" | {row['aim_fraction']:.0%} |"
-        )
-    return lines
+    return [*lines, "", *notes]
 
 
 def main() -> int:
