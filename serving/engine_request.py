@@ -13,6 +13,8 @@ from vllm.exceptions import VLLMClientError
 from serving.requests import Refusal
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from serving.phases import Prefilled
 
 SCHEMAS = {"chat": ChatCompletionRequest, "completions": CompletionRequest}
@@ -35,10 +37,13 @@ def engine_request(kind: str, body: dict[str, Any]) -> Any:  # noqa: ANN401
     """Return vLLM's request of *kind* (`chat` or `completions`), or why it is none."""
     try:
         # An id of ours: the client's could be that of a request under way.
-        return SCHEMAS[kind].model_validate({**body, "request_id": uuid.uuid4().hex})
+        request = SCHEMAS[kind].model_validate({**body, "request_id": uuid.uuid4().hex})
+        _read_content(getattr(request, "messages", ()))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        param = ".".join(str(part) for part in first["loc"])
+        # What `_read_content` reads, and vLLM's own check of calls, begins with a place in a list.
+        within = ("messages",) if isinstance(next(iter(first["loc"]), None), int) else ()
+        param = ".".join(str(part) for part in (*within, *first["loc"]))
         message = f"{param}: {first['msg']}" if param else first["msg"]
         return Refusal(status=400, message=message, param=param or None)
     except VLLMClientError as error:  # from vLLM's own checks, which pydantic lets through
@@ -46,6 +51,20 @@ def engine_request(kind: str, body: dict[str, Any]) -> Any:  # noqa: ANN401
     except (TypeError, ValueError, AttributeError, KeyError) as error:
         # Its checks look at values before their types have been checked.
         return Refusal(status=400, message=f"The body is malformed: {error}")
+    return request
+
+
+def _read_content(messages: Iterable[Any]) -> None:
+    """
+    Check content now that pydantic would check when it is read.
+
+    What fits no kind of content passes as an iterable of parts, each checked as it comes; that
+    could not be sent to another process, and could be read only once.
+    """
+    for message in messages:
+        content = message.get("content") if isinstance(message, dict) else None
+        if not isinstance(content, str | list | None):
+            message["content"] = list(content)
 
 
 def for_prefill(request: Any) -> Any:  # noqa: ANN401

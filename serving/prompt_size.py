@@ -10,7 +10,7 @@ TOKENS_PER_BYTE = 0.25
 
 def prompts_of(prompt: object) -> list[Any]:
     """Return the prompts of a completion: those of a list, or the only one."""
-    if not isinstance(prompt, list) or not prompt or isinstance(prompt[0], int):
+    if not isinstance(prompt, list) or not prompt or isinstance(prompt[0], int | float):
         return [prompt]
     return prompt
 
@@ -36,3 +36,16 @@ def text_bytes(prompt: object) -> int:
     if isinstance(prompt, dict):
         return text_bytes(prompt.get("content")) + text_bytes(prompt.get("text"))
     return 0
+
+
+def most_tokens(prompt: object) -> int:
+    """
+    Return how many tokens a prompt has at most: a token of text has a byte at least.
+
+    *prompt* is any JSON, as in `prompt_tokens`; a number is a token, whatever else it may be.
+    """
+    if isinstance(prompt, list):
+        return sum(most_tokens(part) for part in prompt)
+    if isinstance(prompt, str | dict):
+        return text_bytes(prompt)
+    return 0 if prompt is None else 1

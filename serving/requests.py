@@ -7,6 +7,8 @@ import math
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from serving.prompt_size import prompts_of
+
 MAX_BODY_BYTES = 8 << 20
 """Longer bodies are refused: a prompt of two million tokens."""
 
@@ -136,7 +138,7 @@ def _check_answers(body: dict[str, Any]) -> None:
         _refuse("n", "a whole number, at least 1")
     if body.get("best_of") not in (None, n):
         _refuse("best_of", f"n = {n}: the engine does not choose among answers")
-    prompts = len(_prompts(body.get("prompt")))
+    prompts = len(prompts_of(body.get("prompt")))
     if n * prompts > MAX_ANSWERS:
         param = "n" if prompts == 1 else "prompt"
         _refuse(param, f"at most {MAX_ANSWERS} answers a request, not {n * prompts}")
@@ -161,18 +163,11 @@ def _prompt(prompt: object) -> object:
     """Return a prompt, or several as they are; out of a list of one, that one."""
     if prompt == []:
         _refuse("prompt", "a string, a list of token ids, or a list of either")
-    prompts = _prompts(prompt)
+    prompts = prompts_of(prompt)
     numbers = (n for each in prompts for n in (each if isinstance(each, list) else [each]))
     if any(isinstance(n, int | float) and not n < TOKEN_IDS for n in numbers):
         _refuse("prompt", f"token ids below {TOKEN_IDS}")
     return prompts[0] if len(prompts) == 1 else prompt
-
-
-def _prompts(prompt: object) -> list[Any]:
-    """Return the prompts of a request: those of a list, or the only one."""
-    if not isinstance(prompt, list) or not prompt or isinstance(prompt[0], int):
-        return [prompt]
-    return prompt
 
 
 def _check_lengths(body: dict[str, Any], max_model_len: int) -> None:
@@ -191,7 +186,7 @@ def _check_lengths(body: dict[str, Any], max_model_len: int) -> None:
         if at_least > limit:
             _refuse("min_tokens", f"at most {name} = {limit}")
         wanted = max(limit, 1)
-    tokens = max(len(p) if isinstance(p, list) else 1 for p in _prompts(body.get("prompt")))
+    tokens = max(len(p) if isinstance(p, list) else 1 for p in prompts_of(body.get("prompt")))
     if tokens + wanted > max_model_len:
         message = (
             f"This model's maximum context length is {max_model_len} tokens; the request has at "

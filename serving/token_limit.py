@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from serving.prompt_size import prompts_of, text_bytes
+from serving.prompt_size import most_tokens, prompts_of
 from serving.requests import Refusal, Refused
 from sizing.errors import InputError
 
@@ -49,6 +49,5 @@ def within(body: dict[str, Any], limit: int | None, max_model_len: int) -> dict[
             raise Refused(Refusal(status=400, message=message, param=name))
         return body
     prompts = prompts_of(body["prompt"]) if "prompt" in body else [body.get("messages")]
-    longest = max(text_bytes(each) or len(each or ()) for each in prompts)
-    room = max_model_len - longest - TEMPLATE_TOKENS
+    room = max_model_len - max(map(most_tokens, prompts)) - TEMPLATE_TOKENS
     return {**body, "max_tokens": min(limit, room)} if room >= 1 else body

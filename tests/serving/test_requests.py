@@ -121,7 +121,7 @@ def test_content_in_any_form() -> None:
 
 @pytest.mark.parametrize(
     ("prompt", "passed_on"),
-    [("hi", "hi"), (["hi"], "hi"), ([1, 2], [1, 2]), ([[1, 2]], [1, 2])],
+    [("hi", "hi"), (["hi"], "hi"), ([1, 2], [1, 2]), ([[1, 2]], [1, 2]), ([1.0], [1.0])],
 )
 def test_one_prompt_in_any_form(prompt: object, passed_on: object) -> None:
     """A single prompt passes, as text or tokens, in a list of one or not."""

@@ -1,0 +1,52 @@
+"""From bodies to vLLM's requests: what is refused, and that what passes can go anywhere."""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+
+import pytest
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # Ray's and vLLM's own
+    from serving.engine_request import engine_request, for_prefill
+    from serving.requests import Refusal
+
+TEXT = {"type": "text", "text": "hi"}
+CALL = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "user", "content": [TEXT, 3]},
+        {"role": "system", "content": [None, None]},
+        {"role": "user", "content": [{"type": "text", "text": {}}]},
+        {"role": "assistant", "content": [{"type": "text"}]},
+        {"role": "assistant", "content": None, "tool_calls": [1]},
+    ],
+)
+def test_messages_that_are_none_are_named(message: dict[str, object]) -> None:
+    """Also where pydantic would look only when the content is read."""
+    refusal = engine_request("chat", {"model": "demo", "messages": [message]})
+    assert isinstance(refusal, Refusal)
+    assert refusal.status == 400
+    assert str(refusal.param).startswith("messages.")
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "user", "content": "hi"},
+        {"role": "user", "content": [TEXT, TEXT]},
+        {"role": "system", "content": [TEXT]},
+        {"role": "assistant", "content": None, "tool_calls": [CALL]},
+        {"role": "tool", "tool_call_id": "a", "content": [TEXT]},
+    ],
+)
+def test_what_passes_goes_to_other_processes(message: dict[str, object]) -> None:
+    """As it came: nothing in it is read once and then gone."""
+    request = engine_request("chat", {"model": "demo", "messages": [message]})
+    sent = pickle.loads(pickle.dumps(for_prefill(request)))  # noqa: S301  (our own)
+    assert sent.messages == request.messages
+    assert sent.messages[0]["content"] == message["content"]

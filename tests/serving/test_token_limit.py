@@ -1,0 +1,77 @@
+"""How long an answer may get: what is asked for, and what names no length."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from serving.requests import Refused
+from serving.token_limit import TEMPLATE_TOKENS, read_token_limit, within
+from sizing.errors import InputError
+
+CONTEXT = 200
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=20,
+)
+
+
+@given(st.sampled_from(["prompt", "messages"]), JSON)
+def test_whatever_a_prompt_is_the_engine_refuses_not_we(name: str, given_: object) -> None:
+    """No JSON breaks the bound on the length of answers; nobody gets more than the limit."""
+    limited = within({name: given_}, 16, CONTEXT)
+    assert limited[name] == given_
+    assert 1 <= limited.get("max_tokens", 1) <= 16
+
+
+@pytest.mark.parametrize(
+    ("body", "tokens"),
+    [
+        ({"prompt": "x" * 50}, 16),
+        ({"prompt": "x" * 130}, 6),
+        ({"prompt": [1] * 130}, 6),
+        ({"prompt": [1.0] * 130}, 6),
+        ({"prompt": [[1] * 130, [1]]}, 6),
+        ({"prompt": ["a", "x" * 130]}, 6),
+        ({"prompt": 1}, 16),
+        ({"messages": [{"role": "user", "content": "x" * 130}]}, 6),
+        ({"messages": None}, 16),
+    ],
+)
+def test_who_names_no_length_gets_the_limit_or_what_fits(
+    body: dict[str, object], tokens: int
+) -> None:
+    """The longest prompt decides, in tokens where they are given, else in bytes."""
+    assert CONTEXT - TEMPLATE_TOKENS == 136
+    assert within(body, 16, CONTEXT) == {**body, "max_tokens": tokens}
+
+
+def test_where_nothing_fits_the_engine_says_so() -> None:
+    """A prompt as long as the context passes as it is."""
+    body = {"prompt": [1] * CONTEXT}
+    assert within(body, 16, CONTEXT) == body
+
+
+def test_who_asks_for_more_is_refused() -> None:
+    """With the parameter at fault; up to the limit it stays."""
+    assert within({"prompt": "x", "max_tokens": 16}, 16, CONTEXT)["max_tokens"] == 16
+    for name in ("max_tokens", "max_completion_tokens"):
+        with pytest.raises(Refused) as refused:
+            within({"prompt": "x", name: 17}, 16, CONTEXT)
+        assert (refused.value.refusal.status, refused.value.refusal.param) == (400, name)
+
+
+def test_without_a_limit_everything_passes() -> None:
+    """As it came."""
+    assert within({"prompt": "x", "max_tokens": 10**9}, None, CONTEXT)["max_tokens"] == 10**9
+
+
+@pytest.mark.parametrize("given_", ["", "0", "-1", "1.5", "many"])
+def test_a_limit_is_a_number_of_tokens(given_: str) -> None:
+    """Anything else stops the start."""
+    assert read_token_limit({}) is None
+    assert read_token_limit({"MINICLUSTER_MAX_OUTPUT_TOKENS": "7"}) == 7
+    with pytest.raises(InputError):
+        read_token_limit({"MINICLUSTER_MAX_OUTPUT_TOKENS": given_})
