@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import uuid
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,9 @@ ERROR_EVENT = 'data: {"error"'
 """How a stream of vLLM begins to say that it failed; [DONE] follows all the same."""
 
 SERVER_ERROR = 500
+GRAMMAR = re.compile(r"grammar|structural tag|schema|regex|choices", re.IGNORECASE)
+"""What vLLM's compilers of grammars speak of."""
+
 REMOTE_DECODE = {
     "do_remote_decode": True,
     "do_remote_prefill": False,
@@ -109,4 +113,8 @@ def _refusal(status: int, message: str, param: str | None) -> Refusal:
     """Keep what the client did wrong; what went wrong inside stays inside."""
     if status >= SERVER_ERROR:
         return Refusal(status=status, message="The engine failed while answering.")
+    if param is None and GRAMMAR.search(message):
+        # Only there vLLM does not say where: the compiler of grammars knows no request.
+        param = "structured_outputs"
+        message = f"structured_outputs or response_format: {message}"
     return Refusal(status=status, message=message, param=param)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pickle
 import warnings
+from types import SimpleNamespace
 
 import pytest
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Ray's and vLLM's own
-    from serving.engine_request import engine_request, for_prefill
+    from serving.engine_request import engine_request, for_prefill, refusal_of
     from serving.requests import Refusal
 
 TEXT = {"type": "text", "text": "hi"}
@@ -50,3 +51,25 @@ def test_what_passes_goes_to_other_processes(message: dict[str, object]) -> None
     sent = pickle.loads(pickle.dumps(for_prefill(request)))  # noqa: S301  (our own)
     assert sent.messages == request.messages
     assert sent.messages[0]["content"] == message["content"]
+
+
+@pytest.mark.parametrize(
+    ("message", "param", "named"),
+    [
+        ("Invalid JSON grammar specification.", None, "structured_outputs"),
+        ("top_k must be 0 or more.", "top_k", "top_k"),
+    ],
+)
+def test_refusals_of_the_engine_name_a_field(message: str, param: str | None, named: str) -> None:
+    """Also where the engine does not."""
+    error = SimpleNamespace(code=400, message=message, param=param)
+    refusal = refusal_of(SimpleNamespace(error=error))
+    assert (refusal.status, refusal.param) == (400, named)
+    assert message in refusal.message
+
+
+def test_what_went_wrong_inside_stays_inside() -> None:
+    """A 5xx of the engine tells the client nothing of it."""
+    error = SimpleNamespace(code=500, message="/root/secret.py: KeyError", param=None)
+    refusal = refusal_of(SimpleNamespace(error=error))
+    assert (refusal.status, "secret" in refusal.message) == (500, False)
