@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     """Loads, source of randomness, number of the request → index of the replica."""
 
 
+AUTO, LEAST_TOKENS, POWER_OF_TWO = "auto", "least-tokens", "power-of-two"
+
+
 class Rng(Protocol):
     """What a policy needs of a random generator; `random.Random` and numpy's both have it."""
 
@@ -52,9 +55,9 @@ def least(loads: Sequence[float], rng: Rng, turn: int) -> int:  # noqa: ARG001
 
 
 POLICIES: dict[str, Choose] = {
-    "power-of-two": power_of_two,
+    POWER_OF_TWO: power_of_two,
     "round-robin": round_robin,
-    "least-tokens": least,
+    LEAST_TOKENS: least,
     "random": uniform,
 }
 """By name, as a plan's `routing.policy` has it."""
@@ -77,4 +80,4 @@ def chooser(policy: str) -> Choose:
 
 def counts_tokens(policy: str) -> bool:
     """Say whether a policy's loads are prompt tokens instead of requests."""
-    return policy == "least-tokens"
+    return policy == LEAST_TOKENS

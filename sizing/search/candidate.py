@@ -112,6 +112,7 @@ def smallest(inputs: Inputs, layout: Layout, models: StepModels) -> Candidate:
         prefill=one,
         decode=one,
         local_threshold_tokens=local,
+        routing=inputs.scenario.search.routing,
     )
     mean, deviation = tandem.context
     slots = decode_slots(inputs, layout.decode, context=mean, deviation=deviation)

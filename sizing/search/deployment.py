@@ -32,7 +32,10 @@ def deployment(
             memory_fraction=engine.memory_fraction,
         ),
         pools=pools(inputs, chosen, spares=spares),
-        routing=Routing(local_threshold_tokens=chosen.tandem.local_threshold_tokens),
+        routing=Routing(
+            policy=chosen.tandem.prefill_policy,
+            local_threshold_tokens=chosen.tandem.local_threshold_tokens,
+        ),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 LOAD = "open"
 """Plans are for Poisson arrivals."""
 
+
+SPLIT_MODE = "split mode: validated on CPU only"
+"""Of every split plan, until rows of our own from GPUs say otherwise."""
 
 UNLOADED = "static"
 """Of rows without queues: TTFT is the time of a prefill step there, TPOT that of a decode step."""
@@ -98,6 +101,12 @@ def interval_around(quantity: str, inputs: Inputs) -> Interval | None:
 
 def validation(inputs: Inputs, *, split: bool = True) -> Validation:
     """Count the measurements of deployments like this one, and say how far predictions were off."""
+    found = _measured(inputs, split=split)
+    return replace(found, note=f"{found.note}; {SPLIT_MODE}") if split else found
+
+
+def _measured(inputs: Inputs, *, split: bool) -> Validation:
+    """Count those of the machine itself, or of machines alike."""
     if inputs.calibration is not None:
         key = inputs.calibration.key
         return Validation(

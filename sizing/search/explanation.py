@@ -141,6 +141,7 @@ def planned(plan: Plan) -> Candidate:
         prefill=_stage(prefill),
         decode=_stage(decode),
         local_threshold_tokens=0 if prefill is decode else plan.routing.local_threshold_tokens,
+        routing=plan.routing.policy,
     )
     context, deviation = tandem.context
     slots = decode_slots(plan.inputs, layout.decode, context=context, deviation=deviation)

@@ -124,6 +124,10 @@ class SearchChoice:
             the SLO: spares are added to each from the cluster's failures; absent: none.
         local_threshold_tokens: prompts up to this length are computed by their decode replica;
             0: none; absent: the search chooses where prompts differ.
+        routing: how a prefill replica is chosen: the one with the fewest prompt tokens
+            outstanding (`least-tokens`), the less loaded of two (`power-of-two`), or `auto`:
+            least-tokens where one decode replica asks and so knows all that is outstanding,
+            power-of-two where several do.
     """
 
     __pydantic_config__ = STRICT
@@ -139,6 +143,7 @@ class SearchChoice:
     spare_replicas: int = 0
     availability_fraction: float | None = None
     local_threshold_tokens: int | None = None
+    routing: str = "auto"
 
     def __post_init__(self) -> None:
         """Check names, degrees and shares."""
@@ -147,6 +152,7 @@ class SearchChoice:
         one_of(("gpus", "usd", "watts"), **{"search.objective": self.objective})
         one_of(("deployable", "any"), **{"search.layouts": self.layouts})
         one_of(("split", "mixed", "any"), **{"search.pools": self.pools})
+        one_of(("auto", "least-tokens", "power-of-two"), **{"search.routing": self.routing})
         prices = self.prices_usd_per_gpu_hour
         positive(**{f"search.prices_usd_per_gpu_hour.{gpu}": prices[gpu] for gpu in prices})
         if len(set(self.gpus)) != len(self.gpus):

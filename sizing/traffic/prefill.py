@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sizing import steptime
+from sizing.routing import LEAST_TOKENS
+from sizing.traffic.least_tokens import least_tokens_wait
 from sizing.traffic.spread import Spread, spread
 from sizing.traffic.two_choices import two_choices_wait
 
@@ -67,25 +69,31 @@ def wait(tandem: Tandem, slowdown: float = 1.0) -> Spread:
     """
     Wait for prefill to start.
 
-    One prompt at a time: M/G/1, or two choices (eq. T1, T3). In batches (docs/model.md, eq. T6):
-    the queue of a server whose service is a full batch's share, and what is left of the batch in
-    progress beyond what its prompts would take of that server.
+    One prompt at a time: M/G/1, two choices, or least tokens (eq. T1, T3, T16). In batches
+    (docs/model.md, eq. T6): the queue of a server whose service is a full batch's share, and what
+    is left of the batch in progress beyond what its prompts would take of that server.
     """
     b = tandem.prefill.max_batch_size
     alone = service_s(tandem) * slowdown
     used = utilisation(tandem, slowdown)
     if b == 1:
-        return two_choices_wait(spread(alone), used, tandem.prefill.replicas)
+        return _routed_wait(tandem, spread(alone), used)
     share = batch_s(tandem, b) / b
-    queued = two_choices_wait(
-        spread(alone).scaled(share / batch_s(tandem, 1)), used, tandem.prefill.replicas
-    )
+    queued = _routed_wait(tandem, spread(alone).scaled(share / batch_s(tandem, 1)), used)
     size = filled(tandem, slowdown)
     beyond = slowdown * max(0.0, batch_s(tandem, size) - size * share)
     busy = busy_fraction(tandem, slowdown)
     points = (np.arange(64) + 0.5) / 64 * beyond
     left = spread(np.append(points, 0.0), np.append(np.full(64, busy / 64), 1 - busy))
     return queued.plus(left)
+
+
+def _routed_wait(tandem: Tandem, service: Spread, used: float) -> Spread:
+    """Wait behind the tandem's policy."""
+    replicas = tandem.prefill.replicas
+    if replicas > 1 and tandem.prefill_policy == LEAST_TOKENS:
+        return least_tokens_wait(service, used, replicas)
+    return two_choices_wait(service, used, replicas)
 
 
 def filled(tandem: Tandem, slowdown: float = 1.0) -> float:

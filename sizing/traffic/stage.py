@@ -10,6 +10,7 @@ import numpy as np
 
 from sizing.arrivals import length_quantiles
 from sizing.plan import StepModel
+from sizing.routing import AUTO, LEAST_TOKENS, POWER_OF_TWO
 from sizing.specs.workload import WorkloadSpec
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ class Tandem:
 
     Attributes:
         local_threshold_tokens: prompts up to this length are computed by their decode replica.
+        routing: policy among the prefill replicas, or `auto`.
     """
 
     workload: WorkloadSpec
@@ -53,6 +55,14 @@ class Tandem:
     prefill: Stage
     decode: Stage
     local_threshold_tokens: int = 0
+    routing: str = AUTO
+
+    @property
+    def prefill_policy(self) -> str:
+        """Policy among the prefill replicas: exact loads where one router sees all of them."""
+        if self.routing != AUTO:
+            return self.routing
+        return LEAST_TOKENS if self.decode.replicas == 1 else POWER_OF_TWO
 
     @cached_property
     def all_tokens(self) -> NDArray[np.float64]:
