@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import re
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from serving.engine import NIXL_PORTS, NIXL_PORTS_APART, accelerator, engine_kwargs, environment
-from serving.front import front_door
+from serving.front import front_door, replicas_by_domain
 from serving.limits import limits
 from serving.served import NODE_LABEL, ROLE_LABEL, RayNode, ServedApp, ServedPool
 from sizing.plan import to_json
@@ -82,8 +83,9 @@ def domains(deployment: Deployment, plan: Plan | None) -> dict[str, str]:
     """
     Return the domain of each node: GPUs joined by scale-up links, where that decides anything.
 
-    It does where some domain holds both prefill and decode: these are paired first. Elsewhere
-    every KV cache crosses the same network, and all nodes are one domain.
+    It does where each domain holds the same share of both pools: prompts then stay at home, and
+    every replica is as busy as planned. Elsewhere all nodes are one domain: a pool that is paired
+    with too little of the other one would queue, or idle.
     """
     nodes = {placement.node for pool in deployment.pools for placement in pool.placement}
     one = dict.fromkeys(sorted(nodes), ONE_DOMAIN)
@@ -93,8 +95,11 @@ def domains(deployment: Deployment, plan: Plan | None) -> dict[str, str]:
     cluster = plan.inputs.cluster
     wide = max(1, cluster.gpus_per_hb_domain // cluster.gpus_per_node)
     found = {node: f"d{int(match[1]) // wide}" for node, match in numbers.items() if match}
-    held = [{found[p.node] for p in pool.placement} for pool in deployment.pools]
-    return found if len(held) > 1 and set.intersection(*held) else one
+    shares = [
+        {at: Fraction(n, pool.replicas) for at, n in replicas_by_domain(pool, found).items()}
+        for pool in deployment.pools
+    ]
+    return found if len(shares) > 1 and all(share == shares[0] for share in shares) else one
 
 
 def _pools(

@@ -168,6 +168,22 @@ def test_one_domain_where_domains_decide_nothing(
     assert set(domains(paired, plan).values()) == {"d0"}
 
 
+def test_one_domain_where_shares_differ(
+    paired: Deployment, make_plan: PlanMaker, make_pool: PoolMaker
+) -> None:
+    """Two prefill replicas apart from the only decode replica have work, too."""
+    cores = ((0, 0), (0, 1), (1, 0))
+    places = tuple(Placement(node=f"node-{n}", gpus=(core,)) for n, core in cores)
+    prefill = make_pool("prefill", replicas=3, placement=places)
+    decode = make_pool("decode", placement=(Placement(node="node-1", gpus=(1,)),))
+    deployment = replace(paired, pools=(prefill, decode))
+    app = compile_app(deployment, CPU, plan=_two_nodes(make_plan, deployment, 4))
+    assert [(pool.role, pool.domain, pool.replicas) for pool in app.pools] == [
+        ("prefill", "d0", 3),
+        ("decode", "d0", 1),
+    ]
+
+
 def _renamed(deployment: Deployment, name: Callable[[str, str], str]) -> Deployment:
     """Return the deployment on nodes of other names."""
     return replace(
