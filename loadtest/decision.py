@@ -65,18 +65,19 @@ def _judged(evidence: Evidence, promises: tuple[Promise, ...]) -> tuple[str, tup
 def _open(promise: Promise, window_s: float) -> str:
     """Say what a limit lacks: requests, and so minutes."""
     name = f"{promise.metric.upper()} {promise.percentile}"
+    kind = " gaps" if promise.metric == "itl" else ""
     seen = (
-        f"{promise.attained_fraction:.2%} of {promise.num} within "
+        f"{promise.attained_fraction:.2%} of {promise.num}{kind} within "
         f"{1000 * promise.limit_s:g} ms (95 % interval {promise.attained_low:.2%} to "
         f"{promise.attained_high:.2%}; {promise.design_effect:.1f} are worth one independent)"
     )
     if promise.num_needed is None:
         return f"{name}: {seen}; exactly on the limit: no length of run tells"
     fewest = samples_needed(LEVELS[promise.percentile])
-    if promise.num < fewest:
-        seen += f"; fewer than {fewest} prove no {promise.percentile}"
-    more = max(1, promise.num_needed - promise.num)
-    minutes = window_s / 60 * more / max(1, promise.num)
+    if promise.num_requests < fewest:
+        seen += f"; fewer than {fewest} requests prove no {promise.percentile}"
+    more = max(1, promise.num_needed - promise.num_requests)
+    minutes = window_s / 60 * more / max(1, promise.num_requests)
     if minutes > DAY_MINUTES:
         return f"{name}: {seen}; so close to the limit that a day more would not tell"
     return f"{name}: {seen}; needs about {minutes:.1f} minutes more ({more} requests)"

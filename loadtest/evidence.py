@@ -13,7 +13,7 @@ from loadtest.warmup import settled_from
 from sizing.arrivals import CONTENT_TOKENS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from loadtest.run import Run
 
@@ -31,7 +31,8 @@ class Evidence:
         settled: whether latencies had settled by the middle of the run (MSER-5).
         rising: they had not, for they rose to the end.
         cached_fraction: share of prompt tokens from the prefix cache, beyond those that the
-            workload shares; `None` where the endpoint does not tell.
+            workload shares and those of a conversation's turns before; `None` where the endpoint
+            does not tell.
     """
 
     requests: tuple[Sample | None, ...]
@@ -99,5 +100,20 @@ def _cached(run: Run, answered: Sequence[Sample]) -> float | None:
     template = run.job.chat.overhead_tokens if run.job.chat else 0
     prefix, content = max(run.job.workload.prefix_tokens, template), run.content
     shared = {s.index: CONTENT_TOKENS * len(content.get(s.index, ())) or prefix for s in told}
+    shared |= _said_before(run, shared)
     beyond = sum(max(0, (s.cached_tokens or 0) - shared[s.index]) for s in told)
     return beyond / sum(s.asked_input_tokens for s in told)
+
+
+def _said_before(run: Run, shared: Mapping[int, int]) -> dict[int, int]:
+    """Tokens of the turns before: a prompt that goes on with a conversation holds them all."""
+    by_index = {r.index: r for r in run.schedule}
+    before = {
+        r.index: by_index[r.previous]
+        for r in run.schedule
+        if r.session is not None and r.previous in by_index and r.index in shared
+    }
+    return {
+        index: max(shared[index], last.input_tokens + last.output_tokens)
+        for index, last in before.items()
+    }

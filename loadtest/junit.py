@@ -61,7 +61,10 @@ def _case(suite: ET.Element, name: str) -> ET.Element:
 
 def _validity(suite: ET.Element, verdict: Verdict) -> None:
     case = _case(suite, "the run is valid")
-    if verdict.verdict in {"invalid", "failed", "interrupted"}:
+    unsettled = verdict.verdict == "inconclusive" and all(
+        promise.verdict != "open" for promise in verdict.promises
+    )
+    if unsettled or verdict.verdict in {"invalid", "failed", "interrupted"}:
         _say(case, "error", "; ".join(verdict.reasons))
 
 

@@ -39,7 +39,8 @@ class Promise:
     One limit of the SLO and how it fared.
 
     Attributes:
-        num: requests that it covers (gaps, for ITL), those without an answer included.
+        num: values that it covers, one a request (ITL: one a gap), lost ones included.
+        num_requests: they come from so many requests.
         num_missed: of these, above the limit or without an answer.
         measured_s: the percentile over all of them, no answer counting as endless;
             `None`: the percentile itself is endless.
@@ -48,16 +49,17 @@ class Promise:
         attained_low, attained_high: its 95 % interval.
         design_effect: how many of them say as much as one independent request.
         verdict: `kept` or `missed` if the interval of the share leaves the percentile out;
-            `open` if it holds it, or if they are fewer than `samples_needed` and it is not most
-            of them that missed.
-        num_needed: how many it takes until neither is so, `None` where that is known already or
-            the share is the percentile itself.
+            `open` if it holds it, or if the requests are fewer than `samples_needed` and it is not
+            most of the values that missed.
+        num_needed: how many requests it takes until neither is so, `None` where that is known
+            already or the share is the percentile itself.
     """
 
     metric: str
     limit_s: float
     percentile: str
     num: int
+    num_requests: int
     num_missed: int
     measured_s: float | None
     measured_low_s: float | None
@@ -88,15 +90,37 @@ def judge(slo: SloSpec, requests: Sequence[Sample | None]) -> tuple[Promise, ...
         tpot = np.array([math.inf if s is None else s.tpot_s or 0.0 for s in whole])
         promises.append(judge_limit("tpot", tpot, limit_s=slo.tpot_s, percentile=slo.percentile))
     if slo.itl_s is not None:
-        itl = _gaps(whole)
-        promises.append(judge_limit("itl", itl, limit_s=slo.itl_s, percentile=slo.percentile))
+        promises.append(
+            judge_limit(
+                "itl",
+                _gaps(requests),
+                limit_s=slo.itl_s,
+                percentile=slo.percentile,
+                num_requests=len(whole),
+            )
+        )
     return tuple(promises)
 
 
 def judge_limit(
-    metric: str, values: NDArray[np.float64], *, limit_s: float, percentile: str
+    metric: str,
+    values: NDArray[np.float64],
+    *,
+    limit_s: float,
+    percentile: str,
+    num_requests: int | None = None,
 ) -> Promise:
-    """Judge one limit on *values* in the order of time, shape (n,); infinite: no answer."""
+    """
+    Judge one limit.
+
+    Args:
+        metric: its name.
+        values: in the order of time, infinite where there is no answer, shape (n,).
+        limit_s: that they are to keep.
+        percentile: how many of them, `p99` and the like.
+        num_requests: that *values* come from; `None`: one each.
+    """
+    requests = len(values) if num_requests is None else num_requests
     level, count = LEVELS[percentile], len(values)
     missed = int((values > limit_s).sum())
     share = 1 - missed / count if count else 0.0
@@ -104,7 +128,9 @@ def judge_limit(
     effect = cautious(seen)
     attained = share_interval(share, max(1, count), effect)
     high = 1.0 if attained.high is None else attained.high
-    verdict = _verdict(level, count, attained.low, high)
+    verdict = _verdict(level, requests, attained.low, high)
+    enough = count_needed(share, level, effect) if verdict == "open" else None
+    each = count / max(1, requests)
     measured_s = quantile(values.tolist(), level) if count else math.inf
     around = percentile_interval(values, level, effect) if count else None
     return Promise(
@@ -112,6 +138,7 @@ def judge_limit(
         limit_s=limit_s,
         percentile=percentile,
         num=count,
+        num_requests=requests,
         num_missed=missed,
         measured_s=measured_s if math.isfinite(measured_s) else None,
         measured_low_s=around.low if around and math.isfinite(around.low) else None,
@@ -121,28 +148,34 @@ def judge_limit(
         attained_high=high,
         design_effect=seen,
         verdict=verdict,
-        num_needed=_needed(share, level, effect) if verdict == "open" else None,
+        num_needed=enough and max(math.ceil(enough / (each or 1)), samples_needed(level)),
     )
 
 
-def _verdict(level: float, count: int, low: float, high: float) -> str:
+def _verdict(level: float, requests: int, low: float, high: float) -> str:
     """Say what an interval proves about a share *level*."""
-    if count < samples_needed(level):
+    if requests < samples_needed(level):
         return "missed" if high < min(level, MOST) else "open"
     return "kept" if low >= level else "missed" if high < level else "open"
 
 
-def _needed(share: float, level: float, effect: float) -> int | None:
-    """How many values it takes to judge *level*; `None`: no number does."""
-    enough = count_needed(share, level, effect)
-    return None if enough is None else max(enough, samples_needed(level))
+def _gaps(requests: Sequence[Sample | None]) -> NDArray[np.float64]:
+    """
+    All gaps in the order in which they ended, for what stalls one stream stalls those beside it.
 
-
-def _gaps(whole: Sequence[Sample | None]) -> NDArray[np.float64]:
-    """All gaps; an answer that never came misses as many as answers have on average."""
-    answered = [s for s in whole if s is not None]
+    An answer that never came misses as many as answers have on average, when it was due.
+    """
+    answered = [s for s in requests if s is not None and s.ok]
     lost = max(1, math.ceil(sum(len(s.gaps_s) for s in answered) / max(1, len(answered))))
-    return np.array([gap for s in whole for gap in (s.gaps_s if s else (math.inf,) * lost)])
+    seen: list[tuple[float, float]] = []
+    due_s = 0.0
+    for sample in requests:
+        due_s = due_s if sample is None else sample.due_s
+        if sample is None or not sample.ok:
+            seen += [(due_s, math.inf)] * lost
+        else:
+            seen += zip(sample.gap_ends_s, sample.gaps_s, strict=True)
+    return np.array([gap for _, gap in sorted(seen, key=lambda pair: pair[0])])
 
 
 def count_good(slo: SloSpec, answered: Sequence[Sample]) -> int:

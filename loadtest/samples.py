@@ -112,6 +112,13 @@ class Sample:
         return tuple(gaps)
 
     @property
+    def gap_ends_s(self) -> tuple[float, ...]:
+        """When each of `gaps_s` ended."""
+        tokens = self.chunk_tokens or (1,) * len(self.chunk_s)
+        later = zip(self.chunk_s[1:], tokens[1:], strict=True)
+        return tuple(at_s for at_s, count in later for _ in range(count))
+
+    @property
     def longest_stall_s(self) -> float:
         """Longest of the gaps; 0 where there are none."""
         return max(self.gaps_s, default=0.0)

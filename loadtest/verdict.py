@@ -234,6 +234,8 @@ def _notes(run: Run, evidence: Evidence) -> tuple[str, ...]:
     merged = sum(tokens > 1 for s in answered for tokens in s.chunk_tokens)
     if merged:
         notes.append(f"{merged / chunks:.1%} of the chunks carried several tokens")
+    if answered and evidence.cached_fraction is None:
+        notes.append("the endpoint does not tell what its prefix cache held")
     return tuple(notes)
 
 

@@ -15,6 +15,8 @@ from typer.main import get_command
 import loadtest.cli
 import serving.cli
 import sizing.cli
+from loadtest.confidence import samples_needed
+from loadtest.spread import LEVELS
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "ci.yml"
 APPS = {"loadtest": loadtest.cli.app, "serving": serving.cli.app, "sizing": sizing.cli.app}
@@ -38,6 +40,19 @@ def test_every_command_of_the_example_exists(line: list[str]) -> None:
     used = {re.sub("=.*", "", word) for word in rest if word.startswith("-")}
 
     assert used <= known
+
+
+def test_the_run_is_long_enough_for_its_promise() -> None:
+    """As many requests as prove the percentile that is planned for, in the time that is left."""
+    lines = {tuple(line[:2]): line for line in commands()}
+    plan, run = lines["sizing", "plan"], lines["loadtest", "run"]
+    changed = dict(word.split("=") for word in plan if word.count("=") == 1)
+    level = LEVELS[changed["slo.percentile"]]
+    requests = int(run[run.index("--requests") + 1])
+    (job,) = yaml.safe_load(EXAMPLE.read_text(encoding="utf-8"))["jobs"].values()
+
+    assert requests >= samples_needed(level)
+    assert requests / float(changed["workload.requests_per_s"]) < 60 * job["timeout-minutes"] / 3
 
 
 def test_the_example_gates_and_cleans_up() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.confidence import samples_needed
+from loadtest.confidence import design_effect, samples_needed
 from loadtest.promise import count_good, judge, judge_limit, parse_slo
 from loadtest.samples import Sample
 from loadtest.spread import LEVELS
@@ -94,6 +95,29 @@ def test_lost_answers_lose_their_gaps(make_sample: SampleMaker) -> None:
     itl = judge(slo, [*[make_sample()] * 8, None, None])[1]
 
     assert (itl.num, itl.num_missed) == (90, 18)
+
+
+def test_gaps_of_few_requests_prove_nothing(make_sample: SampleMaker) -> None:
+    """Thousands of gaps are no p99 if a hundred requests made them."""
+    slo = SloSpec(tpot_s=None, itl_s=0.05, percentile="p99")
+    itl = judge(slo, [make_sample(k, k / 10, num_output=51) for k in range(100)])[1]
+
+    assert (itl.num, itl.num_requests, itl.verdict) == (5000, 100, "open")
+    assert itl.num_needed == samples_needed(0.99)
+
+
+def test_a_stall_of_many_streams_is_one_event(make_sample: SampleMaker) -> None:
+    """Gaps that end together say as much as few: request by request they lie far apart."""
+    slo = SloSpec(tpot_s=None, itl_s=0.1, percentile="p90")
+    stalled = []
+    for k in range(500):
+        sample = make_sample(k, k / 50, num_output=40, itl_s=0.05)
+        late = [t + 0.2 * sum(t > stall for stall in range(1, 12, 2)) for t in sample.chunk_s]
+        stalled.append(replace(sample, chunk_s=tuple(late), end_s=late[-1]))
+    itl = judge(slo, stalled)[1]
+    requests = np.concatenate([s.gaps_s for s in stalled])
+
+    assert itl.design_effect > 3 * design_effect(requests)
 
 
 @pytest.mark.parametrize(

@@ -236,6 +236,19 @@ def test_junit(make_run: RunMaker, make_sample: SampleMaker) -> None:
     assert cases(judged(make_run(other)), required=True)["the prediction held"] == "failure"
 
 
+def test_junit_of_a_run_that_did_not_settle(make_run: RunMaker, make_sample: SampleMaker) -> None:
+    """A build is not green because every limit was kept in a run that proves nothing."""
+    verdict = replace(
+        judged(make_run([make_sample(k, k / 480) for k in range(4800)])),
+        verdict="inconclusive",
+        reasons=("latencies had not settled in the window; a longer one is needed",),
+    )
+    found = cases(verdict)
+
+    assert found["the run is valid"] == "error"
+    assert "failure" not in found.values()
+
+
 def test_two_runs(make_run: RunMaker, make_sample: SampleMaker) -> None:
     """A change of 5 % shows between runs of one schedule; another schedule is said to be one."""
     rng = np.random.default_rng(0)

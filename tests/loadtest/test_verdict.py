@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from loadtest.comparison import TOLERANCE, parse_tolerance
+from loadtest.evidence import evidence_of
 from loadtest.verdict import Verdict, conclude, to_json
 from sizing.errors import Exit, InputError
 
@@ -130,6 +131,21 @@ def test_a_warm_prefix_cache_proves_nothing(make_run: RunMaker, good: list[Sampl
 
     assert verdict.verdict == "invalid"
     assert "50% of the prompt tokens" in verdict.reasons[0]
+
+
+def test_a_conversation_may_find_itself_in_the_cache(
+    make_run: RunMaker, good: list[Sample]
+) -> None:
+    """What was said before is in the cache by right; what nobody said is not."""
+    told = [replace(s, cached_tokens=16 if s.index % 2 else 0) for s in good]
+    run = make_run(told)
+    turns = tuple(
+        replace(r, session=k // 2, previous=k - 1 if k % 2 else None, input_tokens=8)
+        for k, r in enumerate(run.schedule)
+    )
+
+    assert evidence_of(replace(run, schedule=turns)).cached_fraction == 0.0
+    assert evidence_of(run).cached_fraction == pytest.approx(0.25)
 
 
 def test_what_settles_late_is_cut(make_run: RunMaker, make_sample: SampleMaker) -> None:
