@@ -40,6 +40,7 @@ from loadtest.run import prepare, read_run
 from loadtest.schedule import Shape
 from loadtest.selftest import fake_server
 from loadtest.target import check_model
+from sizing.errors import Exit
 from sizing.sources import Source
 from sizing.specs.slo import SloSpec
 from sizing.specs.workload import Lengths, WorkloadSpec
@@ -289,7 +290,7 @@ def main() -> int:
 
 
 def compare_all(load: Load, command: str, rounds: int) -> int:
-    """Run every client against *load*, ours anew beside each; return 1 if one differs."""
+    """Run every client against *load*, ours anew beside each; 1 if one differs, 4 if one lacks."""
     print(
         f"{rounds} x {load.requests} requests, {load.rate:g}/s at constant gaps, "
         f"{load.input_tokens} tokens in, {load.output_tokens} out, {load.host}"
@@ -298,7 +299,8 @@ def compare_all(load: Load, command: str, rounds: int) -> int:
     # is asked of it is that it measures the same, not how much it bears.
     few = replace(load, rate=min(load.rate, 1.0), requests=min(load.requests, 30))
     others: list[tuple[Callable[[Load], Measured], Load]] = [(vllm_bench, load)]
-    if shutil.which(command):
+    complete = shutil.which(command) is not None
+    if complete:
         others.append((partial(aiperf, command=command), load))
     else:
         print(f"AIPerf is not compared: no {command} here (pip install aiperf==0.13.0)")
@@ -309,8 +311,11 @@ def compare_all(load: Load, command: str, rounds: int) -> int:
         answered = [len(each.ttft_s) for each in (*mine, *theirs)]
         print(f"{theirs[0].client}: {rounds} x {wanted.requests} at {wanted.rate:g}/s", flush=True)
         same &= set(answered) == {wanted.requests} and compare(mine, theirs)
-    print("all agree within 5 % or 5 ms" if same else "some DIFFER by more than 5 % and 5 ms")
-    return 0 if same else 1
+    if not same:
+        print("some DIFFER by more than 5 % and 5 ms")
+        return 1
+    print(f"{'all' if complete else 'those compared'} agree within 5 % or 5 ms")
+    return Exit.DONE if complete else Exit.INCONCLUSIVE
 
 
 def in_turn(

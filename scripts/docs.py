@@ -28,6 +28,13 @@ from sizing.validation.subject import nearest_engine
 ROOT = Path(__file__).parents[1]
 PUBLISHED = ROOT / "tests" / "published"
 
+AIMS = {
+    "ttft_mean": ("TTFT mean", 0.15),
+    "ttft_p99": ("TTFT p99", 0.25),
+    "tpot_mean": ("TPOT mean", 0.10),
+}
+"""What held-out loads are to be predicted within."""
+
 
 def pages() -> dict[Path, str]:
     """Return every generated page by its file."""
@@ -67,6 +74,7 @@ def validation_page() -> str:
                 *_static_rows(),
                 *_op_fits(),
                 *_demo_runs(),
+                *_held_out(),
             ]
         )
         + "\n"
@@ -175,6 +183,40 @@ def _demo_runs() -> list[str]:
         lines.append(f"| {number} | {run['requests_per_s']:.2f} | " + " | ".join(cells) + " |")
     notes = [f"Run {n}: {run['note']}." for n, run in enumerate(table["runs"], 1) if "note" in run]
     return [*lines, "", *notes]
+
+
+def _held_out() -> list[str]:
+    """Loads that nothing was fitted on, before and after recalibration."""
+    table = tomllib.loads((PUBLISHED / "demo_runs.toml").read_text(encoding="utf-8"))["held_out"]
+    scales = ", ".join(f"{name} {value:g}" for name, value in table["scales"].items())
+    lines = [
+        "",
+        "### Loads held out of a recalibration",
+        "",
+        (
+            f"`benchmarks/held_out.py FOLDER {table['requests']}`, {table['date']}: a fresh"
+            " calibration, then refitted (eq. C4) to two loads of 400 requests, each sent twice;"
+            f" five others of {table['requests']} requests, each sent twice, are predicted for the"
+            f" requests that were sent. Factors found: {scales}. Error of the mean of both runs."
+        ),
+        "",
+        "| load | requests/s | | measured ms, both runs | apart | before | after | aim |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for load in table["loads"]:
+        for name, (label, aim) in AIMS.items():
+            seen, before, after = (
+                load[f"{name}_{which}_s"] for which in ("measured", "before", "after")
+            )
+            middle = sum(seen) / len(seen)
+            apart = (max(seen) - min(seen)) / middle
+            errors = [sum(each) / sum(seen) - 1 for each in (before, after)]
+            lines.append(
+                f"| {load['name']} | {load['requests_per_s']:g} | {label} |"
+                f" {' and '.join(f'{1e3 * value:.1f}' for value in seen)} | {apart:.0%} |"
+                f" {errors[0]:+.0%} | {errors[1]:+.0%} | {aim:.0%} |"
+            )
+    return lines
 
 
 def main() -> int:
