@@ -5,27 +5,29 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from serving.admission import Asked
-from serving.prompt_size import prompt_tokens, prompts_of
+from serving.prompt_size import prompt_tokens, prompts_in
 from serving.request_class import must_be_local
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from serving.front import FrontDoor
+    from serving.prompt_size import TextSize
 
 
-def asked_of(body: Mapping[str, Any], front: FrontDoor, tokens_per_byte: float) -> Asked:
+def asked_of(kind: str, body: Mapping[str, Any], front: FrontDoor, size: TextSize) -> Asked:
     """
     Size a request that `serving.requests.check` let through.
 
     Args:
+        kind: `chat` or `completions`.
         body: the request.
         front: what is planned; answers of which nobody says how long they are, are as long as
             the longest planned one.
-        tokens_per_byte: of text, the best guess.
+        size: of text, the best guess.
     """
-    prompts = prompts_of(body.get("prompt")) if "prompt" in body else [body.get("messages")]
-    tokens = max(prompt_tokens(prompt, tokens_per_byte) for prompt in prompts)
+    prompts = prompts_in(kind, body)
+    tokens = max(prompt_tokens(prompt, size) for prompt in prompts)
     tokens = min(tokens, float(front.max_model_len))
     room = max(1.0, front.max_model_len - tokens)
     planned = room if front.promise is None else front.promise.workload.output_tokens.max_tokens

@@ -20,10 +20,10 @@ from serving.asked import asked_of
 from serving.errors import error_event, refusal_of, shed_refusal, with_param
 from serving.guard import Guard
 from serving.journey import Journey
+from serving.learned_size import LearnedSize, teaching_bytes
 from serving.measured import Measured
 from serving.metrics import Metrics
 from serving.phases import Begun
-from serving.prompt_size import TOKENS_PER_BYTE, text_bytes
 from serving.readiness import ReadyCheck
 from serving.requests import Refusal, Refused, check, parse_body
 from serving.sound import check_sound
@@ -43,9 +43,6 @@ if TYPE_CHECKING:
     from serving.keys import Key
     from serving.servers import Servers
 
-LEARNING = 0.05
-"""Weight of an answer in what is known of the tokenizer."""
-
 
 class Door:
     """Lets requests in, passes answers out, and keeps the books."""
@@ -61,7 +58,7 @@ class Door:
         self.ready = ReadyCheck(front, servers)
         self._turnstile = Turnstile()
         self._looking: asyncio.Task[object] | None = None
-        self._tokens_per_byte = TOKENS_PER_BYTE
+        self._sizes = {kind: LearnedSize() for kind in ("chat", "completions")}
 
     async def answer(self, kind: str, request: Request, at: str) -> Response:
         """
@@ -79,7 +76,7 @@ class Door:
         key = self.entrance.key(request)
         body = await self._read(request)
         self._look()
-        journey = self._admit(key, body, started_s)
+        journey = self._admit(key, kind, body, started_s)
         try:
             return await self._pass(kind, body, journey, at)
         except Refused as refused:
@@ -95,7 +92,7 @@ class Door:
         """Run a completion's prompt through the prefill pool alone; `PrefillTiming` as JSON."""
         key = self.entrance.key(request)
         body = await self._read(request)
-        journey = self._admit(key, body, time.perf_counter())
+        journey = self._admit(key, "completions", body, time.perf_counter())
         try:
             timing = await self.servers.time_prefill(body)
             journey.outcome = "refused" if isinstance(timing, Refusal) else "prefill"
@@ -114,9 +111,9 @@ class Door:
         checked = check(body, model_id=self.front.model_id, max_model_len=room)
         return within(checked, self.entrance.token_limit, room)
 
-    def _admit(self, key: Key | None, body: dict[str, Any], started_s: float) -> Journey:
+    def _admit(self, key: Key | None, kind: str, body: dict[str, Any], started_s: float) -> Journey:
         """Let a request in, or shed it."""
-        asked = asked_of(body, self.front, self._tokens_per_byte)
+        asked = asked_of(kind, body, self.front, self._sizes[kind].size)
         if not self._turnstile.enter(key):
             self._shed("key")
             message = "This key has as many requests under way as it may; wait for one to end."
@@ -128,6 +125,8 @@ class Door:
         if isinstance(found, Shed):
             self._turnstile.leave(key)
             self._shed(found.reason)
+            if found.retry_after_s is None and teaching_bytes(kind, body):
+                self._sizes[kind].doubt()
             raise Refused(shed_refusal(found))
         return Journey(
             found,
@@ -165,11 +164,11 @@ class Door:
         if isinstance(first, dict):
             events.count(first.get("usage"))
             journey.outcome = "ok"
-            self._learn(journey, events, body)
+            self._learn(kind, journey, events, body)
             self._end(journey)
             return JSONResponse(first, headers=phases.headers)
         stream = self._stream(first, items, events, journey, at)
-        return Stream(stream, partial(self._ended, journey, events, body), phases.headers)
+        return Stream(stream, partial(self._ended, kind, journey, events, body), phases.headers)
 
     async def _stream(
         self,
@@ -193,20 +192,18 @@ class Door:
             journey.outcome = "broken"
             yield error_event(refusal_of(error, at))
 
-    def _ended(self, journey: Journey, events: Events, body: dict[str, Any]) -> None:
+    def _ended(self, kind: str, journey: Journey, events: Events, body: dict[str, Any]) -> None:
         """Close the books of a stream."""
-        self._learn(journey, events, body)
+        self._learn(kind, journey, events, body)
         self._end(journey)
 
-    def _learn(self, journey: Journey, events: Events, body: dict[str, Any]) -> None:
+    def _learn(self, kind: str, journey: Journey, events: Events, body: dict[str, Any]) -> None:
         """Take the token counts of an answer: for its pace, and to size the next text."""
         if events.prompt_tokens is None or events.output_tokens is None:
             return
         journey.tokens = (events.prompt_tokens, events.output_tokens)
-        size = text_bytes(body.get("prompt") or body.get("messages"))
-        if size:
-            off = events.prompt_tokens / size - self._tokens_per_byte
-            self._tokens_per_byte += LEARNING * off
+        if size_bytes := teaching_bytes(kind, body):
+            self._sizes[kind].learn(size_bytes, events.prompt_tokens)
 
     def _end(self, journey: Journey) -> None:
         """Let a request out."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from serving.phases import Begun, Phases, PrefillTiming
+from serving.prompt_size import text_bytes
 from serving.requests import Refusal
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ class FakeServers:
         up: replicas that run, by role and domain.
         open: answers under way.
         seen: bodies that came.
+        template_tokens: that a chat has beside its text.
     """
 
     ttft_s: float = 0.0
@@ -38,6 +40,7 @@ class FakeServers:
     open: int = 0
     seen: list[dict[str, Any]] = field(default_factory=list)
     path: str = "remote"
+    template_tokens: int = 0
 
     async def answer(
         self, domain: str, kind: str, body: dict[str, Any]
@@ -76,7 +79,7 @@ class FakeServers:
             choice = {"text": piece} if kind == "completions" else {"delta": {"content": piece}}
             yield _event({"choices": [{"index": 0, **choice, "finish_reason": None}]})
         if (body.get("stream_options") or {}).get("include_usage"):
-            yield _event({"choices": [], "usage": _usage(body, tokens)})
+            yield _event({"choices": [], "usage": self._usage(kind, body, tokens)})
         yield "data: [DONE]\n\n"
 
     def _whole(self, kind: str, body: dict[str, Any], tokens: int) -> dict[str, Any]:
@@ -90,7 +93,19 @@ class FakeServers:
             "created": 1,
             "model": body["model"],
             "choices": [{"index": 0, "finish_reason": "length", "logprobs": None, **choice}],
-            "usage": _usage(body, tokens),
+            "usage": self._usage(kind, body, tokens),
+        }
+
+    def _usage(self, kind: str, body: dict[str, Any], tokens: int) -> dict[str, int]:
+        """Count a token for each four bytes of text, or the ids of the only prompt."""
+        prompt = body["messages"] if kind == "chat" else body["prompt"]
+        ids = isinstance(prompt, list) and prompt and isinstance(prompt[0], int)
+        count = len(prompt) if ids else max(1, text_bytes(prompt) // 4)
+        count += self.template_tokens if kind == "chat" else 0
+        return {
+            "prompt_tokens": count,
+            "completion_tokens": tokens,
+            "total_tokens": count + tokens,
         }
 
     async def time_prefill(self, body: dict[str, Any]) -> PrefillTiming | Refusal:
@@ -105,17 +120,6 @@ class FakeServers:
     async def facts(self) -> dict[tuple[str, str], dict[str, Any]]:
         """Return the same for each."""
         return {key: {"tp": 1} for key in self.up}
-
-
-def _usage(body: dict[str, Any], tokens: int) -> dict[str, int]:
-    """Count a token for each two characters."""
-    prompt = body.get("prompt") or body.get("messages")
-    count = len(prompt) if isinstance(prompt, list) else max(1, len(str(prompt)) // 2)
-    return {
-        "prompt_tokens": count,
-        "completion_tokens": tokens,
-        "total_tokens": count + tokens,
-    }
 
 
 def _event(chunk: dict[str, Any]) -> str:

@@ -307,6 +307,53 @@ def test_what_never_fits_is_told_not_to_come_back(front: FrontDoor) -> None:
     assert "Retry-After" not in answer.headers
 
 
+def test_short_chats_shut_no_long_prompt_out(front: FrontDoor) -> None:
+    """A template's tokens are no text's: after many short chats a long one is sized as before."""
+    tight = replace(front, slo=SloSpec(ttft_s=0.15, tpot_s=0.05))  # some 1,200 tokens of prompt
+    servers = FakeServers(template_tokens=30)
+    long = {"messages": [{"role": "user", "content": "x" * 4000}], "max_tokens": 2}
+
+    async def use(client: httpx.AsyncClient) -> list[int]:
+        asked = [*([HI] * 100), long]
+        answers = [await client.post("/v1/chat/completions", json=body) for body in asked]
+        return [answer.status_code for answer in answers]
+
+    assert _used(tight, servers, use) == [200] * 101
+
+
+def test_a_prompt_beside_messages_teaches_nothing(front: FrontDoor) -> None:
+    """Chats are sized by their messages, whatever else is in the body; the rest is no lesson."""
+    tight = replace(front, slo=SloSpec(ttft_s=0.15, tpot_s=0.05))
+    both = {"messages": [{"role": "user", "content": "x" * 4000}], "prompt": "x", "max_tokens": 2}
+    text = {"prompt": "x" * 4000, "max_tokens": 2}
+
+    async def use(client: httpx.AsyncClient) -> list[int]:
+        chats = [await client.post("/v1/chat/completions", json=both) for _ in range(20)]
+        return [
+            each.status_code for each in (*chats, await client.post("/v1/completions", json=text))
+        ]
+
+    assert _used(tight, FakeServers(template_tokens=30), use) == [200] * 21
+
+
+def test_refusals_for_a_guessed_size_do_not_last(front: FrontDoor) -> None:
+    """Texts dense with tokens make a long one look too long; refused often enough, it gets in."""
+    tight = replace(front, slo=SloSpec(ttft_s=0.15, tpot_s=0.05))
+    dense = {"messages": [{"role": "user", "content": "x" * 900}], "max_tokens": 2}
+    long = {"messages": [{"role": "user", "content": "x" * 4000}], "max_tokens": 2}
+    servers = FakeServers(template_tokens=675)
+
+    async def use(client: httpx.AsyncClient) -> list[int]:
+        asked = [*([dense] * 50), *([long] * 100)]
+        answers = [await client.post("/v1/chat/completions", json=body) for body in asked]
+        return [answer.status_code for answer in answers]
+
+    statuses = _used(tight, servers, use)
+    assert statuses[:50] == [200] * 50
+    assert statuses[50] == 429
+    assert 200 in statuses[51:]
+
+
 def test_metrics_stand_beside_what_was_planned(front: FrontDoor) -> None:
     """A stream is measured exactly: tokens from the engine's count, one gap a chunk."""
     body = {**ONE, "max_tokens": 11, "stream": True}
