@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from serving.admission import Asked
+from serving.answer_length import answer_tokens
 from serving.prompt_size import prompt_tokens, prompts_in
 from serving.request_class import must_be_local
 
@@ -31,11 +32,11 @@ def asked_of(kind: str, body: Mapping[str, Any], front: FrontDoor, size: TextSiz
     tokens = min(tokens, float(front.max_model_len))
     room = max(1.0, front.max_model_len - tokens)
     planned = room if front.promise is None else front.promise.workload.output_tokens.max_tokens
-    given = body.get("max_completion_tokens") or body.get("max_tokens")
+    wanted = answer_tokens(kind, body)
     local = must_be_local(body) is not None or tokens <= front.local_threshold_tokens
     return Asked(
         prompt_tokens=tokens,
-        output_tokens=float(min(given or planned, room)),
+        output_tokens=float(min(planned if wanted is None else max(1, wanted), room)),
         sequences=int(body.get("n") or 1) * len(prompts),
         local=local or not front.split,
     )

@@ -74,7 +74,7 @@ class Door:
         """
         started_s = time.perf_counter()
         key = self.entrance.key(request)
-        body = await self._read(request)
+        body = await self._read(kind, request)
         self._look()
         journey = self._admit(key, kind, body, started_s)
         try:
@@ -91,7 +91,7 @@ class Door:
     async def time_prefill(self, request: Request, _at: str) -> Response:
         """Run a completion's prompt through the prefill pool alone; `PrefillTiming` as JSON."""
         key = self.entrance.key(request)
-        body = await self._read(request)
+        body = await self._read("completions", request)
         journey = self._admit(key, "completions", body, time.perf_counter())
         try:
             timing = await self.servers.time_prefill(body)
@@ -102,14 +102,14 @@ class Door:
             raise Refused(timing)
         return JSONResponse(asdict(timing))
 
-    async def _read(self, request: Request) -> dict[str, Any]:
+    async def _read(self, kind: str, request: Request) -> dict[str, Any]:
         """Read and check a request."""
         raw = await self.entrance.body(request)
         body = parse_body(raw)
         check_sound(raw, body)
         room = self.front.max_model_len
-        checked = check(body, model_id=self.front.model_id, max_model_len=room)
-        return within(checked, self.entrance.token_limit, room)
+        checked = check(kind, body, model_id=self.front.model_id, max_model_len=room)
+        return within(kind, checked, self.entrance.token_limit, room)
 
     def _admit(self, key: Key | None, kind: str, body: dict[str, Any], started_s: float) -> Journey:
         """Let a request in, or shed it."""

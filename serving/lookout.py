@@ -11,7 +11,7 @@ from serving.front import to_plain
 from serving.live_page import PAGE, PAGE_HEADERS
 from serving.metrics import CONTENT_TYPE
 from serving.openapi import openapi
-from serving.requests import check
+from serving.requests import check_model
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -46,9 +46,7 @@ class Lookout:
     async def model(self, request: Request, _at: str) -> Response:
         """Describe the model."""
         self._door.entrance.key(request)
-        front = self._door.front
-        asked = {"model": request.path_params["model"]}
-        check(asked, model_id=front.model_id, max_model_len=front.max_model_len)
+        check_model(request.path_params["model"], self._door.front.model_id)
         return JSONResponse(self._card)
 
     async def health(self, _request: Request, _at: str) -> Response:
@@ -89,7 +87,8 @@ class Lookout:
             "outstanding": {"prefill": state.waiting, "all": state.sequences},
             "margin": {"ttft_s": margin.ttft_s, "tpot_s": margin.tpot_s},
         }
-        deployed = {"replicas": pools, "engines": engines}
+        limit = door.entrance.token_limit
+        deployed = {"replicas": pools, "engines": engines, "max_output_tokens": limit}
         return JSONResponse({"planned": self._planned, "deployed": deployed, "measured": measured})
 
     async def schema(self, _request: Request, _at: str) -> Response:

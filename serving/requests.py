@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from serving.answer_length import LENGTHS, named_tokens
 from serving.prompt_size import prompts_of
 
 MAX_BODY_BYTES = 8 << 20
@@ -20,6 +21,9 @@ UNSUPPORTED = {
     "prompt_embeds": "a prompt of text or token ids",
 }
 """Parameters that would forge a KV transfer, or that nobody here can use."""
+
+IGNORED = {"chat": ("prompt",), "completions": ("messages", "max_completion_tokens")}
+"""By endpoint, the fields of the other one: the engine does not read them, and nobody else may."""
 
 MAX_ANSWERS = 64
 """Of one request, all its prompts together; each takes a place in the decode batch."""
@@ -93,33 +97,39 @@ def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no JSON number")
 
 
-def check(body: dict[str, Any], *, model_id: str, max_model_len: int) -> dict[str, Any]:
+def check(kind: str, body: dict[str, Any], *, model_id: str, max_model_len: int) -> dict[str, Any]:
     """
     Refuse what cannot be answered correctly; return the body to pass on.
 
     Parameters of every other kind are checked by the engine.
 
     Args:
-        body: parsed request, completion or chat.
+        kind: `chat` or `completions`.
+        body: parsed request.
         model_id: the one model that is served.
         max_model_len: tokens of prompt and answer together.
 
     Raises:
         Refused: with the parameter at fault.
     """
-    model = body.get("model", model_id)
+    check_model(body.get("model", model_id), model_id)
+    _check_supported(body)
+    checked = {name: value for name, value in body.items() if name not in IGNORED[kind]}
+    checked["model"] = model_id
+    if kind == "chat":
+        _check_messages(body.get("messages"))
+    elif "prompt" in body:
+        checked["prompt"] = _prompt(body["prompt"])
+    _check_answers(checked)
+    _check_lengths(kind, checked, max_model_len)
+    return checked
+
+
+def check_model(model: object, model_id: str) -> None:
+    """Refuse every model but the one that is served."""
     if model != model_id:
         message = f"The model {model!r} does not exist; this endpoint serves {model_id!r}."
         raise Refused(Refusal(status=404, message=message, param="model", code="model_not_found"))
-    _check_supported(body)
-    checked = {**body, "model": model_id}
-    if "prompt" in body:
-        checked["prompt"] = _prompt(body["prompt"])
-    else:
-        _check_messages(body.get("messages"))
-    _check_answers(checked)
-    _check_lengths(checked, max_model_len)
-    return checked
 
 
 def _check_supported(body: dict[str, Any]) -> None:
@@ -170,22 +180,19 @@ def _prompt(prompt: object) -> object:
     return prompts[0] if len(prompts) == 1 else prompt
 
 
-def _check_lengths(body: dict[str, Any], max_model_len: int) -> None:
+def _check_lengths(kind: str, body: dict[str, Any], max_model_len: int) -> None:
     """Refuse lengths that decode would refuse after prefill has done its work."""
-    wanted = 1
-    least = 0 if body.get("echo") else 1
-    at_least = body.get("min_tokens") or 0
+    least = 0 if kind == "completions" and body.get("echo") else 1
+    for name in LENGTHS[kind]:
+        given = body.get(name)
+        if given is not None and (not _is_count(given) or given < least):
+            _refuse(name, f"a whole number, at least {least}")
+    at_least, named = body.get("min_tokens") or 0, named_tokens(kind, body)
     if not _is_count(at_least):
         _refuse("min_tokens", "a whole number, at least 0")
-    for name in ("max_tokens", "max_completion_tokens"):
-        limit = body.get(name)
-        if limit is None:
-            continue
-        if not _is_count(limit) or limit < least:
-            _refuse(name, f"a whole number, at least {least}")
-        if at_least > limit:
-            _refuse("min_tokens", f"at most {name} = {limit}")
-        wanted = max(limit, 1)
+    if named is not None and at_least > named:
+        _refuse("min_tokens", f"at most {named}, the most tokens of the answer")
+    wanted = max(named or 1, 1)
     tokens = max(len(p) if isinstance(p, list) else 1 for p in prompts_of(body.get("prompt")))
     if tokens + wanted > max_model_len:
         message = (

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from serving.prompt_size import most_tokens, prompts_of
+from serving.answer_length import LENGTHS, answer_tokens
+from serving.prompt_size import most_tokens, prompts_in
 from serving.requests import Refusal, Refused
 from sizing.errors import InputError
 
@@ -28,26 +29,27 @@ def read_token_limit(environment: Mapping[str, str]) -> int | None:
     return int(given)
 
 
-def within(body: dict[str, Any], limit: int | None, max_model_len: int) -> dict[str, Any]:
+def within(
+    kind: str, body: dict[str, Any], limit: int | None, max_model_len: int
+) -> dict[str, Any]:
     """
-    Return a request that keeps the limit.
+    Return a request of *kind* (`chat` or `completions`) that keeps the limit.
 
-    One that names no length gets the limit, or what certainly fits beside its prompt: a token
-    has at least a byte. Where that is nothing, the engine's own bound remains.
+    One that names no length gets the engine's default, but no more than the limit. Where that is
+    all the context has room for, it gets the limit, or what certainly fits beside its prompt: a
+    token has at least a byte. Where that is nothing, the engine's own bound remains.
 
     Raises:
         Refused: it asks for more.
     """
     if limit is None:
         return body
-    for name in ("max_completion_tokens", "max_tokens"):
-        given = body.get(name)
-        if given is None:
-            continue
-        if given > limit:
+    for name in (*LENGTHS[kind], "min_tokens"):
+        if (body.get(name) or 0) > limit:
             message = f"{name}: expected at most {limit}, the limit of this endpoint."
             raise Refused(Refusal(status=400, message=message, param=name))
-        return body
-    prompts = prompts_of(body["prompt"]) if "prompt" in body else [body.get("messages")]
-    room = max_model_len - max(map(most_tokens, prompts)) - TEMPLATE_TOKENS
+    tokens = answer_tokens(kind, body)
+    if tokens is not None:
+        return body if tokens <= limit else {**body, "max_tokens": limit}
+    room = max_model_len - max(map(most_tokens, prompts_in(kind, body))) - TEMPLATE_TOKENS
     return {**body, "max_tokens": min(limit, room)} if room >= 1 else body

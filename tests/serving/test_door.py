@@ -231,22 +231,27 @@ def test_long_bodies_are_refused_before_they_are_read(front: FrontDoor) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "sent"),
+    ("path", "body", "sent"),
     [
-        ({"prompt": "x", "max_tokens": 20}, 20),
-        ({"prompt": "x"}, 20),
-        ({"prompt": [[5] * 1970, [6]]}, 14),
-        ({"prompt": "x" * 3000}, None),
-        ({"prompt": "x", "max_tokens": 21}, 400),
+        ("completions", {"prompt": "x", "max_tokens": 20}, 20),
+        ("completions", {"prompt": "x"}, None),  # the engine makes 16
+        ("completions", {"prompt": "x", "max_tokens": None}, 20),
+        ("completions", {"prompt": [[5] * 1970, [6]], "max_tokens": None}, 14),
+        ("completions", {"prompt": "x" * 3000, "max_tokens": None}, None),
+        ("completions", {"prompt": "x", "max_tokens": 21}, 400),
+        ("completions", {"prompt": "x", "max_tokens": 21, "max_completion_tokens": 1}, 400),
+        ("chat/completions", HI | {"max_tokens": None}, 20),
+        ("chat/completions", HI | {"max_tokens": 21}, 400),
+        ("chat/completions", HI | {"max_tokens": None, "prompt": "x" * 3000}, 20),
     ],
 )
 def test_answers_keep_the_operators_limit(
-    front: FrontDoor, body: dict[str, Any], sent: int | None
+    front: FrontDoor, path: str, body: dict[str, Any], sent: int | None
 ) -> None:
     """More is refused, nothing said becomes the limit, and no prompt is refused for it."""
     servers = FakeServers()
     environment = {"MINICLUSTER_MAX_OUTPUT_TOKENS": "20"}
-    answer = _one(front, "/v1/completions", body, servers=servers, environment=environment)
+    answer = _one(front, f"/v1/{path}", body, servers=servers, environment=environment)
     if sent == 400:
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "max_tokens")
     else:
@@ -426,6 +431,14 @@ def test_clients_that_leave_are_counted_out(front: FrontDoor) -> None:
     assert 'minicluster_requests_total{outcome="cancelled",path="remote"} 1.0' in metrics
     assert 'minicluster_outstanding_requests{stage="all"} 0.0' in metrics
     assert servers.open == 0
+
+
+def test_the_page_can_keep_the_limit(front: FrontDoor) -> None:
+    """It learns from `/plan` how long an answer it may ask for."""
+    environment = {"MINICLUSTER_MAX_OUTPUT_TOKENS": "20"}
+    plan = _one(front, "/plan", environment=environment).json()
+    assert plan["deployed"]["max_output_tokens"] == 20
+    assert _one(front, "/plan").json()["deployed"]["max_output_tokens"] is None
 
 
 def test_the_page_loads_nothing_from_elsewhere(front: FrontDoor) -> None:

@@ -87,6 +87,18 @@ def test_a_person_sees_the_plan_and_chats(front: FrontDoor, tmp_path: Path) -> N
     assert [len(body["messages"]) for body in servers.seen if "messages" in body] == [1, 3]
 
 
+def test_the_page_keeps_the_operators_limit(front: FrontDoor, tmp_path: Path) -> None:
+    """Where answers may be short only, the page asks for short ones, and chats."""
+    servers, environment = FakeServers(), {"MINICLUSTER_MAX_OUTPUT_TOKENS": "20"}
+    with _served(front, servers, environment) as url, opened(f"{url}/", tmp_path) as page:
+        page.wait_for("document.getElementById('state').textContent === 'ready'")
+        page.type_into("say", "Hello")
+        page.wait_for("document.querySelector('#talk .assistant')?.textContent.includes('t19')")
+        page.wait_for("!document.getElementById('send').disabled")
+        assert page.evaluate("document.querySelectorAll('#talk .bad').length") == 0
+    assert [body["max_tokens"] for body in servers.seen if "messages" in body] == [20]
+
+
 def test_a_locked_endpoint_asks_for_a_key(front: FrontDoor, tmp_path: Path) -> None:
     """Without a key the page shows a lock and no plan; with it everything."""
     environment = {"MINICLUSTER_API_KEYS": KEY}

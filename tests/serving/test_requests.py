@@ -17,11 +17,12 @@ from serving.requests import (
 )
 
 LIMITS = {"model_id": "demo", "max_model_len": 100}
+HI = [{"role": "user", "content": "hi"}]
 
 
-def _refused(body: dict[str, object]) -> Refusal:
+def _refused(body: dict[str, object], kind: str = "completions") -> Refusal:
     with pytest.raises(Refused) as caught:
-        check(body, **LIMITS)
+        check(kind, body, **LIMITS)
     return caught.value.refusal
 
 
@@ -107,7 +108,7 @@ def test_what_nobody_can_answer(body: dict[str, object], param: str) -> None:
 )
 def test_what_is_no_conversation(messages: list[object]) -> None:
     """None at all, or content that cannot go to another process: 400 with the parameter."""
-    refusal = _refused({"messages": messages})
+    refusal = _refused({"messages": messages}, "chat")
     assert (refusal.status, refusal.param) == (400, "messages")
 
 
@@ -116,7 +117,7 @@ def test_content_in_any_form() -> None:
     contents = ("hi", [{"type": "text", "text": "hi"}], None)
     messages = [{"role": "user", "content": content} for content in contents]
     given = {"messages": [*messages, {"role": "assistant"}, "not an object"]}
-    assert check(given, **LIMITS)["messages"] == given["messages"]
+    assert check("chat", given, **LIMITS)["messages"] == given["messages"]
 
 
 @pytest.mark.parametrize(
@@ -125,7 +126,8 @@ def test_content_in_any_form() -> None:
 )
 def test_one_prompt_in_any_form(prompt: object, passed_on: object) -> None:
     """A single prompt passes, as text or tokens, in a list of one or not."""
-    assert check({"prompt": prompt, "max_tokens": 40}, **LIMITS)["prompt"] == passed_on
+    body = {"prompt": prompt, "max_tokens": 40}
+    assert check("completions", body, **LIMITS)["prompt"] == passed_on
 
 
 @pytest.mark.parametrize(
@@ -143,18 +145,48 @@ def test_one_prompt_in_any_form(prompt: object, passed_on: object) -> None:
 def test_what_decode_answers_alone_is_let_through(body: dict[str, object]) -> None:
     """Several answers, several prompts, and looks at the prompt are no reason to refuse."""
     given = {"prompt": "x", "max_tokens": 5, **body}
-    assert check(given, **LIMITS) == {**given, "model": "demo"}
+    assert check("completions", given, **LIMITS) == {**given, "model": "demo"}
 
 
 def test_nothing_is_generated_only_with_echo() -> None:
     """`max_tokens` 0 is meant to show a prompt's log-probabilities, and nothing else."""
     assert _refused({"prompt": "x", "max_tokens": 0}).param == "max_tokens"
+    chat = {"messages": HI, "echo": True, "max_tokens": 0}
+    assert _refused(chat, "chat").param == "max_tokens"  # there echo is about the last message
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "passed_on"),
+    [
+        ("chat", {"messages": HI, "prompt": ["a", "b"]}, {"messages": HI}),
+        ("chat", {"messages": HI, "prompt": [1] * 200}, {"messages": HI}),
+        ("completions", {"prompt": "x", "messages": []}, {"prompt": "x"}),
+        (
+            "completions",
+            {"prompt": "x", "max_tokens": 9, "max_completion_tokens": "one"},
+            {"prompt": "x", "max_tokens": 9},
+        ),
+    ],
+)
+def test_fields_of_the_other_endpoint_are_left_out(
+    kind: str, body: dict[str, object], passed_on: dict[str, object]
+) -> None:
+    """The engine does not read them: nobody between us and it may."""
+    assert check(kind, body, **LIMITS) == {**passed_on, "model": "demo"}
+
+
+def test_the_length_that_the_engine_reads_is_compared() -> None:
+    """Of a chat that names two, `max_completion_tokens`; both have to be numbers of tokens."""
+    body = {"messages": HI, "max_tokens": 1, "max_completion_tokens": 50, "min_tokens": 40}
+    assert check("chat", body, **LIMITS)["min_tokens"] == 40
+    assert _refused({**body, "max_completion_tokens": 30}, "chat").param == "min_tokens"
+    assert _refused({**body, "max_tokens": -1}, "chat").param == "max_tokens"
 
 
 def test_the_model_may_be_left_out() -> None:
     """Without a model the only one there is is meant, and nothing else changes."""
-    body = {"messages": [{"role": "user", "content": "hi"}], "temperature": 0.5}
-    assert check(body, **LIMITS) == {**body, "model": "demo"}
+    body = {"messages": HI, "temperature": 0.5}
+    assert check("chat", body, **LIMITS) == {**body, "model": "demo"}
 
 
 def test_refusal_is_shaped_as_openai_shapes_it() -> None:

@@ -21,9 +21,10 @@ JSON = st.recursive(
 @given(st.sampled_from(["prompt", "messages"]), JSON)
 def test_whatever_a_prompt_is_the_engine_refuses_not_we(name: str, given_: object) -> None:
     """No JSON breaks the bound on the length of answers; nobody gets more than the limit."""
-    limited = within({name: given_}, 16, CONTEXT)
+    kind = "chat" if name == "messages" else "completions"
+    limited = within(kind, {name: given_, "max_tokens": None}, 16, CONTEXT)
     assert limited[name] == given_
-    assert 1 <= limited.get("max_tokens", 1) <= 16
+    assert 1 <= (limited["max_tokens"] or 1) <= 16
 
 
 @pytest.mark.parametrize(
@@ -38,6 +39,7 @@ def test_whatever_a_prompt_is_the_engine_refuses_not_we(name: str, given_: objec
         ({"prompt": 1}, 16),
         ({"messages": [{"role": "user", "content": "x" * 130}]}, 6),
         ({"messages": None}, 16),
+        ({"messages": [{"content": "x" * 110}], "tools": [{"type": "function"}]}, 4),
     ],
 )
 def test_who_names_no_length_gets_the_limit_or_what_fits(
@@ -45,27 +47,55 @@ def test_who_names_no_length_gets_the_limit_or_what_fits(
 ) -> None:
     """The longest prompt decides, in tokens where they are given, else in bytes."""
     assert CONTEXT - TEMPLATE_TOKENS == 136
-    assert within(body, 16, CONTEXT) == {**body, "max_tokens": tokens}
+    kind = "chat" if "messages" in body else "completions"
+    asked = {**body, "max_tokens": None}
+    assert within(kind, asked, 16, CONTEXT) == {**body, "max_tokens": tokens}
 
 
 def test_where_nothing_fits_the_engine_says_so() -> None:
     """A prompt as long as the context passes as it is."""
-    body = {"prompt": [1] * CONTEXT}
-    assert within(body, 16, CONTEXT) == body
+    body = {"prompt": [1] * CONTEXT, "max_tokens": None}
+    assert within("completions", body, 16, CONTEXT) == body
 
 
-def test_who_asks_for_more_is_refused() -> None:
-    """With the parameter at fault; up to the limit it stays."""
-    assert within({"prompt": "x", "max_tokens": 16}, 16, CONTEXT)["max_tokens"] == 16
-    for name in ("max_tokens", "max_completion_tokens"):
-        with pytest.raises(Refused) as refused:
-            within({"prompt": "x", name: 17}, 16, CONTEXT)
-        assert (refused.value.refusal.status, refused.value.refusal.param) == (400, name)
+def test_a_completion_that_names_none_gets_no_more_than_the_engine_makes() -> None:
+    """A limit above the default of 16 makes no answer longer, one below it makes them shorter."""
+    assert within("completions", {"prompt": "x"}, 20, CONTEXT) == {"prompt": "x"}
+    assert within("completions", {"prompt": "x"}, 3, CONTEXT)["max_tokens"] == 3
+    assert within("completions", {"prompt": [1] * CONTEXT}, 3, CONTEXT)["max_tokens"] == 3
+
+
+@pytest.mark.parametrize(
+    ("kind", "lengths", "param"),
+    [
+        ("completions", {"max_tokens": 17}, "max_tokens"),
+        ("completions", {"max_tokens": 17, "max_completion_tokens": 1}, "max_tokens"),
+        ("completions", {"max_tokens": 16}, None),
+        ("completions", {"max_tokens": 16, "max_completion_tokens": 17}, None),
+        ("completions", {"min_tokens": 17}, "min_tokens"),
+        ("chat", {"max_tokens": 17}, "max_tokens"),
+        ("chat", {"max_completion_tokens": 17}, "max_completion_tokens"),
+        ("chat", {"max_completion_tokens": 1, "max_tokens": 17}, "max_tokens"),
+        ("chat", {"max_completion_tokens": 16, "max_tokens": 1}, None),
+    ],
+)
+def test_who_asks_for_more_is_refused(
+    kind: str, lengths: dict[str, object], param: str | None
+) -> None:
+    """With the parameter at fault, whichever the engine reads here; up to the limit it stays."""
+    body = {"prompt": "x", **lengths}
+    if param is None:
+        assert within(kind, body, 16, CONTEXT) == body
+        return
+    with pytest.raises(Refused) as refused:
+        within(kind, body, 16, CONTEXT)
+    assert (refused.value.refusal.status, refused.value.refusal.param) == (400, param)
 
 
 def test_without_a_limit_everything_passes() -> None:
     """As it came."""
-    assert within({"prompt": "x", "max_tokens": 10**9}, None, CONTEXT)["max_tokens"] == 10**9
+    body = {"prompt": "x", "max_tokens": 10**9}
+    assert within("completions", body, None, CONTEXT) == body
 
 
 @pytest.mark.parametrize("given_", ["", "0", "-1", "1.5", "many"])

@@ -1,0 +1,71 @@
+"""What a request asks for: of the fields of its own endpoint, as the engine reads them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from serving.asked import asked_of
+from serving.front import FrontDoor, front_door
+from serving.prompt_size import UNTAUGHT, TextSize
+from serving.requests import check
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from serving.admission import Asked
+
+    from .conftest import DeploymentMaker, PlanMaker
+
+LONG = [{"role": "user", "content": "x" * 4000}]
+
+
+@pytest.fixture(scope="module")
+def front(make_deployment: DeploymentMaker, make_plan: PlanMaker, small_model: Path) -> FrontDoor:
+    """Return a plan of answers of ten tokens."""
+    deployment = make_deployment(small_model)
+    return front_door(deployment, domains={"laptop": "d0"}, plan=make_plan(deployment))
+
+
+def _asked(
+    kind: str, body: dict[str, object], front: FrontDoor, size: TextSize = UNTAUGHT
+) -> Asked:
+    """Size a request as the door does."""
+    limits = {"model_id": front.model_id, "max_model_len": front.max_model_len}
+    return asked_of(kind, check(kind, body, **limits), front, size)
+
+
+@pytest.mark.parametrize(
+    ("kind", "lengths", "tokens"),
+    [
+        ("completions", {}, 16),
+        ("completions", {"max_tokens": None}, 10),
+        ("completions", {"max_tokens": 900, "max_completion_tokens": 1}, 900),
+        ("completions", {"max_tokens": 0, "echo": True}, 1),
+        ("chat", {}, 10),
+        ("chat", {"max_tokens": 900}, 900),
+        ("chat", {"max_tokens": 900, "max_completion_tokens": 7}, 7),
+    ],
+)
+def test_answers_are_as_long_as_the_engine_makes_them(
+    front: FrontDoor, kind: str, lengths: dict[str, object], tokens: int
+) -> None:
+    """Named, or vLLM's default, or where that is all the context the longest planned."""
+    body = {"prompt": "x", "messages": [{"role": "user", "content": "x"}], **lengths}
+    assert _asked(kind, body, front).output_tokens == tokens
+
+
+def test_a_chat_is_sized_by_its_messages(front: FrontDoor) -> None:
+    """Neither its size nor its way depend on a prompt that the engine does not read."""
+    for prompt in ("x", ["a", "b"], [[1], [2]]):
+        asked = _asked("chat", {"messages": LONG, "prompt": prompt}, front)
+        assert (asked.prompt_tokens, asked.sequences, asked.local) == (1000, 1, False)
+
+
+def test_the_size_of_text_is_the_learned_one(front: FrontDoor) -> None:
+    """Overhead and all, but never more than the context; ids are counted."""
+    size = TextSize(overhead_tokens=100, tokens_per_byte=0.5)
+    assert _asked("completions", {"prompt": "x" * 400}, front, size).prompt_tokens == 300
+    assert _asked("completions", {"prompt": [5] * 400}, front, size).prompt_tokens == 400
+    assert _asked("chat", {"messages": LONG}, front, size).prompt_tokens == 2048
