@@ -11,6 +11,7 @@ from sizing import steptime
 if TYPE_CHECKING:
     from sizing.plan import StepModel
     from sizing.specs.slo import SloSpec
+    from sizing.specs.step import StepCoefficients
 
 
 LARGEST_MARGIN = 0.9
@@ -33,15 +34,17 @@ class Asked:
     One request.
 
     Attributes:
-        prompt_tokens: of the prompt, or the best guess of it.
+        prompt_tokens: of the prompt, or the best guess of it; of several the longest one.
         output_tokens: that it will probably make, at least 1.
-        sequences: answers to the same prompt.
+        sequences: answers to all of its prompts.
+        other_tokens: of the other prompts, one by one.
         local: whether the server that decodes also computes the prompt.
     """
 
     prompt_tokens: float
     output_tokens: float
     sequences: int = 1
+    other_tokens: tuple[float, ...] = ()
     local: bool = False
 
 
@@ -57,6 +60,10 @@ class Load:
         context_tokens: cached tokens of all of them, once they decode.
         decode_replicas: that share them.
         max_batch_size: sequences that one of these decodes at once.
+        max_step_tokens: of prompts, that one of these computes in a step.
+        local_work_s: like `prefill_work_s`, of prompts that these compute themselves.
+        local_per_token_s: of such prompts, seconds that come on one replica while everybody makes
+            a token, if each answer is followed by one like it.
     """
 
     prefill_work_s: float
@@ -65,11 +72,14 @@ class Load:
     context_tokens: float
     decode_replicas: int
     max_batch_size: int
+    max_step_tokens: int
+    local_work_s: float = 0.0
+    local_per_token_s: float = 0.0
 
     @property
     def idle(self) -> bool:
         """Whether nobody is ahead."""
-        return self.sequences == 0 and self.prefill_work_s <= 0
+        return self.sequences == 0 and self.prefill_work_s <= 0 and self.local_work_s <= 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,18 +124,28 @@ class Shed:
 
 def work_s(model: StepModel, asked: Asked, load: Load) -> float:
     """
-    Seconds that a prompt keeps a replica busy, beside what else runs (docs/model.md, eq. Q9).
+    Seconds that the prompts of a request take from a replica.
 
-    Ignores: prompts that share a step, whose fixed time is paid once.
+    Of the prefill pool, until it is done, beside what else runs (docs/model.md, eq. Q9); where
+    decode computes them, what they add to its steps (eq. L6), and of these steps the share that
+    they fill.
+
+    Ignores: prompts that share a step of the prefill pool, whose fixed time is paid once.
     """
-    between = model.interference
-    step = model.decode if asked.local else model.prefill
-    alone_s = float(steptime.prefill_s(step, asked.prompt_tokens))
     if asked.local:
-        return alone_s
+        prompts = (asked.prompt_tokens, *asked.other_tokens)
+        filled = sum(prompts) / load.max_step_tokens * _step_s(model, asked, load)
+        return filled + sum(_added_s(model.decode, tokens) for tokens in prompts)
+    between = model.interference
+    alone_s = float(steptime.prefill_s(model.prefill, asked.prompt_tokens))
     batch = load.sequences / max(load.decode_replicas, 1)
     slower = 1 + between.prefill_fraction + batch * between.prefill_per_sequence_fraction
     return alone_s * slower + between.prefill_per_request_s
+
+
+def _added_s(step: StepCoefficients, tokens: float) -> float:
+    """Seconds that a prompt adds to a step that runs anyway."""
+    return step.per_prefill_token_s * tokens + step.per_pair_s * tokens * (tokens + 1) / 2
 
 
 def forecast(model: StepModel, asked: Asked, load: Load) -> Forecast:
@@ -134,29 +154,44 @@ def forecast(model: StepModel, asked: Asked, load: Load) -> Forecast:
 
     TTFT: path, the work ahead shared by the replicas, the own prompt, the KV pull, the wait for a
     place where more are admitted than the batches hold, one decode step. TPOT: a decode step with
-    everybody admitted in the batch, as far as it has places, and prefill busy beside it
-    (docs/model.md, eq. S2 to S4 and Q9).
+    everybody admitted in the batch, as far as it has places, prefill busy beside it, and in it the
+    prompts that decode computes (docs/model.md, eq. S2 to S4, Q9 and L6).
 
     Ignores: who of those ahead finishes meanwhile, so that it errs on the side of full batches;
-    how long those that join hold the batch up, which the margin learns.
+    how long those that join hold the batch up, which the margin learns; prompts that a step
+    computes while it reads the weights.
     """
     decoders = max(load.decode_replicas, 1)
+    step_s = _step_s(model, asked, load)
+    # A step computes no more of prompts than it has room for, however many wait.
+    most_s = model.decode.per_prefill_token_s * load.max_step_tokens
+    pace_s = step_s + min(load.local_per_token_s / decoders, most_s)
+    if asked.local:
+        own_s = float(steptime.prefill_s(model.decode, asked.prompt_tokens))
+        pull_s = 0.0
+        ahead_s = load.local_work_s / decoders
+    else:
+        own_s = work_s(model, asked, load)
+        pull_s = float(steptime.transfer_s(model.path, asked.prompt_tokens))
+        ahead_s = load.prefill_work_s / max(load.prefill_replicas, 1)
+    # Places come free one after the other, each as long as an answer like this one takes.
     together = load.sequences + asked.sequences
+    places = max(load.max_batch_size, asked.sequences) * decoders
+    wait_s = max(0, together - places) / places * asked.output_tokens * pace_s
+    ttft_s = model.path.request_s + ahead_s + own_s + pull_s + wait_s + step_s
+    return Forecast(ttft_s=ttft_s, tpot_s=pace_s)
+
+
+def _step_s(model: StepModel, asked: Asked, load: Load) -> float:
+    """Seconds of a decode step with everybody in it, prompts left out."""
+    decoders = max(load.decode_replicas, 1)
     places = max(load.max_batch_size, asked.sequences)
-    batch = min(max(float(asked.sequences), together / decoders), float(places))
+    batch = max(float(asked.sequences), (load.sequences + asked.sequences) / decoders)
+    batch = min(batch, float(places))
     own_tokens = asked.sequences * (asked.prompt_tokens + asked.output_tokens)
     tokens = max(own_tokens, (load.context_tokens + own_tokens) / decoders)
     step_s = float(steptime.decode_s(model.decode, batch, tokens / batch))
-    if not load.idle:
-        step_s *= 1 + model.interference.decode_fraction
-    pull_s = 0.0 if asked.local else float(steptime.transfer_s(model.path, asked.prompt_tokens))
-    ahead_s = 0.0 if asked.local else load.prefill_work_s / max(load.prefill_replicas, 1)
-    # Places come free one after the other, each as long as an answer like this one takes.
-    late = max(0, together - places * decoders) / (places * decoders)
-    wait_s = late * asked.output_tokens * step_s
-    own_s = work_s(model, asked, load)
-    ttft_s = model.path.request_s + ahead_s + own_s + pull_s + wait_s + step_s
-    return Forecast(ttft_s=ttft_s, tpot_s=step_s)
+    return step_s if load.idle else step_s * (1 + model.interference.decode_fraction)
 
 
 def decide(
@@ -186,6 +221,7 @@ def decide(
         context_tokens=0.0,
         decode_replicas=load.decode_replicas,
         max_batch_size=load.max_batch_size,
+        max_step_tokens=load.max_step_tokens,
     )
     floor = forecast(model, asked, alone)
     pace_s = min(slo.tpot_s or math.inf, slo.itl_s or math.inf)

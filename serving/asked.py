@@ -28,8 +28,8 @@ def asked_of(kind: str, body: Mapping[str, Any], front: FrontDoor, size: TextSiz
         size: of text, the best guess.
     """
     prompts = prompts_in(kind, body)
-    tokens = max(prompt_tokens(prompt, size) for prompt in prompts)
-    tokens = min(tokens, float(front.max_model_len))
+    sizes = (min(prompt_tokens(each, size), float(front.max_model_len)) for each in prompts)
+    tokens, *others = sorted(sizes, reverse=True)
     room = max(1.0, front.max_model_len - tokens)
     planned = room if front.promise is None else front.promise.workload.output_tokens.max_tokens
     wanted = answer_tokens(kind, body)
@@ -38,5 +38,6 @@ def asked_of(kind: str, body: Mapping[str, Any], front: FrontDoor, size: TextSiz
         prompt_tokens=tokens,
         output_tokens=float(min(planned if wanted is None else max(1, wanted), room)),
         sequences=int(body.get("n") or 1) * len(prompts),
+        other_tokens=tuple(others),
         local=local or not front.split,
     )

@@ -101,7 +101,7 @@ class Guard:
         found = decide(front.step_model, front.slo, asked, load, self.margin)
         if isinstance(found, Shed):
             return found
-        work = 0.0 if asked.local else work_s(front.step_model, asked, load)
+        work = work_s(front.step_model, asked, load)
         return Visit(state.enter(asked, lane, work), found)
 
     def begin(self, visit: Visit, ttft_s: float) -> None:

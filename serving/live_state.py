@@ -21,15 +21,19 @@ class Lane:
 
     Attributes:
         answers: its name.
+        role: of the replicas that answer, `decode` or `mixed`.
         prefill: the domain of its prefill replicas; its own in an aggregated plan.
-        max_batch_size: of one of its replicas.
+        max_batch_size, max_step_tokens: of one replica that answers: sequences that it decodes at
+            once, tokens of prompts that it computes in a step.
     """
 
     answers: str
+    role: str
     prefill: str
     prefill_replicas: int
     decode_replicas: int
     max_batch_size: int
+    max_step_tokens: int
 
 
 def lanes_of(front: FrontDoor) -> tuple[Lane, ...]:
@@ -43,26 +47,39 @@ def lanes_of(front: FrontDoor) -> tuple[Lane, ...]:
         lanes.append(
             Lane(
                 answers=domain,
+                role=last.role,
                 prefill=near,
                 prefill_replicas=first.replicas[near],
                 decode_replicas=replicas,
                 max_batch_size=last.max_batch_size,
+                max_step_tokens=last.max_batched_tokens,
             )
         )
     return tuple(lanes)
 
 
 class Stay:
-    """One admitted request, from the door to its end."""
+    """
+    One admitted request, from the door to its end.
 
-    __slots__ = ("asked", "lane", "waiting", "work_s")
+    Attributes:
+        prefill: role and domain of the replicas that compute its prompts.
+        work_s: of them, until its first token.
+        per_token_s: of those that answer, while they make a token; 0 of prompts computed elsewhere.
+        waiting: for its first token.
+    """
+
+    __slots__ = ("asked", "lane", "per_token_s", "prefill", "waiting", "work_s")
 
     def __init__(self, asked: Asked, lane: Lane, work_s: float) -> None:
-        """Keep what it counts for: *work_s* of prefill until its first token."""
+        """Keep what it counts for."""
         self.asked = asked
         self.waiting = True
         self.lane = lane
+        self.prefill = (lane.role, lane.answers) if asked.local else ("prefill", lane.prefill)
         self.work_s = work_s
+        # Little: as many join in a step as there are, over the steps that each stays.
+        self.per_token_s = work_s / (asked.output_tokens + 1) if asked.local else 0.0
 
 
 class LiveState:
@@ -75,21 +92,34 @@ class LiveState:
     def __init__(self, lanes: tuple[Lane, ...]) -> None:
         """Start with nobody in."""
         self.lanes = lanes
-        self._work_s = dict.fromkeys((lane.prefill for lane in lanes), 0.0)
+        pools = [("prefill", lane.prefill) for lane in lanes]
+        pools += [(lane.role, lane.answers) for lane in lanes]
+        self._work_s = dict.fromkeys(pools, 0.0)
         self._waiting = dict.fromkeys(self._work_s, 0)
         self._sequences = dict.fromkeys((lane.answers for lane in lanes), 0)
         self._context = dict.fromkeys(self._sequences, 0.0)
+        self._per_token_s = dict.fromkeys(self._sequences, 0.0)
 
     def load(self, lane: Lane) -> Load:
         """Return what a request would meet in *lane*."""
         return Load(
-            prefill_work_s=self._work_s[lane.prefill],
+            prefill_work_s=self._work_s["prefill", lane.prefill],
             prefill_replicas=lane.prefill_replicas,
             sequences=self._sequences[lane.answers],
             context_tokens=self._context[lane.answers],
             decode_replicas=lane.decode_replicas,
             max_batch_size=lane.max_batch_size,
+            max_step_tokens=lane.max_step_tokens,
+            local_work_s=self._work_s[lane.role, lane.answers],
+            local_per_token_s=self._per_token_s[lane.answers],
         )
+
+    def backlog_s(self) -> dict[str, float]:
+        """Seconds of prefill that requests still need, by the domain that computes it."""
+        found = dict.fromkeys((domain for _, domain in self._work_s), 0.0)
+        for (_, domain), work_s in self._work_s.items():
+            found[domain] += work_s
+        return found
 
     def per_replica(self) -> list[float]:
         """Sequences per replica of each lane, in the order of the lanes."""
@@ -105,7 +135,7 @@ class LiveState:
             replace(
                 lane,
                 prefill_replicas=max(1, live.get(("prefill", lane.prefill), lane.prefill_replicas)),
-                decode_replicas=max(1, live.get(("decode", lane.answers), lane.decode_replicas)),
+                decode_replicas=max(1, live.get((lane.role, lane.answers), lane.decode_replicas)),
             )
             for lane in self.lanes
         )
@@ -123,8 +153,9 @@ class LiveState:
     def enter(self, asked: Asked, lane: Lane, work_s: float) -> Stay:
         """Count a request in."""
         stay = Stay(asked, lane, work_s)
-        self._work_s[lane.prefill] += work_s
-        self._waiting[lane.prefill] += 1
+        self._work_s[stay.prefill] += work_s
+        self._waiting[stay.prefill] += 1
+        self._per_token_s[lane.answers] += stay.per_token_s
         self._sequences[lane.answers] += asked.sequences
         self._context[lane.answers] += _context(asked)
         return stay
@@ -134,7 +165,7 @@ class LiveState:
         if not stay.waiting:
             return
         stay.waiting = False
-        at = stay.lane.prefill
+        at = stay.prefill
         self._waiting[at] -= 1
         # Sums of floats would keep a crumb for ever, and an idle door would not know it is idle.
         self._work_s[at] = self._work_s[at] - stay.work_s if self._waiting[at] else 0.0
@@ -144,8 +175,9 @@ class LiveState:
         self.begin(stay)
         at = stay.lane.answers
         self._sequences[at] -= stay.asked.sequences
-        left = self._context[at] - _context(stay.asked)
-        self._context[at] = left if self._sequences[at] else 0.0
+        anybody = self._sequences[at] > 0
+        self._context[at] = self._context[at] - _context(stay.asked) if anybody else 0.0
+        self._per_token_s[at] = self._per_token_s[at] - stay.per_token_s if anybody else 0.0
 
 
 def _context(asked: Asked) -> float:

@@ -106,8 +106,8 @@ class Metrics:
         state = guard.state
         self._outstanding.labels("prefill").set(state.waiting)
         self._outstanding.labels("all").set(state.sequences)
-        for lane in state.lanes:
-            self._backlog.labels(lane.prefill).set(state.load(lane).prefill_work_s)
+        for domain, seconds in state.backlog_s().items():
+            self._backlog.labels(domain).set(seconds)
         margin = guard.margin
         self._margin.labels("ttft").set(margin.ttft_s)
         self._margin.labels("tpot").set(margin.tpot_s)

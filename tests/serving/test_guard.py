@@ -70,6 +70,7 @@ REQUESTS = st.builds(
     prompt_tokens=st.integers(1, 3000),
     output_tokens=st.integers(1, 300),
     sequences=st.integers(1, 4),
+    other_tokens=st.lists(st.integers(1, 3000), max_size=2).map(tuple),
     local=st.booleans(),
 )
 LOADS = st.builds(
@@ -80,6 +81,9 @@ LOADS = st.builds(
     context_tokens=st.floats(0, 60_000),
     decode_replicas=st.integers(1, 4),
     max_batch_size=st.integers(1, 32),
+    max_step_tokens=st.integers(1, 4000),
+    local_work_s=st.floats(0, 3),
+    local_per_token_s=st.floats(0, 0.1),
 )
 MARGINS = st.builds(
     Margin,
@@ -121,6 +125,8 @@ def test_more_queue_never_admits_more(  # noqa: PLR0913, PLR0917  (what can grow
         prefill_work_s=load.prefill_work_s + work_s,
         sequences=load.sequences + sequences,
         context_tokens=load.context_tokens + tokens,
+        local_work_s=load.local_work_s + work_s,
+        local_per_token_s=load.local_per_token_s + work_s,
     )
     if _admitted(model, slo, asked, more, margin):
         assert _admitted(model, slo, asked, load, margin)
@@ -151,7 +157,8 @@ def test_an_idle_cluster_admits_what_its_floor_allows(
     model: StepModel, slo: SloSpec, asked: Asked, load: Load, margin: Margin
 ) -> None:
     """With nobody ahead a request is admitted exactly if the steps alone keep the SLO."""
-    idle = replace(load, prefill_work_s=0.0, sequences=0, context_tokens=0.0)
+    nobody = {"prefill_work_s": 0.0, "local_work_s": 0.0, "local_per_token_s": 0.0}
+    idle = replace(load, sequences=0, context_tokens=0.0, **nobody)
     floor = forecast(model, asked, idle)
     holds = floor.ttft_s <= slo.ttft_s and floor.tpot_s <= (slo.tpot_s or 1e9)
     found = decide(model, slo, asked, idle, margin)
@@ -284,6 +291,7 @@ def test_hiccups_shut_out_nobody_but_a_wrong_model_does(
         context_tokens=500,
         decode_replicas=1,
         max_batch_size=8,
+        max_step_tokens=1000,
     )
     margin = Margin(tpot_s=0.5, typical_tpot_s=typical_s)
     slo = SloSpec(ttft_s=1.0, tpot_s=0.05)
