@@ -10,11 +10,21 @@ import pytest
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Ray's and vLLM's own
-    from serving.engine_request import engine_request, for_prefill, refusal_of
-    from serving.requests import Refusal
+    from serving.answer_length import LENGTHS, UNNAMED_TOKENS
+    from serving.engine_request import SCHEMAS, engine_request, for_prefill, refusal_of
+    from serving.requests import IGNORED, Refusal
 
 TEXT = {"type": "text", "text": "hi"}
 CALL = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+
+@pytest.mark.parametrize("kind", ["chat", "completions"])
+def test_vllm_reads_what_the_door_reads(kind: str) -> None:
+    """Its own fields and none of the other endpoint's; a length that is not named is as long."""
+    fields = SCHEMAS[kind].model_fields
+    assert not set(IGNORED[kind]) & set(fields)
+    unnamed = {"chat": None, "completions": UNNAMED_TOKENS}[kind]
+    assert {fields[name].default for name in LENGTHS[kind]} == {unnamed}
 
 
 @pytest.mark.parametrize(
