@@ -55,7 +55,7 @@ class Door:
         self.guard = Guard(front)
         self.metrics = Metrics(front)
         self.measured = Measured()
-        self.ready = ReadyCheck(front, servers)
+        self.ready = ReadyCheck(front, servers, self.guard, self.metrics)
         self._turnstile = Turnstile()
         self._looking: asyncio.Task[object] | None = None
         self._sizes = {kind: LearnedSize() for kind in ("chat", "completions")}
@@ -138,7 +138,7 @@ class Door:
     def _look(self) -> None:
         """Have the guard learn, now and then, how many replicas live; nobody waits for it."""
         if self.ready.stale and (self._looking is None or self._looking.done()):
-            self._looking = asyncio.create_task(self.ready.running(self.guard, self.metrics))
+            self._looking = asyncio.create_task(self.ready.running())
 
     def _shed(self, reason: str) -> None:
         """Count a request that stays outside."""
@@ -159,7 +159,8 @@ class Door:
             raise Refused(with_param(begun, body))
         assert isinstance(begun, Begun)  # noqa: S101  (for the type checker)
         phases, first = begun.phases, begun.first
-        journey.begin(phases, self.guard, self.metrics)
+        first_s = journey.begin(phases, self.guard, self.metrics)
+        self.ready.saw(journey.domain, phases, first_s)
         events = Events(keep_usage=not kept_back)
         if isinstance(first, dict):
             events.count(first.get("usage"))

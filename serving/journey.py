@@ -53,8 +53,8 @@ class Journey:
         loop = asyncio.get_running_loop()
         return loop.call_later(forecast.ttft_s, guard.state.begin, self._visit.stay)
 
-    def begin(self, phases: Phases, guard: Guard, metrics: Metrics) -> None:
-        """Note the first token."""
+    def begin(self, phases: Phases, guard: Guard, metrics: Metrics) -> float:
+        """Note the first token; return when it was there, by `time.perf_counter`."""
         self.path = phases.path
         metrics.phases(phases)
         now = time.perf_counter()
@@ -64,6 +64,7 @@ class Journey:
         ttft_s = self._first_s - self._started_s
         metrics.seconds("ttft", ttft_s)
         guard.begin(self._visit, ttft_s)
+        return self._first_s
 
     def token(self) -> None:
         """Note a chunk after the first."""

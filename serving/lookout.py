@@ -55,8 +55,7 @@ class Lookout:
 
     async def ready(self, _request: Request, _at: str) -> Response:
         """Say whether requests get through; 503 and what is lacking if not."""
-        door = self._door
-        lacking = await self._door.ready.lacking(door.guard, door.metrics, door.measured)
+        lacking = await self._door.ready.lacking()
         return JSONResponse(
             {"ready": not lacking, "lacking": lacking}, status_code=503 if lacking else 200
         )
@@ -65,14 +64,14 @@ class Lookout:
         """Return what Prometheus scrapes."""
         door = self._door
         door.entrance.key(request)
-        await self._door.ready.running(door.guard, door.metrics)
+        await door.ready.running()
         return PlainTextResponse(door.metrics.text(door.guard), media_type=CONTENT_TYPE)
 
     async def plan(self, request: Request, _at: str) -> Response:
         """Return what was planned, what is deployed, and what is measured."""
         door = self._door
         door.entrance.key(request)
-        running = await self._door.ready.running(door.guard, door.metrics)
+        running = await door.ready.running()
         pools: dict[str, dict[str, dict[str, int]]] = {}
         for pool in door.front.pools:
             for domain, planned in pool.replicas.items():

@@ -44,11 +44,6 @@ class Measured:
         """Count a request."""
         self._outcomes[outcome] += 1
 
-    @property
-    def last_s(self) -> float:
-        """When the last answer ended; minus infinity if there was none."""
-        return self._last[-1].at_s if self._last else float("-inf")
-
     def summary(self) -> dict[str, Any]:
         """Return percentiles of every latency, the rate, and the outcomes, as plain data."""
         last = list(self._last)

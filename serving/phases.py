@@ -57,10 +57,14 @@ class Phases:
         return ", ".join(f"{name};dur={seconds * 1e3:.1f}" for name, seconds in parts.items())
 
     @property
+    def way(self) -> str:
+        """Path and reason in one line: `retried; reason=prefill-failed`."""
+        return f"{self.path}; reason={self.reason}" if self.reason else self.path
+
+    @property
     def headers(self) -> dict[str, str]:
-        """What every answer says of its way: `X-Minicluster-Path: retried; reason=died`."""
-        way = f"{self.path}; reason={self.reason}" if self.reason else self.path
-        return {"Server-Timing": self.server_timing, PATH_HEADER: way}
+        """What every answer says of its time and way."""
+        return {"Server-Timing": self.server_timing, PATH_HEADER: self.way}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

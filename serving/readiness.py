@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import time
+import uuid
 from typing import TYPE_CHECKING, Any
 
+from serving.lately import Lately
 from serving.phases import Begun
-from serving.requests import Refusal
+from serving.requests import Refusal, Refused
 
 if TYPE_CHECKING:
     from serving.front import FrontDoor
     from serving.guard import Guard
-    from serving.measured import Measured
     from serving.metrics import Metrics
+    from serving.phases import Phases
     from serving.servers import Servers
+
+    Running = dict[tuple[str, str], int]
+    Facts = dict[tuple[str, str], dict[str, Any]]
 
 LOOK_S = 5.0
 """How long a look at the cluster is good for; each costs Ray Serve's controller some ms."""
@@ -22,48 +27,61 @@ LOOK_S = 5.0
 FACTS_S = 60.0
 """How long what the engines say of themselves is good for: it changes with a deployment only."""
 
-PROBE = {"prompt": "ready?", "max_tokens": 1, "temperature": 0}
+PROBE_TOKEN = 100
+"""A token that every vocabulary has; what it means does not matter."""
+
+THROUGH_PREFILL = ("remote", "retried")
+"""Ways on which prefill, the KV transfer and decode have all done their part."""
 
 
 class ReadyCheck:
-    """Looks at the cluster at most every `LOOK_S`, whoever asks how often."""
+    """
+    Looks at the cluster at most every `LOOK_S`, whoever asks how often.
 
-    def __init__(self, front: FrontDoor, servers: Servers) -> None:
-        """Start without having looked."""
+    A probe may take as long as both deadlines; who wants to know what runs does not wait for it.
+    """
+
+    def __init__(self, front: FrontDoor, servers: Servers, guard: Guard, metrics: Metrics) -> None:
+        """Start without having looked; *guard* and *metrics* are told how many replicas run."""
+
+        async def look() -> Running:
+            running = await servers.running()
+            guard.state.resize(running)
+            metrics.replicas(running)
+            return running
+
         self._front = front
         self._servers = servers
-        self._running: dict[tuple[str, str], int] = {}
-        self._facts: dict[tuple[str, str], dict[str, Any]] = {}
-        self._looked_s = self._probed_s = self._asked_s = float("-inf")
-        self._answer: str | None = None
-        self._lock = asyncio.Lock()
+        self._running: Lately[Running] = Lately(look, nothing={}, good_s=LOOK_S)
+        self._facts: Lately[Facts] = Lately(servers.facts, nothing={}, good_s=FACTS_S)
+        self._probing = asyncio.Lock()
+        self._known = dict.fromkeys(front.pairing, (float("-inf"), ""))
+        self._prompt = [PROBE_TOKEN] * _probe_tokens(front)
+        self._splits = front.split and len(self._prompt) > front.local_threshold_tokens
 
     @property
     def stale(self) -> bool:
         """Whether the last look was too long ago."""
-        return time.monotonic() - self._looked_s > LOOK_S
+        return self._running.stale
 
-    async def running(self, guard: Guard, metrics: Metrics) -> dict[tuple[str, str], int]:
-        """Return the replicas that run, by role and domain; the guard counts with them too."""
-        async with self._lock:
-            if self.stale:
-                self._running = await self._servers.running()
-                self._looked_s = time.monotonic()
-                guard.state.resize(self._running)
-                metrics.replicas(self._running)
-        return self._running
+    async def running(self) -> Running:
+        """Return the replicas that run, by role and domain."""
+        return await self._running.get()
 
-    async def facts(self) -> dict[tuple[str, str], dict[str, Any]]:
+    async def facts(self) -> Facts:
         """Return what one engine of each role and domain runs with."""
-        async with self._lock:
-            if time.monotonic() - self._asked_s > FACTS_S:
-                self._facts = await self._servers.facts()
-                self._asked_s = time.monotonic()
-        return self._facts
+        return await self._facts.get()
 
-    async def lacking(self, guard: Guard, metrics: Metrics, measured: Measured) -> list[str]:
+    def saw(self, domain: str, phases: Phases, first_s: float) -> None:
+        """Note an answer's way and the moment of its first token, by `time.perf_counter`."""
+        if self._proves(phases):
+            self._note(domain, first_s, "")
+
+    async def lacking(self) -> list[str]:
         """Return what keeps requests from getting through; nothing: ready."""
-        running = await self.running(guard, metrics)
+        running = await self.running()
+        if not running:
+            return ["Ray Serve does not say what runs"]
         roles = sorted({pool.role for pool in self._front.pools})
         gone = [
             f"no {role} replica is up"
@@ -72,29 +90,55 @@ class ReadyCheck:
         ]
         if gone:
             return gone
-        if time.monotonic() - measured.last_s <= LOOK_S:
-            return []  # a client has just been answered: nothing proves it better
-        async with self._lock:
-            if time.monotonic() - self._probed_s > LOOK_S:
-                self._answer = await self._probe()
-                self._probed_s = time.monotonic()
-        return [] if self._answer is None else [self._answer]
+        async with self._probing:
+            now_s = time.perf_counter()
+            # A client who has just been answered proves as much, of that domain.
+            due = [at for at, (when_s, _) in self._known.items() if now_s - when_s > LOOK_S]
+            await asyncio.gather(*(self._probe(domain) for domain in due))
+        return [wrong for _, wrong in self._known.values() if wrong]
 
-    async def _probe(self) -> str | None:
-        """Send one request the way of all; return what went wrong."""
+    async def _probe(self, domain: str) -> None:
+        """Send one request the way of all, and note what is wrong."""
+        wrong = await self._tried(domain)
+        if wrong and len(self._known) > 1:
+            wrong = f"{domain}: {wrong}"
+        self._note(domain, time.perf_counter(), wrong)
+
+    async def _tried(self, domain: str) -> str:
+        """Return what went wrong with a request; nothing: its first token came."""
         front = self._front
         limit_s = front.prefill_deadline_s + front.kv_wait_deadline_s
-        body: dict[str, Any] = {**PROBE, "model": front.model_id}
-        domain = next(iter(front.pairing), "")
+        body = {
+            "model": front.model_id,
+            "prompt": self._prompt,
+            "max_tokens": 1,
+            "temperature": 0,
+            "cache_salt": uuid.uuid4().hex,  # computed and transferred anew, every time
+        }
         try:
             async with asyncio.timeout(limit_s):
                 begun = await anext(aiter(self._servers.answer(domain, "completions", body)))
         except TimeoutError:
             return f"a probe got no token within {limit_s:g} s"
+        except Refused as refused:
+            return f"a probe was refused: {refused.refusal.message}"
         except Exception:  # noqa: BLE001  (whatever it is, clients would meet it too)
             return "a probe failed"
         if isinstance(begun, Refusal):
             return f"a probe was refused: {begun.message}"
-        if isinstance(begun, Begun) and begun.phases.path == "fallback-local":
-            return "a probe found no prefill replica"
-        return None
+        if isinstance(begun, Begun) and not self._proves(begun.phases):
+            return f"a probe was answered without prefill: {begun.phases.way}"
+        return ""
+
+    def _proves(self, phases: Phases) -> bool:
+        """Tell whether an answer took the way that prompts beyond the threshold take."""
+        return not self._splits or phases.path in THROUGH_PREFILL
+
+    def _note(self, domain: str, when_s: float, wrong: str) -> None:
+        """Keep the latest that is known of a domain: what is wrong there, or nothing."""
+        self._known[domain] = max(self._known[domain], (when_s, wrong))
+
+
+def _probe_tokens(front: FrontDoor) -> int:
+    """Return the length of a probe: beyond what decode computes itself, if there is room."""
+    return min(front.local_threshold_tokens + 1, front.max_model_len - 1)

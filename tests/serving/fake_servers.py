@@ -23,6 +23,7 @@ class FakeServers:
     Attributes:
         ttft_s, itl_s: pace of the answers.
         refusal: what every request is answered with, if anything.
+        refuses: the domain that does so; all of them if it is `None`.
         fails_after: tokens after which an answer breaks off with an exception.
         up: replicas that run, by role and domain.
         open: answers under way.
@@ -33,6 +34,7 @@ class FakeServers:
     ttft_s: float = 0.0
     itl_s: float = 0.0
     refusal: Refusal | None = None
+    refuses: str | None = None
     fails_after: int | None = None
     up: dict[tuple[str, str], int] = field(
         default_factory=lambda: {("prefill", "d0"): 1, ("decode", "d0"): 1}
@@ -46,11 +48,11 @@ class FakeServers:
         self, domain: str, kind: str, body: dict[str, Any]
     ) -> AsyncIterator[Refusal | Begun | list[str]]:
         """Answer as `SplitDecodeServer.answer` does."""
-        assert domain == "d0"
+        assert domain in {of for _, of in self.up}
         self.seen.append(body)
         self.open += 1
         try:
-            if self.refusal is not None:
+            if self.refusal is not None and self.refuses in {None, domain}:
                 yield self.refusal
                 return
             await asyncio.sleep(self.ttft_s)

@@ -392,7 +392,10 @@ def test_ready_needs_both_pools_and_an_answer(front: FrontDoor) -> None:
     for servers, lacking in (
         (without, "no prefill replica is up"),
         (FakeServers(refusal=refusal), "a probe was refused: No prefill replica is up."),
-        (FakeServers(path="fallback-local"), "a probe found no prefill replica"),
+        (
+            FakeServers(path="fallback-local"),
+            "a probe was answered without prefill: fallback-local",
+        ),
         (FakeServers(ttft_s="no time"), "a probe failed"),  # type: ignore[arg-type]
     ):
         answer = _one(front, "/ready", servers=servers)

@@ -1,0 +1,176 @@
+"""Whether requests would get through: what is probed, what proves it, and who waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from serving import readiness
+from serving.front import FrontDoor, front_door
+from serving.guard import Guard
+from serving.metrics import Metrics
+from serving.phases import Phases
+from serving.readiness import ReadyCheck
+from serving.requests import Refusal
+
+from .fake_servers import FakeServers
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from .conftest import DeploymentMaker, PlanMaker
+
+FAILS = Refusal(status=504, message="Too late.")
+
+
+@pytest.fixture(scope="module")
+def front(make_deployment: DeploymentMaker, make_plan: PlanMaker, small_model: Path) -> FrontDoor:
+    """Return a plan of one replica each, with deadlines of a minute."""
+    deployment = make_deployment(small_model)
+    return front_door(deployment, domains={"laptop": "d0"}, plan=make_plan(deployment))
+
+
+def _check(front: FrontDoor, servers: FakeServers) -> ReadyCheck:
+    """Return what checks *servers*."""
+    return ReadyCheck(front, servers, Guard(front), Metrics(front))
+
+
+def _lacking(front: FrontDoor, servers: FakeServers) -> list[str]:
+    """Ask once."""
+    return asyncio.run(_check(front, servers).lacking())
+
+
+def _phases(path: str) -> Phases:
+    """Return the phases of an answer by this way."""
+    return Phases(prefill_s=0.0, handoff_s=0.0, path=path)
+
+
+@pytest.mark.parametrize("path", ["local", "fallback-local"])
+def test_a_probe_has_to_go_through_prefill(front: FrontDoor, path: str) -> None:
+    """What decode computed alone says nothing of prefill and of the way between them."""
+    assert _lacking(front, FakeServers(path=path)) == [
+        f"a probe was answered without prefill: {path}"
+    ]
+    assert _lacking(front, FakeServers(path="retried")) == []
+
+
+@pytest.mark.parametrize(("threshold", "tokens"), [(0, 1), (300, 301), (5000, 2047)])
+def test_a_probe_is_longer_than_what_decode_computes(
+    front: FrontDoor, threshold: int, tokens: int
+) -> None:
+    """Unless nothing is; and each is computed anew, whatever the engines have cached."""
+    servers = FakeServers(path="remote" if threshold < tokens else "local")
+    for _ in range(2):
+        assert _lacking(replace(front, local_threshold_tokens=threshold), servers) == []
+    assert [len(body["prompt"]) for body in servers.seen] == [tokens] * 2
+    assert len({body["cache_salt"] for body in servers.seen}) == 2
+
+
+def test_without_a_prefill_pool_every_way_is_right(front: FrontDoor) -> None:
+    """An aggregated plan has no other."""
+    together = replace(front, pools=front.pools[1:])
+    assert _lacking(together, FakeServers(path="local")) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "ago_s", "probes"),
+    [("remote", 0.0, 0), ("retried", 0.0, 0), ("remote", 60.0, 1), ("local", 0.0, 1)],
+)
+def test_an_answered_client_proves_as_much(
+    front: FrontDoor, path: str, ago_s: float, probes: int
+) -> None:
+    """If its prompt has just gone through prefill: the moment of its first token counts."""
+    servers = FakeServers()
+
+    async def run() -> list[str]:
+        check = _check(front, servers)
+        check.saw("d0", _phases(path), time.perf_counter() - ago_s)
+        return await check.lacking()
+
+    assert asyncio.run(run()) == []
+    assert len(servers.seen) == probes
+
+
+def test_older_news_do_not_count(front: FrontDoor) -> None:
+    """A long answer that began before a probe failed does not make it right; a newer one does."""
+    servers = FakeServers(refusal=FAILS)
+
+    async def run() -> list[list[str]]:
+        check = _check(front, servers)
+        began_s = time.perf_counter()
+        found = [await check.lacking()]
+        for first_s in (began_s, time.perf_counter()):
+            check.saw("d0", _phases("remote"), first_s)
+            found.append(await check.lacking())
+        return found
+
+    refused = ["a probe was refused: Too late."]
+    assert asyncio.run(run()) == [refused, refused, []]
+    assert len(servers.seen) == 1
+
+
+def test_every_domain_is_probed(front: FrontDoor) -> None:
+    """One that fails is named, however well the others do; clients prove their own alone."""
+    up = {(role, domain): 1 for role in ("prefill", "decode") for domain in ("d0", "d1")}
+    servers = FakeServers(up=up, refusal=FAILS, refuses="d1")
+    two = replace(front, pairing={"d0": ("d0", "d1"), "d1": ("d1", "d0")})
+
+    async def run() -> list[str]:
+        check = _check(two, servers)
+        check.saw("d0", _phases("remote"), time.perf_counter())
+        return await check.lacking()
+
+    assert asyncio.run(run()) == ["d1: a probe was refused: Too late."]
+    assert len(servers.seen) == 1
+    assert _lacking(two, servers) == ["d1: a probe was refused: Too late."]
+    assert len(servers.seen) == 3
+
+
+def test_a_probe_keeps_nobody_from_looking(front: FrontDoor) -> None:
+    """While one hangs, what runs and with which settings is told at once, and the guard learns."""
+    servers = FakeServers(ttft_s=3600.0, up={("prefill", "d0"): 3, ("decode", "d0"): 1})
+
+    async def run() -> None:
+        guard = Guard(front)
+        check = ReadyCheck(front, servers, guard, Metrics(front))
+        ready = asyncio.create_task(check.lacking())
+        while not servers.open:  # noqa: ASYNC110  (the fake has no event for it)
+            await asyncio.sleep(0)
+        assert await check.running() == servers.up
+        assert set(await check.facts()) == set(servers.up)
+        assert guard.state.lanes[0].prefill_replicas == 3
+        assert not ready.done()
+        ready.cancel()
+        await asyncio.wait({ready})
+
+    asyncio.run(run())
+
+
+@dataclass
+class Silent(FakeServers):
+    """A cluster whose controller does not answer any more after *looks*."""
+
+    looks: int = 0
+
+    async def running(self) -> dict[tuple[str, str], int]:
+        """Answer as long as it may."""
+        self.looks -= 1
+        if self.looks < 0:
+            raise ConnectionError
+        return self.up
+
+
+def test_without_the_controller(front: FrontDoor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was known stays known, and requests decide; what never was is not made up."""
+    monkeypatch.setattr(readiness, "LOOK_S", -1.0)
+    assert _lacking(front, Silent()) == ["Ray Serve does not say what runs"]
+
+    async def run(servers: Silent) -> list[list[str]]:
+        check = _check(front, servers)
+        return [await check.lacking() for _ in range(2)]
+
+    assert asyncio.run(run(Silent(looks=1))) == [[], []]
