@@ -17,6 +17,7 @@ from serving.keys import authorization
 from serving.phases import STALL_S, Phases, Readiness
 from serving.ray_compat import broadcast
 from serving.served import APP
+from serving.token_limit import read_token_limit
 from sizing.errors import TargetFailed
 
 if TYPE_CHECKING:
@@ -35,6 +36,9 @@ ROUND_LIMIT_S = 60.0
 
 PROMPT_TOKENS = 100
 """Of a probe: several KV blocks, the last of them not full."""
+
+OUTPUT_TOKENS = 4
+"""Of the completion at the end, if the operator's limit allows it."""
 
 
 def wait_until_ready(
@@ -105,7 +109,8 @@ def stream_completion(base_url: str, model_id: str, prompt: list[int]) -> float:
     Raises:
         TargetFailed: no answer, an error, or a stream that breaks off.
     """
-    body = {"model": model_id, "prompt": prompt, "max_tokens": 4, "stream": True}
+    tokens = min(OUTPUT_TOKENS, read_token_limit(os.environ) or OUTPUT_TOKENS)
+    body = {"model": model_id, "prompt": prompt, "max_tokens": tokens, "stream": True}
     request = urllib.request.Request(  # noqa: S310  (our own endpoint)
         f"{base_url}/v1/completions",
         data=json.dumps(body).encode(),
