@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import urllib.error
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from serving.state import State
+
+FACTS_LIMIT_S = 30.0
+"""How long a deployment may take to tell its settings: a full batch is slow."""
 
 ROLES = ("prefill", "decode", "mixed")
 UNHEALTHY_FIRST = ("DEPLOY_FAILED", "UNHEALTHY", "UPDATING", "UPSCALING", "DOWNSCALING", "HEALTHY")
@@ -32,6 +36,7 @@ class Deployed:
         replicas: per role, those that run.
         status: per role, as Ray Serve calls it.
         facts: per role, settings of each running replica's engine (`serving.engine_facts`).
+        silent: per role, the deployments whose replicas run and did not all tell these in time.
         answers: the endpoint answers /health with 200.
         options: per role, Ray Serve's options of each deployment, by name.
     """
@@ -40,6 +45,7 @@ class Deployed:
     status: dict[str, str]
     facts: dict[str, list[dict[str, Any]]]
     answers: bool
+    silent: dict[str, tuple[str, ...]] = field(default_factory=dict)
     options: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
 
 
@@ -70,18 +76,23 @@ def look(state: State, *, facts: bool = False) -> Deployed:
     with connected(state.address):
         app = serve.status().applications.get(APP)
         found = by_role(app.deployments if app is not None else {})
+        told = {
+            role: {name: _facts(name) for name, each in of_role.items() if _running(each)}
+            for role, of_role in (found if facts else {}).items()
+        }
         return Deployed(
             replicas={
-                role: sum(each.replica_states.get("RUNNING", 0) for each in of_role.values())
-                for role, of_role in found.items()
+                role: sum(map(_running, of_role.values())) for role, of_role in found.items()
             },
             status={role: _worst(of_role.values()) for role, of_role in found.items()},
             facts={
-                role: [fact for name in of_role for fact in _facts(name)]
-                for role, of_role in found.items()
-            }
-            if facts
-            else {},
+                role: [fact for each in of_role.values() for fact in each or ()]
+                for role, of_role in told.items()
+            },
+            silent={
+                role: tuple(name for name, each in of_role.items() if each is None)
+                for role, of_role in told.items()
+            },
             answers=_answers(state.base_url),
             options=_options(found) if facts else {},
         )
@@ -111,19 +122,33 @@ def _worst(deployments: Iterable[Any]) -> str:
     return next((status for status in UNHEALTHY_FIRST if status in said), said[0])
 
 
-def _facts(name: str) -> list[dict[str, Any]]:
-    """Ask every replica of a deployment for its engine's settings."""
+def _running(deployment: Any) -> int:  # noqa: ANN401
+    """Return how many replicas of a deployment run."""
+    running: int = deployment.replica_states.get("RUNNING", 0)
+    return running
+
+
+def _facts(name: str) -> list[dict[str, Any]] | None:
+    """Ask every replica of a deployment for its engine's settings; `None`: not all answer."""
     from ray import serve  # noqa: PLC0415
 
     # vLLM, which this imports, would log on stdout, and that is for data.
     os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    from serving.handled_servers import NOBODY  # noqa: PLC0415
     from serving.ray_compat import broadcast  # noqa: PLC0415
 
     handle = serve.get_deployment_handle(name, APP)
-    # A handle learns of the replicas with its first ordinary call.
-    handle.facts.remote().result(timeout_s=30)
-    answers: list[dict[str, Any]] = broadcast(handle, "facts")
+    pool = ThreadPoolExecutor(max_workers=1)
+    try:
+        # A handle learns of the replicas with its first ordinary call.
+        handle.facts.remote().result(timeout_s=FACTS_LIMIT_S)
+        future = pool.submit(broadcast, handle, "facts")
+        answers: list[dict[str, Any]] = future.result(timeout=FACTS_LIMIT_S)
+    except NOBODY:
+        return None
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
     return answers
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from serving.compile import replica_devices
 from serving.engine import DTYPES, KV_ROLES
 from serving.served import NODE_LABEL, ROLE_LABEL
+from serving.status import FACTS_LIMIT_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -55,6 +56,8 @@ def _pool(deployment: Deployment, pool: Pool, deployed: Deployed, target: str) -
             if fact[name] != value:
                 place = f"{pool.role}[{number}].{name}"
                 yield f"{place}: deployed {fact[name]}, planned {value}"
+    for name in deployed.silent.get(pool.role, ()):
+        yield f"{name}.facts: deployed not told within {FACTS_LIMIT_S:g} s, planned not compared"
     yield from _places(pool, facts, target)
 
 
