@@ -148,7 +148,7 @@ class Answering:
             return _Start(request=decode, limit_s=limit_s, prefill_s=prefill_s, way=way)
         limit_s = order.prefill_deadline_s + order.kv_wait_deadline_s - prefill_s
         if body.get("use_beam_search"):
-            limit_s = float("inf")  # its first token is its last
+            limit_s = float("inf")  # its first token is its last: the front door has a limit for it
         return _Start(request=request, limit_s=limit_s, prefill_s=prefill_s, way=way)
 
     async def _way(

@@ -11,14 +11,17 @@ from ray.exceptions import RayActorError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
 from serving.alive import NoReplica, while_live
+from serving.request_class import must_be_local
 from serving.requests import Refusal, Refused
-from serving.retry import RETRY_AFTER_S
+from serving.retry import RETRY_AFTER_S, late_answer, late_prefill
 from serving.serve_compat import STRAIGHT, live_replicas
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
+    from serving.patience import Patience
     from serving.phases import Begun, PrefillTiming
+    from serving.retry import Local
 
 logger = logging.getLogger(__name__)
 
@@ -32,20 +35,26 @@ TOLD = (
 )
 """Of an engine's facts, those that `/plan` tells: no paths, no hosts."""
 
+PARAMS = {
+    "beam-search": "use_beam_search",
+    "prompt-list": "prompt",
+    "prompt-logprobs": "prompt_logprobs",
+}
+"""Fields that keep a request out of the prefill pool, where the reason has another name."""
+
 
 class HandledServers:
     """Implements `serving.servers.Servers`."""
 
     def __init__(
-        self, servers: Mapping[str, Any], prefill: Mapping[str, Any], *, limit_s: float
+        self, servers: Mapping[str, Any], prefill: Mapping[str, Any], patience: Patience
     ) -> None:
         """
         Keep a handle per domain, of what answers and of what prefills.
 
-        *limit_s* is for the first token of a stream: a decode replica keeps deadlines itself,
-        unless it hangs as a whole.
+        A decode replica keeps deadlines itself; *patience* is for one that hangs as a whole.
         """
-        self._limit_s = limit_s
+        self._patience = patience
         self._servers = {
             domain: handle.options(stream=True, **STRAIGHT) for domain, handle in servers.items()
         }
@@ -65,10 +74,12 @@ class HandledServers:
         if live_replicas(handle) == 0:
             raise Refused(_unavailable())  # Ray Serve would wait for one
         begun = ended = False
-        watched = body.get("stream") is True and not body.get("use_beam_search")
+        streamed = body.get("stream") is True and not body.get("use_beam_search")
+        patience = self._patience
+        limit_s = patience.first_token_s if streamed else patience.whole_s(kind, body)
         response = handle.answer.remote(kind, body)
         try:
-            async with asyncio.timeout(self._limit_s if watched else None):
+            async with asyncio.timeout(limit_s):
                 first = await while_live(handle, anext(response))
             begun = True
             yield first
@@ -78,7 +89,8 @@ class HandledServers:
         except NOBODY as error:
             if begun:
                 raise
-            raise Refused(_unavailable()) from error
+            late = isinstance(error, TimeoutError) and not streamed
+            raise Refused(late_answer(limit_s) if late else _unavailable()) from error
         finally:
             if not ended:
                 response.cancel()
@@ -87,12 +99,25 @@ class HandledServers:
         """Run a prompt through the first domain's prefill pool."""
         if not self._prefill:
             return Refusal(status=404, message="An aggregated plan has no prefill pool.")
+        local = must_be_local(body)
+        if local is not None:
+            return _not_through_prefill(local)
+        handle = next(iter(self._prefill.values()))
+        if live_replicas(handle) == 0:
+            raise Refused(_unavailable())  # Ray Serve would wait for one
+        limit_s = self._patience.prefill_s
+        response = handle.time_prefill.remote(body)
+        ended = False
         try:
-            timing: PrefillTiming | Refusal = await next(
-                iter(self._prefill.values())
-            ).time_prefill.remote(body)
+            async with asyncio.timeout(limit_s):
+                timing: PrefillTiming | Refusal = await while_live(handle, response)
+            ended = True
         except NOBODY as error:
-            raise Refused(_unavailable()) from error
+            late = isinstance(error, TimeoutError)
+            raise Refused(late_prefill(limit_s) if late else _unavailable()) from error
+        finally:
+            if not ended:
+                response.cancel()
         return timing
 
     async def running(self) -> dict[tuple[str, str], int]:
@@ -122,6 +147,13 @@ class HandledServers:
         answers = await asyncio.gather(*(ask(handle) for handle in self._handles.values()))
         asked = zip(self._handles, answers, strict=True)
         return {key: found for key, found in asked if found is not None}
+
+
+def _not_through_prefill(local: Local) -> Refusal:
+    """Return what a client is told that wants timed what never goes through prefill."""
+    param = PARAMS.get(local.reason, local.reason)
+    message = f"{param}: expected what the prefill pool computes: one prompt, for one plain answer."
+    return Refusal(status=400, message=message, param=param, code="unsupported_value")
 
 
 def _unavailable() -> Refusal:

@@ -17,15 +17,13 @@ from serving.front import front_from
 from serving.front_app import front_app
 from serving.handled_servers import HandledServers
 from serving.listener import Listener
+from serving.patience import patience_of
 from serving.serve_compat import keep_log
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from starlette.applications import Starlette
-
-SLACK_S = 2.0
-"""Beyond both deadlines, until a decode replica that says nothing is given up."""
 
 
 @serve.ingress()
@@ -47,8 +45,7 @@ class Ingress:
         """
         keep_log()
         self._front = front_from(front)
-        limit_s = self._front.prefill_deadline_s + self._front.kv_wait_deadline_s + SLACK_S
-        self._servers = HandledServers(servers, prefill, limit_s=limit_s)
+        self._servers = HandledServers(servers, prefill, patience_of(self._front))
         self._address = address
         self._listening: asyncio.Task[None] | None = None
 

@@ -66,8 +66,7 @@ def _without_prefill(reason: str, order: Order) -> Local | Refusal:
     if order.fallback == "local":
         return Local(path="fallback-local", reason=reason)
     if reason == TIMEOUT:
-        message = f"No prefill replica answered within {order.prefill_deadline_s:g} s."
-        return Refusal(status=504, message=message, code=reason, retry_after_s=RETRY_AFTER_S)
+        return late_prefill(order.prefill_deadline_s)
     message = {
         NO_REPLICA: "No prefill replica is up; try again later.",
         DIED: "Prefill failed; try again later.",
@@ -75,11 +74,23 @@ def _without_prefill(reason: str, order: Order) -> Local | Refusal:
     return Refusal(status=503, message=message, code=reason, retry_after_s=RETRY_AFTER_S)
 
 
+def late_prefill(limit_s: float) -> Refusal:
+    """Return what a client gets whose prompt no prefill replica computed in time."""
+    message = f"No prefill replica answered within {limit_s:g} s."
+    return Refusal(status=504, message=message, code=TIMEOUT, retry_after_s=RETRY_AFTER_S)
+
+
 def late_first_token(order: Order) -> Refusal:
     """Return what a client gets whose first token did not come in time."""
     message = f"The first token did not come within {order.kv_wait_deadline_s:g} s of prefill."
     retry_after_s = max(RETRY_AFTER_S, math.ceil(order.kv_wait_deadline_s))
     return Refusal(status=504, message=message, code="kv-wait-timeout", retry_after_s=retry_after_s)
+
+
+def late_answer(limit_s: float) -> Refusal:
+    """Return what a client gets whose answer, wanted in one piece, did not come in time."""
+    message = f"The answer did not come within {limit_s:g} s."
+    return Refusal(status=504, message=message, code="answer-timeout", retry_after_s=RETRY_AFTER_S)
 
 
 def choose_domain(live: Mapping[str, int | None], tried: str | None) -> str:

@@ -261,6 +261,8 @@ def test_prefill_alone_is_timed(base_url: str) -> None:
     assert (status, timing["prompt_tokens"]) == (200, 100)
     assert 0 < timing["step_s"] <= timing["seconds"]
     assert timing["queue_s"] >= 0
+    refused, body = post(f"{base_url}/internal/prefill", {"prompt": prompt, "n": 2})
+    assert (refused, body["error"]["param"]) == (400, "n")
 
 
 def test_clients_that_leave_do_no_harm(base_url: str) -> None:

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from serving.requests import Refused
+from serving.patience import Patience
+from serving.phases import PrefillTiming
+from serving.requests import Refusal, Refused
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Ray's own
@@ -20,6 +22,10 @@ with warnings.catch_warnings():
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
+
+
+PATIENCE = Patience(prefill_s=1.0, first_token_s=0.1, token_s=1.0, max_tokens=60, places=1)
+TIMING = PrefillTiming(prompt_tokens=3, seconds=0.1, queue_s=0.0, step_s=0.1)
 
 
 class Response:
@@ -48,6 +54,10 @@ class Response:
         """Go on."""
         return await anext(self._items)
 
+    def __await__(self) -> Any:  # noqa: ANN401
+        """Be what Ray Serve returns of a call with one answer."""
+        return anext(self._items).__await__()
+
     def cancel(self) -> None:
         """Note it."""
         self.cancelled = True
@@ -71,7 +81,7 @@ def ask(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[list[Any], Respo
         answer = SimpleNamespace(remote=lambda _kind, _body: response)
         handle: Any = SimpleNamespace(answer=answer, deployment_name="Decode:demo")
         handle.options = lambda **_options: handle
-        servers = HandledServers({"d0": handle}, {"d0": handle}, limit_s=0.1)
+        servers = HandledServers({"d0": handle}, {"d0": handle}, PATIENCE)
 
         async def run() -> list[Any]:
             taken: list[Any] = []
@@ -144,3 +154,83 @@ def test_bugs_are_not_hidden_as_missing_replicas(ask: Callable[..., Any]) -> Non
     """What our own servers raise stays what it is."""
     with pytest.raises(ZeroDivisionError):
         ask(Response([], ZeroDivisionError()))
+
+
+@pytest.mark.parametrize("body", [{"stream": False}, {"stream": True, "use_beam_search": True}])
+def test_whole_answers_end_too(ask: Callable[..., Any], body: dict[str, object]) -> None:
+    """A replica that hangs as a whole costs a client the tokens it asked for, and no more."""
+    response = Response([1], None, pause_s=3600.0)
+    with pytest.raises(Refused) as refused:
+        ask(response, max_tokens=0, **body)
+    refusal = refused.value.refusal
+    assert (refusal.status, refusal.code) == (504, "answer-timeout")
+    assert refusal.retry_after_s
+    assert response.cancelled
+
+
+@pytest.fixture
+def time_prefill(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Return what times a prompt, through a handle with so many live replicas."""
+
+    def make(response: Response, *, live: int = 1, later: int = 1, **body: object) -> Any:  # noqa: ANN401
+        monkeypatch.setattr(handled_servers, "live_replicas", lambda _handle: live)
+        monkeypatch.setattr(alive, "live_replicas", lambda _handle: later)
+        monkeypatch.setattr(alive, "LOOK_S", 0.01)
+        handle: Any = SimpleNamespace(deployment_name="Prefill:demo")
+        handle.time_prefill = SimpleNamespace(remote=lambda _body: response)
+        servers = HandledServers({}, {"d0": handle}, PATIENCE)
+        return asyncio.run(servers.time_prefill({"prompt": [1, 2, 3], **body}))
+
+    return make
+
+
+def test_a_prompt_is_timed(time_prefill: Callable[..., Any]) -> None:
+    """The replica's answer comes through, whatever it is, and the call is left alone."""
+    for answer in (TIMING, Refusal(status=400, message="No such prompt.")):
+        response = Response([answer], None)
+        assert time_prefill(response) == answer
+        assert not response.cancelled
+
+
+@pytest.mark.parametrize(
+    ("response", "live", "later", "status", "code"),
+    [
+        (Response([TIMING], None), 0, 0, 503, "no_replica"),
+        (Response([], RayActorError()), 1, 1, 503, "no_replica"),
+        (Response([TIMING], None, pause_s=3600.0), 1, 0, 503, "no_replica"),
+        (Response([TIMING], None, pause_s=3600.0), 1, 1, 504, "prefill-timeout"),
+    ],
+)
+def test_no_prompt_is_waited_for_in_vain(
+    time_prefill: Callable[..., Any],
+    response: Response,
+    live: int,
+    later: int,
+    status: int,
+    code: str,
+) -> None:
+    """No replica, one that dies, the last one gone and one that hangs: refused, and why."""
+    with pytest.raises(Refused) as refused:
+        time_prefill(response, live=live, later=later)
+    refusal = refused.value.refusal
+    assert (refusal.status, refusal.code) == (status, code)
+    assert refusal.retry_after_s
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"n": 2}, "n"),
+        ({"prompt": [[1], [2]]}, "prompt"),
+        ({"use_beam_search": True}, "use_beam_search"),
+        ({"prompt_logprobs": 1}, "prompt_logprobs"),
+        ({"echo": True}, "echo"),
+    ],
+)
+def test_what_never_goes_through_prefill_is_not_timed_there(
+    time_prefill: Callable[..., Any], body: dict[str, object], param: str
+) -> None:
+    """It is refused with its parameter; vLLM would answer without the times."""
+    refusal = time_prefill(Response([], ZeroDivisionError()), **body)
+    assert (refusal.status, refusal.param) == (400, param)
+    assert param in refusal.message

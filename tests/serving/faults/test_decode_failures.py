@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from typing import TYPE_CHECKING
 
@@ -9,8 +10,10 @@ import pytest
 
 from tests.serving.client import send
 
+from .driver import DEADLINE_S
 from .load import body_of, under_way
 from .processes import kill
+from .processes import send as signalled
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -59,6 +62,24 @@ def test_decode_dies_midway(split: Split, victim: str) -> None:
     assert {each.pid for each in split.find("prefill")} == prefill
     split.wait_until_whole()
     assert send(f"{split.base_url}/v1/completions", body_of(1004)).done
+
+
+def test_decode_hangs(split: Split) -> None:
+    """
+    Failure 4b: decode's replica stops moving, and an answer in one piece is wanted.
+
+    Expected: 504 with Retry-After once both deadlines and the time of its tokens have passed.
+    """
+    frozen = split.find("decode", "decode/engine", "decode/worker")
+    signalled(signal.SIGSTOP, *frozen)
+    try:
+        url = f"{split.base_url}/v1/completions"
+        reply = send(url, body_of(1200, max_tokens=2, stream=False))
+    finally:
+        signalled(signal.SIGCONT, *frozen)
+    assert (reply.status, reply.body["error"]["code"]) == (504, "answer-timeout")
+    assert int(reply.headers["retry-after"]) >= 1
+    assert reply.seconds >= 2 * DEADLINE_S
 
 
 @pytest.mark.campaign
