@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from serving.front import FrontDoor
+    from serving.front import FrontDoor, Promise
     from serving.guard import Guard
     from serving.phases import Phases
 
@@ -20,6 +20,16 @@ SECONDS = (
     *(0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0),
 )
 """Bounds of the histograms; those of a latency with a limit get the limit too."""
+
+PHASES = {
+    "queue": ("prefill queue", "queue"),
+    "prefill": ("prefill", "interference of decode"),
+    "kv_transfer": (
+        *("kv transfer", "decode queue", "decode admission"),
+        *("decode step in progress", "first decode step"),
+    ),
+}
+"""What is measured of the way to the first token, and the plan's phases that make it up."""
 
 
 class Metrics:
@@ -63,10 +73,8 @@ class Metrics:
                 self._replicas.labels(pool.role, domain, "planned").set(replicas)
         if front.promise is None:
             return
-        for quantity in ("ttft", "tpot", "itl", "e2e"):
-            for percentile in ("mean", "p50", "p90", "p95", "p99"):
-                seconds = getattr(front.promise, quantity).at(percentile)
-                planned.labels(quantity, percentile).set(seconds)
+        for labels, seconds in _planned_s(front.promise, split=front.split).items():
+            planned.labels(*labels).set(seconds)
         rate.labels("load").set(front.promise.workload.requests_per_s)
         rate.labels("capacity").set(front.promise.capacity_requests_per_s)
 
@@ -127,3 +135,18 @@ class Metrics:
     def _gauge(self, name: str, text: str, labels: str) -> Gauge:
         """Make a gauge."""
         return Gauge(f"minicluster_{name}", text, labels.split(), registry=self._registry)
+
+
+def _planned_s(promise: Promise, *, split: bool) -> dict[tuple[str, str], float]:
+    """Return planned seconds by quantity and percentile; of phases the mean, if pools are split."""
+    latencies = {
+        (quantity, percentile): getattr(promise, quantity).at(percentile)
+        for quantity in ("ttft", "tpot", "itl", "e2e")
+        for percentile in ("mean", "p50", "p90", "p95", "p99")
+    }
+    said = promise.ttft_parts_s
+    phases = {
+        (quantity, "mean"): sum(said.get(name, 0.0) for name in names)
+        for quantity, names in PHASES.items()
+    }
+    return latencies | (phases if split else {})

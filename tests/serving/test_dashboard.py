@@ -12,6 +12,8 @@ from serving.engine import Ground
 from serving.metrics import Metrics
 
 if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+
     from .conftest import DeploymentMaker, PlanMaker
 
 DASHBOARD = Path(__file__).parents[2] / "monitoring" / "grafana" / "dashboards" / "minicluster.json"
@@ -29,20 +31,36 @@ def _targets() -> list[tuple[str, str]]:
 
 
 @pytest.fixture
-def names(small_model: Path, make_deployment: DeploymentMaker, make_plan: PlanMaker) -> set[str]:
-    """Return every name that the endpoint exposes."""
+def registry(
+    small_model: Path, make_deployment: DeploymentMaker, make_plan: PlanMaker
+) -> CollectorRegistry:
+    """Return what the endpoint exposes."""
     deployment = make_deployment(small_model)
     app = compile_app(deployment, Ground(target="cpu"), plan=make_plan(deployment))
-    families = Metrics(app.front)._registry.collect()
-    return {family.name + suffix for family in families for suffix in SUFFIXES}
+    return Metrics(app.front)._registry
 
 
-def test_every_query_asks_for_what_is_exposed(names: set[str]) -> None:
+def test_every_query_asks_for_what_is_exposed(registry: CollectorRegistry) -> None:
     """Each panel's metrics exist under that name (`make test-dashboard` asks a real Prometheus)."""
+    names = {family.name + suffix for family in registry.collect() for suffix in SUFFIXES}
     for title, query in _targets():
         asked = set(re.findall(r"minicluster_\w+", query))
         assert asked, title
         assert asked <= names, title
+
+
+PLANNED = re.compile(r"(minicluster_planned_seconds)\{(.*)\}")
+
+
+def test_every_planned_value_that_is_asked_for_is_there(registry: CollectorRegistry) -> None:
+    """With the labels that the query names: each measured phase has one beside it."""
+    asked = [found for _, query in _targets() if (found := PLANNED.fullmatch(query))]
+    for found in asked:
+        labels = dict(re.findall(r'(\w+)="(\w+)"', found[2]))
+        assert registry.get_sample_value(found[1], labels) is not None, labels
+    of = {found[2].partition(",")[0] for found in asked}
+    measured = ("ttft", "tpot", "itl", "e2e", "queue", "prefill", "kv_transfer")
+    assert of == {f'quantity="{name}"' for name in measured}
 
 
 def test_panels_do_not_overlap() -> None:

@@ -375,6 +375,7 @@ def test_metrics_stand_beside_what_was_planned(front: FrontDoor) -> None:
     assert float(lines["minicluster_tpot_seconds_sum"]) >= 0.002
     assert lines['minicluster_tokens_total{kind="output"}'] == "11.0"
     assert lines['minicluster_planned_seconds{percentile="p99",quantity="ttft"}'] == "0.1"
+    assert lines['minicluster_planned_seconds{percentile="mean",quantity="prefill"}'] == "0.1"
     assert lines['minicluster_slo_seconds{quantity="ttft"}'] == "0.5"
     assert 'minicluster_ttft_seconds_bucket{le="0.5"}' in lines  # attainment is read off exactly
     assert plan["measured"]["ttft"]["p99_s"] >= 0.05
