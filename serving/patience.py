@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from serving.answer_length import answer_tokens
 from serving.prompt_size import prompts_of
 
 if TYPE_CHECKING:
@@ -24,9 +25,6 @@ to end what hangs, not what is slow.
 
 UNPLANNED_TOKEN_S = 1.0
 """Per token where no plan promises a pace."""
-
-LENGTHS = {"chat": ("max_completion_tokens", "max_tokens"), "completions": ("max_tokens",)}
-"""Fields that bound an answer, by kind of request; the first that is there counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,10 +56,11 @@ class Patience:
             kind: `chat` or `completions`.
             body: what `serving.requests.check` let through.
         """
-        given = (body[name] for name in LENGTHS[kind] if body.get(name) is not None)
+        named = answer_tokens(kind, body)
+        tokens = self.max_tokens if named is None else named
         sequences = (body.get("n") or 1) * len(prompts_of(body.get("prompt")))
         turns = math.ceil(sequences / self.places)
-        return self.first_token_s + turns * next(given, self.max_tokens) * self.token_s
+        return self.first_token_s + turns * tokens * self.token_s
 
 
 def patience_of(front: FrontDoor) -> Patience:

@@ -21,9 +21,11 @@ PATIENCE = Patience(prefill_s=1.0, first_token_s=4.0, token_s=0.5, max_tokens=20
     ("kind", "body", "tokens"),
     [
         ("completions", {"prompt": "x", "max_tokens": 10}, 10),
-        ("completions", {"prompt": "x"}, 2000),
+        ("completions", {"prompt": "x"}, 16),
         ("completions", {"prompt": "x", "max_tokens": 0, "echo": True}, 0),
-        ("completions", {"prompt": "x", "max_completion_tokens": 1}, 2000),
+        ("completions", {"prompt": "x", "max_completion_tokens": 1}, 16),
+        ("completions", {"prompt": "x", "max_tokens": None}, 2000),
+        ("chat", {"messages": []}, 2000),
         ("chat", {"messages": [], "max_tokens": 10}, 10),
         ("chat", {"messages": [], "max_tokens": 10, "max_completion_tokens": 20}, 20),
         ("completions", {"prompt": "x", "max_tokens": 10, "n": 8}, 10),
