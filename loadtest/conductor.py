@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 LEAD_IN_S = 0.3
 """From the cue to the start of the run: time for the cue to reach every worker."""
 NEWS_S = 0.5
+SHORT = "short of a worker"
+"""Why a run stopped that lost one of its processes; `decision` knows it by this name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +71,9 @@ class Player:
             self._cue, self._dispatcher, self.playing = AsyncResult(), None, False
 
     def _play(self, http: HTTPClient, request_event: Any) -> None:  # noqa: ANN401
-        schedule = read_schedule(self._folder / "schedule.jsonl")
+        # In a thread: who reads for long must not be silent, or is given up.
+        reading = gevent.get_hub().threadpool.spawn(read_schedule, self._folder / "schedule.jsonl")
+        schedule = reading.get()
         cue = self._cue.get()
 
         def record(sample: Sample) -> None:
@@ -146,6 +150,7 @@ class Conductor:
         self._news: dict[str, dict[str, float]] = {}
         self._clients: dict[str, Client] = {}
         self._over = self._running = self._cancelled = False
+        self._short = False
         self.tell: Callable[[dict[str, float]], None] = lambda _: None
         runner.register_message("news", self._on_news)
         runner.register_message("client", self._on_client)
@@ -154,7 +159,7 @@ class Conductor:
         """Give *players*, client ids of Locust, their cues; once for each run."""
         if self._running or self._cancelled:
             return  # Locust says again that all are there, after one more or less came
-        self._running = True
+        self._running, self._short = True, False
         self._players, self._news, self._clients, self._over = players, {}, {}, False
         self._samples = (self._folder / "samples.jsonl").open("w", encoding="utf-8")
         cue = Cue(
@@ -175,13 +180,17 @@ class Conductor:
             self._over = True
             self._runner.send_message("over", {"why": why})
 
-    def lost(self, there: Sequence[str]) -> None:
-        """Go on with the workers still *there*: the run proves nothing, its samples are kept."""
-        self._players = tuple(p for p in self._players if p in there or p in self._clients)
-        self.end("short of a worker")
-        self._finish_if_all_told()
+    def reckon_with(self, there: Sequence[str]) -> None:
+        """End the run if a player is not *there* any more: it proves nothing, samples are kept."""
+        left = tuple(p for p in self._players if p in there or p in self._clients)
+        if self._running and left != self._players:
+            self._players, self._short = left, True
+            self.end(SHORT)
+            self._finish_if_all_told()
 
     def _on_news(self, msg: Any, **_: object) -> None:  # noqa: ANN401  (Locust's own)
+        if msg.node_id not in self._players:
+            return  # it was given up, and came back
         news = dict(msg.data)
         lines = news.pop("lines")
         self._samples.write("".join(f"{line}\n" for line in lines))
@@ -194,6 +203,8 @@ class Conductor:
             self.end("complete")
 
     def _on_client(self, msg: Any, **_: object) -> None:  # noqa: ANN401
+        if msg.node_id not in self._players:
+            return
         client = Client(**msg.data | {"heartbeat_lag_s": tuple(msg.data["heartbeat_lag_s"])})
         self._clients[msg.node_id] = client
         if client.stop != "complete":
@@ -207,5 +218,7 @@ class Conductor:
         self._samples.close()
         if self._clients:
             all_in_all = merged(tuple(self._clients.values()))
+            if self._short and all_in_all.stop == "complete":
+                all_in_all = replace(all_in_all, stop=SHORT)  # the last word of one is missing
             write_client(all_in_all, self._folder / "client.json")
         self.finished.set()

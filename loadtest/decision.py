@@ -37,6 +37,9 @@ def decide(
     if run.client.stop == "died":
         died_s = max((s.chunk_s[-1] for s in run.samples if s.chunk_s), default=0.0)
         return "failed", (f"{run.job.host} stopped answering {died_s:.1f} s into the run",)
+    if run.client.stop == "short of a worker":
+        why = "one of its processes ended, or was silent for 5 s; the samples so far are kept"
+        return "invalid", (f"the load client was short of a worker: {why}",)
     if run.client.stop != "complete":
         return "interrupted", (f"the run was {run.client.stop}; the samples so far are kept",)
     if not any(s.ok for s in measured):

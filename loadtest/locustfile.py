@@ -30,7 +30,7 @@ from geventhttpclient.client import HTTPClientPool
 from locust.env import Environment
 from locust.runners import MasterRunner, WorkerRunner
 
-from loadtest.conductor import Conductor, Player
+from loadtest.conductor import SHORT, Conductor, Player
 from loadtest.job import read_job
 
 if TYPE_CHECKING:
@@ -102,6 +102,8 @@ def take_part(environment: Environment, **_: object) -> None:
             conductor.start(_players(runner))
 
         environment.events.spawning_complete.add_listener(all_there)
+        if isinstance(runner, MasterRunner):
+            gevent.spawn(_count_players, runner, conductor)
 
 
 def _players(runner: Runner) -> tuple[str, ...]:
@@ -110,6 +112,13 @@ def _players(runner: Runner) -> tuple[str, ...]:
         return ("local",)  # as LocalRunner signs its messages
     clients = runner.clients
     return tuple(sorted(c.id for c in (*clients.ready, *clients.spawning, *clients.running)))
+
+
+def _count_players(runner: MasterRunner, conductor: Conductor) -> None:
+    """Tell *conductor* who is there: no more who quit, or was silent for 5 s, dead or frozen."""
+    while True:
+        gevent.sleep(WATCH_S)
+        conductor.reckon_with(_players(runner))
 
 
 def main() -> int:
@@ -154,7 +163,7 @@ def _conduct(
     runner.start_shape()
     while not conductor.finished.wait(WATCH_S) and not runner.environment.process_exit_code:
         if _dead(workers):
-            conductor.lost(_players(runner))
+            conductor.end(SHORT)  # at once; Locust needs its 5 s
 
 
 def _say(progress: dict[str, float]) -> None:

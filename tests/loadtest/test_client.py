@@ -12,10 +12,12 @@ import psutil
 import pytest
 
 from loadtest.client import health
+from loadtest.comparison import TOLERANCE
 from loadtest.drive import drive
 from loadtest.order import Extent, free_load, make_job
 from loadtest.run import Run, prepare, read_run
 from loadtest.schedule import Shape
+from loadtest.verdict import conclude
 from sizing.sources import Source
 from sizing.specs.slo import SloSpec
 from sizing.specs.workload import Lengths, WorkloadSpec
@@ -167,20 +169,24 @@ def test_a_rate_that_the_client_cannot_send(start_server: ServerStarter, tmp_pat
     assert run.samples
 
 
-def test_a_lost_worker_ends_the_run(start_server: ServerStarter, tmp_path: Path) -> None:
-    """One of two workers killed: the run is none, what the other one measured is kept."""
-    killed: list[int] = []
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_lost_worker_ends_the_run(
+    start_server: ServerStarter, tmp_path: Path, number: signal.Signals
+) -> None:
+    """One of two workers killed or frozen: the run is invalid, what the other measured is kept."""
+    lost: list[int] = []
 
-    def kill_one(seen: Progress) -> None:
-        if seen.done > 20 and not killed:
+    def lose_one(seen: Progress) -> None:
+        if seen.done > 20 and not lost:
             me = psutil.Process()
             workers = [p for p in me.children(recursive=True) if "--worker" in p.cmdline()]
-            killed.append(workers[0].pid)
-            os.kill(workers[0].pid, signal.SIGKILL)
+            lost.append(workers[0].pid)
+            os.kill(workers[0].pid, number)
 
     long = Extent(duration_s=60.0, warmup_s=0.2)
-    run = go(start_server(**FAST), tmp_path, long, workers=2, on_progress=kill_one)
+    run = go(start_server(**FAST), tmp_path, long, workers=2, on_progress=lose_one)
 
-    assert killed
+    assert lost
     assert run.client.stop == "short of a worker"
     assert sum(s.ok for s in run.samples) > 20
+    assert conclude(run, TOLERANCE, require_prediction=False).verdict == "invalid"

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
 import urllib.request
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
+import pytest
+
 import loadtest
+from loadtest.comparison import TOLERANCE
 from loadtest.order import Extent, free_load, make_job
 from loadtest.run import prepare, read_run
+from loadtest.verdict import conclude
+from sizing.errors import Exit
 from sizing.specs.slo import SloSpec
 from sizing.specs.workload import Lengths, WorkloadSpec
 
@@ -134,3 +141,29 @@ def test_locusts_own_processes_share_the_schedule(
     assert run.client.processes == 2
     assert sorted(s.index for s in run.measured) == [r.index for r in run.schedule if r.in_window]
     assert all(s.ok for s in run.measured)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_locusts_own_run_ends_without_a_worker(
+    start_server: ServerStarter, free_port: int, tmp_path: Path, number: signal.Signals
+) -> None:
+    """One of Locust's two workers killed or frozen: nothing waits for it, the run is invalid."""
+    order(start_server(ttft_s=0.05, itl_s=0.01), tmp_path, requests=20_000)
+    options = ["--headless", "--processes", "2", "--master-bind-port", str(free_port)]
+    options += ["--master-port", str(free_port)]
+    samples = tmp_path / "samples.jsonl"
+    with locust(tmp_path, *options) as process:
+        wait_for(lambda: samples.read_text().count("\n") > 20, tmp_path)
+        workers = psutil.Process(process.pid).children()
+        workers[0].send_signal(number)
+        try:
+            wait_for((tmp_path / "client.json").exists, tmp_path)
+        finally:
+            with suppress(psutil.NoSuchProcess):
+                workers[0].kill()
+    run = read_run(tmp_path)
+
+    assert len(workers) == 2
+    assert run.client.stop == "short of a worker"
+    assert sum(s.ok for s in run.samples) > 20
+    assert conclude(run, TOLERANCE, require_prediction=False).exit == Exit.INCONCLUSIVE

@@ -195,6 +195,14 @@ def test_interrupted(make_run: RunMaker, good: list[Sample]) -> None:
     assert verdict.latency["ttft"]
 
 
+def test_a_lost_worker_proves_nothing(make_run: RunMaker, good: list[Sample]) -> None:
+    """A run whose client lost a process is invalid, not interrupted: exit 4, and why."""
+    verdict = judged(make_run, good, stop="short of a worker")
+
+    assert (verdict.verdict, verdict.exit) == ("invalid", Exit.INCONCLUSIVE)
+    assert "short of a worker" in verdict.reasons[0]
+
+
 def test_prediction_missed(make_run: RunMaker, make_sample: SampleMaker) -> None:
     """A missed prediction is a field of the verdict, and exit 3 only where it is required."""
     other = make_run([make_sample(k, k / 480, itl_s=0.04) for k in range(4800)])
