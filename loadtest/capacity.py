@@ -22,8 +22,7 @@ class Probe:
     One try.
 
     Attributes:
-        holds: whether the SLO held; `None`: no run of the length allowed tells, so that the rate
-            is where the limit is.
+        holds: whether the SLO held; `None`: no run of the length allowed tells.
         attained_fraction: share of the requests within the limit that was kept least.
     """
 
@@ -41,61 +40,66 @@ class Probe:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
     """
-    What the tries say.
+    Where the highest load that holds the SLO lies, as far as the tries tell.
 
     Attributes:
-        requests_per_s: the highest load that holds the SLO; `None`: none of those tried does.
-        low, high: it lies between; `high` is `None` where nothing tried missed.
+        low: highest rate that held, below every one that missed; `None`: none did.
+        high: lowest rate that missed; `None`: none did.
+        unclear: rates between both, ascending, at which no run of the length allowed tells.
     """
 
-    requests_per_s: float | None
     low: float | None
     high: float | None
+    unclear: tuple[float, ...]
+
+    @property
+    def middle(self) -> float | None:
+        """The geometric middle of both ends, in requests/s; `None` where one is open."""
+        if self.low is None or self.high is None:
+            return None
+        return math.sqrt(self.low * self.high)
+
+    def within(self, resolution_fraction: float) -> bool:
+        """Whether both ends are known, and no further apart than the resolution."""
+        if self.low is None or self.high is None:
+            return False
+        return self.high <= self.low * (1 + resolution_fraction)
 
 
 def next_rate(probes: Sequence[Probe], *, first: float, resolution_fraction: float) -> float | None:
     """
-    Return the next rate to try; `None`: the limit is known well enough, or out of reach.
+    Return the next rate to try; `None`: the limit is known well enough, or nothing more tells.
 
     First by steps of 25 % until one rate holds and one misses, then in the geometric middle,
-    until both are no further apart than the resolution.
+    until both are no further apart than the resolution. Where tries between them tell nothing,
+    the limit is near: the gaps below and above are halved, the wider one first, until each is
+    half the resolution wide.
     """
     if not probes:
         return first
-    if any(probe.holds is None for probe in probes):
-        return None
-    low, high = _bracket(probes)
-    if low is None and high is not None:
-        lower = high / GROWTH
+    found = capacity(probes)
+    rates = [rate for rate in (found.low, *found.unclear, found.high) if rate is not None]
+    if found.low is None:
+        lower = rates[0] / GROWTH
         return lower if lower > first / FARTHEST else None
-    if high is None and low is not None:
-        higher = low * GROWTH
+    if found.high is None:
+        higher = rates[-1] * GROWTH
         return higher if higher < first * FARTHEST else None
-    if low is None or high is None or high <= low * (1 + resolution_fraction):
+    if found.within(resolution_fraction):
         return None
-    return math.sqrt(low * high)
+    start, end = max((rates[:2], rates[-2:]), key=lambda gap: gap[1] / gap[0])
+    return math.sqrt(start * end) if end > start * math.sqrt(1 + resolution_fraction) else None
 
 
 def capacity(probes: Sequence[Probe]) -> Capacity:
-    """Return where the limit is, as far as *probes* tell."""
-    low, high = _bracket(probes)
-    edges = [probe.requests_per_s for probe in probes if probe.holds is None]
-    if edges:
-        return Capacity(requests_per_s=edges[-1], low=low, high=high)
-    if low is None:
-        return Capacity(requests_per_s=None, low=None, high=high)
-    if high is None:
-        return Capacity(requests_per_s=low, low=low, high=None)
-    return Capacity(requests_per_s=math.sqrt(low * high), low=low, high=high)
-
-
-def _bracket(probes: Sequence[Probe]) -> tuple[float | None, float | None]:
     """
-    Return the highest rate that holds below the lowest that misses, and that one.
+    Return where the limit is, as far as *probes* tell.
 
     A rate that held above one that missed is not believed: the lower miss counts.
     """
     high = min((p.requests_per_s for p in probes if p.holds is False), default=None)
-    held = [p.requests_per_s for p in probes if p.holds]
-    low = max((rate for rate in held if high is None or rate < high), default=None)
-    return low, high
+    below = [p for p in probes if high is None or p.requests_per_s < high]
+    low = max((p.requests_per_s for p in below if p.holds), default=None)
+    unclear = {p.requests_per_s for p in below if p.holds is None}
+    between = (rate for rate in unclear if low is None or rate > low)
+    return Capacity(low=low, high=high, unclear=tuple(sorted(between)))

@@ -10,7 +10,7 @@ from loadtest.capacity import Capacity, Probe, capacity, next_rate
 from loadtest.confidence import samples_needed
 from loadtest.run import write_whole
 from loadtest.spread import LEVELS
-from sizing.errors import InputError, TargetFailed
+from sizing.errors import Inconclusive, InputError, TargetFailed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,14 +55,14 @@ class Search:
 
     @property
     def found(self) -> Capacity:
-        """What the tries so far say."""
+        """Where the limit lies, as far as the tries so far say."""
         return capacity(self.probes)
 
     @property
     def error_fraction(self) -> float | None:
-        """Predicted / measured - 1."""
-        measured = self.found.requests_per_s
-        return None if measured is None else self.predicted_requests_per_s / measured - 1
+        """Predicted / measured - 1, where the middle of the bracket stands for the measured."""
+        middle = self.found.middle
+        return None if middle is None else self.predicted_requests_per_s / middle - 1
 
 
 def enough_requests(percentile: str) -> int:
@@ -108,6 +108,8 @@ def resumed(fresh: Search, folder: Path) -> Search:
     """
     Return the search in *folder* if it is the same as *fresh* but for its tries, else *fresh*.
 
+    It may go on with a larger `most_requests` than it began with.
+
     Raises:
         InputError: another search lies there, or a file that is none.
     """
@@ -118,20 +120,25 @@ def resumed(fresh: Search, folder: Path) -> Search:
         raw = json.loads(path.read_text(encoding="utf-8"))
         probes = tuple(Probe(**probe) for probe in raw.pop("probes"))
         before = Search(**raw)
+        fewer = before.most_requests < fresh.most_requests
     except (OSError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise InputError(str(path), f"{error}"[:80], "a search of this version") from None
-    if replace(before, probes=()) != fresh:
+    if (replace(before, most_requests=fresh.most_requests) if fewer else before) != fresh:
         raise InputError(
-            str(path), "another search", "the same plan, host and options", "or another -o folder"
+            str(path),
+            "another search",
+            "the same plan, host and options (--most-requests may be larger)",
+            "or another -o folder",
         )
-    return replace(fresh, probes=probes)
+    # An invalid try ends a search now; it used to be kept, as the last, though it proves nothing.
+    return replace(fresh, probes=tuple(p for p in probes if p.verdict != "invalid"))
 
 
 def go_on(search: Search, measure: Measure, folder: Path) -> Search:
     """
-    Try until the limit is known; the state is written after each try.
+    Try until the limit is known, or no run of the length allowed tells more of it.
 
-    A try that proves nothing is made again with twice the requests, up to the most allowed.
+    The state is written after each try.
 
     Args:
         search: as far as it is.
@@ -139,28 +146,16 @@ def go_on(search: Search, measure: Measure, folder: Path) -> Search:
         folder: of the state.
 
     Raises:
+        Inconclusive: a try was invalid: whatever it shows, it says nothing of the endpoint.
         TargetFailed: the endpoint did.
     """
-    needed = samples_needed(LEVELS[search.percentile])
-    while True:
-        rate = next_rate(
-            search.probes,
-            first=search.first_requests_per_s,
-            resolution_fraction=search.resolution_fraction,
-        )
-        if rate is None:
-            return search
-        num = min(search.most_requests, round(SPARE * needed))
-        name = f"try-{len(search.probes) + 1}"
-        while True:
-            verdict = measure(rate, num, name)
-            if verdict.verdict in {"failed", "interrupted"}:
-                raise _stopped(verdict)
-            if verdict.verdict in {"met", "missed"} or num >= search.most_requests:
-                break
-            num = min(search.most_requests, round(LONGER * num))
-        search = replace(search, probes=(*search.probes, _probe(rate, num, name, verdict)))
+    while (order := _next(search)) is not None:
+        place, rate, num = order
+        probe = _tried(measure, rate, num, search.most_requests, f"try-{place + 1}")
+        tries = (*search.probes[:place], probe, *search.probes[place + 1 :])
+        search = replace(search, probes=tries)
         write_whole(folder / STATE, to_json(search))
+    return search
 
 
 def to_json(search: Search) -> str:
@@ -168,10 +163,45 @@ def to_json(search: Search) -> str:
     return json.dumps(asdict(search), indent=2, allow_nan=False) + "\n"
 
 
-def _stopped(verdict: Verdict) -> Exception:
+def _next(search: Search) -> tuple[int, float, int] | None:
+    """
+    Return the place of the next try, its rate and how many requests; `None`: there is none.
+
+    A try that told nothing, of a search resumed with a larger `most_requests`, is made again.
+    """
+    for place, probe in enumerate(search.probes):
+        rate, num = probe.requests_per_s, probe.num_requests
+        if rate in search.found.unclear and num < search.most_requests:
+            return place, rate, min(search.most_requests, round(LONGER * num))
+    following = next_rate(
+        search.probes,
+        first=search.first_requests_per_s,
+        resolution_fraction=search.resolution_fraction,
+    )
+    if following is None:
+        return None
+    enough = round(SPARE * samples_needed(LEVELS[search.percentile]))
+    return len(search.probes), following, min(search.most_requests, enough)
+
+
+def _tried(measure: Measure, rate: float, num: int, most: int, name: str) -> Probe:
+    """Try *rate*; while a try is inconclusive, again with twice the requests, up to *most*."""
+    while True:
+        verdict = measure(rate, num, name)
+        if verdict.verdict in {"invalid", "failed", "interrupted"}:
+            raise _stopped(verdict, name)
+        if verdict.verdict != "inconclusive" or num >= most:
+            return _probe(rate, num, name, verdict)
+        num = min(most, round(LONGER * num))
+
+
+def _stopped(verdict: Verdict, name: str) -> BaseException:
+    reasons = "; ".join(verdict.reasons)
     if verdict.verdict == "interrupted":
-        return KeyboardInterrupt()  # type: ignore[return-value]
-    return TargetFailed("; ".join(verdict.reasons))
+        return KeyboardInterrupt()
+    if verdict.verdict == "invalid":
+        return Inconclusive(f"{name} was invalid: {reasons} (the same command makes it again)")
+    return TargetFailed(reasons)
 
 
 def _probe(rate: float, num: int, name: str, verdict: Verdict) -> Probe:

@@ -45,7 +45,8 @@ def search(  # noqa: PLR0913  (a command line is its options)
         float, typer.Option(help="How close a rate that holds and one that misses come.")
     ] = 0.1,
     most_requests: Annotated[
-        int | None, typer.Option(help="Of one try; 8 x the fewest that can prove the SLO kept.")
+        int | None,
+        typer.Option(help="Of one try; 5 x the fewest that can prove the SLO kept; may grow."),
     ] = None,
     warmup: Annotated[float | None, typer.Option(help="Seconds before each try counts.")] = None,
     seed: Annotated[int, typer.Option(help="Of arrivals and lengths.")] = 0,
@@ -106,10 +107,10 @@ def search(  # noqa: PLR0913  (a command line is its options)
 
 def _exit(done: Search, tolerance: float | None) -> Exit:
     """Return 3 if nothing tried holds, or the plan is too far off where that matters; 4 if open."""
-    error = done.error_fraction
-    if done.found.low is None and any(probe.holds is False for probe in done.probes):
+    found, error = done.found, done.error_fraction
+    if found.low is None and found.high is not None and not found.unclear:
         return Exit.NEGATIVE
-    if error is None or done.found.high is None or any(p.holds is None for p in done.probes):
+    if error is None or not found.within(done.resolution_fraction):
         return Exit.INCONCLUSIVE
     return Exit.NEGATIVE if tolerance is not None and abs(error) > tolerance else Exit.DONE
 

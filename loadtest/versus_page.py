@@ -85,7 +85,7 @@ def versus_page(versus: Versus, first: Run, second: Run) -> str:
 
 def probe_rows(search: Search) -> Iterator[tuple[str, ...]]:
     """Yield a row for each try, by rate."""
-    words = {True: "holds", False: "misses", None: "on the edge"}
+    words = {True: "holds", False: "misses", None: "open"}
     for probe in sorted(search.probes, key=lambda p: p.requests_per_s):
         yield (
             f"{probe.requests_per_s:.2f}",
@@ -99,23 +99,31 @@ def probe_rows(search: Search) -> Iterator[tuple[str, ...]]:
 
 
 def search_lines(search: Search) -> Iterator[str]:
-    """Say what was found, and how far the plan's word is from it."""
-    found = search.found
-    if found.requests_per_s is None:
-        yield "no rate tried holds the SLO"
-    else:
-        low = "nothing" if found.low is None else f"{found.low:.2f}"
-        high = "nothing tried" if found.high is None else f"{found.high:.2f}"
+    """Say between which tries the limit lies, and how far the plan's word is from it."""
+    found, error = search.found, ""
+    if found.low is not None and found.high is not None:
         yield (
-            f"the SLO holds up to {found.requests_per_s:.2f} requests/s "
-            f"({low} holds, {high} misses)"
+            f"the SLO holds at {found.low:.2f} requests/s and misses at {found.high:.2f}: "
+            f"the limit lies between{_unclear(search)}"
         )
-    error = search.error_fraction
-    compared = "" if error is None else f": {error:+.0%} of the measured"
+        low, high = (search.predicted_requests_per_s / end - 1 for end in (found.high, found.low))
+        error = f": {low:+.0%} to {high:+.0%} of the measured"
+    elif found.low is not None:
+        yield f"the SLO holds at {found.low:.2f} requests/s; no rate tried misses{_unclear(search)}"
+    else:
+        holds = "is known to hold" if found.unclear else "holds"
+        yield f"no rate tried {holds} the SLO{_unclear(search)}"
     yield (
-        f"the plan has it hold up to {search.predicted_requests_per_s:.2f} requests/s{compared}; "
+        f"the plan has it hold up to {search.predicted_requests_per_s:.2f} requests/s{error}; "
         f"its pools saturate at {search.saturation_requests_per_s:.2f}"
     )
+
+
+def _unclear(search: Search) -> str:
+    """Name the rates that may hold or miss, for all that the longest runs tell."""
+    rates = ", ".join(f"{rate:.2f}" for rate in search.found.unclear)
+    most = f"of at most {search.most_requests} requests (--most-requests)"
+    return f"; no run {most} tells at {rates}" if rates else ""
 
 
 def search_table(search: Search) -> Table:
@@ -131,15 +139,15 @@ def search_table(search: Search) -> Table:
 def search_page(search: Search) -> str:
     """Draw goodput against load with its knee."""
     lines = list(search_lines(search))
-    found = search.found
+    middle = search.found.middle
     points = [(p.requests_per_s, p.good_requests_per_s, bool(p.holds)) for p in search.probes]
     marks = {"predicted": search.predicted_requests_per_s}
-    if found.requests_per_s is not None:
-        marks["measured"] = found.requests_per_s
+    if middle is not None:
+        marks["measured"] = middle
     legend = (
         '<div class="legend"><span><b class="held"></b>held</span>'
-        '<span><b class="missed"></b>missed or on the edge</span>'
-        '<span><i class="measured"></i>measured limit</span>'
+        '<span><b class="missed"></b>missed or open</span>'
+        '<span><i class="measured"></i>middle of the bracket</span>'
         '<span><i class="limit-predicted"></i>predicted limit</span></div>'
     )
     return document(
