@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from loadtest.phases import Phases, compare_phases
-from loadtest.significance import difference
+from loadtest.significance import differences
 from loadtest.spread import Spread, spread
 from sizing.errors import InputError
 from sizing.specs.slo import PERCENTILES
@@ -127,13 +127,13 @@ def _paired(metric: str, replay: Replay, known: Sequence[Sample]) -> Iterator[Co
         return
     predicted, measured = np.array(pairs).T
     ours, theirs = spread(predicted.tolist()), spread(measured.tolist())
-    for statistic in PERCENTILES:
+    apart = differences(measured, predicted, PERCENTILES, paired=True)
+    for statistic, found in zip(PERCENTILES, apart, strict=True):
         if not (ours and theirs and theirs.at(statistic) > 0):
             continue
         seen_s = theirs.at(statistic)
-        apart = difference(measured, predicted, statistic, paired=True)
         row = _row(metric, statistic, ours.at(statistic), seen_s)
-        yield replace(row, error_low=apart.low_s / seen_s, error_high=apart.high_s / seen_s)
+        yield replace(row, error_low=found.low / seen_s, error_high=found.high / seen_s)
 
 
 def _row(metric: str, statistic: str, predicted_s: float, measured_s: float) -> Compared:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,31 +11,35 @@ import numpy as np
 from loadtest.confidence import cautious, design_effect, share_interval
 from loadtest.evidence import evidence_of
 from loadtest.promise import count_good
-from loadtest.significance import difference
+from loadtest.significance import MANY_RESAMPLES, differences, holm
 from loadtest.spread import spread
+from loadtest.verdict import conclude
 from sizing.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
     from loadtest.run import Run
     from loadtest.samples import Sample
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+"""2: `good`, p-values; what is significant is so for all figures together."""
 METRICS = ("ttft", "tpot", "e2e")
 STATISTICS = ("mean", "p50", "p90", "p95", "p99")
+PROVES_NOTHING = {"invalid", "failed", "interrupted"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
     """
-    One statistic of both runs.
+    One statistic of both runs, of the requests answered.
 
     Attributes:
         low_s, high_s: 95 % interval of second less first.
-        significant: 0 lies outside.
+        p_value: of this one alone, two-sided.
+        significant: more than chance at 5 % for all figures of the comparison together.
     """
 
     metric: str
@@ -44,7 +48,25 @@ class Change:
     second_s: float
     low_s: float
     high_s: float
-    significant: bool
+    p_value: float
+    significant: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GoodChange:
+    """
+    The share of requests that met the SLO, second less first; one without an answer did not.
+
+    Attributes:
+        low, high: its 95 % interval.
+        p_value, significant: as of a `Change`.
+    """
+
+    difference: float
+    low: float
+    high: float
+    p_value: float
+    significant: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +97,7 @@ class Versus:
     paired: bool
     first: Side
     second: Side
+    good: GoodChange
     changes: tuple[Change, ...]
     notes: tuple[str, ...]
 
@@ -89,24 +112,31 @@ def compare_runs(first: Run, second: Run, names: tuple[str, str]) -> Versus:
     Raises:
         InputError: nothing was answered in one of them.
     """
-    answered = [evidence_of(run).answered for run in (first, second)]
+    runs = (first, second)
+    answered = [evidence_of(run).answered for run in runs]
     for name, each in zip(names, answered, strict=True):
         if not each:
             raise InputError(name, "no request answered", "a run to compare with")
     paired = _same_schedule(first, second)
+    sides = (_side(first, names[0]), _side(second, names[1]))
+    good = _good_change(runs, sides, paired=paired)
     changes = [
-        _change(metric, statistic, answered, paired=paired)
+        change
         for metric in METRICS
-        for statistic in STATISTICS
         if all(_values(metric, each).size for each in answered)
+        for change in _changes(metric, answered, paired=paired)
     ]
+    of_good, *marks = holm([good.p_value, *(change.p_value for change in changes)])
     return Versus(
         schema_version=SCHEMA_VERSION,
         paired=paired,
-        first=_side(first, names[0]),
-        second=_side(second, names[1]),
-        changes=tuple(changes),
-        notes=_notes(first, second),
+        first=sides[0],
+        second=sides[1],
+        good=replace(good, significant=of_good),
+        changes=tuple(
+            replace(change, significant=mark) for change, mark in zip(changes, marks, strict=True)
+        ),
+        notes=_notes(runs, sides),
     )
 
 
@@ -119,9 +149,7 @@ def _values(metric: str, answered: Sequence[Sample]) -> NDArray[np.float64]:
     return np.array([v for s in answered if (v := getattr(s, f"{metric}_s")) is not None])
 
 
-def _change(
-    metric: str, statistic: str, answered: list[tuple[Sample, ...]], *, paired: bool
-) -> Change:
+def _changes(metric: str, answered: list[tuple[Sample, ...]], *, paired: bool) -> Iterator[Change]:
     columns = [_values(metric, each) for each in answered]
     tested = columns
     if paired:
@@ -131,16 +159,41 @@ def _change(
         paired = bool(both)
         tested = [_values(metric, [s for s in each if s.index in both]) for each in answered]
     first, second = tested if paired else columns
-    apart = difference(first, second, statistic, paired=paired)
+    apart = differences(first, second, STATISTICS, paired=paired, resamples=MANY_RESAMPLES)
     ours, theirs = (spread(column.tolist()) for column in columns)
-    return Change(
-        metric=metric,
-        statistic=statistic,
-        first_s=ours.at(statistic) if ours else 0.0,
-        second_s=theirs.at(statistic) if theirs else 0.0,
-        low_s=apart.low_s,
-        high_s=apart.high_s,
-        significant=apart.significant,
+    for statistic, found in zip(STATISTICS, apart, strict=True):
+        yield Change(
+            metric=metric,
+            statistic=statistic,
+            first_s=ours.at(statistic) if ours else 0.0,
+            second_s=theirs.at(statistic) if theirs else 0.0,
+            low_s=found.low,
+            high_s=found.high,
+            p_value=found.p_value,
+        )
+
+
+def _good_change(runs: tuple[Run, Run], sides: tuple[Side, Side], *, paired: bool) -> GoodChange:
+    """Compare the shares; request by request those are left out that were warm-up in either."""
+    good: list[set[int]] = []
+    cut: list[set[int]] = []
+    for run in runs:
+        evidence = evidence_of(run)
+        good.append({s.index for s in evidence.answered if count_good(run.job.slo, [s])})
+        cut.append({s.index for s in run.measured} - {s.index for s in evidence.sent})
+    if paired:
+        cut = [cut[0] | cut[1]] * 2
+    columns = []
+    for run, met, out in zip(runs, good, cut, strict=True):
+        counted = [r.index for r in run.schedule if r.in_window and r.index not in out]
+        columns.append(np.array([index in met for index in counted], dtype=np.float64))
+    first, second = columns
+    (found,) = differences(first, second, ("mean",), paired=paired, resamples=MANY_RESAMPLES)
+    return GoodChange(
+        difference=sides[1].good_fraction - sides[0].good_fraction,
+        low=found.low,
+        high=found.high,
+        p_value=found.p_value,
     )
 
 
@@ -173,8 +226,8 @@ def _same_schedule(first: Run, second: Run) -> bool:
     return sides[0] == sides[1]
 
 
-def _notes(first: Run, second: Run) -> tuple[str, ...]:
-    one, two = first.job, second.job
+def _notes(runs: tuple[Run, Run], sides: tuple[Side, Side]) -> tuple[str, ...]:
+    one, two = (run.job for run in runs)
     notes = []
     if one.model != two.model:
         notes.append(f"the models differ: {one.model} and {two.model}")
@@ -182,9 +235,17 @@ def _notes(first: Run, second: Run) -> tuple[str, ...]:
         notes.append("the workloads differ: so may latencies for that reason alone")
     if one.slo != two.slo:
         notes.append("the SLOs differ: goodput counts what met each run's own")
-    if first.client.machine != second.client.machine:
+    if runs[0].client.machine != runs[1].client.machine:
         notes.append("the client machines differ")
-    for run, name in ((first, "first"), (second, "second")):
-        if run.client.stop != "complete":
-            notes.append(f"the {name} run was {run.client.stop}")
+    lost = [f"{side.requests - side.answered} of {side.requests}" for side in sides]
+    if len({side.answered / side.requests for side in sides}) > 1:
+        notes.append(
+            f"{lost[0]} requests of the first run have no answer, {lost[1]} of the second: "
+            "latencies are only of those answered"
+        )
+    for run, name in zip(runs, ("first", "second"), strict=True):
+        verdict = conclude(run, {}, require_prediction=False)
+        if verdict.verdict in PROVES_NOTHING:
+            why = "; ".join(verdict.reasons)
+            notes.append(f"the {name} run proves nothing by itself, {verdict.verdict}: {why}")
     return tuple(notes)

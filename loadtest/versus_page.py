@@ -24,7 +24,15 @@ PROBE_HEADS = ("requests/s", "SLO", "attained", "goodput/s", "TTFT", "TPOT", "re
 
 
 def change_rows(versus: Versus) -> Iterator[tuple[str, ...]]:
-    """Yield a row for each statistic."""
+    """Yield a row for the requests that met the SLO, then one for each statistic."""
+    good = versus.good
+    yield (
+        "good requests",
+        f"{versus.first.good_fraction:.2%}",
+        f"{versus.second.good_fraction:.2%}",
+        f"{100 * good.low:+.2f} to {100 * good.high:+.2f} points",
+        "differs" if good.significant else "chance",
+    )
     for change in versus.changes:
         yield (
             f"{NAMES[change.metric]} {change.statistic}",
@@ -43,6 +51,10 @@ def versus_lines(versus: Versus) -> Iterator[str]:
         "compared request by request: both had the same schedule"
         if versus.paired
         else "compared as two runs of their own: their schedules differ"
+    )
+    yield (
+        f"`differs` is more than chance at 5 % for all {len(versus.changes) + 1} figures together; "
+        "each interval is one of 95 % by itself"
     )
     yield from versus.notes
 
@@ -73,8 +85,8 @@ def versus_page(versus: Versus, first: Run, second: Run) -> str:
             )
             chart = distribution(values[0], predicted_s={}, foretold_s=values[1], limit=None)
             drawn.append(section(f"{NAMES[metric]}: distribution", legend + chart))
-    differing = sum(change.significant for change in versus.changes)
-    title = f"{differing} of {len(versus.changes)} figures differ"
+    marks = [versus.good.significant, *(change.significant for change in versus.changes)]
+    title = f"{sum(marks)} of {len(marks)} figures differ"
     return document(
         title,
         f"<header><h1>{escape(title)}</h1>{lines}</header>",

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import math
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -16,11 +18,14 @@ from loadtest.confidence import (
     samples_needed,
     share_interval,
 )
-from loadtest.significance import difference
+from loadtest.significance import Difference, differences, holm
 from loadtest.warmup import settled_from
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 from verdict_coverage import measure
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 INDEPENDENT = 1.0
 
@@ -117,6 +122,13 @@ def test_percentile_interval_is_open_where_nothing_lies_above() -> None:
     assert many.low <= -np.log(0.01) <= many.high
 
 
+def mean_apart(
+    first: NDArray[np.float64], second: NDArray[np.float64], *, paired: bool
+) -> Difference:
+    """Compare the means."""
+    return differences(first, second, ("mean",), paired=paired)[0]
+
+
 def test_pairs_cancel_what_they_share() -> None:
     """A difference of 1 % shows in pairs, and drowns in two runs of their own."""
     rng = np.random.default_rng(4)
@@ -124,9 +136,49 @@ def test_pairs_cancel_what_they_share() -> None:
     second = first * 1.01
     other = rng.exponential(size=2000) * 1.01
 
-    assert difference(first, second, "mean", paired=True).significant
-    assert not difference(first, other, "mean", paired=False).significant
-    assert difference(first, 2 * other, "p90", paired=False).significant
+    assert mean_apart(first, second, paired=True).significant
+    assert not mean_apart(first, other, paired=False).significant
+    assert differences(first, 2 * other, ("p90",), paired=False)[0].significant
+
+
+def test_p_values_are_intervals_turned_round() -> None:
+    """Above 5 % where the interval holds 0, below where it does not; 1 where nothing differs."""
+    rng = np.random.default_rng(7)
+    first = rng.exponential(size=1000)
+    found = [
+        mean_apart(first, rng.exponential(size=1000) * scale, paired=False)
+        for scale in np.linspace(0.8, 1.2, 21)
+    ]
+
+    assert {each.significant for each in found} == {True, False}
+    near = 2 / 400  # a draw more or less
+    assert all((each.p_value < 0.05 + near) >= each.significant for each in found)
+    assert all((each.p_value > 0.05 - near) or each.significant for each in found)
+    same = differences(first, first, ("mean", "p99"), paired=True)
+    assert [(each.value, each.low, each.high, each.p_value) for each in same] == [(0, 0, 0, 1)] * 2
+
+
+def test_holm_marks_fewer_the_more_there_are() -> None:
+    """The smallest against 5 % / 4, the next against 5 % / 3: the first above ends it."""
+    assert holm([0.01, 0.04, 0.03, 0.005]) == (True, False, False, True)
+    assert holm([0.04]) == (True,)
+    assert holm([0.04] * 16) == (False,) * 16
+    assert holm([0.03, 0.026, 0.02]) == (False, False, False)
+    assert holm([]) == ()
+
+
+def test_holm_marks_nothing_where_nothing_differs() -> None:
+    """Of 15 tests of nothing, alike or not, chance marks any at most in 5 %; else much more."""
+    rng = np.random.default_rng(8)
+    shared, own = rng.normal(size=(4000, 1)), rng.normal(size=(4000, 15))
+    for alike in (0.0, 0.5, 0.9):
+        scores = alike**0.5 * shared + (1 - alike) ** 0.5 * own
+        p_values = [[math.erfc(abs(z) / 2**0.5) for z in row] for row in scores.tolist()]
+        marked = np.mean([any(holm(row)) for row in p_values])
+
+        # Three standard errors of a share of 5 % among 4,000 are 1 %.
+        assert marked < 0.06
+    assert np.mean([min(row) < 0.05 for row in p_values]) > 0.1
 
 
 def test_warmup_is_cut() -> None:

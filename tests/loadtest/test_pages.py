@@ -166,7 +166,7 @@ def test_compare(browser: Browser, run: Run, tmp_path: Path) -> None:
     versus = compare_runs(run, run, ("before", "after"))
     seen = look(browser, versus_page(versus, run, run), tmp_path, "compare")
 
-    assert str(seen["text"]).startswith("0 of 15 figures differ")
+    assert str(seen["text"]).startswith("0 of 16 figures differ")
     assert "compared request by request" in str(seen["text"])
     assert seen["shapes"] == [2, 2]
 
