@@ -14,6 +14,7 @@ from serving.compile import IN_ONE_THREAD, compile_app
 from serving.engine import Ground
 from serving.entrance import ORIGINS
 from serving.front import to_plain
+from serving.guard import GUARD
 from serving.ingress import Ingress
 from serving.keys import KEYS_FILE
 from serving.mixed import MixedServer
@@ -77,7 +78,7 @@ def _handed_on() -> dict[str, str]:
     """Return what the endpoint is told by its environment: where keys lie, never the keys."""
     return {
         name: os.environ[name]
-        for name in (KEYS_FILE, ORIGINS, MAX_OUTPUT_TOKENS)
+        for name in (KEYS_FILE, ORIGINS, MAX_OUTPUT_TOKENS, GUARD)
         if name in os.environ
     }
 

@@ -47,12 +47,14 @@ if TYPE_CHECKING:
 class Door:
     """Lets requests in, passes answers out, and keeps the books."""
 
-    def __init__(self, front: FrontDoor, servers: Servers, entrance: Entrance) -> None:
-        """Open, with nobody in."""
+    def __init__(
+        self, front: FrontDoor, servers: Servers, entrance: Entrance, *, sheds: bool = True
+    ) -> None:
+        """Open, with nobody in; without *sheds*, whoever may come is admitted, however late."""
         self.front = front
         self.servers = servers
         self.entrance = entrance
-        self.guard = Guard(front)
+        self.guard = Guard(front, sheds=sheds)
         self.metrics = Metrics(front)
         self.measured = Measured()
         self.ready = ReadyCheck(front, servers, self.guard, self.metrics)

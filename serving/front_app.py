@@ -14,6 +14,7 @@ from starlette.routing import Route
 from serving.door import Door
 from serving.entrance import ORIGINS, Entrance
 from serving.errors import REQUEST_ID, error_response, refusal_of, request_id
+from serving.guard import read_guard
 from serving.keys import read_keys
 from serving.lookout import Lookout
 from serving.token_limit import read_token_limit
@@ -37,17 +38,18 @@ def front_app(front: FrontDoor, servers: Servers, environment: Mapping[str, str]
     Args:
         front: what is planned.
         servers: what answers.
-        environment: where API keys, allowed origins and the longest answer are named
-            (`serving.keys`, `serving.entrance`, `serving.token_limit`); none of them: no key is
-            asked for, no other site is allowed, the model's context is the limit.
+        environment: where API keys, allowed origins, the longest answer and the guard are named
+            (`serving.keys`, `serving.entrance`, `serving.token_limit`, `serving.guard`); none of
+            them: no key is asked for, no other site is allowed, the model's context is the limit,
+            what would miss the SLO is shed.
 
     Raises:
-        InputError: a key or limit that cannot be used.
+        InputError: a key, limit or guard that cannot be used.
     """
     origins = tuple(part.strip() for part in environment.get(ORIGINS, "").split(",") if part)
     limit = read_token_limit(environment)
     entrance = Entrance(read_keys(environment), origins, token_limit=limit)
-    door = Door(front, servers, entrance)
+    door = Door(front, servers, entrance, sheds=read_guard(environment))
     lookout = Lookout(door)
     routes = [
         _post("/v1/completions", partial(door.answer, "completions")),

@@ -9,16 +9,30 @@ from typing import TYPE_CHECKING
 
 from serving.admission import Asked, Forecast, Margin, Shed, decide, work_s
 from serving.live_state import LiveState, Stay, lanes_of
+from sizing.errors import InputError
 from sizing.routing import chooser
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from serving.front import FrontDoor
+
+GUARD = "MINICLUSTER_GUARD"
+"""Environment variable: `off` admits everything, to measure what pools can do by themselves."""
 
 WINDOW = 400
 """Requests whose misses make the margin: four of them lie above its p99."""
 
 LEARNED = 20
 """Requests before a margin is learned; the plan's own error stands in for it until then."""
+
+
+def read_guard(environment: Mapping[str, str]) -> bool:
+    """Return whether the guard sheds; raises InputError for anything but `on` and `off`."""
+    given = environment.get(GUARD, "on")
+    if given not in {"on", "off"}:
+        raise InputError(GUARD, given, "on or off")
+    return given == "on"
 
 
 class Misses:
@@ -66,8 +80,9 @@ class Visit:
 class Guard:
     """Admission for one front door, by `serving.admission` and the live state."""
 
-    def __init__(self, front: FrontDoor, seed: int | None = None) -> None:
-        """Start with idle books; *seed* of the choice among domains."""
+    def __init__(self, front: FrontDoor, seed: int | None = None, *, sheds: bool = True) -> None:
+        """Start with idle books; *seed* of the choice among domains; without *sheds*, it admits."""
+        self.sheds = sheds
         self.state = LiveState(lanes_of(front))
         self._front = front
         self._rng = random.Random(seed)  # noqa: S311  (load balancing, not a secret)
@@ -91,14 +106,16 @@ class Guard:
         )
 
     def enter(self, asked: Asked) -> Visit | Shed:
-        """Admit a request into a domain, or shed it; without a plan everything is admitted."""
+        """Admit a request into a domain, or shed it, if there is a plan to shed by."""
         state, front = self.state, self._front
         lane = state.lanes[self._choose(state.per_replica(), self._rng, self._turn)]
         self._turn += 1
         if front.slo is None or front.step_model is None:
             return Visit(state.enter(asked, lane, 1.0), None)
         load = state.load(lane)
-        found = decide(front.step_model, front.slo, asked, load, self.margin)
+        found = (
+            decide(front.step_model, front.slo, asked, load, self.margin) if self.sheds else None
+        )
         if isinstance(found, Shed):
             return found
         work = work_s(front.step_model, asked, load)

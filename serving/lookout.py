@@ -87,7 +87,12 @@ class Lookout:
             "margin": {"ttft_s": margin.ttft_s, "tpot_s": margin.tpot_s},
         }
         limit = door.entrance.token_limit
-        deployed = {"replicas": pools, "engines": engines, "max_output_tokens": limit}
+        deployed = {
+            "replicas": pools,
+            "engines": engines,
+            "max_output_tokens": limit,
+            "guard": door.guard.sheds,
+        }
         return JSONResponse({"planned": self._planned, "deployed": deployed, "measured": measured})
 
     async def schema(self, _request: Request, _at: str) -> Response:

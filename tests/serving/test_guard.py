@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from serving.admission import Asked, Forecast, Load, Margin, Shed, decide, forecast
 from serving.front import front_door
-from serving.guard import LEARNED, WINDOW, Guard, Misses, Visit
+from serving.guard import GUARD, LEARNED, WINDOW, Guard, Misses, Visit, read_guard
+from sizing.errors import InputError
 from sizing.plan import StepModel
 from sizing.specs.slo import SloSpec
 from sizing.specs.step import Interference, PathCoefficients, StepCoefficients
@@ -326,6 +327,23 @@ def test_without_a_plan_everything_is_admitted(
     front = front_door(make_deployment(small_model), domains={"laptop": "laptop"})
     guard = Guard(front)
     assert all(isinstance(guard.enter(ASKED), Visit) for _ in range(500))
+
+
+def test_a_guard_that_is_off_keeps_its_books(guard: Guard) -> None:
+    """Everything is admitted, and counted, and teaches the guard nothing."""
+    off = Guard(guard._front, sheds=False)
+    visits = [off.enter(ASKED) for _ in range(100)]
+    assert all(isinstance(visit, Visit) and visit.forecast is None for visit in visits)
+    assert (off.state.waiting, off.state.sequences) == (100, 100)
+    assert sum(off.state.backlog_s().values()) > 1.0
+
+
+@pytest.mark.parametrize(("value", "sheds"), [("on", True), ("off", False), (None, True)])
+def test_the_operator_decides_whether_it_sheds(value: str | None, *, sheds: bool) -> None:
+    """On is the default; what is neither on nor off stops the start."""
+    assert read_guard({} if value is None else {GUARD: value}) is sheds
+    with pytest.raises(InputError, match=GUARD):
+        read_guard({GUARD: "yes"})
 
 
 @pytest.mark.parametrize("slower", [0.8, 1.0, 1.5])
