@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import copy
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ray import serve
 from ray.serve.llm import LLMConfig, build_llm_deployment
 
-from serving.compile import IN_ONE_THREAD, compile_app
-from serving.engine import Ground
+from serving.compile import IN_ONE_THREAD
 from serving.entrance import ORIGINS
 from serving.front import to_plain
 from serving.guard import GUARD
+from serving.imported import imported
 from serving.ingress import Ingress
 from serving.keys import KEYS_FILE
 from serving.mixed import MixedServer
 from serving.split import SplitDecodeServer, SplitPrefillServer
-from serving.target import located
 from serving.token_limit import MAX_OUTPUT_TOKENS
-from sizing.plan import read_plan
 
 if TYPE_CHECKING:
     from serving.served import ServedApp, ServedPool
@@ -35,14 +32,9 @@ def from_plan(args: dict[str, str]) -> Any:  # noqa: ANN401
     """
     Return the application of a plan on hosts of its own: `import_path` of `serving manifest`.
 
-    Args:
-        args: `plan`, the file, and `target`, `cpu` or `gpu`.
+    *args* as `serving.imported` says; raises as it does.
     """
-    plan = read_plan(Path(args["plan"]))
-    deployment = located(plan.deployment)
-    return build_app(
-        compile_app(deployment, Ground(target=args["target"], one_host=False), plan=plan)
-    )
+    return build_app(imported(args))
 
 
 def build_app(served: ServedApp, address: tuple[str, int] | None = None) -> Any:  # noqa: ANN401

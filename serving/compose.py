@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from serving.cluster import OBJECT_STORE_BYTES, ray_options
@@ -44,8 +45,9 @@ def head_command(manifest: Manifest) -> str:
         f"ray start --head --port={HEAD_PORT} --node-ip-address=$(hostname -i) --num-cpus=0 "
         f"--object-store-memory={OBJECT_STORE_BYTES} --include-dashboard=false "
         "--disable-usage-stats && "
-        f"serving up {manifest.plan_path} --address $(hostname -i):{HEAD_PORT} "
-        f"--host 0.0.0.0 --port {manifest.port} --wait {WAIT_S} && exec sleep infinity"
+        f"serving up {manifest.plan_path} --model {quote(manifest.model_source)} "
+        f"--address $(hostname -i):{HEAD_PORT} --host 0.0.0.0 --port {manifest.port} "
+        f"--wait {WAIT_S} && exec sleep infinity"
     )
 
 
@@ -77,7 +79,6 @@ def _worker(manifest: Manifest, node: RayNode) -> dict[str, Any]:
     service = {
         **_node(manifest, worker_command(node)),
         "depends_on": {"head": {"condition": "service_healthy"}},
-        "restart": "on-failure",
     }
     if node.gpus:
         devices = [{"driver": "nvidia", "device_ids": [str(gpu) for gpu in node.gpus]}]
@@ -88,18 +89,30 @@ def _worker(manifest: Manifest, node: RayNode) -> dict[str, Any]:
 
 def _node(manifest: Manifest, command: str) -> dict[str, Any]:
     """Return what head and workers have alike."""
-    volumes = [f"${{PLAN:-./out/demo/plan.json}}:{manifest.plan_path}:ro"]
+    volumes = [_plan(manifest)]
     if manifest.model_source.startswith("/"):
         # The path is part of what prefill and decode compare before they hand over a KV cache.
-        volumes.append(f"${{MODEL:-./.minicluster/models/demo}}:{manifest.model_source}:ro")
+        volumes.append(f"${{MODEL:-{_path(manifest.model_here)}}}:{manifest.model_source}:ro")
     return {
         "image": manifest.image,
         # A dollar of the container's shell, not of compose.
         "command": ["bash", "-c", command.replace("$(", "$$(")],
         "environment": {"RAY_AUTH_MODE": "disabled", "RAY_worker_niceness": "0"},
+        # After a restart, of the machine too; `serving up` clears what is left of the last one.
+        "restart": "unless-stopped",
         "shm_size": SHM,
         "volumes": volumes,
     }
+
+
+def _plan(manifest: Manifest) -> str:
+    """Return where the plan is mounted."""
+    return f"${{PLAN:-{_path(manifest.plan_file)}}}:{manifest.plan_path}:ro"
+
+
+def _path(path: str) -> str:
+    """Return a path as compose takes it: one that is relative begins with a dot and a slash."""
+    return path if path.startswith(("/", "./", "../")) else f"./{path}"
 
 
 def _load(manifest: Manifest) -> dict[str, Any]:
@@ -111,7 +124,7 @@ def _load(manifest: Manifest) -> dict[str, Any]:
             *("loadtest", "run", manifest.plan_path),
             *("--host", f"http://head:{manifest.port}", "-o", "/out"),
         ],
-        "volumes": [f"${{PLAN:-./out/demo/plan.json}}:{manifest.plan_path}:ro", "./out/load:/out"],
+        "volumes": [_plan(manifest), "./out/load:/out"],
     }
 
 

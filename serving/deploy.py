@@ -104,6 +104,7 @@ def deploy(
 
 def _first_state(served: ServedApp, site: Site, deployment: Deployment, plan: str) -> State:
     """Return the state before anything is started, so that `serving down` can always find it."""
+    instance = "" if site.address is None else _instance(site.address)
     HOME.mkdir(parents=True, exist_ok=True)
     plan_copy, copy = HOME / "plan.json", HOME / "deployment.json"
     plan_copy.write_text(plan, encoding="utf-8")
@@ -121,8 +122,16 @@ def _first_state(served: ServedApp, site: Site, deployment: Deployment, plan: st
         deployment=str(copy),
         changes=served.front.substitutions,
         session=str(new_session()) if own else session,
+        instance=instance,
         started=datetime.now(UTC).isoformat(timespec="seconds"),
     )
+
+
+def _instance(address: str) -> str:
+    """Return which start of a cluster it is that runs there now."""
+    from serving.connection import instance_of  # noqa: PLC0415  (a second to import)
+
+    return instance_of(address)
 
 
 def _serve(

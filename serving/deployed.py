@@ -14,12 +14,13 @@ from serving.engine import NIXL_PORT, Ground
 from serving.keys import KEYS, KEYS_FILE
 from serving.phases import Readiness
 from serving.ports import free_nixl_port, is_free
-from serving.state import State, read_state
+from serving.state import State, forget, read_state
+from serving.status import is_gone
 from serving.substitute import substituted
 from serving.takedown import take_down
 from serving.target import located, this_machine
-from serving.validate import findings, missing_nodes
-from sizing.errors import InputError, NegativeAnswer
+from serving.validate import findings, missing_nodes, refuse
+from sizing.errors import InputError
 from sizing.plan import to_json
 
 if TYPE_CHECKING:
@@ -99,12 +100,12 @@ def bring_up(
 
 
 def _check(deployment: Deployment, site: Site, target: Target) -> None:
-    """Refuse what cannot be realised, and a place that is taken."""
-    reasons = findings(deployment, target)
-    if reasons:
-        raise NegativeAnswer("\n  ".join(["this deployment cannot be realised here:", *reasons]))
+    """Refuse what cannot be realised, and a place that is taken; clear what is left of the dead."""
+    refuse(findings(deployment, target))
     running = read_state()
-    if running is not None:
+    if running is not None and is_gone(running):
+        forget(running)
+    elif running is not None:
         raise InputError(
             "serving", running.base_url, "nothing deployed from this directory", "`serving down`"
         )

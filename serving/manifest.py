@@ -31,7 +31,9 @@ class Manifest:
         target: `cpu` or `gpu`.
         plan: text of the plan.
         plan_path: where the plan lies, for whoever reads the file.
-        model_source: directory of the model, or its name on a hub.
+        model_source: directory of the model there, or its name on a hub.
+        plan_file: where the plan lies here.
+        model_here: where the model lies here.
         image: container image that holds minicluster and its stack.
         port: of the endpoint.
     """
@@ -41,12 +43,19 @@ class Manifest:
     plan: str
     plan_path: str
     model_source: str
+    plan_file: str
+    model_here: str
     image: str
     port: int = 8000
 
 
 def ray_serve(manifest: Manifest) -> dict[str, Any]:
     """Return the configuration that `serve deploy` takes (ray.serve.schema.ServeDeploySchema)."""
+    args = {
+        "plan": manifest.plan_path,
+        "target": manifest.target,
+        "model": manifest.model_source,
+    }
     return {
         "proxy_location": "HeadOnly",
         "http_options": {"host": "0.0.0.0", "port": manifest.port},  # noqa: S104  (a cluster's)
@@ -55,7 +64,7 @@ def ray_serve(manifest: Manifest) -> dict[str, Any]:
                 "name": APP,
                 "route_prefix": "/",
                 "import_path": IMPORT_PATH,
-                "args": {"plan": manifest.plan_path, "target": manifest.target},
+                "args": args,
                 "external_scaler_enabled": True,
                 "deployments": [
                     {"name": pool.name}

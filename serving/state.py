@@ -29,6 +29,7 @@ class State:
         plan_hash: SHA-256 of the plan, 16 hex digits.
         deployment: copy of what was deployed: the plan's, but for *changes*.
         session: Ray's directory, logs included; empty when the cluster is somebody else's.
+        instance: Ray's name of somebody else's cluster, another one once its head started again.
         changes: what was asked to be otherwise than planned, by `--substitute` or `scale`.
         ready: `serving up` saw the whole path work.
     """
@@ -42,6 +43,7 @@ class State:
     session: str
     started: str
     deployment: str
+    instance: str = ""
     ready: bool = False
     changes: tuple[str, ...] = ()
 

@@ -67,6 +67,18 @@ def current() -> State:
     return state
 
 
+def is_gone(state: State) -> bool:
+    """Tell whether the cluster of a deployment runs no more; another may have its address now."""
+    if state.cluster_id:
+        return not marked(state.cluster_id)
+    from serving.connection import instance_of  # noqa: PLC0415  (a second to import)
+
+    try:
+        return state.instance not in {"", instance_of(state.address)}
+    except TargetFailed:
+        return True
+
+
 def look(state: State, *, facts: bool = False) -> Deployed:
     """Ask the cluster; with *facts* also every engine."""
     from ray import serve  # noqa: PLC0415  (a second to import)

@@ -57,12 +57,18 @@ def this_machine(kind: str, labels: tuple[dict[str, str], ...] | None = None) ->
     )
 
 
-def located(deployment: Deployment) -> Deployment:
-    """Return *deployment* with its model's directory, if it has one, spelled out from the root."""
-    source = deployment.model.source
-    if not is_directory(source):
-        return deployment
-    return replace(deployment, model=replace(deployment.model, source=str(Path(source).absolute())))
+def located(deployment: Deployment, model: str | None = None) -> Deployment:
+    """
+    Return *deployment* with its model's directory, if it has one, spelled out from the root.
+
+    Args:
+        deployment: what is to run.
+        model: where the model is here; `None`: where *deployment* says.
+    """
+    source = model or deployment.model.source
+    if is_directory(source):
+        source = str(Path(source).absolute())
+    return replace(deployment, model=replace(deployment.model, source=source))
 
 
 def is_directory(source: str) -> bool:

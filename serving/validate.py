@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING
 from serving.engine import DTYPES
 from serving.served import NODE_LABEL, ROLE_LABEL
 from serving.target import is_directory
+from sizing.errors import NegativeAnswer
 from sizing.specs.architecture import architecture_hash
 from sizing.specs.model import DTYPE_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from serving.target import Target
-    from sizing.plan import Deployment, Pool
+    from sizing.plan import Deployment, Plan, Pool
 
 SYSTEM = "Linux x86_64"
 RAY = "2.60.0"
@@ -30,6 +31,24 @@ SYSTEM_BYTES = 1.5e9
 """Ray and the front door."""
 
 LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
+
+
+def refuse(reasons: Sequence[str]) -> None:
+    """Raise NegativeAnswer with each of *reasons* in a line; none: there is nothing to refuse."""
+    if reasons:
+        raise NegativeAnswer("\n  ".join(["this deployment cannot be realised here:", *reasons]))
+
+
+def ruled_out(plan: Plan, kind: str) -> Iterator[str]:
+    """Yield every reason of the plan itself against a target of *kind*, `cpu` or `gpu`."""
+    gpu, deployable = plan.inputs.gpu, plan.deployable
+    if gpu.kind != kind:
+        yield f"target: {kind}; the plan is for {gpu.name}, a {gpu.kind} (plan again)"
+    if not deployable.ok:
+        yield (
+            "deployable: the plan itself says that it cannot be deployed: "
+            f"{deployable.rule_broken} ({deployable.profile})"
+        )
 
 
 def findings(deployment: Deployment, target: Target) -> tuple[str, ...]:
@@ -77,7 +96,10 @@ def _model(deployment: Deployment) -> Iterator[str]:
     try:
         found = architecture_hash(json.loads(config.read_text(encoding="utf-8")))
     except (OSError, ValueError) as error:
-        yield f"model.source: {config}: {error} (`serving demo-model` makes the demo's)"
+        yield (
+            f"model.source: {config}: {error} (--model, where it lies elsewhere; "
+            "`serving demo-model` makes the demo's)"
+        )
         return
     if found != model.config_hash:
         yield (

@@ -12,7 +12,9 @@ from serving.deploy import Site
 from serving.deployed import bring_up
 from serving.state import read_state
 from serving.takedown import take_down
+from serving.target import located
 from serving.terminal import progress
+from serving.validate import refuse, ruled_out
 from sizing.child import terminable
 from sizing.errors import InputError, NegativeAnswer
 from sizing.plan import Plan, read_plan
@@ -39,6 +41,9 @@ def up(  # noqa: PLR0913, PLR0917  (a command's options)
     address: Annotated[
         str | None, typer.Option(help="An existing Ray cluster; default: start one here.")
     ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Directory of the model here, if not the plan's.")
+    ] = None,
     wait_s: Annotated[
         float, typer.Option("--wait", help="Seconds to wait for the nodes of --address.", min=0)
     ] = 0,
@@ -60,11 +65,8 @@ def up(  # noqa: PLR0913, PLR0917  (a command's options)
     """Deploy a plan; returns when requests get through every way that they can take."""
     given = read_plan(plan)
     kind = target_of(given, target, substitute=substitute)
-    if not given.deployable.ok and not substitute:
-        raise NegativeAnswer(
-            f"{plan}: the plan itself says that it cannot be deployed: "
-            f"{given.deployable.rule_broken} ({given.deployable.profile})"
-        )
+    if not substitute:
+        refuse([*ruled_out(given, kind)])
     site = Site(
         target=kind,
         host=host,
@@ -73,8 +75,9 @@ def up(  # noqa: PLR0913, PLR0917  (a command's options)
         wait_s=wait_s,
         deadlines_s=(prefill_deadline_s, kv_deadline_s),
     )
+    deployment = located(given.deployment, model)
     with progress() as told, terminable():
-        endpoint = bring_up(given.deployment, site, told=told, plan=given, substitute=substitute)
+        endpoint = bring_up(deployment, site, told=told, plan=given, substitute=substitute)
     ready = endpoint.readiness
     typer.echo(f"ready: {endpoint.base_url}/v1 serves {endpoint.model_id}")
     for change in endpoint.state.changes:

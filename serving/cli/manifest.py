@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from pathlib import Path
+from pathlib import Path  # noqa: TC003  (Typer reads the annotations)
 from typing import Annotated
 
 import typer
@@ -13,7 +12,7 @@ from serving.compose import compose
 from serving.engine import Ground
 from serving.kubernetes import PLAN_DIRECTORY, ray_service
 from serving.manifest import Manifest, as_yaml, ray_serve
-from serving.target import is_directory
+from serving.target import is_directory, located
 from sizing.errors import InputError, NegativeAnswer
 from sizing.plan import Plan, read_plan, to_json
 
@@ -41,26 +40,22 @@ def manifest(
     given = read_plan(plan)
     if not given.deployable.ok:
         raise NegativeAnswer(f"{plan}: not deployable: {given.deployable.rule_broken}")
-    path = PLAN_PATHS.get(kind, str(plan.absolute()))
-    typer.echo(FORMATS[kind](manifest_of(_with_model(given, model), path, image)), nl=False)
+    typer.echo(FORMATS[kind](manifest_of(given, plan, kind, image=image, model=model)), nl=False)
 
 
-def manifest_of(plan: Plan, plan_path: str, image: str) -> Manifest:
-    """Compile *plan* for hosts of its own."""
-    target = plan.inputs.gpu.kind
+def manifest_of(
+    plan: Plan, file: Path, kind: str, *, image: str, model: str | None = None
+) -> Manifest:
+    """Compile *plan*, which lies in *file*, for hosts of its own that have its model at *model*."""
+    target, source = plan.inputs.gpu.kind, plan.model.source
+    deployment = located(plan.deployment, model)
     return Manifest(
-        served=compile_app(plan.deployment, Ground(target=target, one_host=False), plan=plan),
+        served=compile_app(deployment, Ground(target=target, one_host=False), plan=plan),
         target=target,
         plan=to_json(plan),
-        plan_path=plan_path,
-        model_source=plan.model.source,
+        plan_path=PLAN_PATHS.get(kind, str(file.absolute())),
+        model_source=deployment.model.source,
+        plan_file=str(file),
+        model_here=source if is_directory(source) else deployment.model.source,
         image=image,
     )
-
-
-def _with_model(plan: Plan, model: str | None) -> Plan:
-    """Return the plan with its model where the containers will find it."""
-    source = model or plan.model.source
-    if is_directory(source) and not source.startswith("/"):
-        source = str(Path(source).absolute())
-    return replace(plan, model=replace(plan.model, source=source))

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import shlex
+import socket
 import subprocess
 import sys
 from dataclasses import replace
@@ -12,9 +14,11 @@ import yaml
 
 from serving.cli.manifest import manifest_of
 from serving.compose import compose
+from serving.imported import imported
 from serving.kubernetes import ray_service
 from serving.manifest import as_yaml, ray_serve
 from serving.served import NODE_LABEL, ROLE_LABEL
+from sizing.errors import NegativeAnswer
 from sizing.plan import Deployable, plan_from, to_json
 
 if TYPE_CHECKING:
@@ -24,23 +28,42 @@ if TYPE_CHECKING:
     from .conftest import DeploymentMaker, PlanMaker, PoolMaker
 
 ROOT = Path(__file__).parents[2]
+SOURCE, THERE = ".minicluster/models/demo", "/models/demo"
+"""Of the demo's model: here, and in the containers."""
 
 
 @pytest.fixture
 def demo_plan(make_deployment: DeploymentMaker, make_plan: PlanMaker, small_model: Path) -> Plan:
-    """Return the demo's layout, its model where the containers have it."""
+    """Return the demo's plan: its model named by a path that holds on this machine alone."""
     plan = make_plan(make_deployment(small_model))
     pools = tuple(
         replace(pool, placement=tuple(replace(p, node="node-0") for p in pool.placement))
         for pool in plan.pools
     )
-    return replace(plan, pools=pools, model=replace(plan.model, source="/models/demo"))
+    return replace(plan, pools=pools, model=replace(plan.model, source=SOURCE))
 
 
 @pytest.fixture
 def demo(demo_plan: Plan) -> Manifest:
     """Return what every format is written from."""
-    return manifest_of(demo_plan, "/etc/minicluster/plan.json", "minicluster:latest")
+    return _manifest(demo_plan)
+
+
+def _manifest(plan: Plan) -> Manifest:
+    """Return what `serving manifest out/demo/plan.json --model /models/demo` writes from."""
+    file = Path("out/demo/plan.json")
+    return manifest_of(plan, file, "compose", image="minicluster:latest", model=THERE)
+
+
+def _serving(place: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a command of `serving`."""
+    return subprocess.run(
+        [sys.executable, "-m", "serving.cli", *arguments],
+        cwd=place,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Ray's, of pydantic
@@ -97,7 +120,7 @@ def test_gpus_of_kubernetes_and_compose(
     }
     plan = make_plan(make_deployment(small_model, **pools))
     gpu = replace(plan.inputs.gpu, name="h100-sxm", kind="gpu", vendor="nvidia")
-    manifest = manifest_of(replace(plan, inputs=replace(plan.inputs, gpu=gpu)), "/p", "image")
+    manifest = _manifest(replace(plan, inputs=replace(plan.inputs, gpu=gpu)))
     _, service = yaml.safe_load_all(ray_service(manifest))
     limits = [
         group["template"]["spec"]["containers"][0]["resources"]["limits"]
@@ -112,6 +135,68 @@ def test_gpus_of_kubernetes_and_compose(
 def test_the_shipped_compose_file_is_what_is_written(demo: Manifest) -> None:
     """docker-compose.yml is the demo's, unedited."""
     assert (ROOT / "docker-compose.yml").read_text() == compose(demo)
+
+
+def test_the_head_finds_the_model_where_it_is_mounted(
+    tmp_path: Path, demo_plan: Plan, small_model: Path
+) -> None:
+    """The plan as it was written, by the head's own command: the model of its containers is it."""
+    file, place = tmp_path / "plan.json", tmp_path / "container"
+    file.write_text(to_json(demo_plan))
+    place.mkdir()
+    manifest = manifest_of(demo_plan, file, "compose", image="x", model=str(small_model))
+    head = yaml.safe_load(compose(manifest))["services"]["head"]
+    assert [volume.split(":")[-2] for volume in head["volumes"]] == [
+        "/etc/minicluster/plan.json",
+        str(small_model),
+    ]
+    told = shlex.split(head["command"][-1].partition("serving up ")[2])
+    model = told[told.index("--model") + 1]
+    with socket.socket() as other:  # so that nothing is started
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = str(other.getsockname()[1])
+        done = _serving(place, "up", str(file), "--model", model, "--port", port)
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    assert f"--port is {port}" in done.stderr
+
+
+def test_the_cluster_takes_what_up_would(
+    tmp_path: Path, demo_plan: Plan, small_model: Path
+) -> None:
+    """What `serve deploy` and KubeRay import is the plan, its model where it is on the hosts."""
+    file = tmp_path / "plan.json"
+    file.write_text(to_json(demo_plan))
+    manifest = manifest_of(demo_plan, file, "ray-serve", image="x", model=str(small_model))
+    (application,) = ray_serve(manifest)["applications"]
+    served = imported(application["args"])
+    assert served == manifest.served
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"model": SOURCE}, "model.source: "),
+        ({"target": "gpu"}, "target: gpu; the plan is for cpu, a cpu"),
+        ({"plan": "no.json"}, "deployable: .* pp = 2"),
+    ],
+)
+def test_the_cluster_refuses_what_up_would(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    demo_plan: Plan,
+    small_model: Path,
+    change: dict[str, str],
+    says: str,
+) -> None:
+    """A plan that cannot be realised there is not built."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "plan.json").write_text(to_json(demo_plan))
+    rule = Deployable(profile="x", ok=False, rule_broken="pp = 2")
+    (tmp_path / "no.json").write_text(to_json(replace(demo_plan, deployable=rule)))
+    good = {"plan": "plan.json", "target": "cpu", "model": str(small_model)}
+    with pytest.raises(NegativeAnswer, match=says):
+        imported(good | change)
 
 
 def test_compose_file_is_valid() -> None:
@@ -164,12 +249,6 @@ def test_refusals(
 ) -> None:
     """An unknown format is bad input; a plan that cannot be deployed has no manifest."""
     (tmp_path / "plan.json").write_text(to_json(replace(demo_plan, **change)))
-    done = subprocess.run(
-        [sys.executable, "-m", "serving.cli", "manifest", "plan.json", *arguments],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = _serving(tmp_path, "manifest", "plan.json", *arguments)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (code, "", 1)
     assert says in done.stderr

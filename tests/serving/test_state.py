@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
 from serving.logs import replica_logs
 from serving.state import HOME, LOGS, STATE, State, forget, read_state, write_state
-from serving.status import current
+from serving.status import current, is_gone
 from sizing.errors import InputError, NegativeAnswer, TargetFailed
 
 if TYPE_CHECKING:
@@ -94,3 +95,24 @@ def test_no_logs_is_told() -> None:
     """Without any deployment, past or present, `serving logs` says so."""
     with pytest.raises(NegativeAnswer, match="no logs"):
         list(replica_logs(1))
+
+
+@pytest.mark.parametrize(
+    ("recorded", "running", "gone"),
+    [
+        ("session_1", "session_1", False),
+        ("session_1", "session_2", True),  # its head started again, at the same address
+        ("", "session_1", False),  # written before clusters were told apart
+    ],
+)
+def test_somebody_elses_cluster_is_gone(
+    monkeypatch: pytest.MonkeyPatch, recorded: str, running: str, *, gone: bool
+) -> None:
+    """A deployment is forgotten only where the very cluster that it is on runs no more."""
+    monkeypatch.setattr("serving.connection.instance_of", lambda _address: running)
+    assert is_gone(replace(_state(""), cluster_id="", instance=recorded)) is gone
+
+
+def test_a_cluster_where_nobody_listens_is_gone() -> None:
+    """Ray would wait many minutes for a head that a restart took elsewhere."""
+    assert is_gone(replace(_state(""), cluster_id="", instance="session_1"))

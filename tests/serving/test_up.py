@@ -14,6 +14,7 @@ import pytest
 from sizing.plan import Deployable, to_json
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from sizing.plan import Plan
@@ -27,7 +28,9 @@ def plan(small_model: Path, make_deployment: DeploymentMaker, make_plan: PlanMak
     return make_plan(make_deployment(small_model))
 
 
-def _up(place: Path, plan: Plan | str, *options: str) -> subprocess.CompletedProcess[str]:
+def _up(
+    place: Path, plan: Plan | str, *options: str, left: Sequence[str] = ("plan.json",)
+) -> subprocess.CompletedProcess[str]:
     """Run `serving up`, and see to it that it left nothing."""
     (place / "plan.json").write_text(plan if isinstance(plan, str) else to_json(plan))
     done = subprocess.run(
@@ -37,7 +40,7 @@ def _up(place: Path, plan: Plan | str, *options: str) -> subprocess.CompletedPro
         text=True,
         check=False,
     )
-    assert [file.name for file in place.iterdir()] == ["plan.json"]
+    assert sorted(file.name for file in place.iterdir()) == [*left]
     assert done.stdout == ""
     return done
 
@@ -100,3 +103,20 @@ def test_no_such_plan(tmp_path: Path) -> None:
     done = _up(tmp_path, "plan?")
     assert done.returncode == 2
     assert "plan.json" in done.stderr
+
+
+def test_what_a_dead_cluster_left_is_cleared(tmp_path: Path, plan: Plan) -> None:
+    """After a reboot or a restart nothing stands in the way; here it is the port that does."""
+    blank = dict.fromkeys(("plan", "plan_hash", "session", "started", "deployment"), "gone")
+    place = {"address": "127.0.0.2:1", "base_url": "http://127.0.0.1:1", "target": "cpu"}
+    state = {"cluster_id": "feedfacefeedface"} | place | blank
+    kept = tmp_path / ".minicluster/serving/state.json"
+    kept.parent.mkdir(parents=True)
+    kept.write_text(json.dumps(state))
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = str(other.getsockname()[1])
+        done = _up(tmp_path, plan, "--port", port, left=[".minicluster", "plan.json"])
+    assert f"--port is {port}" in done.stderr
+    assert not kept.exists()

@@ -21,7 +21,7 @@ from sizing.plan import to_json
 from .network import Host, allowed, network
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from tests.serving.conftest import DeploymentMaker, PlanMaker
 
@@ -78,17 +78,20 @@ def compose(
     make_plan: PlanMaker,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Compose]:
-    """Start head and workers by the commands of docker-compose.yml; paths alone differ."""
+    """Start head and workers by the commands of docker-compose.yml; mounts alone differ."""
     place = tmp_path_factory.mktemp("compose")
     plan = make_plan(make_deployment(demo_model))
     pools = tuple(
         replace(pool, placement=tuple(replace(p, node="node-0") for p in pool.placement))
         for pool in plan.pools
     )
-    plan = replace(plan, pools=pools, slo=replace(plan.slo, ttft_s=TTFT_S))
+    # As `make demo` names it: a path that leads nowhere from where the containers run.
+    model = replace(plan.model, source=".minicluster/models/demo")
+    plan = replace(plan, pools=pools, model=model, slo=replace(plan.slo, ttft_s=TTFT_S))
     (place / "plan.json").write_text(to_json(plan))
     services = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
     nodes = {name: each for name, each in services.items() if "shm_size" in each}
+    mounts = {"/etc/minicluster/plan.json": place / "plan.json", "/models/demo": demo_model}
     mark, ray_directory = secrets.token_hex(8), Path(mkdtemp(prefix="mc-", dir="/tmp"))
     processes: list[subprocess.Popen[bytes]] = []
     with network(tuple(nodes)) as hosts:
@@ -100,7 +103,7 @@ def compose(
                     environment(mark) | service["environment"] | {"RAY_TMPDIR": str(ray_directory)}
                 )
                 env["PATH"] = f"{Path(sys.executable).parent}:/usr/sbin:/usr/bin:/sbin:/bin"
-                command = _command(service, place / "plan.json")
+                command = _command(service, mounts)
                 log = place / f"{name}.log"
                 processes.append(hosts[name].start(command, env=env, cwd=place, log=log))
             _wait_until_ready(place / "head.log")
@@ -112,12 +115,12 @@ def compose(
             shutil.rmtree(ray_directory, ignore_errors=True)
 
 
-def _command(service: dict[str, Any], plan: Path) -> list[str]:
-    """Return a service's command as its container would run it, with this machine's paths."""
-    return [
-        part.replace("$$", "$").replace("/etc/minicluster/plan.json", str(plan))
-        for part in service["command"]
-    ]
+def _command(service: dict[str, Any], mounts: Mapping[str, Path]) -> list[str]:
+    """Return a service's command as its container would run it, with what it mounts from here."""
+    command = [part.replace("$$", "$") for part in service["command"]]
+    for there, here in mounts.items():
+        command = [part.replace(there, str(here)) for part in command]
+    return command
 
 
 def _wait_for_ray(head: Host, mark: str) -> None:
