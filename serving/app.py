@@ -34,7 +34,7 @@ def from_plan(args: dict[str, str]) -> Any:  # noqa: ANN401
 
     *args* as `serving.imported` says; raises as it does.
     """
-    return build_app(imported(args))
+    return build_app(imported(args, os.environ))
 
 
 def build_app(served: ServedApp, address: tuple[str, int] | None = None) -> Any:  # noqa: ANN401

@@ -6,7 +6,8 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from serving.cluster import OBJECT_STORE_BYTES, ray_options
-from serving.manifest import as_yaml
+from serving.keys import KEYS_FILE
+from serving.manifest import KEYS_NAME, as_yaml
 
 if TYPE_CHECKING:
     from serving.manifest import Manifest
@@ -23,6 +24,12 @@ HEADER = """\
 # Endpoint 127.0.0.1:8000, Prometheus 127.0.0.1:9090, Grafana 127.0.0.1:3000.
 # Workers reach each other by TCP alone: no shared memory crosses containers.
 """
+OPEN = """\
+# Without API keys (--open): only to this machine are the ports published.
+"""
+LOCKED = """\
+# The endpoint wants an API key: KEYS=FILE, a key a line; default: ./keys.txt.
+"""
 HEAD_PORT = 6379
 PROMETHEUS = "prom/prometheus:v2.53.4"
 GRAFANA = "grafana/grafana:11.6.0"
@@ -36,7 +43,11 @@ def compose(manifest: Manifest) -> str:
     services: dict[str, Any] = {"head": _head(manifest)}
     services |= {f"{node.role}-{node.node}": _worker(manifest, node) for node in nodes}
     services |= {"prometheus": _PROMETHEUS, "grafana": _GRAFANA, "load": _load(manifest)}
-    return HEADER + as_yaml({"name": "minicluster", "services": services})
+    whole: dict[str, Any] = {"name": "minicluster", "services": services}
+    if manifest.everybody:
+        return HEADER + OPEN + as_yaml(whole)
+    secrets = {KEYS_NAME: {"file": "${KEYS:-./keys.txt}"}}
+    return HEADER + LOCKED + as_yaml(whole | {"secrets": secrets})
 
 
 def head_command(manifest: Manifest) -> str:
@@ -47,7 +58,7 @@ def head_command(manifest: Manifest) -> str:
         "--disable-usage-stats && "
         f"serving up {manifest.plan_path} --model {quote(manifest.model_source)} "
         f"--address $(hostname -i):{HEAD_PORT} --host 0.0.0.0 --port {manifest.port} "
-        f"--wait {WAIT_S} && exec sleep infinity"
+        f"--wait {WAIT_S}{' --open' if manifest.everybody else ''} && exec sleep infinity"
     )
 
 
@@ -60,9 +71,13 @@ def worker_command(node: RayNode) -> str:
 
 
 def _head(manifest: Manifest) -> dict[str, Any]:
-    """Return the service of the head."""
+    """Return the service of the head: it alone, where the endpoint is, has the API keys."""
+    service = _node(manifest, head_command(manifest))
+    if not manifest.everybody:
+        service["environment"][KEYS_FILE] = f"/run/secrets/{KEYS_NAME}"
+        service["secrets"] = [KEYS_NAME]
     return {
-        **_node(manifest, head_command(manifest)),
+        **service,
         "build": ".",
         "ports": [f"127.0.0.1:{manifest.port}:{manifest.port}"],
         "healthcheck": {

@@ -51,13 +51,12 @@ class Entrance:
         if origin is not None and origin not in self._origins:
             host = request.headers.get("host", "")
             if urlsplit(origin).netloc.lower() != host.lower():
-                raise Refused(
-                    Refusal(
-                        status=403,
-                        message="Pages of other sites may not use this endpoint.",
-                        code="origin_not_allowed",
-                    )
+                # A proxy may have put another Host there than the page was asked from.
+                message = (
+                    f"Pages of {origin} may not use this endpoint: only its own, and those of "
+                    f"origins that {ORIGINS} names."
                 )
+                raise Refused(Refusal(status=403, message=message, code="origin_not_allowed"))
         if not self._keys:
             return None
         found = key_of(self._keys, request.headers.get("authorization"))

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 
 from serving.compile import compile_app, ray_nodes
 from serving.engine import Ground
+from serving.keys import KEYS, KEYS_FILE
 from serving.target import located, this_machine
 from serving.validate import findings, refuse, ruled_out
+from sizing.errors import InputError
 from sizing.plan import read_plan
 
 if TYPE_CHECKING:
@@ -16,18 +18,28 @@ if TYPE_CHECKING:
 
     from serving.served import ServedApp
 
+OPEN = "open"
+"""Access without a key."""
 
-def imported(args: Mapping[str, str]) -> ServedApp:
+
+def imported(args: Mapping[str, str], environment: Mapping[str, str]) -> ServedApp:
     """
     Compile a plan for hosts of its own, by the checks of `serving up`.
 
     Args:
-        args: `plan`, the file; `target`, `cpu` or `gpu`; `model`, where it is on every host.
+        args: `plan`, the file; `target`, `cpu` or `gpu`; `model`, where it is on every host;
+            `access`, `open` if everybody may use the endpoint, without a key.
+        environment: names keys (`serving.keys`).
 
     Raises:
-        InputError: as `read_plan`.
+        InputError: there are no API keys, and access is not open; or as `read_plan`.
         NegativeAnswer: the plan cannot be realised; every reason in a line.
     """
+    if args.get("access") != OPEN and not {KEYS, KEYS_FILE} & environment.keys():
+        # The file itself is on the head alone; this may run elsewhere.
+        expected = f"{KEYS_FILE}, a file of API keys"
+        way_out = "or args.access: open, to let everybody in"
+        raise InputError("runtime_env.env_vars", None, expected, way_out)
     plan, kind = read_plan(Path(args["plan"])), args["target"]
     deployment = located(plan.deployment, args.get("model"))
     # Serve waits for nodes that are still to come: the plan's are taken to be there.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -64,6 +65,30 @@ def read_keys(environment: Mapping[str, str]) -> tuple[Key, ...]:
             raise InputError(variable, "empty", "at least one key", "unset it to let everybody in")
         found += keys
     return tuple(found)
+
+
+def refuse_open(host: str, environment: Mapping[str, str]) -> None:
+    """
+    Refuse an endpoint that others than this machine can reach and that asks for no key.
+
+    Raises:
+        InputError: *host* is not loopback, and *environment* names no keys; or as `read_keys`.
+    """
+    if not _is_loopback(host) and not read_keys(environment):
+        raise InputError(
+            "--host",
+            host,
+            "API keys for an endpoint that others can reach",
+            f"{KEYS_FILE}=FILE in the environment, a key a line, or --open to let everybody in",
+        )
+
+
+def _is_loopback(host: str) -> bool:
+    """Tell an address of this machine alone; names other than localhost are taken to be none."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def authorization(environment: Mapping[str, str]) -> dict[str, str]:

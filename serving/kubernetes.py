@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from serving.manifest import as_yaml, ray_serve
+from serving.manifest import KEYS_NAME, KEYS_PATH, as_yaml, ray_serve
 from serving.validate import RAY
 
 if TYPE_CHECKING:
@@ -45,13 +46,24 @@ def ray_service(manifest: Manifest) -> str:
                 "rayVersion": RAY,
                 "headGroupSpec": {
                     "rayStartParams": {"num-cpus": "0"},
-                    "template": _pod(manifest, "ray-head", {"cpu": HEAD_CPU}),
+                    "template": _head(manifest),
                 },
                 "workerGroupSpecs": [_group(manifest, node) for node in manifest.served.nodes],
             },
         },
     }
     return as_yaml(config_map, service)
+
+
+def _head(manifest: Manifest) -> dict[str, Any]:
+    """Return the pod of the head: it alone, where the endpoint is, has the API keys."""
+    pod = _pod(manifest, "ray-head", {"cpu": HEAD_CPU})
+    if not manifest.everybody:
+        (container,) = pod["spec"]["containers"]
+        mount = {"name": "keys", "mountPath": str(Path(KEYS_PATH).parent), "readOnly": True}
+        container["volumeMounts"].append(mount)
+        pod["spec"]["volumes"].append({"name": "keys", "secret": {"secretName": KEYS_NAME}})
+    return pod
 
 
 def _group(manifest: Manifest, node: RayNode) -> dict[str, Any]:

@@ -7,9 +7,17 @@ from typing import Any
 
 import yaml
 
+from serving.imported import OPEN
+from serving.keys import KEYS_FILE
 from serving.served import APP, ServedApp
 
 IMPORT_PATH = "serving.app:from_plan"
+KEYS_NAME = "minicluster-keys"
+"""Secret with a file of API keys, for what knows secrets."""
+
+KEYS_PATH = f"/etc/{KEYS_NAME}/keys.txt"
+"""Where that file lies on the head."""
+
 BOUNDS = (
     "num_replicas",
     "max_ongoing_requests",
@@ -35,6 +43,7 @@ class Manifest:
         plan_file: where the plan lies here.
         model_here: where the model lies here.
         image: container image that holds minicluster and its stack.
+        everybody: may use the endpoint, without a key.
         port: of the endpoint.
     """
 
@@ -46,6 +55,7 @@ class Manifest:
     plan_file: str
     model_here: str
     image: str
+    everybody: bool = False
     port: int = 8000
 
 
@@ -55,7 +65,9 @@ def ray_serve(manifest: Manifest) -> dict[str, Any]:
         "plan": manifest.plan_path,
         "target": manifest.target,
         "model": manifest.model_source,
+        **({"access": OPEN} if manifest.everybody else {}),
     }
+    keys = {"runtime_env": {"env_vars": {KEYS_FILE: KEYS_PATH}}}
     return {
         "proxy_location": "HeadOnly",
         "http_options": {"host": "0.0.0.0", "port": manifest.port},  # noqa: S104  (a cluster's)
@@ -65,6 +77,7 @@ def ray_serve(manifest: Manifest) -> dict[str, Any]:
                 "route_prefix": "/",
                 "import_path": IMPORT_PATH,
                 "args": args,
+                **({} if manifest.everybody else keys),
                 "external_scaler_enabled": True,
                 "deployments": [
                     {"name": pool.name}

@@ -11,7 +11,9 @@ import typer
 
 from serving.cluster import ray_lines
 from serving.compile import ray_nodes
+from serving.keys import KEYS_FILE
 from serving.local_cluster import cluster_down, cluster_up, current_cluster, numbered_nodes
+from serving.manifest import KEYS_PATH
 from serving.processes import marked
 from serving.terminal import progress
 from sizing.child import terminable
@@ -104,5 +106,5 @@ def lines(
     kind = "cpu" if deployment.pools[0].gpu == "cpu" else "gpu"
     for line in ray_lines(ray_nodes(deployment, kind), head):
         typer.echo(line)
-    typer.echo("# then, on the head")
-    typer.echo(f"serving up {plan} --address {head} --host 0.0.0.0")
+    typer.echo("# then, on the head; --open instead of a file of API keys lets everybody in")
+    typer.echo(f"{KEYS_FILE}={KEYS_PATH} serving up {plan} --address {head} --host 0.0.0.0")

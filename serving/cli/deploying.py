@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +11,7 @@ import typer
 
 from serving.deploy import Site
 from serving.deployed import bring_up
+from serving.keys import refuse_open
 from serving.state import read_state
 from serving.takedown import take_down
 from serving.target import located
@@ -35,6 +37,9 @@ def up(  # noqa: PLR0913, PLR0917  (a command's options)
     plan: Annotated[Path, typer.Argument(help="Plan written by `sizing plan -o`.")],
     target: Annotated[str, typer.Option(help="auto, cpu or gpu.")] = "auto",
     host: Annotated[str, typer.Option(help="Address the endpoint listens on.")] = "127.0.0.1",
+    everybody: Annotated[
+        bool, typer.Option("--open", help="Let everybody in who reaches --host: no API keys.")
+    ] = False,
     port: Annotated[
         int, typer.Option(help="Port the endpoint listens on.", min=1, max=65535)
     ] = 8000,
@@ -67,6 +72,8 @@ def up(  # noqa: PLR0913, PLR0917  (a command's options)
     kind = target_of(given, target, substitute=substitute)
     if not substitute:
         refuse([*ruled_out(given, kind)])
+    if not everybody:
+        refuse_open(host, os.environ)
     site = Site(
         target=kind,
         host=host,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path  # noqa: TC003  (Typer reads the annotations)
 from typing import Annotated
 
@@ -33,6 +34,9 @@ def manifest(
     model: Annotated[
         str | None, typer.Option(help="Directory of the model there, if not the plan's.")
     ] = None,
+    everybody: Annotated[
+        bool, typer.Option("--open", help="Let everybody in who reaches the endpoint: no API keys.")
+    ] = False,
 ) -> None:
     """Print what `serving up` would start as a file for other tools."""
     if kind not in FORMATS:
@@ -40,7 +44,8 @@ def manifest(
     given = read_plan(plan)
     if not given.deployable.ok:
         raise NegativeAnswer(f"{plan}: not deployable: {given.deployable.rule_broken}")
-    typer.echo(FORMATS[kind](manifest_of(given, plan, kind, image=image, model=model)), nl=False)
+    told = manifest_of(given, plan, kind, image=image, model=model)
+    typer.echo(FORMATS[kind](replace(told, everybody=everybody)), nl=False)
 
 
 def manifest_of(

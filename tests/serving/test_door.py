@@ -211,6 +211,7 @@ def test_pages_of_other_sites_are_kept_out(
     environment = {"MINICLUSTER_CORS_ORIGINS": "https://ours.example"}
     answer = _one(front, "/v1/completions", ONE, headers=headers, environment=environment)
     assert answer.status_code == status
+    assert ("MINICLUSTER_CORS_ORIGINS" in answer.text) is (status == 403)  # the way out
     allowed = answer.headers.get("Access-Control-Allow-Origin")
     assert allowed == (origin if origin == "https://ours.example" else None)
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from serving.keys import KEYS, KEYS_FILE, key_of, read_keys
+from serving.keys import KEYS, KEYS_FILE, key_of, read_keys, refuse_open
 from sizing.errors import InputError
 
 if TYPE_CHECKING:
@@ -71,3 +71,17 @@ def test_only_a_key_lets_in(header: str | None, name: str | None) -> None:
     keys = read_keys({KEYS: f"a:{FIRST},b:{SECOND}"})
     found = key_of(keys, header)
     assert (found.name if found else None) == name
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "", "gpu-7.example"])  # noqa: S104
+def test_no_keys_no_other_hosts(host: str) -> None:
+    """Where others could reach it the endpoint wants keys, and says how to do without."""
+    with pytest.raises(InputError, match=f"{KEYS_FILE}=FILE.*--open"):
+        refuse_open(host, {})
+    refuse_open(host, {KEYS: FIRST})
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "::1", "localhost"])
+def test_loopback_needs_no_keys(host: str) -> None:
+    """What only this machine reaches may be open."""
+    refuse_open(host, {})

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from serving.cluster import ray_lines, raylet_mark
+from serving.keys import KEYS_FILE
 from serving.local_cluster import CLUSTER, current_cluster, numbered_nodes, read_cluster
 from serving.served import RayNode
 from serving.state import HOME
@@ -81,7 +82,9 @@ def test_lines_for_hosts(
     assert ["--address=10.0.0.1:7000" in line for line in lines] == [False, True]
     for line, role in zip(lines, ("prefill", "decode"), strict=True):
         assert f"--labels=minicluster-role={role},minicluster-node=laptop" in line
-    assert done.stdout.splitlines()[-1].startswith("serving up deployment.json --address 10.0.0.1")
+    up = done.stdout.splitlines()[-1]
+    assert "serving up deployment.json --address 10.0.0.1:7000 --host 0.0.0.0" in up
+    assert up.startswith(f"{KEYS_FILE}=")  # nobody is let in without a key
 
 
 def test_gpus_of_a_host_are_its_own() -> None:

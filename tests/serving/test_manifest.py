@@ -15,10 +15,11 @@ import yaml
 from serving.cli.manifest import manifest_of
 from serving.compose import compose
 from serving.imported import imported
+from serving.keys import KEYS_FILE
 from serving.kubernetes import ray_service
 from serving.manifest import as_yaml, ray_serve
 from serving.served import NODE_LABEL, ROLE_LABEL
-from sizing.errors import NegativeAnswer
+from sizing.errors import InputError, NegativeAnswer
 from sizing.plan import Deployable, plan_from, to_json
 
 if TYPE_CHECKING:
@@ -133,8 +134,8 @@ def test_gpus_of_kubernetes_and_compose(
 
 
 def test_the_shipped_compose_file_is_what_is_written(demo: Manifest) -> None:
-    """docker-compose.yml is the demo's, unedited."""
-    assert (ROOT / "docker-compose.yml").read_text() == compose(demo)
+    """docker-compose.yml is the demo's, open to this machine, unedited."""
+    assert (ROOT / "docker-compose.yml").read_text() == compose(replace(demo, everybody=True))
 
 
 def test_the_head_finds_the_model_where_it_is_mounted(
@@ -169,7 +170,7 @@ def test_the_cluster_takes_what_up_would(
     file.write_text(to_json(demo_plan))
     manifest = manifest_of(demo_plan, file, "ray-serve", image="x", model=str(small_model))
     (application,) = ray_serve(manifest)["applications"]
-    served = imported(application["args"])
+    served = imported(application["args"], application["runtime_env"]["env_vars"])
     assert served == manifest.served
 
 
@@ -179,6 +180,7 @@ def test_the_cluster_takes_what_up_would(
         ({"model": SOURCE}, "model.source: "),
         ({"target": "gpu"}, "target: gpu; the plan is for cpu, a cpu"),
         ({"plan": "no.json"}, "deployable: .* pp = 2"),
+        ({"access": "keys"}, f"{KEYS_FILE}, a file of API keys"),
     ],
 )
 def test_the_cluster_refuses_what_up_would(
@@ -189,22 +191,56 @@ def test_the_cluster_refuses_what_up_would(
     change: dict[str, str],
     says: str,
 ) -> None:
-    """A plan that cannot be realised there is not built."""
+    """A plan that cannot be realised there, or that would be open unasked, is not built."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "plan.json").write_text(to_json(demo_plan))
     rule = Deployable(profile="x", ok=False, rule_broken="pp = 2")
     (tmp_path / "no.json").write_text(to_json(replace(demo_plan, deployable=rule)))
-    good = {"plan": "plan.json", "target": "cpu", "model": str(small_model)}
-    with pytest.raises(NegativeAnswer, match=says):
-        imported(good | change)
+    good = {"plan": "plan.json", "target": "cpu", "model": str(small_model), "access": "open"}
+    with pytest.raises((InputError, NegativeAnswer), match=says):
+        imported(good | change, {})
+
+
+def test_nobody_comes_in_without_a_key_unless_asked_for(
+    tmp_path: Path, demo: Manifest, demo_plan: Plan
+) -> None:
+    """Every format has a file of keys where the endpoint is, there alone; or says it is open."""
+    whole = yaml.safe_load(compose(demo))
+    file = "/run/secrets/minicluster-keys"
+    assert whole["secrets"] == {"minicluster-keys": {"file": "${KEYS:-./keys.txt}"}}
+    assert whole["services"]["head"]["environment"][KEYS_FILE] == file
+    assert [name for name, each in whole["services"].items() if "secrets" in each] == ["head"]
+    (tmp_path / "compose.yml").write_text(compose(demo))
+    _is_valid(tmp_path / "compose.yml")
+    _, service = yaml.safe_load_all(ray_service(demo))
+    (application,) = yaml.safe_load(service["spec"]["serveConfigV2"])["applications"]
+    path = Path(application["runtime_env"]["env_vars"][KEYS_FILE])
+    pod = service["spec"]["rayClusterConfig"]["headGroupSpec"]["template"]["spec"]
+    _volumes_fit(pod)
+    mounts = {each["name"]: each["mountPath"] for each in pod["containers"][0]["volumeMounts"]}
+    assert mounts["keys"] == str(path.parent)
+    opened = replace(demo, everybody=True)
+    (application,) = ray_serve(opened)["applications"]
+    assert application["args"]["access"] == "open"
+    for text in (compose(opened), ray_service(opened)):
+        assert "keys.txt" not in text
+        assert KEYS_FILE not in text
+    (tmp_path / "plan.json").write_text(to_json(demo_plan))
+    said = _serving(tmp_path, "manifest", "plan.json", "--format", "ray-serve", "--open").stdout
+    assert "access: open" in said
 
 
 def test_compose_file_is_valid() -> None:
     """The Compose Specification's schema accepts docker-compose.yml."""
+    _is_valid(ROOT / "docker-compose.yml")
+
+
+def _is_valid(file: Path) -> None:
+    """See that the Compose Specification's schema accepts a file."""
     done = subprocess.run(
         [
             *(Path(sys.executable).parent / "check-jsonschema", "--builtin-schema"),
-            *("vendor.compose-spec", ROOT / "docker-compose.yml"),
+            *("vendor.compose-spec", file),
         ],
         capture_output=True,
         text=True,

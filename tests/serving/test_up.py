@@ -120,3 +120,16 @@ def test_what_a_dead_cluster_left_is_cleared(tmp_path: Path, plan: Plan) -> None
         done = _up(tmp_path, plan, "--port", port, left=[".minicluster", "plan.json"])
     assert f"--port is {port}" in done.stderr
     assert not kept.exists()
+
+
+def test_open_to_others_only_if_asked_for(tmp_path: Path, plan: Plan) -> None:
+    """Without keys another address than loopback is bad input, unless everybody may come."""
+    done = _up(tmp_path, plan, "--host", "0.0.0.0")  # noqa: S104
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "--host is '0.0.0.0'; expected API keys" in done.stderr
+    with socket.socket() as other:
+        other.bind(("0.0.0.0", 0))  # noqa: S104
+        other.listen()
+        port = str(other.getsockname()[1])
+        done = _up(tmp_path, plan, "--host", "0.0.0.0", "--open", "--port", port)  # noqa: S104
+    assert f"--port is {port}" in done.stderr
