@@ -40,7 +40,11 @@ def from_plan(args: dict[str, str]) -> Any:  # noqa: ANN401
 def build_app(served: ServedApp, address: tuple[str, int] | None = None) -> Any:  # noqa: ANN401
     """Return the application that `serve.run` deploys; see `serving.ingress` for *address*."""
     front = to_plain(served.front)
-    prefill = {pool.domain: _bound(pool, SplitPrefillServer) for pool in served.of("prefill")}
+    kept_s = served.front.kv_wait_deadline_s
+    prefill = {
+        pool.domain: _bound(pool, SplitPrefillServer, kv_deadline_s=kept_s)
+        for pool in served.of("prefill")
+    }
     servers = {pool.domain: _bound(pool, MixedServer, front=front) for pool in served.of("mixed")}
     for pool in served.of("decode"):
         servers[pool.domain] = _bound(

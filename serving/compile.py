@@ -52,6 +52,13 @@ def compile_app(
     found = domains(deployment, plan)
     # What is deployed otherwise than planned keeps no promise of the plan's.
     promised = None if substitutions else plan
+    bounds = {
+        pool.role: limits(
+            pool, promised, deadlines_s=ground.deadlines_s, token_limit=ground.token_limit
+        )
+        | _routed(deployment, pool)
+        for pool in deployment.pools
+    }
     front = front_door(
         deployment,
         domains=found,
@@ -65,9 +72,7 @@ def compile_app(
         pools=tuple(
             served
             for pool in deployment.pools
-            for served in _pools(
-                deployment, pool, found, ground, limits(pool, promised) | _routed(deployment, pool)
-            )
+            for served in _pools(deployment, pool, found, ground, bounds[pool.role])
         ),
         nodes=ray_nodes(deployment, ground.target),
         front=front,

@@ -44,6 +44,7 @@ class Site:
         address: of an existing Ray cluster; `None` starts one here.
         wait_s: how long to wait for that cluster's nodes.
         deadlines_s: of prefill and of the KV hand-off; `None`: the plan's.
+        token_limit: most tokens of one answer; `None`: what the context leaves.
     """
 
     target: str
@@ -52,6 +53,7 @@ class Site:
     address: str | None = None
     wait_s: float = 0.0
     deadlines_s: tuple[float | None, float | None] = (None, None)
+    token_limit: int | None = None
 
     @property
     def base_url(self) -> str:
@@ -121,6 +123,8 @@ def _first_state(served: ServedApp, site: Site, deployment: Deployment, plan: st
         plan_hash=plan_hash(plan),
         deployment=str(copy),
         changes=served.front.substitutions,
+        deadlines_s=site.deadlines_s,
+        token_limit=site.token_limit,
         session=str(new_session()) if own else session,
         instance=instance,
         started=datetime.now(UTC).isoformat(timespec="seconds"),

@@ -83,6 +83,7 @@ def bring_up(
             nixl_port=free_nixl_port(workers) if one_host else NIXL_PORT,
             decode_engine_kwargs=decode_engine_kwargs or {},
             deadlines_s=site.deadlines_s,
+            token_limit=site.token_limit,
         ),
         plan=plan,
         substitutions=changes,

@@ -52,6 +52,7 @@ class Ground:
         nixl_port: first of the ports at which the engines ask each other where the KV cache is.
         decode_engine_kwargs: further vLLM arguments of what decodes; tests plant faults there.
         deadlines_s: of prefill and of the KV hand-off, where they are not to be the plan's.
+        token_limit: most tokens of one answer; `None`: what the context leaves.
     """
 
     target: str
@@ -59,6 +60,7 @@ class Ground:
     nixl_port: int = NIXL_PORT
     decode_engine_kwargs: Mapping[str, Any] = field(default_factory=dict)
     deadlines_s: tuple[float | None, float | None] = (None, None)
+    token_limit: int | None = None
 
     @property
     def carrier(self) -> str:

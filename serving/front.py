@@ -149,7 +149,7 @@ def front_door(
         )
         for pool in deployment.pools
     )
-    deadline_s = UNPLANNED_DEADLINE_S if plan is None else DEADLINE_FACTOR * plan.slo.ttft_s
+    prefill_deadline_s, kv_deadline_s = deadlines(plan, deadlines_s)
     routing = deployment.routing
     return FrontDoor(
         model_id=deployment.model.id,
@@ -159,8 +159,8 @@ def front_door(
         slo=None if plan is None else plan.slo,
         promise=None if plan is None else _promise(plan),
         step_model=None if plan is None else plan.step_model,
-        prefill_deadline_s=deadlines_s[0] or deadline_s,
-        kv_wait_deadline_s=deadlines_s[1] or deadline_s,
+        prefill_deadline_s=prefill_deadline_s,
+        kv_wait_deadline_s=kv_deadline_s,
         local_threshold_tokens=routing.local_threshold_tokens,
         fallback=routing.fallback,
         policy=routing.policy,
@@ -168,6 +168,12 @@ def front_door(
         pairing=_pairing(pools),
         substitutions=substitutions,
     )
+
+
+def deadlines(plan: Plan | None, given_s: tuple[float | None, float | None]) -> tuple[float, float]:
+    """Return the deadlines of prefill and of the KV hand-off, seconds: as given, or the plan's."""
+    planned_s = UNPLANNED_DEADLINE_S if plan is None else DEADLINE_FACTOR * plan.slo.ttft_s
+    return given_s[0] or planned_s, given_s[1] or planned_s
 
 
 def replicas_by_domain(pool: Any, domains: Mapping[str, str]) -> dict[str, int]:  # noqa: ANN401

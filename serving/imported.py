@@ -9,6 +9,7 @@ from serving.compile import compile_app, ray_nodes
 from serving.engine import Ground
 from serving.keys import KEYS, KEYS_FILE
 from serving.target import located, this_machine
+from serving.token_limit import read_token_limit
 from serving.validate import findings, refuse, ruled_out
 from sizing.errors import InputError
 from sizing.plan import read_plan
@@ -29,7 +30,7 @@ def imported(args: Mapping[str, str], environment: Mapping[str, str]) -> ServedA
     Args:
         args: `plan`, the file; `target`, `cpu` or `gpu`; `model`, where it is on every host;
             `access`, `open` if everybody may use the endpoint, without a key.
-        environment: names keys (`serving.keys`).
+        environment: names keys and the longest answer (`serving.keys`, `serving.token_limit`).
 
     Raises:
         InputError: there are no API keys, and access is not open; or as `read_plan`.
@@ -45,4 +46,5 @@ def imported(args: Mapping[str, str], environment: Mapping[str, str]) -> ServedA
     # Serve waits for nodes that are still to come: the plan's are taken to be there.
     nodes = tuple(node.labels for node in ray_nodes(deployment, kind))
     refuse([*ruled_out(plan, kind), *findings(deployment, this_machine(kind, nodes))])
-    return compile_app(deployment, Ground(target=kind, one_host=False), plan=plan)
+    ground = Ground(target=kind, one_host=False, token_limit=read_token_limit(environment))
+    return compile_app(deployment, ground, plan=plan)

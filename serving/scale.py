@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from sizing.plan import Deployment
 
 LIMIT_S = 600.0
-"""A start takes up to minutes; a drain as long as the longest answer."""
+"""A start takes up to minutes; a drain, which may take long, comes on top of it."""
 
 SCALED = "(serving scale)"
 """Ends what the state says of a scaled pool."""
@@ -224,18 +224,19 @@ def _set_replicas(state: State, name: str, move: Move, told: Callable[[str], Non
     from ray import serve  # noqa: PLC0415  (a second to import)
 
     from serving.connection import connected  # noqa: PLC0415
-    from serving.serve_compat import set_replicas  # noqa: PLC0415
+    from serving.serve_compat import deployment_options, set_replicas  # noqa: PLC0415
 
     with connected(state.address):
         set_replicas(APP, name, move.replicas)
-        deadline = time.monotonic() + LIMIT_S
+        limit_s = LIMIT_S + deployment_options(APP)[name]["graceful_shutdown_timeout_s"]
+        deadline = time.monotonic() + limit_s
         while time.monotonic() < deadline:
             states = dict(serve.status().applications[APP].deployments[name].replica_states)
             told(f"{move.pool.role}: {states.get('RUNNING', 0)} of {move.replicas} replicas")
             if states == {"RUNNING": move.replicas}:
                 return
             time.sleep(0.5)
-    raise TargetFailed(f"{name} did not get to {move.replicas} replicas in {LIMIT_S:.0f} s")
+    raise TargetFailed(f"{name} did not get to {move.replicas} replicas in {limit_s:.0f} s")
 
 
 def _deployment_name(state: State, role: str) -> str:

@@ -39,6 +39,9 @@ WATCH_S = 1.0
 LAST_WORDS_S = 1.0
 """How long a replica without an engine still tells its clients so."""
 
+FETCHED_S = 0.2
+"""How often a prefill replica that leaves looks whether its KV caches have been fetched."""
+
 
 class Planned:
     """What replicas of all pools do alike."""
@@ -90,6 +93,25 @@ class Planned:
 class SplitPrefillServer(Planned, PDPrefillServer):  # type: ignore[misc]
     """A prefill engine on its planned cores."""
 
+    async def __init__(self, llm_config: Any, *, kv_deadline_s: float, **kwargs: Any) -> None:  # type: ignore[misc]  # noqa: ANN401
+        """Start; what was prefilled may be fetched for *kv_deadline_s* from then on."""
+        self._kv_deadline_s = kv_deadline_s
+        self._kept_until_s = 0.0
+        await super().__init__(llm_config, **kwargs)
+
+    async def __del__(self) -> None:
+        """
+        Stay until what was prefilled last has been fetched, or its deadline has passed.
+
+        Ray Serve waits for this once a leaving replica has no requests, and gets no more. That a
+        prompt is prefilled ends its request here, not what decode does with it.
+        """
+        while time.monotonic() < self._kept_until_s:
+            if await self.kv_is_free():
+                break
+            await asyncio.sleep(FETCHED_S)
+        await super().__del__()
+
     async def prefill(
         self,
         kind: str,
@@ -106,6 +128,7 @@ class SplitPrefillServer(Planned, PDPrefillServer):  # type: ignore[misc]
             asked: replicas that had it; for the router, which leaves them out.
         """
         answer = await self._one_token(kind, request)
+        self._kept_until_s = time.monotonic() + self._kv_deadline_s
         if isinstance(answer, Refusal):
             return answer
         timed = answer.metrics

@@ -31,6 +31,8 @@ class State:
         session: Ray's directory, logs included; empty when the cluster is somebody else's.
         instance: Ray's name of somebody else's cluster, another one once its head started again.
         changes: what was asked to be otherwise than planned, by `--substitute` or `scale`.
+        deadlines_s: of prefill and of the KV hand-off, where they are not the plan's.
+        token_limit: most tokens of one answer, if there is a limit.
         ready: `serving up` saw the whole path work.
     """
 
@@ -46,6 +48,8 @@ class State:
     instance: str = ""
     ready: bool = False
     changes: tuple[str, ...] = ()
+    deadlines_s: tuple[float | None, float | None] = (None, None)
+    token_limit: int | None = None
 
     @property
     def logs(self) -> Path:
@@ -57,7 +61,8 @@ def read_state() -> State | None:
     """Return what is deployed from this directory, if anything."""
     try:
         said = json.loads(STATE.read_text(encoding="utf-8"))
-        return State(**{**said, "changes": tuple(said.get("changes", ()))})
+        lists = {name: tuple(said[name]) for name in ("changes", "deadlines_s") if name in said}
+        return State(**{**said, **lists})
     except FileNotFoundError:
         return None
     except (ValueError, TypeError, AttributeError) as error:

@@ -16,6 +16,7 @@ from serving.state import read_state
 from serving.takedown import take_down
 from serving.target import located
 from serving.terminal import progress
+from serving.token_limit import read_token_limit
 from serving.validate import refuse, ruled_out
 from sizing.child import terminable
 from sizing.errors import InputError, NegativeAnswer
@@ -81,6 +82,7 @@ def up(  # noqa: PLR0913, PLR0917  (a command's options)
         address=address,
         wait_s=wait_s,
         deadlines_s=(prefill_deadline_s, kv_deadline_s),
+        token_limit=read_token_limit(os.environ),
     )
     deployment = located(given.deployment, model)
     with progress() as told, terminable():

@@ -93,7 +93,10 @@ def _bounds(state: State) -> dict[str, dict[str, Any]]:
     kept = all(SCALED in change for change in state.changes)
     planned = "schema_version" in json.loads(file.read_text(encoding="utf-8"))
     plan = read_plan(file) if planned and kept else None
-    return {pool.role: limits(pool, plan) for pool in read_deployment(file).pools}
+    return {
+        pool.role: limits(pool, plan, deadlines_s=state.deadlines_s, token_limit=state.token_limit)
+        for pool in read_deployment(file).pools
+    }
 
 
 def _summary(planned: Deployment) -> str:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -28,8 +29,10 @@ if TYPE_CHECKING:
 
     from .conftest import DeploymentMaker, PlanMaker, PoolMaker
 
-LIMIT_S = 300
+LIMIT_S = 600
 CLIENTS = 3
+LONG = 1500
+"""Tokens of an answer that takes a minute; planned are 10."""
 
 
 @pytest.fixture
@@ -111,6 +114,25 @@ class Load:
         return [reply for reply in self.replies if not reply.done]
 
 
+def _long_answers(base_url: str, count: int) -> list[Future[Reply]]:
+    """Ask for answers longer than all that was planned, so many that all replicas work."""
+    asking = ThreadPoolExecutor(max(1, count))
+    bodies = [
+        {
+            "model": "demo",
+            "prompt": [2361 + 101 * n + i for i in range(100)],
+            "max_tokens": LONG,
+            "ignore_eos": True,
+            "stream": True,
+        }
+        for n in range(count)
+    ]
+    url = f"{base_url}/v1/completions"
+    futures = [asking.submit(send, url, body, LIMIT_S) for body in bodies]
+    asking.shutdown(wait=False)
+    return futures
+
+
 class Shell:
     """A directory to type `serving` in."""
 
@@ -155,12 +177,13 @@ def test_replicas_move_under_load(
     make_deployment: DeploymentMaker,
     make_plan: PlanMaker,
 ) -> None:
-    """On a labelled cluster: 2P1D, 1P2D and back, every request answered, verified each time."""
+    """On a labelled cluster: 2P1D, 1P2D and back, every request answered, however long."""
     deployment = replace(make_deployment(demo_model), pools=three.pools)
     plan = make_plan(deployment)
     cluster_spec = replace(plan.inputs.cluster, gpus_per_hb_domain=8)  # one for all nodes
-    # A leaving prefill replica stays for twice the TTFT limit; nobody is to be refused for it.
-    slo = replace(plan.slo, ttft_s=8.0)
+    # Loose for a machine that starts engines meanwhile; a TPOT as planned, so that an answer is
+    # long beyond all that was planned.
+    slo = replace(plan.slo, ttft_s=8.0, tpot_s=None)
     plan = replace(plan, slo=slo, inputs=replace(plan.inputs, cluster=cluster_spec))
     (tmp_path / "plan.json").write_text(to_json(plan))
     assert shell("cluster", "up", "plan.json").returncode == 0
@@ -175,9 +198,11 @@ def test_replicas_move_under_load(
     assert up.returncode == 0, up.stderr
     assert shell("cluster", "down").returncode == 2  # something is deployed on it
     assert shell.data("verify") == {"as_planned": True, "differences": [], "changes": []}
-    load = Load(f"http://127.0.0.1:{port}")
+    base_url = f"http://127.0.0.1:{port}"
+    load = Load(base_url)
     try:
         for prefill, decode in ((1, 2), (2, 1)):
+            long = _long_answers(base_url, 2 * CLIENTS if decode == 1 else 0)
             wanted = ("--prefill", str(prefill), "--decode", str(decode))
             done = shell("scale", "--apply", *wanted)
             assert done.returncode == 0, done.stderr
@@ -186,6 +211,7 @@ def test_replicas_move_under_load(
             found = shell.data("verify")
             assert found["differences"] == []
             assert bool(found["changes"]) == (prefill == 1)
+            assert all(each.result().done for each in long)
     finally:
         failed = load.stop()
     print(f"\n{len(load.replies)} requests while pools were scaled, {len(failed)} failed")  # noqa: T201

@@ -12,9 +12,12 @@ import inspect
 from ray.serve._private.application_state import ApplicationStateManager
 from ray.serve._private.client import ServeControllerClient
 from ray.serve._private.controller import ServeController
+from ray.serve._private.replica import Replica, UserCallableWrapper
 from ray.serve.api import RunTarget
 from ray.serve.handle import DeploymentHandle
 from serving.serve_compat import STRAIGHT
+leave = inspect.getsource(Replica._perform_graceful_shutdown)
+end = inspect.getsource(UserCallableWrapper.call_destructor)
 update = inspect.signature(ServeController.update_deployment_replicas).parameters
 print(
     [*update] == ["self", "deployment_id", "target_num_replicas"],
@@ -22,6 +25,8 @@ print(
     hasattr(ServeControllerClient, "get_serve_details"),
     all(name in inspect.signature(DeploymentHandle.options).parameters for name in STRAIGHT),
     "_controller" in inspect.getsource(ServeControllerClient.__init__),
+    leave.index("_drain_ongoing_requests") < leave.index("await self.shutdown()"),
+    "await" in end and "self._callable.__del__" in end,
 )
 """
 
@@ -31,7 +36,7 @@ def test_every_private_name_is_there() -> None:
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", CHECK], capture_output=True, text=True, check=True
     )
-    assert done.stdout.split() == ["True"] * 5
+    assert done.stdout.split() == ["True"] * 7
 
 
 LOG = """

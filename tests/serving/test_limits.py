@@ -1,0 +1,66 @@
+"""What bounds a deployment's queue and its end, from the plan and what the operator sets."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import pytest
+
+from serving.limits import LOOK_S, limits
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from typing import Any
+
+    from sizing.plan import Plan
+
+    from .conftest import DeploymentMaker, PlanMaker
+
+
+@pytest.fixture
+def plan(small_model: Path, make_deployment: DeploymentMaker, make_plan: PlanMaker) -> Plan:
+    """Return a plan: TTFT 30 s, TPOT 2 s, answers of 10 tokens in a context of 2,048."""
+    return make_plan(make_deployment(small_model))
+
+
+def _drain_s(plan: Plan, role: str, **given: Any) -> float:  # noqa: ANN401
+    """Return when a replica that leaves is killed."""
+    found = limits(plan.deployment.pool(role), plan, **given)["graceful_shutdown_timeout_s"]
+    assert isinstance(found, float)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("given", "prefill_s", "handoff_s"),
+    [((None, None), 60, 60), ((None, 300.0), 60, 300), ((5.0, 7.0), 5, 7)],
+)
+def test_prefill_stays_until_its_last_kv_cache_is_fetched(
+    plan: Plan, given: tuple[float | None, float | None], prefill_s: float, handoff_s: float
+) -> None:
+    """The deadlines that hold count, the plan's or the operator's, and a look between them."""
+    drain_s = _drain_s(plan, "prefill", deadlines_s=given)
+    assert drain_s >= prefill_s + LOOK_S + handoff_s
+    assert drain_s == _drain_s(plan, "prefill", deadlines_s=given, token_limit=1)
+
+
+@pytest.mark.parametrize(
+    ("token_limit", "tokens"), [(None, 2048), (5000, 2048), (1000, 1000), (1, 1)]
+)
+def test_decode_stays_for_what_clients_may_ask(
+    plan: Plan, token_limit: int | None, tokens: int
+) -> None:
+    """Not only for the longest answer that was planned: for all that limit and context allow."""
+    drain_s = _drain_s(plan, "decode", token_limit=token_limit)
+    needed_s = 60 + 60 + 2.0 * tokens
+    assert needed_s < drain_s <= 2 * (needed_s + LOOK_S)
+    longer_s = _drain_s(plan, "decode", token_limit=token_limit, deadlines_s=(None, 300.0))
+    assert longer_s >= drain_s + 240
+
+
+def test_the_queue_ends_where_the_deadline_does(plan: Plan) -> None:
+    """A deadline that the operator sets bounds the queue as the plan's would."""
+    for pool, slots in zip(plan.pools, (4, 16), strict=True):
+        found = limits(pool, plan, deadlines_s=(7.0, None))
+        waiting = math.ceil(plan.prediction.capacity_requests_per_s * 7.0)
+        assert found["max_ongoing_requests"] == slots + waiting
