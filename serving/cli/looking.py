@@ -65,7 +65,7 @@ def verify(*, as_json: AsJson = False) -> None:
     """Compare what runs with the plan: replicas, TP, nodes, cores, limits, engine settings."""
     state = current()
     planned = read_deployment(Path(state.deployment))
-    found = differences(planned, look(state, facts=True), state.target, _bounds(state))
+    found = differences(planned, look(state, facts=True), state.target, bounds(state))
     if as_json:
         data = {"as_planned": not found, "differences": found, "changes": state.changes}
         typer.echo(json.dumps(data))
@@ -87,7 +87,7 @@ def logs(
         typer.echo(f"==> {title} <==\n{text}")
 
 
-def _bounds(state: State) -> dict[str, dict[str, Any]]:
+def bounds(state: State) -> dict[str, dict[str, Any]]:
     """Return what bounds each role's queues, as it was compiled."""
     file = Path(state.plan)
     kept = all(SCALED in change for change in state.changes)

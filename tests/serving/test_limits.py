@@ -7,7 +7,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from serving.cli.looking import bounds
+from serving.compile import compile_app
+from serving.engine import Ground
 from serving.limits import LOOK_S, limits
+from serving.state import State
+from sizing.plan import to_json
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -64,3 +69,26 @@ def test_the_queue_ends_where_the_deadline_does(plan: Plan) -> None:
         found = limits(pool, plan, deadlines_s=(7.0, None))
         waiting = math.ceil(plan.prediction.capacity_requests_per_s * 7.0)
         assert found["max_ongoing_requests"] == slots + waiting
+
+
+def test_verify_expects_what_was_compiled(tmp_path: Path, plan: Plan) -> None:
+    """Deadlines and token limit of `serving up` are kept for `serving verify`."""
+    file, given = tmp_path / "plan.json", (None, 300.0)
+    file.write_text(to_json(plan))
+    ground = Ground(target="cpu", deadlines_s=given, token_limit=1000)
+    state = State(
+        cluster_id="",
+        address="127.0.0.2:1",
+        base_url="http://127.0.0.1:1",
+        target="cpu",
+        plan=str(file),
+        plan_hash="0" * 16,
+        session="",
+        started="",
+        deployment=str(file),
+        deadlines_s=given,
+        token_limit=1000,
+    )
+    for pool in compile_app(plan.deployment, ground, plan=plan).pools:
+        options = pool.llm_config["deployment_config"]
+        assert bounds(state)[pool.role].items() <= options.items()

@@ -31,6 +31,8 @@ def _state(session: str) -> State:
         deployment=str(HOME / "deployment.json"),
         session=session,
         started="2026-11-20T00:00:00+00:00",
+        changes=("a change",),
+        deadlines_s=(None, 30.0),
     )
 
 
