@@ -79,6 +79,8 @@ def test_verify_lists_what_does_not_run_or_answer(
         changes=(),
         address="",
         base_url="",
+        deadlines_s=(None, None),
+        token_limit=None,
     )
     monkeypatch.setattr(looking, "current", lambda: state)
     with pytest.raises(NegativeAnswer) as negative:

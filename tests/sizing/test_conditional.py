@@ -46,11 +46,11 @@ SCENARIO = ScenarioSpec(
 def inputs(
     threshold: int | None = None, scenario: ScenarioSpec = SCENARIO, **load: object
 ) -> Inputs:
-    """Return a scenario with what it names."""
+    """Return a scenario with what it names; behind two choices a threshold saves replicas."""
     given = replace(
         scenario,
         workload=replace(scenario.workload, **load),  # type: ignore[arg-type]
-        search=replace(scenario.search, local_threshold_tokens=threshold),
+        search=replace(scenario.search, local_threshold_tokens=threshold, routing="power-of-two"),
     )
     model, gpu, cluster, engine = catalog.resolve(given, "test")
     return Inputs(
