@@ -25,7 +25,11 @@ class Behaviour:
         slots: requests served at a time, others wait in line; 0: any number.
         fail_every: answer every n-th request with `status`; 0: none.
         status: what a failing request is answered.
-        garbage: 1: stream what is no JSON.
+        garbage: what to stream instead of chunks: `text` is no JSON, `deep` is nested deeper than
+            anyone reads, `leap` is chunks of which one says a trillion tokens, `line` does not end.
+        flood: 1: lines behind each chunk, faster than anyone reads them.
+        unclosed: 1: say that the answer has ended, and leave it open.
+        timing: `Server-Timing` header; empty: the true one.
         die_after_s: exit so long after the first request; 0: never.
         template_tokens: that a chat takes beyond its words.
         model: served name.
@@ -45,7 +49,10 @@ class Behaviour:
     slots: int = 0
     fail_every: int = 0
     status: int = 500
-    garbage: int = 0
+    garbage: str = ""
+    flood: int = 0
+    unclosed: int = 0
+    timing: str = ""
     die_after_s: float = 0.0
     template_tokens: int = 0
     model: str = "fake"

@@ -5,15 +5,18 @@ from __future__ import annotations
 import http.client
 import json
 import random
+import time
 import urllib.error
-import urllib.request
 from dataclasses import dataclass
 
+from loadtest.sse import EventParser
 from loadtest.stream import CompletionStream, StreamError
+from loadtest.target import ask
 from sizing.errors import InputError, TargetFailed
 
 PATH = "/v1/chat/completions"
 ANSWER_S = 60.0
+BLOCK_BYTES = 65536
 TRIED = (60, 33)
 """Words of the chats sent to learn: lengths have to differ by exactly as many tokens."""
 
@@ -96,19 +99,26 @@ def _prompt_tokens(host: str, model: str, text: str) -> int:
         "stream_options": {"include_usage": True},
         "max_tokens": 1,
     }
-    headers = {"content-type": "application/json"}
-    request = urllib.request.Request(f"{host}{PATH}", json.dumps(asked).encode(), headers)  # noqa: S310  (checked by `base_address`)
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    stream = CompletionStream()
+    url, body = f"{host}{PATH}", json.dumps(asked).encode()
+    until_s = time.monotonic() + ANSWER_S
     try:
-        with opener.open(request, timeout=ANSWER_S) as answer:
-            for line in answer:
-                if line.startswith(b"data:"):
-                    stream.take(line[5:].strip(), 0.0)
+        with ask(url, body, wait_s=ANSWER_S) as answer:
+            stream = _follow(answer, until_s)
     except urllib.error.HTTPError as error:
-        raise TargetFailed(f"{host}{PATH} answers {error.code}; expected a chat") from None
+        raise TargetFailed(f"{url} answers {error.code}; expected a chat") from None
     except (OSError, http.client.HTTPException, StreamError) as error:
-        raise TargetFailed(f"{host}{PATH}: {error}; expected a chat") from None
+        raise TargetFailed(f"{url}: {error}; expected a chat") from None
     if stream.input_tokens is None:
-        raise TargetFailed(f"{host}{PATH} sends no usage; without it chats have no known length")
+        raise TargetFailed(f"{url} sends no usage; without it chats have no known length")
     return stream.input_tokens
+
+
+def _follow(answer: http.client.HTTPResponse, until_s: float) -> CompletionStream:
+    """Read *answer* to its end, or until *until_s* on the monotonic clock has passed."""
+    stream, parser = CompletionStream(), EventParser()
+    while not stream.done and (received := answer.read1(BLOCK_BYTES)):
+        if time.monotonic() > until_s:
+            raise StreamError("timeout", f"no end after {ANSWER_S:g} s")
+        for data in parser.feed(received):
+            stream.take(data, 0.0)
+    return stream

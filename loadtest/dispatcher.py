@@ -15,7 +15,7 @@ from gevent.event import Event
 from gevent.pool import Group
 
 from loadtest.client import Client
-from loadtest.flight import Flight
+from loadtest.flight import SHORTEST_S, Flight
 from loadtest.machine import machine, versions
 from loadtest.prompt import Prompts
 
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 HEARTBEAT_S = 0.005
 TIMER_GRAIN_S = 0.001
 SHORT_GAP_S = 0.005
-SHORTEST_S = 1e-6
 DEAD_AFTER_REFUSALS = 5
 DEAD_AFTER_S = 3.0
 

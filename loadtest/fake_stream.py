@@ -16,6 +16,10 @@ from loadtest.behaviour import Behaviour
 GRAIN_S = 0.0005
 """Tokens due within it are sent together, as an engine's step does: a wake-up costs more."""
 
+FLOOD_BYTES = 1 << 20
+TRILLION = 10**12
+GARBAGE = {"text": b"{garbage", "deep": b"[" * 100_000}
+
 
 @dataclass(slots=True, kw_only=True)
 class FakeStream:
@@ -44,9 +48,9 @@ class FakeStream:
 
     def open(self) -> None:
         """Send the head, and the empty chunk that some servers send early."""
-        timing = "server-timing: prefill;dur=%.3f, handoff;dur=1.5\r\n" % (1e3 * self.does.ttft_s)
+        timing = self.does.timing or f"prefill;dur={1e3 * self.does.ttft_s:.3f}, handoff;dur=1.5"
         self.writer.write(
-            b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n%s"
+            b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nserver-timing: %s\r\n"
             b"transfer-encoding: chunked\r\n\r\n" % timing.encode()
         )
         if self.does.early_chunk:
@@ -80,19 +84,29 @@ class FakeStream:
         if does.mute_after_tokens and self.done > does.mute_after_tokens:
             return True  # says nothing more, and does not hang up
         self.sent_s.append(time.monotonic())
-        self._send(b"{garbage" if does.garbage else self._chunk(new))
+        self._say(new)
         if self.done < self.num_output or does.endless:
             return True
         if does.usage:
             self._send(b'{"id": "x", "choices": [], "usage": %s}' % self._usage())
         self._send(b"[DONE]")
-        self.writer.write(b"0\r\n\r\n")
+        if not does.unclosed:
+            self.writer.write(b"0\r\n\r\n")
         return self._end(whole=True)
 
     def _end(self, *, whole: bool) -> bool:
         if not self.ended.done():
             self.ended.set_result(whole)
         return False
+
+    def _say(self, new: int) -> None:
+        """Send a chunk of *new* tokens, or what there is instead, and besides."""
+        if self.does.garbage == "line":
+            self._flood(b"x")
+        else:
+            self._send(GARBAGE.get(self.does.garbage) or self._chunk(new))
+        if self.does.flood:
+            self._flood(b": never a pause\n")
 
     def _chunk(self, new: int) -> bytes:
         """Return a chunk of *new* tokens; formatted by hand, for it is most of a token's cost."""
@@ -112,15 +126,23 @@ class FakeStream:
         return b'{"id": "x", "object": "%s", "choices": [%s]%s}' % (kind, choice, usage)
 
     def _usage(self) -> bytes:
+        leaps = self.does.garbage == "leap" and self.done > self.does.tokens_per_chunk
+        done = TRILLION if leaps else self.done
         return b'{"prompt_tokens": %d, "completion_tokens": %d, "total_tokens": %d}' % (
             self.num_prompt,
-            self.done,
-            self.num_prompt + self.done,
+            done,
+            self.num_prompt + done,
         )
 
     def _send(self, data: bytes) -> None:
         """Write one event as one HTTP chunk."""
         self.writer.write(b"%x\r\ndata: %s\n\n\r\n" % (len(data) + 8, data))
+
+    def _flood(self, data: bytes) -> None:
+        """Write *data* again and again, unless there is more to send than anyone reads."""
+        if self.writer.transport.get_write_buffer_size() < FLOOD_BYTES:
+            times = FLOOD_BYTES // len(data)
+            self.writer.write(b"%x\r\n%s\r\n" % (times * len(data), data * times))
 
 
 class Ticker:

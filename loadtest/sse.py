@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from loadtest.stream import StreamError
+
+MAX_EVENT_BYTES = 1 << 24
+"""Of an event that has not ended: more than the ids of a prompt of a million tokens."""
+
 
 class EventParser:
     """
@@ -15,17 +20,30 @@ class EventParser:
         """Start at the beginning of a stream."""
         self._received = bytearray()
         self._data: list[bytes] = []
+        self._data_bytes = 0
 
     def feed(self, received: bytes) -> list[bytes]:
-        """Take the next bytes, return the data of the events that they complete."""
+        """
+        Take the next bytes, return the data of the events that they complete.
+
+        Raises:
+            StreamError: an event that is far longer than any, and has not ended yet.
+
+        """
+        new = len(self._received)  # what came before holds no line end
         self._received += received
         events = []
-        while (end := self._received.find(b"\n")) >= 0:
+        while (end := self._received.find(b"\n", new)) >= 0:
             line = bytes(self._received[:end]).removesuffix(b"\r")
             del self._received[: end + 1]
+            new = 0
             if line.startswith(b"data:"):
                 self._data.append(line[5:].removeprefix(b" "))
+                self._data_bytes += end + 1
             elif not line and self._data:
                 events.append(b"\n".join(self._data))
                 self._data.clear()
+                self._data_bytes = 0
+        if len(self._received) + self._data_bytes > MAX_EVENT_BYTES:
+            raise StreamError("malformed", f"an event of more than {MAX_EVENT_BYTES >> 20} MiB")
         return events

@@ -26,6 +26,28 @@ def base_address(host: str) -> str:
     return host.rstrip("/").removesuffix("/v1")
 
 
+def ask(url: str, body: bytes | None = None, *, wait_s: float) -> http.client.HTTPResponse:
+    """
+    Ask, and return the answer to be read and closed.
+
+    Args:
+        url: on a host that `base_address` has checked.
+        body: JSON to post; `None`: get.
+        wait_s: for the connection, and for whatever comes next.
+
+    Raises:
+        OSError: nothing answers, or with an error (`urllib.error.HTTPError`).
+        http.client.HTTPException: what answers speaks no HTTP.
+    """
+    request = urllib.request.Request(url, body)  # noqa: S310  (an http address)
+    if body is not None:
+        request.add_header("content-type", "application/json")
+    # No proxy from the environment: the load does not go through one either.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    answer: http.client.HTTPResponse = opener.open(request, timeout=wait_s)
+    return answer
+
+
 def served_models(host: str) -> tuple[str, ...]:
     """
     Ask the endpoint for its models.
@@ -34,10 +56,8 @@ def served_models(host: str) -> tuple[str, ...]:
         TargetFailed: nothing answers there, or not as an OpenAI endpoint does.
 
     """
-    # No proxy from the environment: the load does not go through one either.
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with opener.open(f"{host}/v1/models", timeout=ANSWER_S) as answer:
+        with ask(f"{host}/v1/models", wait_s=ANSWER_S) as answer:
             listed: Any = json.load(answer)
         return tuple(str(model["id"]) for model in listed["data"])
     except urllib.error.HTTPError as error:

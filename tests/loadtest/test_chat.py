@@ -106,13 +106,28 @@ def test_a_tokenizer_that_knows_none_of_the_words(monkeypatch: pytest.MonkeyPatc
         learn_chat("http://x", "m")
 
 
-@pytest.mark.parametrize("behaviour", [{"fail_every": 1}, {"usage": 0}, {"garbage": 1}])
+@pytest.mark.parametrize("behaviour", [{"fail_every": 1}, {"usage": 0}, {"garbage": "text"}])
 def test_an_endpoint_without_chats_is_said_to_be_one(
-    start_server: ServerStarter, behaviour: dict[str, int]
+    start_server: ServerStarter, behaviour: dict[str, Any]
 ) -> None:
     """No chat, no usage or garbage: one line, before any load."""
     with pytest.raises(TargetFailed, match="chat"):
         learn_chat(start_server(ttft_s=0.001, **behaviour), "fake")
+
+
+def test_an_answer_that_is_left_open_has_ended(start_server: ServerStarter) -> None:
+    """What a chat has to say is said with [DONE]."""
+    assert learn_chat(start_server(ttft_s=0.001, unclosed=1), "fake").overhead_tokens == 0
+
+
+@pytest.mark.parametrize("behaviour", [{}, {"flood": 1}, {"mute_after_tokens": 1}], ids=str)
+def test_a_chat_that_never_ends_is_given_up(
+    start_server: ServerStarter, monkeypatch: pytest.MonkeyPatch, behaviour: dict[str, int]
+) -> None:
+    """Whether it babbles or is silent, the load does not begin with waiting for ever."""
+    monkeypatch.setattr(chat, "ANSWER_S", 1.0)
+    with pytest.raises(TargetFailed, match="expected a chat"):
+        learn_chat(start_server(ttft_s=0.001, endless=1, **behaviour), "fake")
 
 
 def test_a_job_of_chats_is_read_as_written(tmp_path: Path) -> None:

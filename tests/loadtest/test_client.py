@@ -128,7 +128,8 @@ def test_the_servers_phases_are_kept(start_server: ServerStarter, tmp_path: Path
         ({"endless": 1}, "timeout"),
         ({"mute_after_tokens": 4}, "timeout"),
         ({"cut_after_tokens": 4}, "cut"),
-        ({"garbage": 1}, "malformed"),
+        ({"garbage": "text"}, "malformed"),
+        ({"flood": 1, "endless": 1}, "timeout"),
         ({"usage": 0}, "no_usage"),
         ({"fail_every": 1, "status": 307}, "bad_status"),
         ({"fail_every": 1, "status": 500}, "bad_status"),
@@ -136,7 +137,7 @@ def test_the_servers_phases_are_kept(start_server: ServerStarter, tmp_path: Path
     ],
 )
 def test_bad_answers_have_names(
-    start_server: ServerStarter, tmp_path: Path, behaviour: dict[str, int], outcome: str
+    start_server: ServerStarter, tmp_path: Path, behaviour: dict[str, Any], outcome: str
 ) -> None:
     """However a server misbehaves, each request ends, under its name, and the run does, too."""
     extent = Extent(num_requests=10, warmup_s=0.1, timeout_s=1.0)
@@ -146,6 +147,15 @@ def test_bad_answers_have_names(
     assert len(run.measured) == 10
     assert all(s.detail for s in run.measured)
     assert run.client.stop == "complete"
+
+
+def test_a_line_without_end_is_given_up(start_server: ServerStarter, tmp_path: Path) -> None:
+    """Bytes that come to nothing are not kept for ever, however long a request may take."""
+    extent = Extent(num_requests=3, warmup_s=0.0, timeout_s=300.0)
+    run = go(start_server(**FAST, garbage="line", endless=1), tmp_path, extent, rate=5)
+
+    assert {s.outcome for s in run.measured} == {"malformed"}
+    assert all("16 MiB" in (s.detail or "") for s in run.measured)
 
 
 def test_slow_server_is_not_the_clients_fault(start_server: ServerStarter, tmp_path: Path) -> None:

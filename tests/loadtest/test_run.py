@@ -125,7 +125,7 @@ def test_planned_run_compares_with_the_prediction(
         ({"fail_every": 3, "status": 429}, Exit.NEGATIVE, "shed by the server"),
         ({"fail_every": 1}, Exit.TARGET_FAILED, "told to fail"),
         ({"cut_after_tokens": 4}, Exit.TARGET_FAILED, "cut mid-stream"),
-        ({"garbage": 1}, Exit.TARGET_FAILED, "not JSON"),
+        ({"garbage": "text"}, Exit.TARGET_FAILED, "not JSON"),
         ({"usage": 0}, Exit.TARGET_FAILED, "no usage"),
         ({"fail_every": 1, "status": 307}, Exit.TARGET_FAILED, "307"),
     ],
