@@ -152,12 +152,14 @@ def _facts(name: str) -> list[dict[str, Any]] | None:
 
     handle = serve.get_deployment_handle(name, APP)
     pool = ThreadPoolExecutor(max_workers=1)
+    # A handle learns of the replicas with its first ordinary call.
+    first = handle.facts.remote()
     try:
-        # A handle learns of the replicas with its first ordinary call.
-        handle.facts.remote().result(timeout_s=FACTS_LIMIT_S)
+        first.result(timeout_s=FACTS_LIMIT_S)
         future = pool.submit(broadcast, handle, "facts")
         answers: list[dict[str, Any]] = future.result(timeout=FACTS_LIMIT_S)
     except NOBODY:
+        first.cancel()  # its router would go on looking for a replica, and start a Ray for that
         return None
     finally:
         pool.shutdown(wait=False, cancel_futures=True)

@@ -56,9 +56,11 @@ def _pool(deployment: Deployment, pool: Pool, deployed: Deployed, target: str) -
             if fact[name] != value:
                 place = f"{pool.role}[{number}].{name}"
                 yield f"{place}: deployed {fact[name]}, planned {value}"
-    for name in deployed.silent.get(pool.role, ()):
+    silent = deployed.silent.get(pool.role, ())
+    for name in silent:
         yield f"{name}.facts: deployed not told within {FACTS_LIMIT_S:g} s, planned not compared"
-    yield from _places(pool, facts, target)
+    if not silent:
+        yield from _places(pool, facts, target)
 
 
 def _options(role: str, deployed: Deployed, wanted: Mapping[str, Any]) -> Iterator[str]:
