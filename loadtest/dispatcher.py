@@ -18,6 +18,7 @@ from loadtest.client import Client
 from loadtest.flight import SHORTEST_S, Flight
 from loadtest.machine import machine, versions
 from loadtest.prompt import Prompts
+from loadtest.stream import CompletionStream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -44,7 +45,6 @@ class Dispatcher:
     and leaves one sample however it ends. One that waits for another is due when that has ended.
 
     Attributes:
-        window_left: requests that count and have not ended.
         stop: why it ended; see `Client.stop`.
         killed: whether it was its greenlet that was ended; the caller has to end, too.
     """
@@ -63,6 +63,7 @@ class Dispatcher:
         self._prompts = Prompts(job)
         self._roots = [r for r in requests if r.previous is None]
         self._next = {r.previous: r for r in requests if r.previous is not None}
+        self._awaited = {r.index for r in requests if r.in_window}
         self._said: dict[int, Ids] = {}
         self._flights = Group()
         self._over = Event()
@@ -71,10 +72,14 @@ class Dispatcher:
         self._connections = 0
         self._turn_s = self._last_due_s = 0.0
         self._cpu_s: list[tuple[float, float]] = []
-        self.window_left = sum(r.in_window for r in requests)
         self.sent = self.done = self.failed = 0
         self.stop = "complete"
         self.killed = False
+
+    @property
+    def window_left(self) -> int:
+        """Requests that count and have not ended."""
+        return len(self._awaited)
 
     def now(self) -> float:
         """Seconds since the start of the run."""
@@ -149,30 +154,46 @@ class Dispatcher:
             http=self._http,
             timeout_s=self._job.timeout_s,
             now=self.now,
+            stream=CompletionStream(request.output_tokens),
         )
         self._flights.start(gevent.Greenlet(self._follow, flight, ids))
 
     def _follow(self, flight: Flight, ids: Ids) -> None:
-        sample = flight.fly()
-        self.done += 1
-        self.failed += not sample.ok
-        self.window_left -= sample.in_window
-        self._record(sample)
-        self._watch_target(sample)
-        if (waiting := self._next.get(sample.index)) and not self._over.is_set():
-            self._go_on(flight, waiting, ids)
+        try:
+            sample = flight.fly()
+            self.done += 1
+            self.failed += not sample.ok
+            self._awaited.discard(sample.index)
+            self._record(sample)
+            self._watch_target(sample)
+            if (waiting := self._next.get(sample.index)) and not self._over.is_set():
+                self._go_on(flight, waiting, ids)
+        except Exception:
+            self._give_up(flight.request)
+            raise  # gevent prints it
+
+    def _give_up(self, request: Request | None) -> None:
+        """Expect no end of *request*, nor of what waits for it: neither is sent any more."""
+        while request:
+            self._awaited.discard(request.index)
+            request = self._next.get(request.index)
 
     def _go_on(self, flight: Flight, waiting: Request, ids: Ids) -> None:
         """Send what waited for *flight*, after its thinking time."""
         said = None
         if waiting.session is not None:
-            said = self._prompts.conversation(flight.request, ids, flight.stream.token_ids)
+            said = self._prompts.conversation(flight.request, ids, self._answer(flight))
         due_s = self.now() + waiting.think_s
         ids = self._prompts.ids(waiting, said)
         body = self._prompts.body(waiting, ids)
         gevent.sleep(max(0.0, due_s - self.now()))
         if not self._over.is_set():
             self._start(waiting, due_s, ids, body)
+
+    def _answer(self, flight: Flight) -> list[int]:
+        """Return the ids of the answer to *flight*, as far as prompts can hold them."""
+        size = self._job.vocab_size
+        return [i for i in flight.stream.token_ids if 0 <= i < size]
 
     def _watch_target(self, sample: Sample) -> None:
         """End the run once the target has refused every connection for a while."""

@@ -6,10 +6,12 @@ from __future__ import annotations
 import gevent  # first: what follows imports a patched standard library
 
 # isort: on
+import contextlib
 import errno
+import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from geventhttpclient.client import HTTPClient
@@ -59,7 +61,7 @@ class Flight:
     http: HTTPClient
     timeout_s: float
     now: Callable[[], float]
-    stream: CompletionStream = field(default_factory=CompletionStream)
+    stream: CompletionStream
 
     def fly(self) -> Sample:
         """Send it and follow its stream; whatever happens becomes a sample."""
@@ -76,6 +78,8 @@ class Flight:
             outcome, detail = "unfinished", None
         except (OSError, HTTPParseError) as error:
             outcome, detail = _broken(error), f"{type(error).__name__}: {error}"
+        except Exception as error:  # noqa: BLE001  (what nobody foresaw is a sample, too)
+            outcome, detail = "malformed", f"{type(error).__name__}: {error}"[:200]
         stream = self.stream
         return Sample(
             index=self.request.index,
@@ -91,7 +95,7 @@ class Flight:
             chunk_tokens=tuple(stream.chunk_tokens),
             outcome=outcome,
             detail=detail,
-            phases_s=stream.metrics_s,
+            phases_s={name: t for name, t in stream.metrics_s.items() if math.isfinite(t)},
             cached_tokens=stream.cached_tokens,
         )
 
@@ -150,7 +154,11 @@ def _timings(header: object) -> dict[str, float]:
     """Read a `Server-Timing` header, in seconds by name; nothing where there is none."""
     if not isinstance(header, str):
         return {}
-    return {name: float(value) / 1e3 for name, value in TIMING.findall(header)}
+    timings = {}
+    for name, value in TIMING.findall(header):
+        with contextlib.suppress(ValueError):  # 1.2.3 is no number
+            timings[name] = float(value) / 1e3
+    return timings
 
 
 def _broken(error: Exception) -> str:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
+MOST_TOKENS = 1 << 31
+"""Of a prompt or an answer: more than any context holds."""
+
 
 class StreamError(Exception):
     """
@@ -39,8 +42,9 @@ class CompletionStream:
         cached_tokens: of the prompt, from the server's prefix cache; `None`: it does not say.
     """
 
-    def __init__(self) -> None:
-        """Start before the first chunk."""
+    def __init__(self, asked_tokens: int = MOST_TOKENS) -> None:
+        """Start before the first chunk of an answer that is to have *asked_tokens*."""
+        self._asked_tokens = asked_tokens
         self.chunk_s: list[float] = []
         self.chunk_tokens: list[int] = []
         self.token_ids: list[int] = []
@@ -62,30 +66,34 @@ class CompletionStream:
         if data == b"[DONE]":
             self.done = True
             return
-        chunk = _object(data)
-        if chunk.get("error"):
-            raise StreamError("server_error", str(chunk["error"])[:200])
         try:
+            chunk = _object(data)
+            if error := chunk.get("error"):
+                raise StreamError("server_error", str(error)[:200])
             self._count(chunk, now_s)
-        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+        except (AttributeError, LookupError, OverflowError, RecursionError, TypeError, ValueError):
             raise StreamError("malformed", f"no completion chunk: {data[:200]!r}") from None
 
     def _count(self, chunk: dict[str, Any], now_s: float) -> None:
         choices, usage = chunk["choices"], chunk.get("usage")
         grown = 0
         if usage is not None:
-            grown = self._total(int(usage["completion_tokens"]), int(usage["prompt_tokens"]))
+            totals = _tokens(usage["completion_tokens"]), _tokens(usage["prompt_tokens"])
+            grown = self._total(*totals)
             if details := usage.get("prompt_tokens_details"):
-                self.cached_tokens = int(details.get("cached_tokens") or 0)
+                self.cached_tokens = _tokens(details.get("cached_tokens") or 0)
         if metrics := chunk.get("metrics"):
             self.metrics_s |= _seconds(metrics)
         if not choices:  # the closing chunk: it repeats the total, or says it for the first time
             return
         ids = choices[0].get("token_ids") or []
-        self.token_ids += ids
+        self.token_ids += map(int, ids)
         if self._running is None:
             self._running = usage is not None
         tokens = grown if self._running else len(ids) or _logprobs(choices[0])
+        if tokens > self._asked_tokens:
+            asked = f"{self._asked_tokens} were asked for in all"
+            raise StreamError("malformed", f"{tokens} tokens in one chunk; {asked}")
         if tokens or (not self._running and _text(choices[0])):
             self.chunk_s.append(now_s)
             self.chunk_tokens.append(tokens)
@@ -125,6 +133,14 @@ def _object(data: bytes) -> dict[str, Any]:
     if not isinstance(chunk, dict):
         raise StreamError("malformed", f"not a JSON object: {data[:200]!r}")
     return chunk
+
+
+def _tokens(value: Any) -> int:  # noqa: ANN401  (whatever the server sends)
+    """Read a number of tokens; one that cannot be is a ValueError."""
+    tokens = int(value)
+    if not 0 <= tokens <= MOST_TOKENS:
+        raise ValueError
+    return tokens
 
 
 def _text(choice: dict[str, Any]) -> str:

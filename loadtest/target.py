@@ -70,7 +70,7 @@ def served_models(host: str) -> tuple[str, ...]:
             f"nothing answers at {host} ({reason}); start an endpoint with "
             "`serving up plan.json`, or name another one with --host"
         ) from None
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, RecursionError, TypeError, ValueError):
         raise TargetFailed(
             f"{host}/v1/models does not answer with a list of models; "
             "expected an OpenAI-compatible endpoint"

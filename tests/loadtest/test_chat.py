@@ -106,7 +106,9 @@ def test_a_tokenizer_that_knows_none_of_the_words(monkeypatch: pytest.MonkeyPatc
         learn_chat("http://x", "m")
 
 
-@pytest.mark.parametrize("behaviour", [{"fail_every": 1}, {"usage": 0}, {"garbage": "text"}])
+@pytest.mark.parametrize(
+    "behaviour", [{"fail_every": 1}, {"usage": 0}, {"garbage": "text"}, {"garbage": "deep"}]
+)
 def test_an_endpoint_without_chats_is_said_to_be_one(
     start_server: ServerStarter, behaviour: dict[str, Any]
 ) -> None:

@@ -122,6 +122,15 @@ def test_the_servers_phases_are_kept(start_server: ServerStarter, tmp_path: Path
     assert all(s.phases_s == {"prefill": 0.05, "handoff": 0.0015} for s in run.measured)
 
 
+def test_durations_that_are_none_are_left_out(start_server: ServerStarter, tmp_path: Path) -> None:
+    """A Server-Timing header that is wrong in part costs that part, not the answer."""
+    timing = f"., kept;dur=50, point;dur=., version;dur=1.2.3, ever;dur={'9' * 400}"
+    extent = Extent(num_requests=5, warmup_s=0)
+    run = go(start_server(**FAST, timing=timing), tmp_path, extent)
+
+    assert all(s.ok and s.phases_s == {"kept": 0.05} for s in run.measured)
+
+
 @pytest.mark.parametrize(
     ("behaviour", "outcome"),
     [
@@ -129,6 +138,8 @@ def test_the_servers_phases_are_kept(start_server: ServerStarter, tmp_path: Path
         ({"mute_after_tokens": 4}, "timeout"),
         ({"cut_after_tokens": 4}, "cut"),
         ({"garbage": "text"}, "malformed"),
+        ({"garbage": "deep"}, "malformed"),
+        ({"garbage": "leap"}, "malformed"),
         ({"flood": 1, "endless": 1}, "timeout"),
         ({"usage": 0}, "no_usage"),
         ({"fail_every": 1, "status": 307}, "bad_status"),

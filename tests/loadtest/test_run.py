@@ -204,6 +204,7 @@ def test_client_that_cannot_keep_up(start_server: ServerStarter, tmp_path: Path)
         ["--arrivals", "gamma", "--gap-cv", "2"],
         ["--users", "5"],
         ["--turns", "2", "--prefix-tokens", "8"],
+        ["--turns", "2", "--vocab-size", "8"],
         ["--stages", "40x1,40-80x1"],
         ["--processes", "2"],
     ],

@@ -152,6 +152,8 @@ def test_the_servers_own_times_are_kept() -> None:
         ([b'{"error": {"message": "out of memory"}}'], "server_error"),
         ([chunk("a", 5), chunk("a", 3)], "malformed"),
         ([b'{"choices": [{}], "usage": {"completion_tokens": Infinity}}'], "malformed"),
+        ([closing(10**12)], "malformed"),
+        ([b"[" * 100_000], "malformed"),
     ],
 )
 def test_bad_streams_are_classified(data: list[bytes], outcome: str) -> None:
@@ -166,6 +168,18 @@ def test_bad_streams_are_classified(data: list[bytes], outcome: str) -> None:
     with pytest.raises(StreamError) as caught:
         read()
     assert caught.value.outcome == outcome
+
+
+def test_one_chunk_has_no_more_tokens_than_the_answer() -> None:
+    """A total that leaps is wrong; one that creeps past what was asked is judged as a length."""
+    stream = CompletionStream(asked_tokens=5)
+    for total in (5, 6, 11):
+        stream.take(chunk("a", total), 0.0)
+    with pytest.raises(StreamError, match="6 tokens in one chunk; 5 were asked") as refused:
+        stream.take(chunk("a", 17), 0.0)
+
+    assert refused.value.outcome == "malformed"
+    assert stream.chunk_tokens == [5, 1, 5]
 
 
 JSON = st.recursive(

@@ -1,0 +1,78 @@
+"""What nobody foresaw: every request has its end all the same, and so has the run."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import gevent
+import pytest
+
+from loadtest.dispatcher import Dispatcher
+from loadtest.flight import Flight
+from loadtest.schedule import Request
+
+from .jobs import JOB
+
+if TYPE_CHECKING:
+    from loadtest.samples import Sample
+
+FIRST = Request(index=0, due_s=0.0, input_tokens=32, output_tokens=5, in_window=True)
+THEN = replace(FIRST, index=1, previous=0)
+LAST = replace(THEN, index=2, previous=1)
+OTHER = replace(FIRST, index=3)
+
+
+class Broken:
+    """A client whose every request is a surprise."""
+
+    _connection_pool = SimpleNamespace(_resolve=list)
+
+    def request(self, *_: object, **__: object) -> None:
+        """Raise what no connection does."""
+        raise RuntimeError("out of the blue")
+
+
+def run(*requests: Request) -> list[Sample]:
+    """Send *requests*, until none that counts is left; a minute is for a run that never ends."""
+    http: Any = Broken()
+    samples: list[Sample] = []
+    dispatcher = Dispatcher(JOB, requests, http, origin_s=time.monotonic(), record=samples.append)
+
+    def end() -> None:
+        while dispatcher.window_left:
+            gevent.sleep(0.01)
+        dispatcher.end("complete")
+
+    gevent.spawn(end)
+    with gevent.Timeout(60):
+        client = dispatcher.run()
+    assert client.stop == "complete"
+    return samples
+
+
+def test_an_unforeseen_error_is_a_sample() -> None:
+    """It is neither lost nor hidden: malformed, in its own words; and what waited goes out."""
+    samples = run(FIRST, THEN, LAST, OTHER)
+
+    assert sorted(s.index for s in samples) == [0, 1, 2, 3]
+    assert {s.outcome for s in samples} == {"malformed"}
+    assert {s.detail for s in samples} == {"RuntimeError: out of the blue"}
+
+
+@pytest.mark.parametrize("place", ["fly", "_go_on"])
+def test_the_run_ends_without_what_could_not_be_sent(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], place: str
+) -> None:
+    """Where our own code breaks, nobody waits for what was to come after it; the error is shown."""
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("our own mistake")
+
+    monkeypatch.setattr(Flight if place == "fly" else Dispatcher, place, broken)
+    samples = run(FIRST, THEN, LAST, OTHER)
+
+    assert len(samples) == (0 if place == "fly" else 2)
+    assert "our own mistake" in capfd.readouterr().err

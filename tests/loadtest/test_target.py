@@ -1,0 +1,56 @@
+"""The endpoint before the load, where it answers what nobody asked for."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING
+
+import pytest
+
+from loadtest.target import served_models
+from sizing.errors import TargetFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@contextmanager
+def endpoint(body: bytes, location: str | None = None) -> Iterator[tuple[str, list[str | None]]]:
+    """Answer with *body*, or point to *location*; yield the address, and the keys shown."""
+    keys: list[str | None] = []
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            """Answer alike, whatever is asked."""
+            keys.append(self.headers.get("authorization"))
+            self.send_response(302 if location else 200)
+            if location:
+                self.send_header("location", location)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answer) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}", keys
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"[" * 100_000, b"{}", b"no", b'{"data": [{}]}'],
+    ids=["nested too deep", "none", "no JSON", "without names"],
+)
+def test_what_lists_no_models_is_said_to_be_none(body: bytes) -> None:
+    """One line with the address, however wrong the answer is."""
+    with endpoint(body) as (host, _), pytest.raises(TargetFailed, match=host):
+        served_models(host)
