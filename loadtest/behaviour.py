@@ -30,6 +30,7 @@ class Behaviour:
         flood: 1: lines behind each chunk, faster than anyone reads them.
         unclosed: 1: say that the answer has ended, and leave it open.
         timing: `Server-Timing` header; empty: the true one.
+        key: that everybody has to show; empty: none.
         die_after_s: exit so long after the first request; 0: never.
         template_tokens: that a chat takes beyond its words.
         model: served name.
@@ -53,6 +54,7 @@ class Behaviour:
     flood: int = 0
     unclosed: int = 0
     timing: str = ""
+    key: str = ""
     die_after_s: float = 0.0
     template_tokens: int = 0
     model: str = "fake"

@@ -9,6 +9,7 @@ import time
 import urllib.error
 from dataclasses import dataclass
 
+from loadtest.key import way_in
 from loadtest.sse import EventParser
 from loadtest.stream import CompletionStream, StreamError
 from loadtest.target import ask
@@ -105,7 +106,9 @@ def _prompt_tokens(host: str, model: str, text: str) -> int:
         with ask(url, body, wait_s=ANSWER_S) as answer:
             stream = _follow(answer, until_s)
     except urllib.error.HTTPError as error:
-        raise TargetFailed(f"{url} answers {error.code}; expected a chat") from None
+        raise TargetFailed(
+            f"{url} answers {error.code}; expected a chat{way_in(error.code)}"
+        ) from None
     except (OSError, http.client.HTTPException, StreamError) as error:
         raise TargetFailed(f"{url}: {error}; expected a chat") from None
     if stream.input_tokens is None:

@@ -75,7 +75,9 @@ RequirePrediction = Annotated[
 def run(  # noqa: PLR0913  (a command line is its options)
     *,
     plan: Annotated[Path | None, typer.Argument(help="From `sizing plan`.")] = None,
-    host: Annotated[str, typer.Option(help="Endpoint.")] = "http://127.0.0.1:8000",
+    host: Annotated[
+        str, typer.Option(help="Endpoint; the key it wants lies in MINICLUSTER_API_KEY.")
+    ] = "http://127.0.0.1:8000",
     model: Annotated[str | None, typer.Option(help="Served name; without a plan.")] = None,
     rate: Annotated[float | None, typer.Option(help="Requests/s; without a plan.")] = None,
     input_tokens: Annotated[

@@ -7,6 +7,7 @@ import gevent  # first: what follows imports a patched standard library
 
 # isort: on
 import contextlib
+import os
 import time
 from importlib import metadata
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ from gevent.pool import Group
 
 from loadtest.client import Client
 from loadtest.flight import SHORTEST_S, Flight
+from loadtest.key import authorization
 from loadtest.machine import machine, versions
 from loadtest.prompt import Prompts
 from loadtest.stream import CompletionStream
@@ -61,6 +63,7 @@ class Dispatcher:
         """Send *requests* through *http* from *origin_s* (monotonic) on; *record* each sample."""
         self._job, self._http, self._origin_s, self._record = job, http, origin_s, record
         self._prompts = Prompts(job)
+        self._headers = {"content-type": "application/json"} | authorization(os.environ)
         self._roots = [r for r in requests if r.previous is None]
         self._next = {r.previous: r for r in requests if r.previous is not None}
         self._awaited = {r.index for r in requests if r.in_window}
@@ -155,6 +158,7 @@ class Dispatcher:
             timeout_s=self._job.timeout_s,
             now=self.now,
             stream=CompletionStream(request.output_tokens),
+            headers=self._headers,
         )
         self._flights.start(gevent.Greenlet(self._follow, flight, ids))
 

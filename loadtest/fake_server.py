@@ -44,7 +44,10 @@ class FakeServer:
                 }
                 body = await reader.readexactly(int(headers.get("content-length", 0)))
                 method, path, _ = request_line.split()
-                if method == "POST" and path in STREAMS:
+                key = self.behaviour.key
+                if key and headers.get("authorization") != f"Bearer {key}":
+                    _answer(writer, 401, {"error": {"message": "no key, or none of ours"}})
+                elif method == "POST" and path in STREAMS:
                     name = headers.get("x-request-id", "")
                     await self._complete(json.loads(body), path, name, (reader, writer))
                 elif path == "/v1/models":

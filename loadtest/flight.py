@@ -10,13 +10,14 @@ import contextlib
 import errno
 import math
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from geventhttpclient.client import HTTPClient
 from geventhttpclient.response import HTTPParseError
 
+from loadtest.key import way_in
 from loadtest.samples import Sample
 from loadtest.schedule import Request
 from loadtest.sse import EventParser
@@ -50,6 +51,7 @@ class Flight:
         due_s: scheduled arrival.
         timeout_s: from the send.
         now: seconds since the start of the run.
+        headers: of every request, the key among them.
         stream: what came back so far.
     """
 
@@ -62,6 +64,7 @@ class Flight:
     timeout_s: float
     now: Callable[[], float]
     stream: CompletionStream
+    headers: Mapping[str, str] = field(repr=False)
 
     def fly(self) -> Sample:
         """Send it and follow its stream; whatever happens becomes a sample."""
@@ -101,13 +104,14 @@ class Flight:
 
     def _follow(self) -> None:
         """Read the answer as it comes, stamping each event as its last byte arrives."""
-        headers = {"content-type": "application/json", "x-request-id": self.name}
+        headers = {**self.headers, "x-request-id": self.name}
         response = self.http.request("POST", self.path, body=self.body, headers=headers)
         try:
             status = response.status_code
             if status != OK:
                 text = bytes(response.read(200)).decode(errors="replace")
-                raise StreamError("shed" if status in SHED else "bad_status", f"{status}: {text}")
+                outcome = "shed" if status in SHED else "bad_status"
+                raise StreamError(outcome, f"{status}{way_in(status)}: {text}")
             self.stream.metrics_s |= _timings(response.get("server-timing"))
             parser = EventParser()
             for received in _pieces(response):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import urllib.error
 import urllib.request
 from typing import Any
 
+from loadtest.key import authorization, way_in
 from sizing.errors import InputError, TargetFailed
 
 ANSWER_S = 10.0
@@ -28,7 +30,7 @@ def base_address(host: str) -> str:
 
 def ask(url: str, body: bytes | None = None, *, wait_s: float) -> http.client.HTTPResponse:
     """
-    Ask, and return the answer to be read and closed.
+    Ask, with the key that the environment holds. Close what it returns.
 
     Args:
         url: on a host that `base_address` has checked.
@@ -36,12 +38,15 @@ def ask(url: str, body: bytes | None = None, *, wait_s: float) -> http.client.HT
         wait_s: for the connection, and for whatever comes next.
 
     Raises:
+        InputError: as `authorization`.
         OSError: nothing answers, or with an error (`urllib.error.HTTPError`).
         http.client.HTTPException: what answers speaks no HTTP.
     """
     request = urllib.request.Request(url, body)  # noqa: S310  (an http address)
     if body is not None:
         request.add_header("content-type", "application/json")
+    for name, value in authorization(os.environ).items():
+        request.add_unredirected_header(name, value)  # the key is not for whoever it points to
     # No proxy from the environment: the load does not go through one either.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     answer: http.client.HTTPResponse = opener.open(request, timeout=wait_s)
@@ -63,6 +68,7 @@ def served_models(host: str) -> tuple[str, ...]:
     except urllib.error.HTTPError as error:
         raise TargetFailed(
             f"{host}/v1/models answers {error.code}; expected an OpenAI-compatible endpoint"
+            f"{way_in(error.code)}"
         ) from None
     except (OSError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)

@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from loadtest.key import VARIABLES
 from loadtest.target import served_models
 from sizing.errors import TargetFailed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+MODELS = b'{"data": [{"id": "fake"}]}'
 
 
 @contextmanager
@@ -54,3 +57,13 @@ def test_what_lists_no_models_is_said_to_be_none(body: bytes) -> None:
     """One line with the address, however wrong the answer is."""
     with endpoint(body) as (host, _), pytest.raises(TargetFailed, match=host):
         served_models(host)
+
+
+def test_the_key_stays_with_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The endpoint that was named is shown the key; where it points to is not."""
+    monkeypatch.setenv(VARIABLES[0], "secret-of-the-tests")
+    with endpoint(MODELS) as (there, second), endpoint(b"", f"{there}/v1/models") as (host, first):
+        assert served_models(host) == ("fake",)
+
+    assert first == ["Bearer secret-of-the-tests"]
+    assert second == [None]
