@@ -18,6 +18,7 @@ from loadtest.options import (
     Gaps,
     PrefixTokens,
     Processes,
+    SkipUnanswered,
     Stages,
     Think,
     Timeout,
@@ -25,13 +26,14 @@ from loadtest.options import (
     Turns,
     Users,
     shape_of,
-    stand_ins,
+    told_elsewhere,
 )
 from loadtest.order import (
     Extent,
     Load,
     check_order,
     check_prompts,
+    default_requests,
     free_load,
     make_job,
     parse_lengths,
@@ -50,7 +52,9 @@ from loadtest.watch import watch
 from sizing import shell
 from sizing.errors import Exit, InputError
 from sizing.plan import read_plan
+from sizing.specs.slo import SloSpec
 from sizing.specs.workload import WorkloadSpec
+from sizing.traces import read_trace
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -59,6 +63,11 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)
 
 DEFAULT_TOLERANCE = ",".join(f"{metric}={most}" for metric, most in TOLERANCE.items())
+DEFAULT_REQUESTS = ", ".join(
+    f"{percentile}: {default_requests(SloSpec(percentile=percentile)):,}"
+    for percentile in ("p99", "p95", "p90")
+)
+VOCAB_SIZE = 1000
 APIS = ("completions", "chat")
 TRIES_EXAMPLE = "--rate 2 --input-tokens 512 --output-tokens 64 --slo ttft=1,tpot=0.05"
 
@@ -86,11 +95,12 @@ def run(  # noqa: PLR0913  (a command line is its options)
     output_tokens: Annotated[str | None, typer.Option(help="Likewise.")] = None,
     slo: Annotated[str | None, typer.Option(help="ttft=1,tpot=0.05,percentile=p99.")] = None,
     vocab_size: Annotated[
-        int, typer.Option(help="Prompts are random token ids below it; without a plan.")
-    ] = 1000,
+        int | None,
+        typer.Option(help=f"Prompts are random token ids below it; without a plan {VOCAB_SIZE}."),
+    ] = None,
     duration: Annotated[float | None, typer.Option(help="Seconds to measure.")] = None,
     requests: Annotated[
-        int | None, typer.Option(help="Requests to measure; p99: 4,426, p95: 850, p90: 403.")
+        int | None, typer.Option(help=f"Requests to measure; {DEFAULT_REQUESTS}.")
     ] = None,
     warmup: Annotated[
         float | None, typer.Option(help="Seconds before; max(5, 3 x expected E2E).")
@@ -103,7 +113,8 @@ def run(  # noqa: PLR0913  (a command line is its options)
     think: Think = 0.0,
     stages: Stages = None,
     trace: Trace = None,
-    prefix_tokens: PrefixTokens = 0,
+    skip_unanswered: SkipUnanswered = False,
+    prefix_tokens: PrefixTokens = None,
     api: Api = "completions",
     processes: Processes = 1,
     timeout: Timeout = None,
@@ -120,15 +131,21 @@ def run(  # noqa: PLR0913  (a command line is its options)
         "--input-tokens": input_tokens,
         "--output-tokens": output_tokens,
         "--slo": slo,
+        "--vocab-size": vocab_size,
+        "--prefix-tokens": prefix_tokens,
     }
-    shape = shape_of((arrivals, gap_cv), users=users, turns=turns, think_s=think, stages=stages)
-    if not plan:
-        missing = {option for option, value in free.items() if value is None}
-        told = stand_ins(users=users, stages=stages, trace=trace)
-        free |= {option: value for option, value in told.items() if option in missing}
-    load = _planned(plan, free) if plan else _free(free, vocab_size, prefix_tokens)
+    shape = shape_of(
+        (arrivals, gap_cv),
+        users=users,
+        turns=turns,
+        think_s=think,
+        stages=stages,
+        skip_unanswered=skip_unanswered,
+    )
+    told = told_elsewhere(users=users, stages=stages, trace=trace)
+    load = _planned(plan, free) if plan else _free(free, told)
     if trace:
-        load = traced(load, trace)
+        load = _traced(load, trace, skip_unanswered=skip_unanswered)
     if require_prediction and not plan:
         raise InputError("--require-prediction", None, "a plan, which holds the prediction")
     if api not in APIS:
@@ -205,22 +222,41 @@ def _planned(plan: Path, free: Mapping[str, object]) -> Load:
     return planned_load(read_plan(plan))
 
 
-def _free(given: Mapping[str, object], vocab_size: int, prefix_tokens: int) -> Load:
-    for option, value in given.items():
-        if value is None and option != "--model":
+def _traced(load: Load, path: Path, *, skip_unanswered: bool) -> Load:
+    """Take arrivals and lengths from a trace, and say what of it is left out."""
+    trace = read_trace(path, skip_unanswered=skip_unanswered)
+    if trace.skipped:
+        left_out = f"left out {trace.skipped:,} requests without an answer"
+        shell.talk.print(left_out, highlight=False)
+    return traced(load, path, trace)
+
+
+def _free(given: Mapping[str, object], told: Mapping[str, str]) -> Load:
+    """Return the load of the options; a 1 stands in for what another one says, by *told*."""
+    for option, other in told.items():
+        if given[option] is not None:
+            raise InputError(option, given[option], f"left out: {other} says it")
+    said: dict[str, object] = {
+        **dict.fromkeys(told, 1),
+        "--vocab-size": VOCAB_SIZE,
+        "--prefix-tokens": 0,
+        **{option: value for option, value in given.items() if value is not None},
+    }
+    for option in given:
+        if option not in said and option != "--model":
             raise InputError(option, None, "a plan, or a load", f"for example {TRIES_EXAMPLE}")
     workload = WorkloadSpec(
-        requests_per_s=float(str(given["--rate"])),
-        input_tokens=parse_lengths(str(given["--input-tokens"]), "--input-tokens"),
-        output_tokens=parse_lengths(str(given["--output-tokens"]), "--output-tokens"),
-        prefix_tokens=prefix_tokens,
+        requests_per_s=float(str(said["--rate"])),
+        input_tokens=parse_lengths(str(said["--input-tokens"]), "--input-tokens"),
+        output_tokens=parse_lengths(str(said["--output-tokens"]), "--output-tokens"),
+        prefix_tokens=int(str(said["--prefix-tokens"])),
     )
     model = given["--model"]
     return free_load(
         workload,
-        parse_slo(str(given["--slo"])),
+        parse_slo(str(said["--slo"])),
         model=None if model is None else str(model),
-        vocab_size=vocab_size,
+        vocab_size=int(str(said["--vocab-size"])),
     )
 
 

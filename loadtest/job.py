@@ -120,6 +120,7 @@ def read_job(path: Path) -> Job:
             shape=Shape(
                 source=Source(**shape["source"]),
                 stages=tuple(Stage(**stage) for stage in shape["stages"]),
+                skip_unanswered=shape.get("skip_unanswered", False),
             ),
             chat=chat and ChatForm(**chat | {"words": tuple(chat["words"])}),
             **raw,

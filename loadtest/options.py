@@ -27,7 +27,11 @@ Trace = Annotated[
     Path | None, typer.Option(help="Arrivals and lengths: Azure, BurstGPT, Mooncake or own.")
 ]
 PrefixTokens = Annotated[
-    int, typer.Option(help="Of every prompt, the same; without a plan. Else nothing is cached.")
+    int | None,
+    typer.Option(help="Of every prompt, the same; without a plan. Else nothing is cached."),
+]
+SkipUnanswered = Annotated[
+    bool, typer.Option("--skip-unanswered", help="Of a trace: leave out requests of 0 tokens.")
 ]
 Api = Annotated[str, typer.Option(help="completions (token ids) or chat (words).")]
 Processes = Annotated[int, typer.Option(help="Of the client, which share the schedule.")]
@@ -43,6 +47,7 @@ def shape_of(
     turns: int,
     think_s: float,
     stages: str | None,
+    skip_unanswered: bool,
 ) -> Shape:
     """
     Return what the options say; *source* is the gaps' distribution and variation.
@@ -54,10 +59,15 @@ def shape_of(
     return Shape(
         source=Source(process=process, gap_cv=gap_cv, users=users, turns=turns, think_s=think_s),
         stages=parse_stages(stages) if stages is not None else (),
+        skip_unanswered=skip_unanswered,
     )
 
 
-def stand_ins(*, users: int | None, stages: str | None, trace: Path | None) -> dict[str, str]:
-    """Return what need not be given where users, stages or a trace say it."""
-    free = {"--rate": "1"} if users or stages or trace else {}
-    return free | ({"--input-tokens": "1", "--output-tokens": "1"} if trace else {})
+def told_elsewhere(*, users: int | None, stages: str | None, trace: Path | None) -> dict[str, str]:
+    """Return options that say nothing beside users, stages or a trace, each with what says it."""
+    if trace:
+        own = ("--rate", "--input-tokens", "--output-tokens", "--prefix-tokens")
+        return dict.fromkeys(own, "--trace")
+    if users is None and stages is None:
+        return {}
+    return {"--rate": "--stages" if users is None else "--users"}

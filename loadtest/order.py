@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from loadtest.schedule import Request
     from sizing.plan import Plan
+    from sizing.traces import Trace
 
 SPARE = 1.2
 """More than the fewest requests that could prove the SLO kept: some will miss."""
@@ -109,19 +110,15 @@ def free_load(workload: WorkloadSpec, slo: SloSpec, *, model: str | None, vocab_
     )
 
 
-def traced(load: Load, path: Path) -> Load:
-    """
-    Return *load* with arrivals and lengths of the trace at *path*.
-
-    Raises:
-        InputError: it cannot be read, or has holes; see `sizing.traces.read_trace`.
-    """
-    arrivals = read_trace(path).arrivals
+def traced(load: Load, path: Path, trace: Trace) -> Load:
+    """Return *load* with arrivals, lengths and shared prefix of *trace*, which *path* holds."""
+    arrivals, prefix = trace.arrivals, trace.arrivals.prefix_tokens
     span_s = float(arrivals.due_s[-1])
     workload = WorkloadSpec(
         requests_per_s=(len(arrivals) - 1) / span_s if span_s else float(len(arrivals)),
         input_tokens=_range(arrivals.input_tokens.min(), arrivals.input_tokens.max()),
         output_tokens=_range(arrivals.output_tokens.min(), arrivals.output_tokens.max()),
+        prefix_tokens=0 if prefix is None else int(prefix.max()),
         trace=str(path),
     )
     return replace(load, workload=workload)
@@ -144,9 +141,10 @@ def make_job(
     """
     if not 1 <= workers <= MAX_WORKERS:
         raise InputError("--processes", workers, f"from 1 to {MAX_WORKERS}")
-    if load.workload.trace:
-        load = traced(load, Path(load.workload.trace))
     shape = shape or Shape()
+    if load.workload.trace:
+        path = Path(load.workload.trace)
+        load = traced(load, path, read_trace(path, skip_unanswered=shape.skip_unanswered))
     check_order(load, extent, shape)
     warmup_s = extent.warmup_s if extent.warmup_s is not None else default_warmup_s(load.e2e_s)
     workload = load.workload
@@ -189,7 +187,8 @@ def _window(job: Job, extent: Extent, e2e_s: float) -> Window:
     if shape.stages:
         return replace(base, end_s=duration_s(shape.stages))
     if job.workload.trace and extent.num_requests is None:
-        last_s = float(read_trace(Path(job.workload.trace)).arrivals.due_s[-1])
+        trace = read_trace(Path(job.workload.trace), skip_unanswered=shape.skip_unanswered)
+        last_s = float(trace.arrivals.due_s[-1])
         return replace(base, end_s=last_s + 1 / job.workload.requests_per_s)
     return window_of(job.workload, shape, base, num_requests=job.num_requests, seed=job.seed)
 
@@ -224,14 +223,24 @@ def check_order(load: Load, extent: Extent, shape: Shape) -> None:
             extent.warmup_s,
             f"none with --users: each user's first {WARMUP_ROUNDS} requests do not count",
         )
-    if load.chat and shape.source.turns > 1:
+    _check_shape(load, shape)
+
+
+def _check_shape(load: Load, shape: Shape) -> None:
+    """Refuse ways to come that this load has no use for."""
+    source = shape.source
+    if load.chat and source.turns > 1:
         raise InputError(
-            "--turns",
-            shape.source.turns,
-            "1 with --api chat: what a template adds to a turn varies",
+            "--turns", source.turns, "1 with --api chat: what a template adds to a turn varies"
         )
-    if load.workload.trace and shape != Shape():
+    if load.workload.trace and replace(shape, skip_unanswered=False) != Shape():
         raise InputError("--trace", load.workload.trace, "none with other arrivals: it has its own")
+    if shape.skip_unanswered and not load.workload.trace:
+        raise InputError("--trace", None, "a file, whose lines --skip-unanswered may leave out")
+    if source.think_s and not shape.closed and source.turns == 1:
+        raise InputError(
+            "--think", source.think_s, "--users or --turns with it: else nobody waits for an answer"
+        )
 
 
 def check_prompts(job: Job, requests: Sequence[Request]) -> None:

@@ -41,6 +41,7 @@ class Request:
         session: conversation that it is a turn of; its prompt holds what was said before.
         content: ids of its prompt's first blocks of 512 tokens, from a trace; equal ids, equal
             tokens.
+        prefix_tokens: of its prompt, the same in all prompts of the run.
     """
 
     index: int
@@ -52,6 +53,7 @@ class Request:
     think_s: float = 0.0
     session: int | None = None
     content: tuple[int, ...] = ()
+    prefix_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,10 +83,12 @@ class Shape:
     Attributes:
         source: gaps, users and turns, as in the simulation.
         stages: rates that change, from the start of the run on; none: the workload's rate.
+        skip_unanswered: of a trace, leave out requests that generated nothing.
     """
 
     source: Source = field(default_factory=Source)
     stages: tuple[Stage, ...] = ()
+    skip_unanswered: bool = False
 
     def __post_init__(self) -> None:
         """Check that the parts go together."""
@@ -178,7 +182,9 @@ def share(requests: Sequence[Request], part: int, parts: int) -> tuple[Request, 
 def _open_loop(workload: WorkloadSpec, shape: Shape, horizon_s: float, seed: int) -> Arrivals:
     """Draw arrivals until *horizon_s*, or read them."""
     if workload.trace:
-        return _until(read_trace(Path(workload.trace)).arrivals, horizon_s)
+        read = read_trace(Path(workload.trace), skip_unanswered=shape.skip_unanswered)
+        # Each request has a time of its own: none waits for an answer, as turns do.
+        return _until(replace(read.arrivals, session=None), horizon_s)
     rate, source = workload.requests_per_s, shape.source
     expected = expected_requests(shape.stages, horizon_s) if shape.stages else rate * horizon_s
     if expected > MAX_REQUESTS:
@@ -244,6 +250,7 @@ def _requests(arrivals: Arrivals, counts: NDArray[np.bool_]) -> tuple[Request, .
         column(arrivals.think_s, 0.0),
         column(arrivals.session, None),
         [()] * len(arrivals) if arrivals.content is None else arrivals.content,
+        column(arrivals.prefix_tokens, 0),
         strict=True,
     )
     return tuple(
@@ -257,9 +264,10 @@ def _requests(arrivals: Arrivals, counts: NDArray[np.bool_]) -> tuple[Request, .
             think_s=think_s if previous >= 0 else 0.0,
             session=session,
             content=content,
+            prefix_tokens=min(prefix, num_input),
         )
         for index, (
-            due_s, num_input, num_output, in_window, previous, think_s, session, content,
+            due_s, num_input, num_output, in_window, previous, think_s, session, content, prefix,
         ) in enumerate(rows)
     )  # fmt: skip
 

@@ -33,6 +33,11 @@ if TYPE_CHECKING:
     from loadtest.search import Search
     from loadtest.verdict import Verdict
 
+MOST_REQUESTS = ", ".join(
+    f"{percentile}: {searching.enough_requests(percentile):,}"
+    for percentile in ("p99", "p95", "p90")
+)
+
 
 def search(  # noqa: PLR0913  (a command line is its options)
     plan: Annotated[Path, typer.Argument(help="From `sizing plan`; it is deployed at --host.")],
@@ -45,8 +50,7 @@ def search(  # noqa: PLR0913  (a command line is its options)
         float, typer.Option(help="How close a rate that holds and one that misses come.")
     ] = 0.1,
     most_requests: Annotated[
-        int | None,
-        typer.Option(help="Of one try; 5 x the fewest that can prove the SLO kept; may grow."),
+        int | None, typer.Option(help=f"Of one try; {MOST_REQUESTS}; may grow.")
     ] = None,
     warmup: Annotated[float | None, typer.Option(help="Seconds before each try counts.")] = None,
     seed: Annotated[int, typer.Option(help="Of arrivals and lengths.")] = 0,

@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass
 from datetime import datetime
 from math import isfinite
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -26,9 +26,27 @@ FORMATS = (
 )
 MAX_TOKENS = 100_000_000
 """More than this in one request is a slip."""
+MAX_SESSIONS = 1 << 31
+"""Likewise, of a number of a conversation."""
+SKIP = "--skip-unanswered leaves such requests out"
 
-Row = tuple[float, int, int, tuple[int, ...]]
-"""Seconds, prompt tokens, tokens to generate, ids of the prompt's whole blocks."""
+
+class Row(NamedTuple):
+    """
+    One line.
+
+    Attributes:
+        content: ids of the prompt's whole blocks.
+        prefix_tokens: of the prompt, in the prefix cache.
+        session: conversation; -1: none.
+    """
+
+    due_s: float
+    input_tokens: int
+    output_tokens: int
+    content: tuple[int, ...] = ()
+    prefix_tokens: int = 0
+    session: int = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +73,8 @@ def read_trace(path: Path, *, skip_unanswered: bool = False) -> Trace:
 
     Raises:
         InputError: no such file, another format, nothing in it, or a line that is malformed, goes
-            back in time, or has a length of 0; the message names file and line.
+            back in time, has a length of 0, or waits for another; the message names file and
+            line.
 
     Source:
         Azure/AzurePublicDataset (2023 and 2024 LLM inference traces), kvcache-ai/Mooncake
@@ -71,24 +90,25 @@ def read_trace(path: Path, *, skip_unanswered: bool = False) -> Trace:
     skipped = 0
     for number, row in _rows(path, lines):
         place = f"{path}:{number}"
-        if rows and row[0] < rows[-1][0]:
-            raise InputError(
-                place, row[0], f"a time not before the line above, {rows[-1][0]}", "sort by time"
-            )
-        if row[2] == 0 and skip_unanswered:
+        if rows and row.due_s < rows[-1].due_s:
+            latest = f"a time not before the line above, {rows[-1].due_s}"
+            raise InputError(place, row.due_s, latest, "sort by time")
+        if row.output_tokens == 0 and skip_unanswered:
             skipped += 1
             continue
         _check_lengths(place, row)
         rows.append(row)
     if not rows:
         raise InputError(str(path), "a trace without requests", "at least one request")
-    due, inputs, outputs, content = zip(*rows, strict=True)
+    due, inputs, outputs, content, prefix, session = zip(*rows, strict=True)
     return Trace(
         arrivals=Arrivals(
             due_s=np.array(due) - due[0],
             input_tokens=np.array(inputs, dtype=np.int64),
             output_tokens=np.array(outputs, dtype=np.int64),
             content=content if any(content) else None,
+            prefix_tokens=np.array(prefix, dtype=np.int64) if any(prefix) else None,
+            session=np.array(session, dtype=np.int64) if max(session) >= 0 else None,
         ),
         skipped=skipped,
     )
@@ -96,9 +116,10 @@ def read_trace(path: Path, *, skip_unanswered: bool = False) -> Trace:
 
 def _check_lengths(place: str, row: Row) -> None:
     """Refuse lengths that no request has."""
-    for name, tokens in (("prompt tokens", row[1]), ("generated tokens", row[2])):
+    lengths = {"prompt tokens": row.input_tokens, "generated tokens": row.output_tokens}
+    for name, tokens in lengths.items():
         if not 1 <= tokens <= MAX_TOKENS:
-            way_out = "--skip-unanswered leaves such requests out" if tokens == 0 else None
+            way_out = SKIP if row.output_tokens == 0 else None
             raise InputError(f"{place}: {name}", tokens, f"from 1 to {MAX_TOKENS:,}", way_out)
 
 
@@ -116,8 +137,12 @@ def _rows(path: Path, lines: list[str]) -> Iterator[tuple[int, Row]]:
             row = parse(record)
         except (KeyError, TypeError, ValueError, OverflowError):
             raise InputError(f"{path}:{number}", lines[number - 1][:80], FORMATS) from None
-        if not isfinite(row[0]):
-            raise InputError(f"{path}:{number}", row[0], "a finite time")
+        except InputError as error:
+            raise InputError(
+                f"{path}:{number}: {error.place}", error.value, error.expectation, error.way_out
+            ) from None
+        if not isfinite(row.due_s):
+            raise InputError(f"{path}:{number}", row.due_s, "a finite time")
         yield number, row
 
 
@@ -156,7 +181,7 @@ def _from_azure(record: dict[str, str]) -> Row:
     decimals = rest.removesuffix(zone)
     moment = datetime.fromisoformat(whole + zone).timestamp() if zone else _utc_s(whole)
     seconds = moment + (float(f"0.{decimals}") if decimals else 0.0)
-    return seconds, int(record["ContextTokens"]), int(record["GeneratedTokens"]), ()
+    return Row(seconds, int(record["ContextTokens"]), int(record["GeneratedTokens"]))
 
 
 def _utc_s(text: str) -> float:
@@ -167,7 +192,7 @@ def _utc_s(text: str) -> float:
 def _from_burstgpt(record: dict[str, str]) -> Row:
     """Read a line of BurstGPT: seconds."""
     tokens = record["Request tokens"], record["Response tokens"]
-    return float(record["Timestamp"]), int(tokens[0]), int(tokens[1]), ()
+    return Row(float(record["Timestamp"]), int(tokens[0]), int(tokens[1]))
 
 
 def _from_mooncake(record: dict[str, Any]) -> Row:
@@ -177,16 +202,28 @@ def _from_mooncake(record: dict[str, Any]) -> Row:
     if not isinstance(ids, list):
         raise TypeError(ids)
     content = tuple(map(_whole, ids[: max(0, inputs) // CONTENT_TOKENS]))
-    return float(record["timestamp"]) * MS, inputs, outputs, content
+    return Row(float(record["timestamp"]) * MS, inputs, outputs, content)
 
 
 def _from_schedule(record: dict[str, Any]) -> Row:
     """Read a line of our own schedule."""
     inputs, outputs = _whole(record["input_tokens"]), _whole(record["output_tokens"])
+    if record.get("previous") is not None:
+        raise InputError(
+            "previous",
+            record["previous"],
+            "null: when a request comes that waits for an answer, no schedule can say",
+            "draw the requests anew: --users or --turns, and --seed, in place of the file",
+        )
     ids = record.get("content", [])
     if not isinstance(ids, list) or len(ids) * CONTENT_TOKENS > max(0, inputs):
         raise TypeError(ids)
-    return float(record["due_s"]), inputs, outputs, tuple(map(_whole, ids))
+    prefix = _whole(record.get("prefix_tokens", 0))
+    session = -1 if record.get("session") is None else _whole(record["session"])
+    if not 0 <= prefix <= max(0, inputs) or not -1 <= session < MAX_SESSIONS:
+        raise ValueError(prefix, session)
+    content = tuple(map(_whole, ids))
+    return Row(float(record["due_s"]), inputs, outputs, content, prefix, session)
 
 
 def _whole(value: object) -> int:

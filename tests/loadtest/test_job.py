@@ -17,11 +17,13 @@ from .jobs import JOB
 if TYPE_CHECKING:
     from pathlib import Path
 
+SKIPPING = Shape(skip_unanswered=True)
+
 
 def test_file_gives_back_the_job(tmp_path: Path) -> None:
     """What is written is read, shape and all."""
     stages = parse_stages("5x60,10-40x120")
-    for shape in (Shape(), Shape(source=Source(users=3)), Shape(stages=stages)):
+    for shape in (Shape(), Shape(source=Source(users=3)), Shape(stages=stages), SKIPPING):
         job = replace(JOB, shape=shape, workers=2)
         write_job(job, tmp_path / "run.json")
 

@@ -12,8 +12,12 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from typer.testing import CliRunner
 
+from loadtest.cli import app
+from loadtest.order import default_requests
 from loadtest.samples import Sample, read_samples
+from loadtest.search import enough_requests
 from sizing.errors import Exit
 from sizing.plan import to_json
 from sizing.specs.slo import SloSpec
@@ -228,6 +232,29 @@ def test_every_shape_has_a_verdict(
     assert sum(verdict_in(tmp_path)["outcomes"].values()) >= 60
 
 
+def test_unanswered_requests_of_a_trace(start_server: ServerStarter, tmp_path: Path) -> None:
+    """A trace with requests without an answer is sent without them, and the command says so."""
+    trace, header = tmp_path / "burst.csv", "Timestamp,Model,Request tokens,Response tokens\n"
+    lines = [f"{k * 0.05},ChatGPT,20,{5 if k % 4 else 0}\n" for k in range(1, 21)]
+    trace.write_text(header + "".join(lines))
+    options = ["--host", start_server(**FAST), "--slo", PATIENT, "--warmup", "0"]
+    done = loadtest("run", *options, "--trace", trace, "--skip-unanswered", "-o", tmp_path)
+
+    assert done.returncode in {Exit.DONE, Exit.INCONCLUSIVE}, done.stdout + done.stderr
+    assert "left out 5 requests without an answer" in done.stderr
+    assert len(answered(tmp_path)) == 15
+
+
+def test_help_names_the_requests_that_are_taken() -> None:
+    """What is measured by default stands in the help as it is computed."""
+    for command, counted in (
+        ("run", lambda name: default_requests(SloSpec(percentile=name))),
+        ("search", enough_requests),
+    ):
+        told = CliRunner().invoke(app, [command, "--help"]).output
+        assert all(f"{counted(name):,}" in told for name in ("p99", "p95", "p90"))
+
+
 def test_nothing_listens(tmp_path: Path) -> None:
     """No server: one line with the address and the way out, nothing written, exit 5."""
     with socket.create_server(("127.0.0.1", 0)) as reserved:
@@ -277,16 +304,26 @@ BASE = ["--rate", "5", "--input-tokens", "10", "--output-tokens", "10", "--slo",
         ([*BASE, "--arrivals", "gamma"], "gap_cv"),
         ([*BASE, "--gap-cv", "2"], "gap_cv"),
         ([*BASE, "--users", "0"], "users"),
-        ([*BASE, "--users", "3", "--duration", "5"], "--duration"),
+        ([*BASE[2:], "--users", "3", "--duration", "5"], "--duration"),
         ([*BASE, "--users", "3", "--stages", "5x5"], "--stages"),
         ([*BASE, "--turns", "0"], "turns"),
         ([*BASE, "--think", "-1"], "think_s"),
         ([*BASE, "--stages", "fast"], "--stages"),
-        ([*BASE, "--trace", "no-such-trace.csv"], "no-such-trace.csv"),
+        (["--slo", "ttft=1", "--trace", "no-such-trace.csv"], "no-such-trace.csv"),
+        ([*BASE, "--users", "3"], "--rate is 5.0; expected left out: --users says it"),
+        ([*BASE, "--stages", "5x5"], "--rate is 5.0; expected left out: --stages says it"),
+        ([*BASE, "--trace", "t.csv"], "--rate is 5.0; expected left out: --trace says it"),
+        ([*BASE[2:], "--trace", "t.csv"], "--input-tokens is '10'; expected left out: --trace"),
+        ([*BASE[4:], "--trace", "t.csv"], "--output-tokens is '10'; expected left out: --trace"),
+        (["--prefix-tokens", "5", "--trace", "t.csv"], "expected left out: --trace says it"),
+        ([*BASE, "--think", "1"], "--think is 1.0; expected --users or --turns"),
+        ([*BASE, "--skip-unanswered"], "--skip-unanswered"),
         ([*BASE, "--prefix-tokens", "10"], "prefix_tokens"),
         ([*BASE, "--timeout", "0"], "--timeout"),
         (["no-such-plan.json"], "no-such-plan.json"),
         (["no-such-plan.json", "--rate", "5"], "--rate"),
+        (["no-such-plan.json", "--prefix-tokens", "5"], "--prefix-tokens is 5; expected left out"),
+        (["no-such-plan.json", "--vocab-size", "500"], "--vocab-size is 500; expected left out"),
     ],
 )
 def test_bad_options(

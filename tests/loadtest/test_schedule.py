@@ -68,6 +68,9 @@ def test_the_simulator_draws_the_same_requests(source: Source, seed: int) -> Non
 
     assert [r.input_tokens for r in sent] == simulated.input_tokens.tolist()
     assert [r.output_tokens for r in sent] == simulated.output_tokens.tolist()
+    assert [r.session for r in sent] == (
+        [None] * len(sent) if simulated.session is None else simulated.session.tolist()
+    )
     first = [k for k, r in enumerate(sent) if r.previous is None]
     assert [sent[k].due_s for k in first] == simulated.due_s[first].tolist()
     before = simulated.previous if simulated.previous is not None else [-1] * len(sent)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -116,6 +117,8 @@ def test_bad_stages_are_refused(text: str) -> None:
         (Shape(source=Source(users=3)), Extent(warmup_s=5), "--warmup"),
         (Shape(stages=parse_stages("5x5")), Extent(duration_s=5), "--duration"),
         (Shape(stages=parse_stages("5x5")), Extent(num_requests=5), "--requests"),
+        (Shape(source=Source(think_s=1)), Extent(), "--think"),
+        (Shape(skip_unanswered=True), Extent(), "--skip-unanswered"),
     ],
 )
 def test_what_would_be_ignored_is_refused(shape: Shape, extent: Extent, names: str) -> None:
@@ -185,6 +188,44 @@ def test_shared_blocks_of_a_trace_reach_prompts_and_simulation(tmp_path: Path) -
     assert one[:1024].tolist() == two[:1024].tolist()
     assert one[1024:1040].tolist() != two[1024:1040].tolist()
     assert one[:16].tolist() != other[:16].tolist()
+
+
+def test_a_shared_prefix_is_in_the_schedule(tmp_path: Path) -> None:
+    """The simulation of a schedule has the prefix that its prompts share; so has a run of it."""
+    workload = replace(LOAD.workload, prefix_tokens=8)
+    load, extent = replace(LOAD, workload=workload), Extent(num_requests=5, warmup_s=0)
+    made = make_job(load, extent, host="http://x", model="fake")
+    write_schedule(made.requests(), tmp_path / "schedule.jsonl")
+
+    simulated = read_trace(tmp_path / "schedule.jsonl").arrivals.prefix_tokens
+    again = job(Shape(), extent, tmp_path / "schedule.jsonl")
+
+    assert simulated is not None
+    assert set(simulated.tolist()) == {8}
+    assert {r.prefix_tokens for r in again.requests()} == {8}
+    one, two = (Prompts(again).ids(request) for request in again.requests()[:2])
+    assert one[:8].tolist() == two[:8].tolist()
+
+
+def test_unanswered_requests_of_a_trace_can_be_left_out(tmp_path: Path) -> None:
+    """With the flag the others are sent, when the trace has them; without it the line is named."""
+    trace = mooncake(tmp_path / "t.jsonl", row(0), row(400, 20, 0), row(900, 30))
+    sent = job(Shape(skip_unanswered=True), Extent(warmup_s=0), trace).requests()
+
+    assert [(r.due_s, r.input_tokens, r.in_window) for r in sent] == [
+        (0, 20, True),
+        (0.9, 30, True),
+    ]
+    with pytest.raises(InputError, match="--skip-unanswered"):
+        job(Shape(), Extent(warmup_s=0), trace)
+
+
+def test_a_schedule_of_conversations_is_no_trace(tmp_path: Path) -> None:
+    """When turns come, only their answers say: the schedule of such a run is refused as a trace."""
+    made = job(Shape(source=Source(turns=2)), Extent(num_requests=4, warmup_s=0))
+    write_schedule(made.requests(), tmp_path / "schedule.jsonl")
+    with pytest.raises(InputError, match="--turns"):
+        job(Shape(), trace=tmp_path / "schedule.jsonl")
 
 
 def test_a_trace_that_is_too_short_is_refused(tmp_path: Path) -> None:

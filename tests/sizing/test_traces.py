@@ -69,6 +69,12 @@ def test_formats_say_the_same(text: str, tmp_path: Path) -> None:
         (MOONCAKE + '["a list"]\n', "trace:3"),
         (SCHEDULE + '{"due_s": 0.5, "input_tokens": 1, "output_tokens": 1}\n', "trace:3"),
         (SCHEDULE.replace('"due_s"', '"content": [1], "due_s"', 1), "trace:1"),
+        (SCHEDULE.replace('"index": 1', '"previous": 0'), "trace:2: previous is 0"),
+        (SCHEDULE.replace('"index": 1', '"prefix_tokens": 397'), "trace:2"),
+        (SCHEDULE.replace('"index": 1', '"prefix_tokens": -1'), "trace:2"),
+        (SCHEDULE.replace('"index": 1', '"session": "a"'), "trace:2"),
+        (SCHEDULE.replace('"index": 1', '"session": 1e300'), "trace:2"),
+        (SCHEDULE.replace('"index": 1', f'"session": {10**30}'), "trace:2"),
     ],
 )
 def test_bad_lines_are_refused_by_number(text: str, place: str, tmp_path: Path) -> None:
@@ -85,11 +91,28 @@ def test_ids_of_whole_blocks_are_read(tmp_path: Path) -> None:
     assert read_trace(written(tmp_path, BURSTGPT)).arrivals.content is None
 
 
+def test_what_a_schedule_says_of_prompts_is_read(tmp_path: Path) -> None:
+    """Shared prefix and conversation of each line; where no line has any, there are none."""
+    text = SCHEDULE.replace('"index": 0', '"prefix_tokens": 64, "session": null, "previous": null')
+    read = read_trace(written(tmp_path, text.replace('"index": 1', '"session": 3'))).arrivals
+    assert read.prefix_tokens is not None
+    assert read.session is not None
+    assert read.prefix_tokens.tolist() == [64, 0]
+    assert read.session.tolist() == [-1, 3]
+    plain = read_trace(written(tmp_path, SCHEDULE)).arrivals
+    assert (plain.prefix_tokens, plain.session) == (None, None)
+
+
 def test_unanswered_requests_can_be_left_out(tmp_path: Path) -> None:
     """With the flag, requests that generated nothing are counted and left out."""
     path = written(tmp_path, BURSTGPT + "12,GPT-4,5,0,5,API log\n")
     read = read_trace(path, skip_unanswered=True)
     assert (len(read.arrivals), read.skipped) == (2, 1)
+    with pytest.raises(InputError, match="--skip-unanswered leaves such requests out"):
+        read_trace(path)
+    with pytest.raises(InputError) as refused:
+        read_trace(written(tmp_path, BURSTGPT + "12,GPT-4,0,5,5,API log\n"))
+    assert refused.value.way_out is None
 
 
 def test_files_that_are_none(tmp_path: Path) -> None:
