@@ -54,9 +54,10 @@ def foresee(
         limit_requests_per_s: up to which the plan has the SLO hold.
 
     Ignores:
-        What a front door sheds: beyond the limit those it lets in fare better. A load beyond
-        capacity has no goodput of its own: the longer it lasts, the less; this is that of so many
-        requests.
+        What a front door sheds: beyond the limit those it lets in fare better; at the run's own
+        load they alone count. That turns wait for answers: at a higher pace they may come before,
+        and find less cached. A load beyond capacity has no goodput of its own: the longer it
+        lasts, the less; this is that of so many requests.
 
     Raises:
         MiniclusterError: the simulator refuses.
@@ -67,7 +68,7 @@ def foresee(
     for factor in LOADS:
         load = factor * limit_requests_per_s
         pace = load / offered_requests_per_s
-        found = replay(plan_file, sent, pace=pace, content=run.content)
+        found = replay(plan_file, sent, pace=pace, schedule=run.schedule)
         points[load] = _good_fraction(found, run.job.slo, counted)
     return Foreseen(
         points=tuple((load, load * share) for load, share in sorted(points.items())),
@@ -76,8 +77,9 @@ def foresee(
 
 
 def _good_fraction(found: Replay, slo: SloSpec, counted: set[int]) -> float:
-    """Share of the requests that met every limit."""
-    return sum(_is_good(found.requests[k], slo) for k in counted) / len(counted)
+    """Share of the requests that met every limit, of those simulated."""
+    simulated = counted & found.requests.keys()
+    return sum(_is_good(found.requests[k], slo) for k in simulated) / max(1, len(simulated))
 
 
 def _is_good(one: Foretold, slo: SloSpec) -> bool:

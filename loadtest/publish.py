@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from loadtest.foreseen import Foreseen, foresee
 from loadtest.junit import to_junit
-from loadtest.replay import Replay, replay
+from loadtest.replay import Replay, let_in, replay
 from loadtest.report import page
 from loadtest.run import PLAN, Run, read_run, write_whole
 from loadtest.verdict import Verdict, conclude, to_json
@@ -51,6 +51,8 @@ def publish(folder: Path, terms: Terms) -> Verdict:
     verdict = conclude(
         run, terms.tolerance, require_prediction=terms.require_prediction, replay=foretold
     )
+    if foretold:
+        verdict = replace(verdict, notes=(*verdict.notes, *_left_out(run)))
     curve = _foreseen(folder, run, foretold, verdict) if foretold and terms.foresee else None
     files = {
         folder / "verdict.json": to_json(verdict),
@@ -71,10 +73,20 @@ def _replayed(folder: Path, run: Run) -> Replay | None:
     if run.plan is None or not any(s.ok for s in run.samples):
         return None
     try:
-        return replay(folder / PLAN, run.samples, content=run.content)
+        return replay(folder / PLAN, let_in(run.samples), schedule=run.schedule)
     except MiniclusterError as error:
         _say(f"the prediction is the plan's own, not made for these requests: {error}")
         return None
+
+
+def _left_out(run: Run) -> tuple[str, ...]:
+    """Say how many requests the prediction was made without, if any."""
+    sent = len(run.samples)
+    num = sent - len(let_in(run.samples))
+    if not num:
+        return ()
+    share = f"{num:,} of {sent:,} requests sent ({num / sent:.0%})"
+    return (f"{share} were turned away before an engine saw them; the prediction is of the others",)
 
 
 def _foreseen(folder: Path, run: Run, own: Replay, verdict: Verdict) -> Foreseen | None:

@@ -19,8 +19,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from loadtest.samples import Sample
+    from loadtest.schedule import Request
 
 LIMIT_S = 600.0
+
+TURNED_AWAY = ("shed", "refused", "client")
+"""Outcomes of requests that no engine has seen; the simulator has no door that could be closed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +63,7 @@ def replay(
     samples: Sequence[Sample],
     *,
     pace: float = 1.0,
-    content: Mapping[int, tuple[int, ...]] | None = None,
+    schedule: Sequence[Request] = (),
 ) -> Replay:
     """
     Let the requests of *samples*, when and as long as they were, pass through *plan*.
@@ -71,7 +75,7 @@ def replay(
         plan: file of it.
         samples: of requests that were sent.
         pace: how many times as fast they come.
-        content: blocks that their prompts share, by index, where a trace names them.
+        schedule: of the run; says what their prompts share.
 
     Raises:
         MiniclusterError: there is no simulator, or it refuses; the message is its own.
@@ -82,13 +86,13 @@ def replay(
     sent = sorted(samples, key=lambda s: (s.due_s, s.index))
     if not sent:
         raise MiniclusterError("no request was sent")
+    asked = {request.index: request for request in schedule}
     with TemporaryDirectory(prefix="replay-") as folder:
-        schedule, rows = Path(folder) / "schedule.jsonl", Path(folder) / "requests.csv"
-        schedule.write_text(
-            "".join(_line(s, pace, (content or {}).get(s.index, ())) for s in sent),
-            encoding="utf-8",
+        lines, rows = Path(folder) / "schedule.jsonl", Path(folder) / "requests.csv"
+        lines.write_text(
+            "".join(_line(s, pace, asked.get(s.index)) for s in sent), encoding="utf-8"
         )
-        parts = ["simulate", str(plan), "--schedule", str(schedule), "--json", "-o", str(rows)]
+        parts = ["simulate", str(plan), "--schedule", str(lines), "--json", "-o", str(rows)]
         try:
             done = subprocess.run(  # noqa: S603  (our own command)
                 [command, *parts], capture_output=True, text=True, timeout=LIMIT_S, check=False
@@ -101,18 +105,27 @@ def replay(
         return _read(rows, json.loads(done.stdout), [s.index for s in sent])
 
 
-def _line(sample: Sample, pace: float, content: tuple[int, ...]) -> str:
-    return (
-        json.dumps(
-            {
-                "due_s": sample.due_s / pace,
-                "input_tokens": sample.asked_input_tokens,
-                "output_tokens": sample.asked_output_tokens,
-                "content": content,
-            }
-        )
-        + "\n"
-    )
+def let_in(samples: Sequence[Sample]) -> tuple[Sample, ...]:
+    """Return those of *samples* that came as far as an engine."""
+    return tuple(s for s in samples if not _turned_away(s))
+
+
+def _turned_away(sample: Sample) -> bool:
+    """Say whether the request was refused at the door (4xx, 503), or never came there."""
+    client_error = sample.outcome == "bad_status" and (sample.detail or "").startswith("4")
+    return sample.outcome in TURNED_AWAY or client_error
+
+
+def _line(sample: Sample, pace: float, asked: Request | None) -> str:
+    """Write a request as `sizing.traces` reads it: when it was due, what it shares as ordered."""
+    row: dict[str, object] = {
+        "due_s": sample.due_s / pace,
+        "input_tokens": sample.asked_input_tokens,
+        "output_tokens": sample.asked_output_tokens,
+    }
+    if asked:
+        row |= {name: getattr(asked, name) for name in ("content", "prefix_tokens", "session")}
+    return json.dumps(row) + "\n"
 
 
 def _read(rows: Path, said: dict[str, Any], indices: Sequence[int]) -> Replay:

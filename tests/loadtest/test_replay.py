@@ -15,15 +15,17 @@ from loadtest.foreseen import foresee
 from loadtest.junit import to_junit
 from loadtest.phases import compare_phases
 from loadtest.publish import Terms, publish
-from loadtest.replay import replay
+from loadtest.replay import let_in, replay
 from loadtest.run import prepare
 from loadtest.samples import to_line
+from loadtest.schedule import Request
 from loadtest.verdict import Verdict, conclude
 from loadtest.versus import compare_runs
 from sizing.errors import InputError, MiniclusterError
 from sizing.plan import to_json
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from conftest import PlanMaker, RunMaker, SampleMaker
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
     from loadtest.client import Client
     from loadtest.run import Run
     from loadtest.samples import Sample
+
+QUICK = Terms(tolerance=TOLERANCE, foresee=False)
 
 
 @pytest.fixture
@@ -63,6 +67,46 @@ def test_requests_alone_take_what_the_formulas_say(
     assert one.tpot_s == pytest.approx(0.01)
     assert sum(one.phases_s.values()) == pytest.approx(one.ttft_s)
     assert found.itl["mean"] == pytest.approx(0.01)
+
+
+def ordered(samples: Sequence[Sample], **shared: object) -> list[Request]:
+    """Return the schedule that *samples* are of; their prompts have *shared*."""
+    return [
+        replace(
+            Request(
+                index=s.index,
+                due_s=s.due_s,
+                input_tokens=s.asked_input_tokens,
+                output_tokens=s.asked_output_tokens,
+                in_window=s.in_window,
+            ),
+            **shared,
+        )
+        for s in samples
+    ]
+
+
+def test_a_shared_prefix_is_not_computed(plan_file: Path, make_sample: SampleMaker) -> None:
+    """Of prompts that share two blocks with all others only the third one takes prefill's time."""
+    samples = [replace(s, asked_input_tokens=96) for s in as_simulated(make_sample)]
+    found = replay(plan_file, samples, schedule=ordered(samples, prefix_tokens=64))
+    whole = replay(plan_file, samples, schedule=ordered(samples))
+
+    assert {round(r.phases_s["prefill"], 6) for r in found.requests.values()} == {0.01 + 32e-4}
+    assert {round(r.phases_s["prefill"], 6) for r in whole.requests.values()} == {0.01 + 96e-4}
+
+
+def test_what_was_said_before_is_not_computed(plan_file: Path, make_sample: SampleMaker) -> None:
+    """The second turn of a conversation computes what is new in it, whatever its index."""
+    turns = [
+        make_sample(4, 0.0, asked_input_tokens=64),
+        make_sample(9, 5.0, asked_input_tokens=160),
+    ]
+    found = replay(plan_file, turns, schedule=ordered(turns, session=7))
+    apart = replay(plan_file, turns, schedule=ordered(turns))
+
+    assert found.requests[9].phases_s["prefill"] == pytest.approx(0.01 + 96e-4)
+    assert apart.requests[9].phases_s["prefill"] == pytest.approx(0.01 + 160e-4)
 
 
 def test_chance_in_the_arrivals_is_on_both_sides(plan_file: Path, make_sample: SampleMaker) -> None:
@@ -173,6 +217,48 @@ def test_a_run_is_judged_with_its_replay(
     assert row.error_low is not None
     assert "Goodput against load" in (tmp_path / "run" / "report.html").read_text()
     assert ET.parse(tmp_path / "junit.xml").getroot().get("errors") == "2"  # noqa: S314
+
+
+def test_requests_turned_away_are_not_simulated(
+    plan_file: Path, make_run: RunMaker, make_sample: SampleMaker, tmp_path: Path
+) -> None:
+    """Who was shed waits in no queue of the replay, and the verdict says how many they were."""
+    samples = as_simulated(make_sample, apart_s=0.16)
+    away = [
+        make_sample(60 + k, s.due_s - 0.01, ttft_s=None, outcome="shed", detail="429: full")
+        for k, s in enumerate(samples[1::3])
+    ]
+    run = make_run([*samples, *away])
+    verdict = publish(kept(run, plan_file, tmp_path / "run"), Terms(tolerance=TOLERANCE))
+    alone = publish(kept(make_run(samples), plan_file, tmp_path / "alone"), QUICK)
+
+    assert verdict.comparison
+    assert alone.comparison
+    ours, theirs = (v.comparison.row("ttft", "p99") for v in (verdict, alone))
+    assert ours
+    assert theirs
+    assert ours.predicted_s == pytest.approx(theirs.predicted_s)
+    assert any("20 of 80 requests sent (25%)" in note for note in verdict.notes)
+    assert not any("turned away" in note for note in alone.notes)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "detail", "came_in"),
+    [
+        ("ok", None, True),
+        ("timeout", "no end after 30 s", True),
+        ("bad_status", "500: broken", True),
+        ("bad_status", "413: too long", False),
+        ("shed", "429: full", False),
+        ("refused", "ConnectionRefusedError", False),
+        ("client", "OSError", False),
+    ],
+)
+def test_what_engines_saw(
+    make_sample: SampleMaker, outcome: str, detail: str | None, *, came_in: bool
+) -> None:
+    """Refused at the door or never sent: no engine had anything to do with it."""
+    assert bool(let_in([make_sample(outcome=outcome, detail=detail)])) is came_in
 
 
 def test_goodput_breaks_down_where_the_simulation_saturates(
