@@ -12,7 +12,7 @@ import numpy as np
 from rich.table import Table
 
 from sizing.cli.plan import write_whole
-from sizing.errors import InputError
+from sizing.refit.evidence import SOUND, check_runs
 from sizing.refit.fit import Residual, fit_scales, residuals
 from sizing.refit.observed import Observed, read_observed
 from sizing.refit.scales import scaled, scaled_interference, scaled_path
@@ -44,24 +44,22 @@ def recalibrate(
         plan: of all runs; `None`: each has its own beside its samples.
         out: calibration file; the residuals go beside it.
         as_json: print the residuals instead of a table.
+
+    Raises:
+        InputError: runs that cannot be read, or that no fit can stand on.
     """
     runs = [read_observed(path, plan) for path in samples]
     others = [read_observed(path, plan) for path in held_out]
-    base = runs[0].plan
-    if base.inputs.calibration is None:
-        raise InputError(
-            f"{samples[0]}: the plan's calibration",
-            None,
-            "a plan made with --calibration",
-            "time the engine first: `sizing calibrate SCENARIO --engine`",
-        )
-    model = base.step_model
+    before = check_runs(runs, others)
+    for run in (*runs, *others):
+        _remark(run)
+    model = runs[0].plan.step_model
     scales = fit_scales(model, runs)
     found = {
         "fitted": residuals(model, scaled(model, scales), runs),
         "held_out": residuals(model, scaled(model, scales), others) or _left_out(model, runs),
     }
-    fitted = _calibration(base.inputs.calibration, scales, runs, name=out.stem)
+    fitted = _calibration(before, scales, runs, name=out.stem)
     write_whole(out, json.dumps(asdict(fitted), indent=2, sort_keys=True) + "\n")
     kept = {"scales": asdict(scales)} | {k: [asdict(r) for r in v] for k, v in found.items()}
     text = json.dumps(kept, indent=2) + "\n"
@@ -70,6 +68,17 @@ def recalibrate(
         sys.stdout.write(text)
     else:
         _print(scales, found, out)
+
+
+def _remark(run: Observed) -> None:
+    """Say what of a run is left out, and what it is worth."""
+    if run.turned_away:
+        share = f"{run.turned_away:,} of {run.turned_away + len(run.arrivals):,} requests"
+        away = f"{run.name}: left out {share}, turned away before an engine saw them"
+        talk.print(away, highlight=False, markup=False, soft_wrap=True)
+    if run.verdict is not None and run.verdict not in SOUND:
+        worth = f"{run.name}: its verdict is {run.verdict}: errors on it prove little"
+        talk.print(worth, highlight=False, markup=False, soft_wrap=True)
 
 
 def _left_out(model: StepModel, runs: Sequence[Observed]) -> tuple[Residual, ...]:

@@ -21,6 +21,9 @@ FEWEST = 50
 
 WRITTEN = "samples as `loadtest run` writes them"
 
+TURNED_AWAY = ("shed", "refused", "client")
+"""Outcomes of requests that no engine has seen; the simulation has no door that could be closed."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
@@ -30,11 +33,13 @@ class Observed:
     Attributes:
         name: of its file.
         plan: that was deployed.
-        arrivals: every request sent, shape (n,).
+        arrivals: every request that came as far as an engine, shape (n,).
         counts: those that were measured and answered, less the warm-up that the verdict cut,
             shape (n,).
         ttft_s, tpot_s: of each, nan where it has none, shape (n,).
         phases_s: of TTFT as the server told them, by name, nan where it did not, shape (n,).
+        verdict: of the run; `None`: nobody judged it.
+        turned_away: requests sent besides, which no engine saw.
     """
 
     name: str
@@ -44,6 +49,8 @@ class Observed:
     ttft_s: NDArray[np.float64]
     tpot_s: NDArray[np.float64]
     phases_s: dict[str, NDArray[np.float64]]
+    verdict: str | None = None
+    turned_away: int = 0
 
 
 def read_observed(samples: Path, plan: Path | None) -> Observed:
@@ -61,10 +68,11 @@ def read_observed(samples: Path, plan: Path | None) -> Observed:
     """
     deployed = read_plan(plan or samples.parent / "plan.json")
     _check_model(samples, deployed)
-    rows = _rows(samples)
+    sent = _rows(samples)
+    rows = [row for row in sent if not _turned_away(row)]
     rows.sort(key=lambda row: (row["due_s"], row["index"]))
     answered = [row["outcome"] == "ok" and bool(row["chunk_s"]) for row in rows]
-    start_s = _settled_s(samples.parent / "verdict.json")
+    verdict, start_s = _verdict(samples.parent / "verdict.json")
     counts = np.array(
         [
             ok and row["in_window"] and row["due_s"] >= start_s
@@ -78,17 +86,11 @@ def read_observed(samples: Path, plan: Path | None) -> Observed:
             f"at least {FEWEST}",
             "a longer `loadtest run`",
         )
-    due = np.array([row["due_s"] for row in rows], dtype=np.float64)
     names = sorted({name for row in rows for name in row.get("phases_s", {})})
     return Observed(
         name=str(samples),
         plan=deployed,
-        arrivals=Arrivals(
-            due_s=due - due[0],
-            input_tokens=np.array([row["asked_input_tokens"] for row in rows], dtype=np.int64),
-            output_tokens=np.array([row["asked_output_tokens"] for row in rows], dtype=np.int64),
-            content=_content(samples.parent / "schedule.jsonl", [row["index"] for row in rows]),
-        ),
+        arrivals=_arrivals(rows, samples.parent / "schedule.jsonl"),
         counts=counts,
         ttft_s=np.array(
             [
@@ -101,36 +103,64 @@ def read_observed(samples: Path, plan: Path | None) -> Observed:
             name: np.array([row.get("phases_s", {}).get(name, np.nan) for row in rows])
             for name in names
         },
+        verdict=verdict,
+        turned_away=len(sent) - len(rows),
     )
 
 
-def _settled_s(verdict: Path) -> float:
-    """Return when the verdict found the run settled, seconds from its start; no verdict: -inf."""
+def _turned_away(row: dict[str, Any]) -> bool:
+    """Say whether a request was refused at the door (4xx, 503), or never came there."""
+    client_error = row["outcome"] == "bad_status" and str(row.get("detail")).startswith("4")
+    return row["outcome"] in TURNED_AWAY or client_error
+
+
+def _verdict(path: Path) -> tuple[str | None, float]:
+    """Return what was found, and from when on the run was settled; no verdict: `None`, -inf."""
     try:
-        return float(json.loads(verdict.read_text(encoding="utf-8"))["window"]["start_s"])
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return str(found["verdict"]), float(found["window"]["start_s"])
     except FileNotFoundError:
-        return -np.inf
+        return None, -np.inf
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise InputError(
-            f"{verdict}: window.start_s",
+            f"{path}: verdict, window.start_s",
             f"{error}"[:80],
             "a verdict as `loadtest run` writes it",
             "`loadtest report` writes it anew",
         ) from None
 
 
-def _content(schedule: Path, indices: list[int]) -> tuple[tuple[int, ...], ...] | None:
-    """Return the blocks that prompts share, where the schedule beside the samples names any."""
+def _arrivals(rows: list[dict[str, Any]], schedule: Path) -> Arrivals:
+    """Return when requests came, how long they were, and what their prompts share."""
+    due = np.array([row["due_s"] for row in rows], dtype=np.float64)
+    content, prefix, session = _shared(schedule, [row["index"] for row in rows])
+    return Arrivals(
+        due_s=due - due[0],
+        input_tokens=np.array([row["asked_input_tokens"] for row in rows], dtype=np.int64),
+        output_tokens=np.array([row["asked_output_tokens"] for row in rows], dtype=np.int64),
+        content=content if any(content) else None,
+        prefix_tokens=np.array(prefix, dtype=np.int64) if any(prefix) else None,
+        session=np.array(session, dtype=np.int64) if max(session) >= 0 else None,
+    )
+
+
+def _shared(
+    schedule: Path, indices: list[int]
+) -> tuple[tuple[tuple[int, ...], ...], list[int], list[int]]:
+    """Return blocks, prefix and conversation of each request; without a schedule it has none."""
     try:
-        rows = [json.loads(line) for line in schedule.read_text(encoding="utf-8").splitlines()]
-        shared = {row["index"]: tuple(row["content"]) for row in rows if row.get("content")}
-    except FileNotFoundError:
-        return None
+        text = schedule.read_text(encoding="utf-8") if schedule.exists() else ""
+        asked = {row["index"]: row for row in map(json.loads, text.splitlines())}
+        those = [asked.get(index, {}) for index in indices]
+        return (
+            tuple(tuple(row.get("content", ())) for row in those),
+            [int(row.get("prefix_tokens", 0)) for row in those],
+            [-1 if row.get("session") is None else int(row["session"]) for row in those],
+        )
     except (OSError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise InputError(
             str(schedule), f"{error}"[:80], "a schedule as `loadtest run` writes it"
         ) from None
-    return tuple(shared.get(index, ()) for index in indices) if shared else None
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -14,11 +15,15 @@ from sizing.catalog import find_model
 from sizing.errors import Exit, InputError
 from sizing.latency.calibration import read_calibration
 from sizing.plan import Plan, read_plan, to_json
+from sizing.refit.evidence import check_runs
 from sizing.refit.fit import fit_scales, residuals
 from sizing.refit.observed import Observed, read_observed
 from sizing.refit.scales import Scales, scaled
 from sizing.simulation.outcome import simulate
 from sizing.simulation.planned import deployed_system
+
+if TYPE_CHECKING:
+    from sizing.specs.calibration import CalibrationSpec
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 SMALL = {
@@ -139,7 +144,7 @@ def test_the_warm_up_is_the_one_that_the_verdict_cut(plan: Plan, tmp_path: Path)
     without = read_observed(path, None)
     start_s = float(run.arrivals.due_s[100])
     verdict = path.parent / "verdict.json"
-    verdict.write_text(json.dumps({"window": {"start_s": start_s}}))
+    verdict.write_text(json.dumps({"verdict": "met", "window": {"start_s": start_s}}))
 
     found = read_observed(path, None)
 
@@ -148,6 +153,82 @@ def test_the_warm_up_is_the_one_that_the_verdict_cut(plan: Plan, tmp_path: Path)
     verdict.write_text("{}")
     with pytest.raises(InputError, match=r"window\.start_s"):
         read_observed(path, None)
+
+
+def judged(samples: Path, verdict: str) -> Path:
+    """Write *verdict* beside *samples*."""
+    found = {"verdict": verdict, "window": {"start_s": 0.0}}
+    (samples.parent / "verdict.json").write_text(json.dumps(found))
+    return samples
+
+
+def shed(samples: Path, every: int) -> Path:
+    """Have the door turn away every so-manieth request of *samples*."""
+    rows = [json.loads(line) for line in samples.read_text().splitlines()]
+    for row in rows[::every]:
+        row |= {"outcome": "shed", "detail": "429: full", "chunk_s": [], "chunk_tokens": []}
+    samples.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return samples
+
+
+def test_requests_turned_away_are_not_simulated(plan: Plan, tmp_path: Path) -> None:
+    """Who was shed is no arrival of an engine; what was answered stays as it was."""
+    run = run_of(plan, Scales(), seed=6, num=200)
+    path = shed(written(run, tmp_path / "run"), every=10)
+    found = read_observed(path, None)
+
+    left = np.delete(np.arange(len(run.arrivals)), np.s_[::10])
+    assert found.turned_away == len(run.arrivals) - len(left)
+    assert found.arrivals.input_tokens.tolist() == run.arrivals.input_tokens[left].tolist()
+    assert found.ttft_s == pytest.approx(run.ttft_s[left])
+
+
+def test_many_turned_away_are_refused(plan: Plan, tmp_path: Path) -> None:
+    """One in ten is left out, and said; of one in two nothing can be learned."""
+    run = run_of(plan, Scales(), seed=6, num=300)
+    few = calibrate("--from", shed(written(run, tmp_path), every=10), "-o", tmp_path / "out.json")
+    many = calibrate("--from", shed(tmp_path / "samples.jsonl", every=2), "-o", tmp_path / "x.json")
+
+    assert few.returncode == Exit.DONE, few.stderr
+    assert "turned away" in few.stderr
+    assert many.returncode == Exit.BAD_INPUT
+    assert "expected at most 20%" in many.stderr
+
+
+@pytest.mark.parametrize("verdict", ["invalid", "interrupted", "failed"])
+def test_a_run_that_proves_nothing_is_not_fitted(plan: Plan, verdict: str, tmp_path: Path) -> None:
+    """Its verdict is named, and the way out: it may be compared with."""
+    run = run_of(plan, Scales(), seed=6, num=200)
+    bad = judged(written(run, tmp_path / "bad"), verdict)
+    good = judged(written(run, tmp_path / "good"), "missed")
+
+    with pytest.raises(InputError, match=rf"bad.*'{verdict}'.*--hold-out"):
+        check_runs([read_observed(good, None), read_observed(bad, None)], [])
+    check_runs([read_observed(good, None)], [read_observed(bad, None)])
+
+
+def test_one_fit_has_one_beginning(plan: Plan) -> None:
+    """Runs of one calibration are fitted together, of one machine, engine and model compared."""
+    run = run_of(plan, Scales(), seed=6, num=200)
+    base = plan.inputs.calibration
+    assert base
+    refitted = planned_with(run, replace(base, name="refitted", num_rows=9))
+    elsewhere = planned_with(run, replace(base, key=replace(base.key, cores=999)))
+
+    assert check_runs([run, run], [refitted]) == base
+    with pytest.raises(InputError, match="refitted of"):
+        check_runs([run, refitted], [])
+    for fitted, held_out in (([run, elsewhere], []), ([run], [elsewhere])):
+        with pytest.raises(InputError, match=r"key\.cores is 999"):
+            check_runs(fitted, held_out)
+    with pytest.raises(InputError, match="--calibration"):
+        check_runs([run], [planned_with(run, None)])
+
+
+def planned_with(run: Observed, calibration: CalibrationSpec | None) -> Observed:
+    """Return *run* as if its plan came from *calibration*."""
+    inputs = replace(run.plan.inputs, calibration=calibration)
+    return replace(run, plan=replace(run.plan, inputs=inputs))
 
 
 def test_shared_blocks_are_those_of_the_schedule(plan: Plan, tmp_path: Path) -> None:
@@ -164,6 +245,21 @@ def test_shared_blocks_are_those_of_the_schedule(plan: Plan, tmp_path: Path) -> 
     schedule.write_text("[]\n")
     with pytest.raises(InputError, match=r"schedule\.jsonl"):
         read_observed(path, None)
+
+
+def test_prefix_and_conversations_are_those_of_the_schedule(plan: Plan, tmp_path: Path) -> None:
+    """What prompts share is simulated as it was sent."""
+    path = written(run_of(plan, Scales(), seed=7, num=200), tmp_path / "run")
+    assert read_observed(path, None).arrivals.prefix_tokens is None
+    rows = [{"index": 1, "prefix_tokens": 32, "session": 5}, {"index": 0, "session": None}]
+    (path.parent / "schedule.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+
+    found = read_observed(path, None).arrivals
+
+    assert found.prefix_tokens is not None
+    assert found.session is not None
+    assert found.prefix_tokens[:3].tolist() == [0, 32, 0]
+    assert found.session[:3].tolist() == [-1, 5, -1]
 
 
 def sizing(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
@@ -193,7 +289,7 @@ def test_samples_are_read_as_they_were_written(plan: Plan, tmp_path: Path) -> No
 def test_command_writes_a_calibration(plan: Plan, tmp_path: Path) -> None:
     """From a run comes a calibration that `sizing plan` reads, and the errors on another run."""
     first = written(run_of(plan, TRUTH, seed=7, num=300), tmp_path / "first")
-    second = written(run_of(plan, TRUTH, seed=8, num=300), tmp_path / "second")
+    second = judged(written(run_of(plan, TRUTH, seed=8, num=300), tmp_path / "second"), "invalid")
     out = tmp_path / "again.json"
     done = calibrate("--from", first, "--hold-out", second, "-o", out, "--json")
 
@@ -205,6 +301,7 @@ def test_command_writes_a_calibration(plan: Plan, tmp_path: Path) -> None:
     assert fitted.decode.base_s == pytest.approx(before.decode.base_s * told["scales"]["decode"])
     means = [r for r in told["held_out"] if (r["metric"], r["statistic"]) == ("tpot", "mean")]
     assert abs(means[0]["after_fraction"]) < abs(means[0]["before_fraction"])
+    assert "its verdict is invalid" in done.stderr
     assert json.loads(out.with_suffix(".residuals.json").read_text()) == told
 
 
