@@ -29,7 +29,8 @@ class Client:
     What the client process says of itself, kept in `client.json`.
 
     Attributes:
-        stop: `complete`, `interrupted`, `died` (the target did), or `orphaned`.
+        stop: `complete`, `interrupted`, `died` (the target did), `orphaned`, or
+            `short of a worker`.
         origin_monotonic_s: start of the run on this machine's monotonic clock.
         cpu_fraction: of one core, from the window's start on; of several processes the busiest.
         connections: opened in all; each is used again as soon as its answer has been read.

@@ -106,7 +106,8 @@ def utilisations(plan: Plan, arrived: Sequence[Sample], window_s: float) -> dict
 def _prefill_share(plan: Plan, pool: Pool, arrived: Sequence[Sample]) -> float:
     """Seconds of prefill per replica, every batch filled (eq. T5, T6)."""
     step, cached = plan.step_model.prefill, plan.workload.prefix_tokens
-    n = np.array([s.asked_input_tokens - cached for s in arrived], dtype=np.float64)
+    asked = np.array([s.asked_input_tokens for s in arrived], dtype=np.float64)
+    n = np.maximum(1.0, asked - cached)
     chunks = np.ceil(n / pool.max_batched_tokens)
     alone = prefill_s(step, n, cached) + (chunks - 1) * step.base_s
     linear = float(np.maximum(step.stream_s, step.per_prefill_token_s * n).mean())

@@ -102,7 +102,10 @@ def steps(started: float) -> int:
     if code == Exit.INCONCLUSIVE and verdict(OUT) == "inconclusive":
         say("nothing missed the SLO, but a run this short does not always prove that: see above")
         code = Exit.DONE
-    learn(host, round(AGAIN_RATE * rate, 2))
+    if verdict(OUT) == "invalid":
+        say("6/7, 7/7 left out: there is nothing to learn from a run that was invalid")
+    else:
+        learn(host, round(AGAIN_RATE * rate, 2))
     say(f"{time.monotonic() - started:.0f} s in all; look at {OUT / 'report.html'}")
     if KEEP:
         say(f"still up: {host}/v1/completions; stop it with {BIN}/serving down")

@@ -31,6 +31,9 @@ LOCKED = """\
 # The endpoint wants an API key: KEYS=FILE, a key a line; default: ./keys.txt.
 """
 HEAD_PORT = 6379
+CLIENT_KEY = "MINICLUSTER_API_KEY"
+"""Variable in which `loadtest` looks for the key that it shows."""
+
 PROMETHEUS = "prom/prometheus:v2.53.4"
 GRAFANA = "grafana/grafana:11.6.0"
 SHM = "2gb"
@@ -132,7 +135,8 @@ def _path(path: str) -> str:
 
 def _load(manifest: Manifest) -> dict[str, Any]:
     """Return the service that loads the endpoint as the plan says, with Locust, and judges."""
-    return {
+    key = {} if manifest.everybody else {"environment": {CLIENT_KEY: f"${{{CLIENT_KEY}:-}}"}}
+    return key | {
         "image": manifest.image,
         "profiles": ["load"],
         "command": [

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
+from loadtest.key import VARIABLES
 from serving.cli.manifest import manifest_of
 from serving.compose import compose
 from serving.imported import imported
@@ -136,6 +137,16 @@ def test_gpus_of_kubernetes_and_compose(
 def test_the_shipped_compose_file_is_what_is_written(demo: Manifest) -> None:
     """docker-compose.yml is the demo's, open to this machine, unedited."""
     assert (ROOT / "docker-compose.yml").read_text() == compose(replace(demo, everybody=True))
+
+
+def test_the_load_shows_the_key_of_the_shell(demo: Manifest) -> None:
+    """Where keys are wanted the load test has one to show; where all is open it needs none."""
+    locked, opened = (
+        yaml.safe_load(compose(replace(demo, everybody=everybody)))["services"]["load"]
+        for everybody in (False, True)
+    )
+    assert locked["environment"] == {VARIABLES[0]: "${MINICLUSTER_API_KEY:-}"}
+    assert "environment" not in opened
 
 
 def test_the_head_finds_the_model_where_it_is_mounted(
