@@ -13,15 +13,15 @@ from sizing.traffic.spread import CENTRES, STANDARD_NORMAL, WEIGHTS, Spread, spr
 from sizing.traffic.stage import Stage, Tandem
 from sizing.traffic.two_choices import two_choices_wait
 from tests.sizing.test_forecast import tandem
+from tests.sizing.test_two_choices import SERVICES as OTHERS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-LOGNORMAL = Spread(values=np.exp(0.8326 * STANDARD_NORMAL))  # coefficient of variation 1
 SERVICES = {
     "alike": spread(0.7 + 0.6 * CENTRES, WEIGHTS),
     "half": Spread(values=np.exp(0.472 * STANDARD_NORMAL)).scaled(1 / 1.1178),
-    "lognormal": LOGNORMAL.scaled(1 / LOGNORMAL.mean),
+    "lognormal": OTHERS["lognormal"],
 }
 
 
