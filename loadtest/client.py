@@ -22,6 +22,9 @@ MAX_SHARE_OF_LIMIT = 0.05
 MAX_USUAL_LAG_S = 0.010
 """Lateness of one wake-up in ten, at most: beyond it the event loop has work waiting."""
 
+SHORT = "short of a worker"
+"""Why a run stopped that lost one of its processes."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Client:

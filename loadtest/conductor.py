@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from gevent.event import AsyncResult, Event
 
-from loadtest.client import Client, merged, write_client
+from loadtest.client import SHORT, Client, merged, write_client
 from loadtest.dispatcher import Dispatcher
 from loadtest.samples import to_line
 from loadtest.schedule import read_schedule, share
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 LEAD_IN_S = 0.3
 """From the cue to the start of the run: time for the cue to reach every worker."""
 NEWS_S = 0.5
-SHORT = "short of a worker"
-"""Why a run stopped that lost one of its processes; `decision` knows it by this name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from loadtest.client import SHORT
 from loadtest.confidence import samples_needed
 from loadtest.spread import LEVELS
 
@@ -37,7 +38,7 @@ def decide(
     if run.client.stop == "died":
         died_s = max((s.chunk_s[-1] for s in run.samples if s.chunk_s), default=0.0)
         return "failed", (f"{run.job.host} stopped answering {died_s:.1f} s into the run",)
-    if run.client.stop == "short of a worker":
+    if run.client.stop == SHORT:
         why = "one of its processes ended, or was silent for 5 s; the samples so far are kept"
         return "invalid", (f"the load client was short of a worker: {why}",)
     if run.client.stop != "complete":

@@ -30,7 +30,8 @@ from geventhttpclient.client import HTTPClientPool
 from locust.env import Environment
 from locust.runners import MasterRunner, WorkerRunner
 
-from loadtest.conductor import SHORT, Conductor, Player
+from loadtest.client import SHORT
+from loadtest.conductor import Conductor, Player
 from loadtest.job import read_job
 
 if TYPE_CHECKING:
