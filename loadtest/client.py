@@ -38,6 +38,8 @@ class Client:
         cpu_fraction: of one core, from the window's start on; of several processes the busiest.
         connections: opened in all; each is used again as soon as its answer has been read.
         processes: that sent.
+        stamps: `kernel` where it says when each chunk arrived, `reader` where a late wake-up is in
+            some of the stamps (TLS, or no Linux).
         heartbeat_lag_s: how late it woke from each 5 ms sleep, ascending.
     """
 
@@ -51,6 +53,7 @@ class Client:
     versions: dict[str, str]
     connections: int = 0
     processes: int = 1
+    stamps: str = "reader"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,8 +63,9 @@ class Health:
 
     Attributes:
         dispatch_lag_p99_s: due time to send.
-        heartbeat_lag_p90_s: lateness of a 5 ms timer, so of every stamp.
+        heartbeat_lag_p90_s: lateness of a 5 ms timer, so of every stamp that the reader makes.
         connections: opened; all requests but so many found one open.
+        stamps: of the `kernel` or of the `reader`, see `Client`.
         saturated: whether it had more to do than it could, whatever the limits are.
     """
 
@@ -71,6 +75,7 @@ class Health:
     cpu_fraction: float
     connections: int
     processes: int
+    stamps: str
     saturated: bool
     problems: tuple[str, ...]
 
@@ -86,6 +91,7 @@ def merged(clients: Sequence[Client]) -> Client:
         heartbeat_lag_s=tuple(sorted(lag for c in clients for lag in c.heartbeat_lag_s)),
         connections=sum(c.connections for c in clients),
         processes=len(clients),
+        stamps=next((c.stamps for c in clients if c.stamps != "kernel"), "kernel"),
     )
 
 
@@ -94,8 +100,10 @@ def health(client: Client, samples: tuple[Sample, ...], slo: SloSpec) -> Health:
     Judge the client by its share in what it measured.
 
     A TTFT holds the dispatch lag and one late stamp, a TPOT two late stamps spread over the
-    tokens, a gap one. None of these, at the percentile of the SLO, may reach 5 % of the limit it is
-    compared with: rarer lags move the share of the requests that keep it by less than their own.
+    tokens, a gap one: at most, for where the kernel stamps, only what a late reader finds in one
+    piece is stamped late. None of these, at the percentile of the SLO, may reach 5 % of the limit
+    it is compared with: rarer lags move the share of the requests that keep it by less than their
+    own.
     """
     share = float(slo.percentile.removeprefix("p")) / 100
     lags_s = [s.send_s - s.due_s for s in samples]
@@ -110,6 +118,7 @@ def health(client: Client, samples: tuple[Sample, ...], slo: SloSpec) -> Health:
         cpu_fraction=client.cpu_fraction,
         connections=client.connections,
         processes=client.processes,
+        stamps=client.stamps,
         saturated=bool(saturation),
         problems=(
             *_shares(quantile(lags_s, share), quantile(beats, share), samples, slo),

@@ -16,7 +16,7 @@ from gevent.event import Event
 from gevent.pool import Group
 
 from loadtest.client import Client
-from loadtest.flight import SHORTEST_S, Flight
+from loadtest.flight import SHORTEST_S, Flight, StampedSocket
 from loadtest.key import authorization
 from loadtest.machine import machine, versions
 from loadtest.prompt import Prompts
@@ -72,7 +72,7 @@ class Dispatcher:
         self._over = Event()
         self._refusals, self._refused_since_s = 0, 0.0
         self._beats: list[float] = []
-        self._connections = 0
+        self._connections = self._late_stamps = 0
         self._turn_s = self._last_due_s = 0.0
         self._cpu_s: list[tuple[float, float]] = []
         self.sent = self.done = self.failed = 0
@@ -123,6 +123,7 @@ class Dispatcher:
             cpu_fraction=self._cpu_fraction(),
             heartbeat_lag_s=tuple(sorted(self._beats)),
             connections=self._connections,
+            stamps="reader" if self._late_stamps or not self.done else "kernel",
             machine=machine(),
             versions=versions(locust=metadata.version("locust")),
         )
@@ -156,7 +157,7 @@ class Dispatcher:
             name=f"{self._job.prompt_salt:x}-{request.index}",
             http=self._http,
             timeout_s=self._job.timeout_s,
-            now=self.now,
+            origin_s=self._origin_s,
             stream=CompletionStream(request.output_tokens),
             headers=self._headers,
         )
@@ -167,6 +168,7 @@ class Dispatcher:
             sample = flight.fly()
             self.done += 1
             self.failed += not sample.ok
+            self._late_stamps += sample.ok and not flight.stream.by_kernel
             self._awaited.discard(sample.index)
             self._record(sample)
             self._watch_target(sample)
@@ -228,13 +230,18 @@ class Dispatcher:
         return (cpu1 - cpu0) / (t1 - t0) if t1 > t0 else 0.0
 
     def _watch_connections(self) -> None:
-        """Count what the pool opens, and resolve the name once: the resolver is a thread."""
+        """
+        Have the kernel stamp what arrives, and count what the pool opens.
+
+        The name is resolved once, for the resolver is a thread.
+        """
 
         def count(_socket: object) -> None:
             self._connections += 1
 
         pool = self._http._connection_pool  # noqa: SLF001  (no public way in)
         pool.after_connect = count  # its own hook
+        pool._create_tcp_socket = StampedSocket  # noqa: SLF001  (its own factory)
         with contextlib.suppress(OSError):
             found = pool._resolve()  # noqa: SLF001
             pool._resolve = lambda: found  # noqa: SLF001

@@ -7,18 +7,55 @@ import asyncio
 import contextlib
 import json
 import os
+import socket
 import sys
 import time
-from dataclasses import fields
+from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any, TextIO
 
+from loadtest.arrival import Arrival, ask_for_stamps, receive
 from loadtest.behaviour import Behaviour
 from loadtest.fake_stream import FakeStream, Ticker, prompt_tokens
 
 CHAT = "/v1/chat/completions"
 STREAMS = ("/v1/completions", CHAT)
 
-Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+class StampedSocket(socket.socket):
+    """
+    The server's end of a connection.
+
+    Attributes:
+        arrival: of what was read last.
+    """
+
+    def __init__(self, fileno: int) -> None:
+        """Take over an accepted connection."""
+        super().__init__(fileno=fileno)
+        self.settimeout(0)
+        ask_for_stamps(self)
+        self.arrival = Arrival(time.monotonic(), by_kernel=False)
+
+    def recv(self, size: int, flags: int = 0, /) -> bytes:
+        """Read up to *size* bytes."""
+        received, self.arrival = receive(self, size, flags)
+        return received
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """
+    One request.
+
+    Attributes:
+        received_s: when its last byte arrived, on the monotonic clock.
+    """
+
+    name: str
+    chat: bool
+    body: dict[str, Any]
+    received_s: float
 
 
 class FakeServer:
@@ -33,7 +70,19 @@ class FakeServer:
         self.ticker = Ticker()
         self.slots = asyncio.Semaphore(behaviour.slots or 1_000_000)
 
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def accept(self, listener: socket.socket) -> None:
+        """Serve whoever connects to *listener*, for ever."""
+        loop = asyncio.get_running_loop()
+        while True:
+            connection, _ = await loop.sock_accept(listener)
+            sock = StampedSocket(connection.detach())
+            reader = asyncio.StreamReader()
+            protocol = asyncio.StreamReaderProtocol(reader, partial(self.serve, sock))
+            await loop.connect_accepted_socket(partial(_same, protocol), sock)
+
+    async def serve(
+        self, sock: StampedSocket, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         """Serve one connection until its client leaves."""
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
             while head := (await reader.readuntil(b"\r\n\r\n")).decode():
@@ -48,8 +97,13 @@ class FakeServer:
                 if key and headers.get("authorization") != f"Bearer {key}":
                     _answer(writer, 401, {"error": {"message": "no key, or none of ours"}})
                 elif method == "POST" and path in STREAMS:
-                    name = headers.get("x-request-id", "")
-                    await self._complete(json.loads(body), path, name, (reader, writer))
+                    asked = Asked(
+                        name=headers.get("x-request-id", ""),
+                        chat=path == CHAT,
+                        body=json.loads(body),
+                        received_s=sock.arrival.at_s,
+                    )
+                    await self._complete(asked, reader, writer)
                 elif path == "/v1/models":
                     listed = {"id": self.behaviour.model, "object": "model"}
                     _answer(writer, 200, {"object": "list", "data": [listed]})
@@ -59,34 +113,33 @@ class FakeServer:
         writer.close()
 
     async def _complete(
-        self, request: dict[str, Any], path: str, name: str, connection: Connection
+        self, asked: Asked, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        reader, writer = connection
-        received_s = time.monotonic()
         self.num_requests += 1
-        self.first_request_s = self.first_request_s or received_s
+        self.first_request_s = self.first_request_s or asked.received_s
         does = self.behaviour
         if does.fail_every and self.num_requests % does.fail_every == 0:
             _answer(writer, does.status, {"error": {"message": "told to fail"}})
             return
+        request = asked.body
         stall_s = self.first_request_s + does.stall_at_s
         async with self.slots:
             stream = FakeStream(
                 does=does,
                 writer=writer,
                 gone=reader.at_eof,
-                chat=path == CHAT,
-                num_prompt=prompt_tokens(request) + does.template_tokens * (path == CHAT),
+                chat=asked.chat,
+                num_prompt=prompt_tokens(request) + does.template_tokens * asked.chat,
                 num_output=request.get("max_tokens") or request.get("max_completion_tokens") or 16,
                 ids=bool(request.get("return_token_ids")),
-                start_s=time.monotonic() if does.slots else received_s,
+                start_s=time.monotonic() if does.slots else asked.received_s,
                 stalls_s=(stall_s, stall_s + does.stall_s),
             )
             stream.open()
             self.ticker.add(stream)
             await stream.ended
         if self.log:
-            row = {"id": name, "received_s": received_s, "chunk_s": stream.sent_s}
+            row = {"id": asked.name, "received_s": asked.received_s, "chunk_s": stream.sent_s}
             self.log.write(json.dumps(row) + "\n")
             self.log.flush()
 
@@ -105,6 +158,10 @@ class FakeServer:
         os._exit(1)
 
 
+def _same(protocol: asyncio.StreamReaderProtocol) -> asyncio.StreamReaderProtocol:
+    return protocol
+
+
 def _answer(writer: asyncio.StreamWriter, status: int, body: dict[str, Any]) -> None:
     data = json.dumps(body).encode()
     writer.write(
@@ -116,11 +173,12 @@ def _answer(writer: asyncio.StreamWriter, status: int, body: dict[str, Any]) -> 
 async def _main(behaviour: Behaviour, port: int, log: str) -> None:
     with open(log or os.devnull, "w", encoding="utf-8") as file:  # noqa: ASYNC230, PTH123
         fake = FakeServer(behaviour, file)
-        server = await asyncio.start_server(fake.serve, "127.0.0.1", port, backlog=1024)
-        host, bound = server.sockets[0].getsockname()
+        listener = socket.create_server(("127.0.0.1", port), backlog=1024)
+        listener.settimeout(0)
+        host, bound = listener.getsockname()
         sys.stdout.write(f"http://{host}:{bound}\n")
         sys.stdout.flush()
-        await asyncio.gather(fake.ticker.run(), fake.watch())
+        await asyncio.gather(fake.accept(listener), fake.ticker.run(), fake.watch())
 
 
 def main() -> None:

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 # isort: off
 import gevent  # first: what follows imports a patched standard library
+import gevent.socket
 
 # isort: on
 import contextlib
 import errno
 import math
 import re
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from geventhttpclient.client import HTTPClient
 from geventhttpclient.response import HTTPParseError
 
+from loadtest.arrival import Arrival, ask_for_stamps, receive
 from loadtest.key import way_in
 from loadtest.samples import Sample
 from loadtest.schedule import Request
@@ -41,6 +45,24 @@ PIECES_A_TURN = 4
 TIMING = re.compile(r"([\w.-]+)\s*;[^,]*?dur=([0-9.]+)")
 """An entry of a `Server-Timing` header (W3C) with a duration in milliseconds."""
 
+LAST_READ: ContextVar[Arrival] = ContextVar("LAST_READ")
+"""Of this greenlet; a response that ends in its first read has let go of its socket already."""
+
+
+class StampedSocket(gevent.socket.socket):  # type: ignore[misc]
+    """A socket whose reads are stamped by the kernel; TLS, which reads by itself, has no stamps."""
+
+    def __init__(self, *kind: int) -> None:
+        """Open a socket of this family, type and protocol."""
+        super().__init__(*kind)
+        ask_for_stamps(self)
+
+    def recv(self, size: int, flags: int = 0) -> bytes:
+        """Read up to *size* bytes; `LAST_READ` says when they arrived."""
+        received, arrival = receive(self, size, flags)
+        LAST_READ.set(arrival)
+        return received
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flight:
@@ -50,7 +72,7 @@ class Flight:
     Attributes:
         due_s: scheduled arrival.
         timeout_s: from the send.
-        now: seconds since the start of the run.
+        origin_s: start of the run on the monotonic clock.
         headers: of every request, the key among them.
         stream: what came back so far.
     """
@@ -62,9 +84,13 @@ class Flight:
     name: str
     http: HTTPClient
     timeout_s: float
-    now: Callable[[], float]
+    origin_s: float
     stream: CompletionStream
     headers: Mapping[str, str] = field(repr=False)
+
+    def now(self) -> float:
+        """Seconds since the start of the run."""
+        return time.monotonic() - self.origin_s
 
     def fly(self) -> Sample:
         """Send it and follow its stream; whatever happens becomes a sample."""
@@ -103,7 +129,7 @@ class Flight:
         )
 
     def _follow(self) -> None:
-        """Read the answer as it comes, stamping each event as its last byte arrives."""
+        """Read the answer as it comes; an event's stamp is when its last byte arrived."""
         headers = {**self.headers, "x-request-id": self.name}
         response = self.http.request("POST", self.path, body=self.body, headers=headers)
         try:
@@ -115,9 +141,10 @@ class Flight:
             self.stream.metrics_s |= _timings(response.get("server-timing"))
             parser = EventParser()
             for received in _pieces(response):
-                now_s = self.now()
+                arrival = LAST_READ.get(None) or Arrival(time.monotonic(), by_kernel=False)
+                self.stream.by_kernel = arrival.by_kernel
                 for data in parser.feed(received):
-                    self.stream.take(data, now_s)
+                    self.stream.take(data, arrival.at_s - self.origin_s)
                 if self.stream.done:
                     break
             self.stream.finish()
