@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 
 HEARTBEAT_S = 0.005
 TIMER_GRAIN_S = 0.001
-SHORT_GAP_S = 0.005
+MAX_POLLED = 0.2
+"""Share of the time that may be spent polling."""
 DEAD_AFTER_REFUSALS = 5
 DEAD_AFTER_S = 3.0
 
@@ -73,7 +74,7 @@ class Dispatcher:
         self._refusals, self._refused_since_s = 0, 0.0
         self._beats: list[float] = []
         self._connections = self._late_stamps = 0
-        self._turn_s = self._last_due_s = 0.0
+        self._turn_s = self._polled_s = 0.0
         self._cpu_s: list[tuple[float, float]] = []
         self.sent = self.done = self.failed = 0
         self.stop = "complete"
@@ -101,7 +102,9 @@ class Dispatcher:
         began_unix_s = time.time() - self.now()
         try:
             for request in self._roots:
-                # While there is time: not between due and send.
+                # Prompts are made while there is time, not between due and send of the last one.
+                if self.now() < request.due_s:
+                    gevent.sleep(SHORTEST_S)
                 ids = self._prompts.ids(request)
                 body = self._prompts.body(request, ids)
                 if self._over_before(request.due_s):
@@ -131,14 +134,15 @@ class Dispatcher:
     def _over_before(self, due_s: float) -> bool:
         """Wait until *due_s*; return whether the run ended before."""
         # The event loop's timers are 1 ms coarse, which at 75 requests/s would show in the gaps.
-        # The last one is spent polling, unless gaps are so short that it would cost too much.
-        grain_s = TIMER_GRAIN_S if due_s - self._last_due_s > SHORT_GAP_S else 0.0
-        self._last_due_s = due_s
+        # The last one is spent polling, unless they are so many that it would cost too much.
+        grain_s = TIMER_GRAIN_S if self._polled_s < MAX_POLLED * self.now() else 0.0
         early_s = due_s - grain_s - self.now()
         if early_s > 0:
             self._over.wait(early_s)
+        from_s = self.now()
         while self.now() < due_s and not self._over.is_set():
             gevent.idle()  # unlike sleep(0) it lets the loop look for what has arrived
+        self._polled_s += self.now() - from_s
         # Whoever is late is sent at once, for a turn of a busy event loop takes milliseconds; but
         # the streams have their turn, however much is late.
         if self.now() - max(due_s, self._turn_s) > TIMER_GRAIN_S:

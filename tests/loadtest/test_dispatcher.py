@@ -12,6 +12,7 @@ import pytest
 
 from loadtest.dispatcher import Dispatcher
 from loadtest.flight import Flight
+from loadtest.prompt import Prompts
 from loadtest.schedule import Request
 
 from .jobs import JOB
@@ -76,3 +77,19 @@ def test_the_run_ends_without_what_could_not_be_sent(
 
     assert len(samples) == (0 if place == "fly" else 2)
     assert "our own mistake" in capfd.readouterr().err
+
+
+def test_no_prompt_is_made_between_due_and_send(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prompt that takes a second to make holds up no request that is due before it."""
+    make = Prompts.ids
+
+    def slowly(prompts: Prompts, request: Request, *said: Any) -> Any:  # noqa: ANN401
+        if request.index == OTHER.index:
+            time.sleep(1)
+        return make(prompts, request, *said)
+
+    monkeypatch.setattr(Prompts, "ids", slowly)
+    first, second = run(FIRST, replace(OTHER, due_s=2.0))
+
+    assert first.send_s - first.due_s < 0.5
+    assert second.send_s >= 2.0
