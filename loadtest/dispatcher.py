@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 HEARTBEAT_S = 0.005
 TIMER_GRAIN_S = 0.001
-MAX_POLLED = 0.2
+MAX_POLLED = 0.1
 """Share of the time that may be spent polling."""
 DEAD_AFTER_REFUSALS = 5
 DEAD_AFTER_S = 3.0
