@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from loadtest.client import Health
-    from loadtest.evidence import Evidence
+    from loadtest.evidence import Evidence, Settling
     from loadtest.promise import Promise
     from loadtest.run import Run
     from loadtest.samples import Sample
@@ -48,21 +48,30 @@ def decide(
         return "failed", (f"{run.job.host} answered no request: {seen}",)
     if invalid := _invalid(evidence, measured, own):
         return "invalid", tuple(invalid)
-    return _judged(evidence, promises)
+    return judged(evidence.settling, evidence.length_s, promises)
 
 
-def _judged(evidence: Evidence, promises: tuple[Promise, ...]) -> tuple[str, tuple[str, ...]]:
-    """Return what a valid run proves."""
+def judged(
+    settling: Settling, window_s: float, promises: tuple[Promise, ...]
+) -> tuple[str, tuple[str, ...]]:
+    """
+    Return what a valid run proves, and why.
+
+    Args:
+        settling: where and whether it settled.
+        window_s: length of what counts.
+        promises: every limit of the SLO.
+    """
     missed = [p for p in promises if p.verdict == "missed"]
     if missed:
         return "missed", tuple(map(_miss, missed))
-    if evidence.rising and any(p.attained_fraction < LEVELS[p.percentile] for p in promises):
+    if settling.rising and any(p.attained_fraction < LEVELS[p.percentile] for p in promises):
         return "missed", ("latencies rise without end: more arrives than is answered",)
-    if not evidence.settled:
+    if not settling.settled:
         return "inconclusive", ("latencies had not settled in the window; a longer one is needed",)
     unclear = [p for p in promises if p.verdict == "open"]
     if unclear:
-        return "inconclusive", tuple(_open(p, evidence.length_s) for p in unclear)
+        return "inconclusive", tuple(_open(p, window_s) for p in unclear)
     return "met", ()
 
 

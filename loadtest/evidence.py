@@ -15,7 +15,27 @@ from sizing.arrivals import CONTENT_TOKENS
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from numpy.typing import NDArray
+
     from loadtest.run import Run
+    from loadtest.schedule import Window
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settling:
+    """
+    Where a run settles.
+
+    Attributes:
+        start_s: what arrives from here on counts; behind the window's own start if the run
+            settled later.
+        settled: whether latencies had settled by the middle of the run (MSER-5).
+        rising: they had not, for they rose to the end.
+    """
+
+    start_s: float
+    settled: bool
+    rising: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,20 +46,16 @@ class Evidence:
     Attributes:
         requests: scheduled in the window and after the warm-up, in the order of their arrival;
             `None`: never sent.
-        start_s: where they begin; behind the window's own start if the run settled later.
+        settling: where they begin, and whether the run had settled there.
         length_s: from there to the end of the window.
-        settled: whether latencies had settled by the middle of the run (MSER-5).
-        rising: they had not, for they rose to the end.
         cached_fraction: share of prompt tokens from the prefix cache, beyond those that the
             workload shares and those of a conversation's turns before; `None` where the endpoint
             does not tell.
     """
 
     requests: tuple[Sample | None, ...]
-    start_s: float
+    settling: Settling
     length_s: float
-    settled: bool
-    rising: bool
     cached_fraction: float | None
 
     @property
@@ -61,31 +77,44 @@ def evidence_of(run: Run) -> Evidence:
     changes by itself, where latencies are not meant to settle.
     """
     window, end_s = run.job.window, run.job.window.end_s
-    came = sorted((s for s in run.samples if s.due_s < end_s), key=lambda s: s.due_s)
-    start_s, settled, rising = window.start_s, True, False
+    settling = Settling(start_s=window.start_s, settled=True, rising=False)
     if not (run.job.shape.closed or run.job.shape.stages):
-        values = np.array([s.ttft_s if s.ok else math.inf for s in came])
-        cut, settled = settled_from(values)
-        if cut:
-            start_s = min(max(start_s, came[cut].due_s), (window.start_s + end_s) / 2)
-        rising = not settled and _rises(values)
+        came = sorted((s for s in run.samples if s.due_s < end_s), key=lambda s: s.due_s)
+        ttft_s = np.array([s.ttft_s if s.ok else math.inf for s in came])
+        settling = settling_of(np.array([s.due_s for s in came]), ttft_s, window)
     by_index = {s.index: s for s in run.samples}
     planned = [(by_index.get(r.index), r.due_s) for r in run.schedule if r.in_window]
     placed = [(s.due_s if s else due_s, s) for s, due_s in planned]
-    kept = [s for due_s, s in sorted(placed, key=lambda pair: pair[0]) if due_s >= start_s]
+    kept = [s for due_s, s in sorted(placed, key=lambda pair: pair[0]) if due_s >= settling.start_s]
     if run.job.shape.closed:
-        kept, start_s = [s for _, s in placed], window.start_s
+        kept = [s for _, s in placed]
     return Evidence(
         requests=tuple(kept),
-        start_s=start_s,
-        length_s=end_s - start_s,
-        settled=settled,
-        rising=rising,
+        settling=settling,
+        length_s=end_s - settling.start_s,
         cached_fraction=_cached(run, [s for s in kept if s and s.ok]),
     )
 
 
-def _rises(values: np.ndarray[tuple[int], np.dtype[np.float64]]) -> bool:
+def settling_of(
+    due_s: NDArray[np.float64], ttft_s: NDArray[np.float64], window: Window
+) -> Settling:
+    """
+    Find where a run settles, in the first half of its window.
+
+    Args:
+        due_s: arrivals up to the window's end, warm-up included, ascending, shape (n,).
+        ttft_s: of each, infinite without an answer, shape (n,).
+        window: of the run.
+    """
+    cut, settled = settled_from(ttft_s)
+    start_s = window.start_s
+    if cut:
+        start_s = min(max(start_s, float(due_s[cut])), (start_s + window.end_s) / 2)
+    return Settling(start_s=start_s, settled=settled, rising=not settled and _rises(ttft_s))
+
+
+def _rises(values: NDArray[np.float64]) -> bool:
     """Whether each quarter of a run is slower than the one before."""
     finite = np.minimum(values, values[np.isfinite(values)].max())
     medians = [float(np.median(part)) for part in np.array_split(finite, 4)]

@@ -146,9 +146,9 @@ def conclude(
         throughput=_throughput(run, evidence, replay),
         client=own,
         window=Counted(
-            start_s=evidence.start_s,
+            start_s=evidence.settling.start_s,
             length_s=evidence.length_s,
-            settled=evidence.settled,
+            settled=evidence.settling.settled,
             cached_fraction=evidence.cached_fraction,
         ),
         notes=_notes(run, evidence),
@@ -190,7 +190,7 @@ def _outcomes(evidence: Evidence) -> dict[str, int]:
 def _throughput(run: Run, evidence: Evidence, replay: Replay | None) -> Throughput:
     window_s, scheduled, answered = evidence.length_s, len(evidence.requests), evidence.answered
     good = count_good(run.job.slo, answered)
-    end_s = evidence.start_s + window_s
+    end_s = evidence.settling.start_s + window_s
     done = [(s.chunk_s[-1], s.output_tokens or 0) for s in run.samples if s.ok]
     foretold = []
     if replay:
@@ -201,7 +201,7 @@ def _throughput(run: Run, evidence: Evidence, replay: Replay | None) -> Throughp
         ]
 
     def finished(ends: list[tuple[float, int]]) -> float:
-        return sum(n for at_s, n in ends if evidence.start_s <= at_s < end_s) / window_s
+        return sum(n for at_s, n in ends if evidence.settling.start_s <= at_s < end_s) / window_s
 
     return Throughput(
         offered_requests_per_s=scheduled / window_s,
@@ -217,8 +217,8 @@ def _throughput(run: Run, evidence: Evidence, replay: Replay | None) -> Throughp
 def _notes(run: Run, evidence: Evidence) -> tuple[str, ...]:
     answered, notes = evidence.answered, []
     num_unanswered = len(evidence.requests) - len(answered)
-    if evidence.start_s > run.job.window.start_s:
-        cut_s = evidence.start_s - run.job.window.start_s
+    if evidence.settling.start_s > run.job.window.start_s:
+        cut_s = evidence.settling.start_s - run.job.window.start_s
         notes.append(f"{cut_s:.1f} s more of warm-up were cut: latencies settled only then")
     if num_unanswered and answered:
         notes.append(
