@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from sizing.student import student
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -22,20 +24,13 @@ LEVELS = (0.5, 0.9, 0.95, 0.98, 0.99)
 """Where a run's own latencies are cut to see how they vary together; misses alone are too few."""
 
 NEIGHBOUR_SIGMAS = 3.0
-"""Neighbours that have less in common than this are independent."""
+"""Neighbours that have less in common than this, in standard errors, are independent."""
 
 STAMP_DIGITS = 6
 """Below a microsecond there is no latency, only rounding, which has patterns of its own."""
 
 MOST_ALIKE = 0.9
 """Stretches that resemble the next more than this are a trend, of which there is no end to see."""
-
-UNSURE = 1.25
-"""
-By how much what a design effect has over 1 is taken larger in intervals: runs that met few bursts
-see too little of it. Without, 92 to 93 % of the intervals of runs of 5 minutes at 75 and 88 % load
-held the truth, with it 94 % (`benchmarks/verdict_coverage.py`'s queues, 700 runs each).
-"""
 
 RESERVE = 10.0
 """Design effect that a run must have room for; a shorter one may have met no burst to show its."""
@@ -49,14 +44,48 @@ class Interval:
     high: float | None
 
 
-def design_effect(values: NDArray[np.float64]) -> float:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DesignEffect:
     """
-    Estimate how many values of one run say as much as one independent value, at least 1.
+    How many values of one run say as much as one independent value.
 
-        deff = n Var(means of batches of 1{x > l}) / (B p (1 - p)) * (1 + r) / (1 - r)
+    Attributes:
+        seen: as estimated, at least 1.
+        freedom: degrees of freedom of the estimate; infinite where it is known.
+    """
 
-    r is how much a batch resembles the next, less the bias of its estimate. The largest over the
-    levels l counts, which makes up for what is unsure of each.
+    seen: float
+    freedom: float
+
+    @property
+    def reckoned(self) -> float:
+        """
+        The one to reckon with: (t / z)^2 times the one seen, t Student's with `freedom`.
+
+        Source:
+            Degrees of freedom in effective numbers: Korn and Graubard (1998), *Survey
+            Methodology* 24. It fades where a run is long against the queues that it met.
+        """
+        return self.seen * (student(self.freedom, CONFIDENCE) / Z) ** 2
+
+
+INDEPENDENT = DesignEffect(seen=1.0, freedom=math.inf)
+
+
+def design_effect(values: NDArray[np.float64]) -> DesignEffect:
+    """
+    Estimate how many values of one run say as much as one independent value.
+
+        deff = n Var(means of batches of 1{x > l}) / (B p (1 - p))
+               * (1 + s - 2 q) (1 + q) / ((1 - s) (1 - q))
+        degrees of freedom: B / (1 + 4 (1 + q) / (1 - s)), or B / (1 + 2 (1 + s) / (1 - s)) if q = 0
+
+    The means count as an autoregression of order two. s is the sum of its coefficients, less the
+    bias that order one would have, q the second: what a batch has in common with the next but one
+    beyond the one between, 0 if chance could be all of it. A wait clears exponentially, q = 0;
+    what lasts as long as a request does and then ends, like a TPOT, has q < 0, and order one
+    would see twice the effect. The largest over the levels l counts, low ones as well for a limit
+    that nearly all keep: a run between two bursts shows them nowhere else.
 
     Args:
         values: in the order of time, misses infinite, shape (n,).
@@ -65,9 +94,12 @@ def design_effect(values: NDArray[np.float64]) -> float:
         1 where neighbours have nothing in common.
 
     Source:
-        Batch means, the means as an autoregression of order one: Fishman (1971), *Management
-        Science* 18. Bias of r: Marriott and Pope (1954), *Biometrika* 41. Design effect: Kish.
-        `benchmarks/verdict_coverage.py` shows how often intervals hold the truth.
+        Batch means as an autoregression: Fishman (1971), *Management Science* 18. Both
+        coefficients from two correlations: Yule and Walker; their variance, and by the delta
+        method that of deff: Box and Jenkins, *Time Series Analysis*, chapter 7. Chance in q:
+        Quenouille (1949), *JRSS B* 11. Bias of s: Marriott and Pope (1954), *Biometrika* 41.
+        Design effect: Kish. `benchmarks/verdict_coverage.py` shows how often intervals hold
+        the truth.
 
     Ignores:
         What the run was too short to meet even once: see `samples_needed`.
@@ -76,14 +108,9 @@ def design_effect(values: NDArray[np.float64]) -> float:
     ordered = np.sort(values)
     cuts = [ordered[int(level * len(values))] for level in LEVELS] if len(values) else []
     varying = [above.astype(np.float64) for cut in cuts if (above := values > cut).any()]
-    if all(_lag_one(above) * len(above) ** 0.5 < NEIGHBOUR_SIGMAS for above in varying):
-        return 1.0
-    return max(1.0, *map(_effect, varying))
-
-
-def cautious(effect: float) -> float:
-    """Return the design effect to reckon with where one of *effect* was estimated."""
-    return 1.0 + UNSURE * (effect - 1.0)
+    if all(_alike(above, 1) * len(above) ** 0.5 < NEIGHBOUR_SIGMAS for above in varying):
+        return INDEPENDENT
+    return max(INDEPENDENT, *map(_effect, varying), key=lambda effect: effect.reckoned)
 
 
 def share_interval(share: float, count: int, effect: float) -> Interval:
@@ -158,19 +185,29 @@ def _holds(interval: Interval, share: float) -> bool:
     return interval.low < share <= (1.0 if interval.high is None else interval.high)
 
 
-def _effect(above: NDArray[np.float64]) -> float:
+def _effect(above: NDArray[np.float64]) -> DesignEffect:
     """Design effect of being above a level, where that varies."""
     batches, share = min(BATCHES, len(above)), float(above.mean())
     starts = np.arange(batches) * len(above) // batches
     means = np.add.reduceat(above, starts) / np.diff(np.append(starts, len(above)))
-    alike = _lag_one(means)
-    alike = min(MOST_ALIKE, max(0.0, alike + (1 + 3 * alike) / batches))
-    spread = float(means.var(ddof=1)) / batches * (1 + alike) / (1 - alike)
-    return spread * len(above) / (share * (1 - share))
+    next_one = _alike(means, 1)
+    beyond = (_alike(means, 2) - next_one**2) / (1 - next_one**2)
+    if abs(beyond) * batches**0.5 < NEIGHBOUR_SIGMAS:
+        beyond = 0.0
+    beyond = max(-MOST_ALIKE, min(MOST_ALIKE, beyond))
+    total = next_one * (1 - beyond) + beyond
+    total = min(MOST_ALIKE, max(0.0, total + (1 + 3 * total) / batches))
+    grown = (1 + total - 2 * beyond) * (1 + beyond) / ((1 - total) * (1 - beyond))
+    unsure = 2 * (1 + beyond) if beyond else 1 + total
+    spread = float(means.var(ddof=1)) / batches * grown
+    return DesignEffect(
+        seen=max(1.0, spread * len(above) / (share * (1 - share))),
+        freedom=batches / (1 + 2 * unsure / (1 - total)),
+    )
 
 
-def _lag_one(series: NDArray[np.float64]) -> float:
-    """Correlation of neighbours; 0 where nothing varies."""
+def _alike(series: NDArray[np.float64], lag: int) -> float:
+    """Correlation of values that lie *lag* apart; 0 where nothing varies."""
     centred = series - series.mean()
     total = float(centred @ centred)
-    return float(centred[1:] @ centred[:-1]) / total if total else 0.0
+    return float(centred[lag:] @ centred[:-lag]) / total if total else 0.0

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from loadtest.confidence import (
-    cautious,
     count_needed,
     design_effect,
     percentile_interval,
@@ -124,11 +123,11 @@ def judge_limit(
     level, count = LEVELS[percentile], len(values)
     missed = int((values > limit_s).sum())
     share = 1 - missed / count if count else 0.0
-    seen = design_effect(values)
-    effect = cautious(seen)
+    found = design_effect(values)
+    effect = found.reckoned
     attained = share_interval(share, max(1, count), effect)
     high = 1.0 if attained.high is None else attained.high
-    verdict = _verdict(level, requests, attained.low, high)
+    verdict = proven(level, requests, attained.low, high)
     enough = count_needed(share, level, effect) if verdict == "open" else None
     each = count / max(1, requests)
     measured_s = quantile(values.tolist(), level) if count else math.inf
@@ -146,14 +145,14 @@ def judge_limit(
         attained_fraction=share,
         attained_low=attained.low,
         attained_high=high,
-        design_effect=seen,
+        design_effect=found.seen,
         verdict=verdict,
         num_needed=enough and max(math.ceil(enough / (each or 1)), samples_needed(level)),
     )
 
 
-def _verdict(level: float, requests: int, low: float, high: float) -> str:
-    """Say what an interval proves about a share *level*."""
+def proven(level: float, requests: int, low: float, high: float) -> str:
+    """Say what an interval proves about a share *level*: kept, missed, or neither (open)."""
     if requests < samples_needed(level):
         return "missed" if high < min(level, MOST) else "open"
     return "kept" if low >= level else "missed" if high < level else "open"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from loadtest.confidence import cautious, design_effect, share_interval
+from loadtest.confidence import design_effect, share_interval
 from loadtest.evidence import evidence_of
 from loadtest.promise import count_good
 from loadtest.significance import MANY_RESAMPLES, differences, holm
@@ -202,7 +202,7 @@ def _side(run: Run, name: str) -> Side:
     good = count_good(run.job.slo, evidence.answered)
     share = good / len(evidence.requests)
     ttft = np.array([s.ttft_s if s and s.ok else np.inf for s in evidence.requests])
-    around = share_interval(share, len(evidence.requests), cautious(design_effect(ttft)))
+    around = share_interval(share, len(evidence.requests), design_effect(ttft).reckoned)
     return Side(
         name=name,
         requests=len(evidence.requests),

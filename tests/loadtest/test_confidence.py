@@ -11,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadtest.confidence import (
+    INDEPENDENT,
     RESERVE,
+    DesignEffect,
     count_needed,
     design_effect,
     percentile_interval,
@@ -22,12 +24,11 @@ from loadtest.significance import Difference, differences, holm
 from loadtest.warmup import settled_from
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
-from verdict_coverage import measure
+from verdict_coverage import cell_of, measure
+from verdict_small import Queue, draw
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-INDEPENDENT = 1.0
 
 
 def persistent(rng: np.random.Generator, count: int, stays: float) -> np.ndarray:
@@ -48,7 +49,7 @@ def settle(rng: np.random.Generator, count: int, cold: float) -> np.ndarray:
 def test_intervals_hold_what_was_seen(count: int, good: int) -> None:
     """A share lies in its own interval, and the interval in [0, 1]."""
     share = min(good, count) / count
-    found = share_interval(share, count, INDEPENDENT)
+    found = share_interval(share, count, 1.0)
 
     assert found.high is not None
     assert 0 <= found.low <= share + 1e-12
@@ -57,7 +58,7 @@ def test_intervals_hold_what_was_seen(count: int, good: int) -> None:
 
 def test_wilson_closed_form() -> None:
     """81 of 263: the interval of Wilson's score as statistics packages print it."""
-    found = share_interval(81 / 263, 263, INDEPENDENT)
+    found = share_interval(81 / 263, 263, 1.0)
 
     assert (found.low, found.high) == pytest.approx((0.2553, 0.3662), abs=5e-5)
 
@@ -65,11 +66,11 @@ def test_wilson_closed_form() -> None:
 @given(st.floats(0, 1), st.sampled_from([0.5, 0.9, 0.99]))
 def test_so_many_tell_and_one_less_does_not(share: float, target: float) -> None:
     """`count_needed` is the least number whose interval leaves the target out."""
-    needed = count_needed(share, target, INDEPENDENT)
+    needed = count_needed(share, target, 1.0)
     if needed is None:
         assert share == pytest.approx(target, abs=1e-5)
         return
-    told = share_interval(share, needed, INDEPENDENT)
+    told = share_interval(share, needed, 1.0)
     assert told.high is not None
     assert not told.low < target <= told.high
 
@@ -86,7 +87,7 @@ def test_independent_values_weigh_what_they_count() -> None:
 def test_repeated_values_weigh_as_one() -> None:
     """Every value 50 times in a row: 50 of them are worth one, and the largest estimate counts."""
     found = [
-        design_effect(np.repeat(np.random.default_rng(seed).exponential(size=4000), 50))
+        design_effect(np.repeat(np.random.default_rng(seed).exponential(size=4000), 50)).seen
         for seed in range(10)
     ]
 
@@ -97,9 +98,50 @@ def test_repeated_values_weigh_as_one() -> None:
 def test_design_effect_closed_form(count: int, stays: float) -> None:
     """Correlation r ** k has the effect (1 + r) / (1 - r), on average in longer runs."""
     rng = np.random.default_rng(2)
-    found = [design_effect(persistent(rng, count, stays)) for _ in range(60)]
+    found = [design_effect(persistent(rng, count, stays)).seen for _ in range(60)]
 
     assert np.mean(found) == pytest.approx((1 + stays) / (1 - stays), rel=0.2)
+
+
+def test_what_lasts_as_long_as_a_request() -> None:
+    """30 in service, each as slow as the number beside it: 40, where order one would see 87."""
+    queue = Queue(servers=0, load=30, service="0.3")
+    found = [
+        design_effect(draw(np.random.default_rng(seed), queue, 2600)[1, 600:]).seen
+        for seed in range(40)
+    ]
+
+    assert 40 <= np.mean(found) <= 70
+
+
+@given(st.floats(1, 1000), st.floats(2, 1e6))
+def test_what_is_unsure_counts_more(seen: float, freedom: float) -> None:
+    """More degrees of freedom never widen an interval, without end they add nothing."""
+    effect = DesignEffect(seen=seen, freedom=freedom)
+
+    assert effect.reckoned >= DesignEffect(seen=seen, freedom=2 * freedom).reckoned >= seen
+    assert DesignEffect(seen=seen, freedom=math.inf).reckoned == pytest.approx(seen)
+
+
+@given(st.integers(1, 5000), st.floats(0, 1), st.floats(1, 100))
+def test_more_values_never_widen(count: int, share: float, effect: float) -> None:
+    """The same share of twice as many values lies in a narrower interval within the wider."""
+    few, many = share_interval(share, count, effect), share_interval(share, 2 * count, effect)
+
+    assert few.high is not None
+    assert many.high is not None
+    assert few.low - 1e-12 <= many.low
+    assert many.high <= few.high + 1e-12
+
+
+def test_long_runs_are_surer_of_their_effect() -> None:
+    """Degrees of freedom follow the number of bursts met, not that of the values."""
+    rng = np.random.default_rng(9)
+    few = [design_effect(persistent(rng, 2000, 0.99)).freedom for _ in range(20)]
+    many = [design_effect(persistent(rng, 60_000, 0.99)).freedom for _ in range(20)]
+
+    assert np.median(few) < 15
+    assert np.median(many) > 25
 
 
 @pytest.mark.parametrize("level", [0.5, 0.9, 0.95, 0.99])
@@ -114,8 +156,8 @@ def test_enough_is_what_proves_a_percentile_with_reserve(level: float) -> None:
 def test_percentile_interval_is_open_where_nothing_lies_above() -> None:
     """The p99 of 50 values has no upper end; that of 50,000 has both, around the truth."""
     rng = np.random.default_rng(2)
-    few = percentile_interval(rng.exponential(size=50), 0.99, INDEPENDENT)
-    many = percentile_interval(rng.exponential(size=50_000), 0.99, INDEPENDENT)
+    few = percentile_interval(rng.exponential(size=50), 0.99, 1.0)
+    many = percentile_interval(rng.exponential(size=50_000), 0.99, 1.0)
 
     assert few.high is None
     assert many.high is not None
@@ -212,6 +254,18 @@ def test_intervals_hold_the_truth(utilisation: float, minutes: float) -> None:
     assert cell.judged
     assert cell.coverage >= 0.87
     assert cell.wrong <= 1
+
+
+def test_coverage_counts_what_led_to_a_verdict() -> None:
+    """Intervals without a verdict do not; a PASS of what fewer keep than promised is wrong."""
+    found = [
+        [(100, 0.95, 1, True), (100, 0.5, 0, False)],
+        [(100, 0.99, 1, False), (100, 0, -1, True)],
+    ]
+    cell = cell_of(found, (0.8, 0.5), 0.9)
+
+    assert (cell.judged, cell.held, cell.wrong) == (3, 2, 2)
+    assert cell.coverage == pytest.approx(2 / 3)
 
 
 def test_too_short_a_run_gets_no_verdict() -> None:
