@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
 from serving.demo_model import DemoShape, make_demo_model
+from serving.front import FrontDoor, front_door
 from serving.target import Target
 from sizing.plan import (
     SCHEMA_VERSION,
@@ -244,3 +246,11 @@ def make_plan() -> PlanMaker:
 def exact_plan(demo_model: Path, make_deployment: DeploymentMaker, make_plan: PlanMaker) -> Plan:
     """Return a plan of the demo in float32, where an answer does not depend on its neighbours."""
     return make_plan(make_deployment(demo_model, dtype="fp32"))
+
+
+@pytest.fixture(scope="session")
+def front(make_deployment: DeploymentMaker, make_plan: PlanMaker, small_model: Path) -> FrontDoor:
+    """Return a plan of one replica each: 10 ms a step and 0.1 ms a prompt token."""
+    deployment = make_deployment(small_model)
+    plan = replace(make_plan(deployment), slo=SloSpec(ttft_s=0.5, tpot_s=0.05))
+    return front_door(deployment, domains={"laptop": "d0"}, plan=plan, plan_hash="cafe")

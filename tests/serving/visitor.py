@@ -1,0 +1,60 @@
+"""A visitor of a front door in this process, what it asks for, and the key that it may show."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING, Any
+
+import httpx
+
+from serving.front_app import front_app
+
+from .fake_servers import FakeServers
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from serving.front import FrontDoor
+
+    Use = Callable[[httpx.AsyncClient], Awaitable[Any]]
+
+KEY = "a-secret-of-the-tests"
+LOCKED = {"MINICLUSTER_API_KEYS": f"alice:{KEY}:2"}
+HI = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
+ONE = {"prompt": [5, 6, 7], "max_tokens": 4}
+
+
+def used(
+    front: FrontDoor, servers: FakeServers, use: Use, environment: dict[str, str] | None = None
+) -> Any:  # noqa: ANN401
+    """Let *use* talk to a front door in this process."""
+
+    async def run() -> Any:  # noqa: ANN401
+        app = front_app(front, servers, environment or {})
+        transport = httpx.ASGITransport(app=app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://door") as client:
+            return await use(client)
+
+    return asyncio.run(run())
+
+
+def one(
+    front: FrontDoor,
+    path: str,
+    body: object = None,
+    *,
+    servers: FakeServers | None = None,
+    headers: dict[str, str] | None = None,
+    environment: dict[str, str] | None = None,
+) -> httpx.Response:
+    """Send one request: GET without a body."""
+
+    async def use(client: httpx.AsyncClient) -> httpx.Response:
+        if body is None:
+            return await client.get(path, headers=headers)
+        raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+        return await client.post(path, content=raw, headers=headers)
+
+    answer: httpx.Response = used(front, servers or FakeServers(), use, environment)
+    return answer
