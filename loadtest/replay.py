@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from sizing.errors import MiniclusterError
+from sizing.request_outcome import turned_away
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,9 +23,6 @@ if TYPE_CHECKING:
     from loadtest.schedule import Request
 
 LIMIT_S = 600.0
-
-TURNED_AWAY = ("shed", "refused", "client")
-"""Outcomes of requests that no engine has seen; the simulator has no door that could be closed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,13 +105,7 @@ def replay(
 
 def let_in(samples: Sequence[Sample]) -> tuple[Sample, ...]:
     """Return those of *samples* that came as far as an engine."""
-    return tuple(s for s in samples if not _turned_away(s))
-
-
-def _turned_away(sample: Sample) -> bool:
-    """Say whether the request was refused at the door (4xx, 503), or never came there."""
-    client_error = sample.outcome == "bad_status" and (sample.detail or "").startswith("4")
-    return sample.outcome in TURNED_AWAY or client_error
+    return tuple(s for s in samples if not turned_away(s.outcome, s.detail))
 
 
 def _line(sample: Sample, pace: float, asked: Request | None) -> str:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from sizing.arrivals import Arrivals
 from sizing.errors import InputError
 from sizing.plan import Plan, read_plan
+from sizing.request_outcome import turned_away
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,9 +21,6 @@ FEWEST = 50
 """Answered requests below which a run says nothing about constants."""
 
 WRITTEN = "samples as `loadtest run` writes them"
-
-TURNED_AWAY = ("shed", "refused", "client")
-"""Outcomes of requests that no engine has seen; the simulation has no door that could be closed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +67,7 @@ def read_observed(samples: Path, plan: Path | None) -> Observed:
     deployed = read_plan(plan or samples.parent / "plan.json")
     _check_model(samples, deployed)
     sent = _rows(samples)
-    rows = [row for row in sent if not _turned_away(row)]
+    rows = [row for row in sent if not turned_away(row["outcome"], str(row.get("detail")))]
     rows.sort(key=lambda row: (row["due_s"], row["index"]))
     answered = [row["outcome"] == "ok" and bool(row["chunk_s"]) for row in rows]
     verdict, start_s = _verdict(samples.parent / "verdict.json")
@@ -106,12 +104,6 @@ def read_observed(samples: Path, plan: Path | None) -> Observed:
         verdict=verdict,
         turned_away=len(sent) - len(rows),
     )
-
-
-def _turned_away(row: dict[str, Any]) -> bool:
-    """Say whether a request was refused at the door (4xx, 503), or never came there."""
-    client_error = row["outcome"] == "bad_status" and str(row.get("detail")).startswith("4")
-    return row["outcome"] in TURNED_AWAY or client_error
 
 
 def _verdict(path: Path) -> tuple[str | None, float]:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from loadtest.samples import OUTCOMES, Sample, read_samples, to_line
 from sizing.errors import InputError
+from sizing.request_outcome import TURNED_AWAY
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,6 +42,11 @@ def test_file_gives_back_the_samples(
     path.write_text("".join(to_line(s) + "\n" for s in samples), encoding="utf-8")
 
     assert list(read_samples(path)) == sorted(samples, key=lambda s: s.index)
+
+
+def test_who_was_turned_away_ended_in_a_way_that_there_is() -> None:
+    """`sizing calibrate` reads the outcomes that we write."""
+    assert set(TURNED_AWAY) < set(OUTCOMES)
 
 
 def test_torn_last_line_is_skipped(tmp_path: Path) -> None:
