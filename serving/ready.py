@@ -9,10 +9,11 @@ import time
 import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ray import serve
 
+from serving.handled_servers import NOBODY
 from serving.keys import authorization
 from serving.phases import STALL_S, Phases, Readiness
 from serving.ray_compat import broadcast
@@ -22,6 +23,8 @@ from sizing.errors import TargetFailed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from ray.serve.handle import DeploymentHandle
 
     from serving.served import ServedApp, ServedPool
 
@@ -81,9 +84,7 @@ def _probes(served: ServedApp, pool: ServedPool) -> int:
 
 def _round(server: ServedPool, probes: int, vocab_size: int, rng: random.Random) -> list[Phases]:
     """Send one prompt over every way through the replicas of *server*."""
-    handle = serve.get_deployment_handle(server.name, APP)
-    # A handle learns of the replicas with its first ordinary call.
-    handle.facts.remote().result(timeout_s=ROUND_LIMIT_S)
+    handle = _met(server)
     prompts = [[_prompt(vocab_size, rng) for _ in range(probes)] for _ in range(server.replicas)]
     waiting = iter(prompts)
     pool = ThreadPoolExecutor(max_workers=1)
@@ -92,11 +93,34 @@ def _round(server: ServedPool, probes: int, vocab_size: int, rng: random.Random)
         answers: list[list[Phases]] = future.result(timeout=ROUND_LIMIT_S)
     except TimeoutError:
         raise TargetFailed(f"a KV transfer did not come within {ROUND_LIMIT_S:.0f} s") from None
+    except NOBODY as error:
+        raise TargetFailed(
+            f"a {server.role} replica went away during its probe: {_named(error)}"
+        ) from None
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
     if len(answers) != server.replicas:
         raise TargetFailed(f"{len(answers)} of {server.replicas} {server.role} replicas answered")
     return [phases for answer in answers for phases in answer]
+
+
+def _met(server: ServedPool) -> DeploymentHandle[Any]:
+    """Return a handle that knows its replicas: it learns of them with its first ordinary call."""
+    handle = serve.get_deployment_handle(server.name, APP)
+    first = handle.facts.remote()
+    try:
+        first.result(timeout_s=ROUND_LIMIT_S)
+    except NOBODY as error:
+        first.cancel()  # its router would go on looking for a replica
+        raise TargetFailed(f"no {server.role} replica answers: {_named(error)}") from None
+    return handle
+
+
+def _named(error: Exception) -> str:
+    """Say in one line what went wrong where no replica answers."""
+    if isinstance(error, TimeoutError):
+        return f"nothing within {ROUND_LIMIT_S:.0f} s"
+    return f"{type(error).__name__}: {error}".partition("\n")[0]
 
 
 def stream_completion(base_url: str, model_id: str, prompt: list[int]) -> float:

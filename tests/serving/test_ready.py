@@ -1,20 +1,30 @@
-"""The completion that `serving up` streams before it calls a deployment ready."""
+"""What `serving up` asks before it calls a deployment ready, and what it says of no answer."""
 
 from __future__ import annotations
 
 import json
 import warnings
 from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from sizing.errors import TargetFailed
+
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Ray's own
+    from ray.exceptions import RayActorError
+
     from serving import ready
 
 if TYPE_CHECKING:
+    from pathlib import Path
     from urllib.request import Request
+
+    from serving.front import FrontDoor
+
+    from .conftest import DeploymentMaker
 
 
 @pytest.mark.parametrize(("limit", "asked"), [(None, 4), ("3", 3), ("1", 1), ("100", 4)])
@@ -36,3 +46,52 @@ def test_it_keeps_the_operators_limit(
         monkeypatch.setenv("MINICLUSTER_MAX_OUTPUT_TOKENS", limit)
     assert ready.stream_completion("http://door", "demo", [1, 2]) >= 0
     assert [body["max_tokens"] for body in bodies] == [asked]
+
+
+@pytest.fixture
+def served(make_deployment: DeploymentMaker, small_model: Path, front: FrontDoor) -> Any:  # noqa: ANN401
+    """Return a deployment of one replica each, as far as probes go."""
+    pools = make_deployment(small_model).pools
+    servers = [SimpleNamespace(name=pool.role, role=pool.role, replicas=1) for pool in pools]
+    return SimpleNamespace(
+        servers=servers, front=front, of=lambda role: [s for s in servers if s.role == role]
+    )
+
+
+@pytest.mark.parametrize(
+    ("facts", "probe", "says"),
+    [
+        (TimeoutError(), None, "no prefill replica answers: nothing within 60 s"),
+        (RayActorError(), None, "no prefill replica answers: .*Actor"),
+        (None, TimeoutError(), "a KV transfer did not come within 60 s"),
+        (None, RayActorError(), "a prefill replica went away during its probe: .*Actor"),
+    ],
+)
+def test_replicas_that_do_not_answer_are_named_in_a_line(
+    served: Any,  # noqa: ANN401
+    monkeypatch: pytest.MonkeyPatch,
+    facts: Exception | None,
+    probe: Exception | None,
+    says: str,
+) -> None:
+    """No traceback: exit 5, with the pool and what it did; nobody goes on looking for one."""
+    cancelled: list[str] = []
+
+    def result(*, timeout_s: float) -> None:
+        assert timeout_s > 0
+        if facts:
+            raise facts
+
+    def broadcast(*_: object) -> None:
+        assert probe
+        raise probe
+
+    response = SimpleNamespace(result=result, cancel=lambda: cancelled.append("facts"))
+    handle = SimpleNamespace(facts=SimpleNamespace(remote=lambda: response))
+    monkeypatch.setattr(ready.serve, "get_deployment_handle", lambda *_: handle)
+    monkeypatch.setattr(ready, "broadcast", broadcast)
+    with pytest.raises(TargetFailed, match=says) as failed:
+        ready.wait_until_ready(served, base_url="http://door", vocab_size=500, told=lambda _: None)
+
+    assert "\n" not in str(failed.value)
+    assert cancelled == (["facts"] if facts else [])
