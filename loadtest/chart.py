@@ -13,14 +13,19 @@ WIDTH, HEIGHT = 520, 290
 LEFT, RIGHT, TOP, BOTTOM = 58, 14, 14, 40
 TICKS = 5
 TAIL_TICKS = (0.0, 0.5, 0.9, 0.95, 0.99, 0.999, 0.9999)
+IN_SECONDS_S = 10.0
+"""Where a latency axis reaches that far, it is one of seconds."""
 MAX_POINTS = 1500
 """More marks than that are not drawn: nobody sees them, and every browser loads them."""
+FOUND = {True: "held", False: "missed", None: "open"}
+"""Classes of dots, by whether the SLO held."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axis:
-    """A range of values, where it lies in the drawing, and how its ticks are called."""
+    """A range of values, where it lies in the drawing, and how it and its ticks are called."""
 
+    name: str
     low: float
     high: float
     start: float
@@ -45,15 +50,22 @@ def _labelled(ticks: Sequence[float], scale: float) -> tuple[tuple[float, str], 
 
 
 def latency_axis(high_s: float) -> Axis:
-    """Return a vertical axis in milliseconds from 0 to at least *high_s*."""
-    ticks = round_ticks(high_s)
-    return Axis(low=0, high=ticks[-1], start=HEIGHT - BOTTOM, end=TOP, ticks=_labelled(ticks, 1000))
+    """Return a vertical axis from 0 to at least *high_s*, in ms; in s where that is long."""
+    name, scale = ("seconds", 1) if high_s >= IN_SECONDS_S else ("ms", 1000)
+    return _upright(name, round_ticks(high_s), scale)
 
 
-def time_axis(high_s: float) -> Axis:
-    """Return a horizontal axis in seconds."""
-    ticks = [tick for tick in round_ticks(high_s) if tick <= high_s]
-    return Axis(low=0, high=high_s, start=LEFT, end=WIDTH - RIGHT, ticks=_labelled(ticks, 1))
+def _upright(name: str, ticks: Sequence[float], scale: float) -> Axis:
+    """Return a vertical axis over *ticks*."""
+    start = HEIGHT - BOTTOM
+    labelled = _labelled(ticks, scale)
+    return Axis(name=name, low=0, high=ticks[-1], start=start, end=TOP, ticks=labelled)
+
+
+def _level(name: str, high: float) -> Axis:
+    """Return a horizontal axis from 0 to *high*."""
+    ticks = _labelled([tick for tick in round_ticks(high) if tick <= high], 1)
+    return Axis(name=name, low=0, high=high, start=LEFT, end=WIDTH - RIGHT, ticks=ticks)
 
 
 def tail_axis(count: int) -> Axis:
@@ -65,7 +77,8 @@ def tail_axis(count: int) -> Axis:
     high = max(_tail(0.995), math.log10(max(count, 2)))
     shares = [share for share in TAIL_TICKS if _tail(share) <= high]
     ticks = tuple((_tail(share), f"{100 * share:.10g}%") for share in shares)
-    return Axis(low=0, high=high, start=LEFT, end=WIDTH - RIGHT, ticks=ticks)
+    name = "share of requests within"
+    return Axis(name=name, low=0, high=high, start=LEFT, end=WIDTH - RIGHT, ticks=ticks)
 
 
 def _tail(share: float) -> float:
@@ -92,7 +105,7 @@ def distribution(
     ordered = sorted(values_s)
     tops = [ordered[-1], *predicted_s.values(), *foretold_s, *([limit[1]] if limit else [])]
     x, y = tail_axis(len(ordered)), latency_axis(1.05 * max(tops))
-    parts = [_frame(x, y, "share of requests within", "ms")]
+    parts = [_frame(x, y)]
     if limit:
         parts.append(_corner(x, y, *limit))
     parts.append(_polyline("measured", _curve(ordered, x, y)))
@@ -121,7 +134,7 @@ def over_time(
 ) -> str:
     """Draw each request at its scheduled arrival; failed ones as strokes at the top."""
     tops = [value for _, value in points] + ([limit_s] if limit_s else [])
-    x, y = time_axis(end_s), latency_axis(1.05 * max(tops))
+    x, y = _level("scheduled arrival, s", end_s), latency_axis(1.05 * max(tops))
     parts = []
     for start, end in ((0.0, window[0]), (window[1], end_s)):
         width = x.at(end) - x.at(start)
@@ -129,7 +142,7 @@ def over_time(
             f'<rect class="outside" x="{x.at(start):.1f}" y="{TOP}" width="{max(0, width):.1f}"'
             f' height="{HEIGHT - BOTTOM - TOP}"/>'
         )
-    parts.append(_frame(x, y, "scheduled arrival, s", "ms"))
+    parts.append(_frame(x, y))
     if limit_s:
         parts.append(_line("limit", x.start, y.at(limit_s), x.end, y.at(limit_s)))
     step = max(1, len(points) // MAX_POINTS)
@@ -143,7 +156,7 @@ def over_time(
 
 
 def goodput(
-    points: Sequence[tuple[float, float, bool]],
+    points: Sequence[tuple[float, float, bool | None]],
     marks: Mapping[str, float],
     foreseen: Sequence[tuple[float, float]] = (),
 ) -> str:
@@ -151,18 +164,17 @@ def goodput(
     Draw goodput against offered load.
 
     Args:
-        points: offered and good requests/s of each run, and whether the SLO held.
+        points: offered and good requests/s of each run, and whether the SLO held;
+            `None`: nobody knows.
         marks: where limits are, by the class of their line: `measured`, `predicted`.
         foreseen: offered and good requests/s as predicted, by load.
 
     """
     loads = [load for load, _, _ in points] + [load for load, _ in foreseen]
     high = 1.1 * max([*loads, *marks.values()])
-    ticks = [tick for tick in round_ticks(high) if tick <= high]
-    x = Axis(low=0, high=high, start=LEFT, end=WIDTH - RIGHT, ticks=_labelled(ticks, 1))
-    top = round_ticks(high)
-    y = Axis(low=0, high=top[-1], start=HEIGHT - BOTTOM, end=TOP, ticks=_labelled(top, 1))
-    parts = [_frame(x, y, "requests/s offered", "requests/s that met the SLO")]
+    x = _level("requests/s offered", high)
+    y = _upright("requests/s that met the SLO", round_ticks(high), 1)
+    parts = [_frame(x, y)]
     parts.append(_line("ideal", x.at(0), y.at(0), x.at(high), y.at(high)))
     parts.append(_polyline("curve", [(x.at(a), y.at(b)) for a, b, _ in sorted(points)]))
     for name, at in marks.items():
@@ -173,7 +185,7 @@ def goodput(
         for a, b in foreseen
     ]
     parts += [
-        _dot("held" if held else "missed", x.at(a), y.at(b), f"{a:.2f}/s offered, {b:.2f}/s good")
+        _dot(FOUND[held], x.at(a), y.at(b), f"{a:.2f}/s offered, {b:.2f}/s good")
         for a, b, held in points
     ]
     return _svg(parts, "goodput against load")
@@ -208,16 +220,16 @@ def _text(x: float, y: float, text: str, anchor: str) -> str:
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{text}</text>'
 
 
-def _frame(x: Axis, y: Axis, x_name: str, y_name: str) -> str:
+def _frame(x: Axis, y: Axis) -> str:
     """Draw grid, ticks and names of both axes."""
     parts = [_line("grid", x.start, y.at(v), x.end, y.at(v)) for v, _ in y.ticks]
     parts += [_text(x.start - 8, y.at(v) + 4, name, "end") for v, name in y.ticks]
     parts += [_line("grid", x.at(v), TOP, x.at(v), HEIGHT - BOTTOM) for v, _ in x.ticks]
     parts += [_text(x.at(v), HEIGHT - BOTTOM + 17, name, "middle") for v, name in x.ticks]
-    parts.append(_text((x.start + x.end) / 2, HEIGHT - 4, x_name, "middle"))
+    parts.append(_text((x.start + x.end) / 2, HEIGHT - 4, x.name, "middle"))
     middle = (y.start + y.end) / 2
     turned = f'transform="rotate(-90 14 {middle:.1f})"'
-    parts.append(f'<text x="14" y="{middle:.1f}" text-anchor="middle" {turned}>{y_name}</text>')
+    parts.append(f'<text x="14" y="{middle:.1f}" text-anchor="middle" {turned}>{y.name}</text>')
     return "".join(parts)
 
 

@@ -7,7 +7,10 @@ from importlib import metadata, resources
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
+
+DOTS = {"held", "missed", "open", "point"}
+"""Classes of a legend's marks that are no lines."""
 
 
 def document(title: str, *body: str) -> str:
@@ -30,6 +33,22 @@ def escape(text: object) -> str:
 def section(title: str, inner: str) -> str:
     """Return *inner*, which is HTML, below a heading."""
     return f"<section><h2>{escape(title)}</h2>{inner}</section>"
+
+
+def paragraph(text: str, name: str = "") -> str:
+    """Return *text* as a sentence of its own, of class *name*; no line ends before its %."""
+    mark = f' class="{name}"' if name else ""
+    sentence = escape(text[:1].upper() + text[1:]).replace(" %", "&nbsp;%")
+    return f"<p{mark}>{sentence}</p>"
+
+
+def legend(marks: Mapping[str, str]) -> str:
+    """Say what the marks of a drawing mean, by their class."""
+    drawn = []
+    for name, text in marks.items():
+        kind = "b" if name in DOTS else "i"
+        drawn.append(f'<span><{kind} class="{name}"></{kind}>{escape(text)}</span>')
+    return f'<div class="legend">{"".join(drawn)}</div>'
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

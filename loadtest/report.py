@@ -6,8 +6,8 @@ from collections import Counter
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from loadtest.chart import distribution, goodput, over_time
-from loadtest.html import document, escape, facts, section, table
+from loadtest.chart import FOUND, distribution, goodput, over_time
+from loadtest.html import document, escape, facts, legend, paragraph, section, table
 from loadtest.samples import OUTCOMES
 from loadtest.spread import LEVELS
 from loadtest.table import (
@@ -40,11 +40,8 @@ MOST_ERRORS = 8
 """Kinds of errors listed."""
 
 NAMES = {"ttft": "TTFT", "tpot": "TPOT"}
-LEGEND = (
-    '<div class="legend"><span><i class="measured"></i>measured</span>{predicted}'
-    '<span><i class="limit"></i>SLO</span></div>'
-)
-PREDICTED = '<span><i class="predicted"></i>predicted</span>'
+HELD = {"met": True, "missed": False}
+"""Whether the SLO held, by verdict; of others nobody knows."""
 
 
 def page(
@@ -67,12 +64,11 @@ def page(
 
 def _header(verdict: Verdict) -> str:
     word, why = headline(verdict)
-    lines = [f"<p>{escape(why)}</p>"]
+    lines = [paragraph(why)]
     if said := prediction_text(verdict):
-        lines.append(f"<p>{escape(said[0].upper() + said[1:])}</p>")
-    lines += [f"<p>{escape(confidence_text(promise))}</p>" for promise in verdict.promises]
-    lines.append(f'<p class="soft">{escape(outcome_text(verdict))}</p>')
-    lines += [f'<p class="soft">{escape(note)}</p>' for note in verdict.notes]
+        lines.append(paragraph(said))
+    lines += [paragraph(confidence_text(promise)) for promise in verdict.promises]
+    lines += [paragraph(note, "soft") for note in (outcome_text(verdict), *verdict.notes)]
     return (
         f'<header class="{escape(verdict.verdict)}"><h1>{escape(word)}</h1>{"".join(lines)}'
         f'<div class="tiles">{"".join(_tiles(verdict))}</div></header>'
@@ -85,7 +81,7 @@ def _tiles(verdict: Verdict) -> Iterator[str]:
         yield _tile(
             f"{promise.metric.upper()} {promise.percentile}",
             "endless" if measured is None else milliseconds(measured),
-            f"SLO {milliseconds(promise.limit_s)}, 95 % {interval_text(promise)}",
+            f"SLO {milliseconds(promise.limit_s)}, 95 % interval {interval_text(promise)}",
             bad=promise.verdict == "missed",
         )
     done = verdict.throughput
@@ -127,11 +123,11 @@ def _phases(verdict: Verdict) -> str:
             row.name,
             milliseconds(row.predicted_s),
             milliseconds(row.measured_s),
-            f"{1000 * row.difference_s:+.1f} ms",
+            f"{1000 * row.difference_s:+z.1f} ms",
         )
         for row in phases.rows
     ]
-    said = f'<p class="soft">{escape(phases_text(verdict) or "")}</p>'
+    said = paragraph(phases_text(verdict) or "", "soft")
     drawn = table(("", "predicted", "measured", "difference"), rows)
     return section("Phase by phase, means", drawn + said)
 
@@ -157,8 +153,12 @@ def _charts(run: Run, verdict: Verdict, replay: Replay | None, foreseen: Foresee
         if values:
             foretold = _foretold(metric, answered, replay)
             chart = _distribution(metric, values, foretold, promises.get(metric), run.plan)
-            legend = LEGEND.format(predicted=PREDICTED if run.plan else "")
-            drawn.append(section(f"{name}: distribution", legend + chart))
+            marks = {
+                "measured": "measured",
+                **({"predicted": "predicted"} if run.plan else {}),
+                **({"limit": "SLO"} if metric in promises else {}),
+            }
+            drawn.append(section(f"{name}: distribution", legend(marks) + chart))
     for metric, name in NAMES.items():
         if course := _course(metric, run, promises.get(metric)):
             drawn.append(section(f"{name} over time", course))
@@ -170,13 +170,15 @@ def _charts(run: Run, verdict: Verdict, replay: Replay | None, foreseen: Foresee
 def _goodput(verdict: Verdict, foreseen: Foreseen) -> str:
     """Draw what of a load meets the SLO: predicted at several, measured at this run's."""
     done, limit = verdict.throughput, foreseen.limit_requests_per_s
-    legend = (
-        '<div class="legend"><span><b class="held"></b>this run</span>'
-        '<span><i class="predicted"></i>predicted</span>'
-        '<span><i class="limit-predicted"></i>the SLO holds up to here, by the plan</span></div>'
-    )
+    held = HELD.get(verdict.verdict)
+    marks = {
+        FOUND[held]: "this run",
+        "predicted": "predicted",
+        "limit-predicted": "the SLO holds up to here, by the plan",
+        "ideal": "all that is offered",
+    }
     drawn = goodput(
-        [(done.offered_requests_per_s, done.good_requests_per_s, verdict.verdict == "met")],
+        [(done.offered_requests_per_s, done.good_requests_per_s, held)],
         {"predicted": limit},
         foreseen.points,
     )
@@ -185,7 +187,7 @@ def _goodput(verdict: Verdict, foreseen: Foreseen) -> str:
         f"shedding. The plan has the SLO hold up to {limit:.2f} requests/s; beyond, queues grow "
         "as long as the load lasts."
     )
-    return section("Goodput against load", legend + drawn + f'<p class="soft">{said}</p>')
+    return section("Goodput against load", legend(marks) + drawn + paragraph(said, "soft"))
 
 
 def _foretold(metric: str, answered: Sequence[Sample], replay: Replay | None) -> list[float]:
@@ -221,9 +223,15 @@ def _course(metric: str, run: Run, promise: Promise | None) -> str | None:
     if not points:
         return None
     window = run.job.window
-    return over_time(
+    failed_s = [s.due_s for s in run.samples if _failed(s)]
+    marks = {
+        "point": "a request",
+        **({"failed": "one that failed"} if failed_s else {}),
+        **({"limit": "SLO"} if promise else {}),
+    }
+    return legend(marks) + over_time(
         points,
-        failed_s=[s.due_s for s in run.samples if _failed(s)],
+        failed_s=failed_s,
         window=(window.start_s, window.end_s),
         limit_s=promise.limit_s if promise else None,
         end_s=max(window.end_s, *(s.due_s for s in run.samples)),

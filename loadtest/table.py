@@ -56,7 +56,7 @@ def latency_rows(verdict: Verdict) -> Iterator[tuple[str, str, str, str, str]]:
                 f"{name} {statistic}",
                 milliseconds(row.predicted_s) if row else "",
                 milliseconds(spread.at(statistic)) if spread else "-",
-                f"{row.error_fraction:+.0%}" if row else "",
+                f"{row.error_fraction:+z.0%}" if row else "",
                 f"< {milliseconds(limit_s)}" if limit_s else "",
             )
 
@@ -87,7 +87,7 @@ def load_rows(verdict: Verdict) -> Iterator[tuple[str, str, str, str, str]]:
         "output tokens/s",
         "" if planned_tokens is None else f"{planned_tokens:.1f}",
         f"{tokens:.1f}",
-        f"{planned_tokens / tokens - 1:+.0%}" if planned_tokens and tokens else "",
+        f"{planned_tokens / tokens - 1:+z.0%}" if planned_tokens and tokens else "",
         "",
     )
 
@@ -168,10 +168,10 @@ def prediction_text(verdict: Verdict) -> str | None:
     parts = []
     for metric, most in verdict.comparison.tolerance.items():
         row = verdict.comparison.row(metric, "mean")
-        error = f"{row.error_fraction:+.0%}" if row else "not measured"
+        error = f"{row.error_fraction:+z.0%}" if row else "not measured"
         sure = ""
         if row and row.error_low is not None and row.error_high is not None:
-            sure = f", 95 % {row.error_low:+.0%} to {row.error_high:+.0%}"
+            sure = f", 95 % interval {row.error_low:+z.0%} to {row.error_high:+z.0%}"
         parts.append(f"{metric.upper()} mean {error} (allowed {most:.0%}{sure})")
     held = "held" if verdict.comparison.held else "did not hold"
     source = {"replayed": "of these very requests", "planned": "of the plan"}

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from loadtest.chart import distribution, goodput
+from loadtest.chart import FOUND, distribution, goodput
 from loadtest.evidence import evidence_of
-from loadtest.html import document, escape, section, table
+from loadtest.html import document, escape, legend, paragraph, section, table
 from loadtest.table import milliseconds
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 NAMES = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "E2E"}
 CHANGE_HEADS = ("", "first", "second", "difference, 95 %", "")
-PROBE_HEADS = ("requests/s", "SLO", "attained", "goodput/s", "TTFT", "TPOT", "requests")
+FOUND_WORDS = {True: "holds", False: "misses", None: "open"}
 
 
 def change_rows(versus: Versus) -> Iterator[tuple[str, ...]]:
@@ -30,7 +30,7 @@ def change_rows(versus: Versus) -> Iterator[tuple[str, ...]]:
         "good requests",
         f"{versus.first.good_fraction:.2%}",
         f"{versus.second.good_fraction:.2%}",
-        f"{100 * good.low:+.2f} to {100 * good.high:+.2f} points",
+        f"{100 * good.low:+z.2f} to {100 * good.high:+z.2f} points",
         "differs" if good.significant else "chance",
     )
     for change in versus.changes:
@@ -38,9 +38,18 @@ def change_rows(versus: Versus) -> Iterator[tuple[str, ...]]:
             f"{NAMES[change.metric]} {change.statistic}",
             milliseconds(change.first_s),
             milliseconds(change.second_s),
-            f"{1000 * change.low_s:+.1f} to {1000 * change.high_s:+.1f} ms",
+            difference_text(change.low_s, change.high_s),
             "differs" if change.significant else "chance",
         )
+
+
+def difference_text(low_s: float, high_s: float) -> str:
+    """Write an interval of seconds in the unit that its larger end has in `milliseconds`."""
+    most_s = max(abs(low_s), abs(high_s))
+    if most_s >= 1:
+        return f"{low_s:+z.2f} to {high_s:+z.2f} s"
+    digits = 1 if most_s >= 0.01 else 2  # noqa: PLR2004
+    return f"{1000 * low_s:+z.{digits}f} to {1000 * high_s:+z.{digits}f} ms"
 
 
 def versus_lines(versus: Versus) -> Iterator[str]:
@@ -53,8 +62,8 @@ def versus_lines(versus: Versus) -> Iterator[str]:
         else "compared as two runs of their own: their schedules differ"
     )
     yield (
-        f"`differs` is more than chance at 5 % for all {len(versus.changes) + 1} figures together; "
-        "each interval is one of 95 % by itself"
+        f"what differs does so by more than chance at 5 % for all {len(versus.changes) + 1} "
+        "figures together; each interval is one of 95 % by itself"
     )
     yield from versus.notes
 
@@ -71,7 +80,7 @@ def versus_table(versus: Versus) -> Table:
 
 def versus_page(versus: Versus, first: Run, second: Run) -> str:
     """Draw both runs: table, and distributions over each other."""
-    lines = "".join(f"<p>{escape(line)}</p>" for line in versus_lines(versus))
+    lines = "".join(map(paragraph, versus_lines(versus)))
     drawn = []
     for metric in ("ttft", "tpot"):
         values = [
@@ -79,14 +88,11 @@ def versus_page(versus: Versus, first: Run, second: Run) -> str:
             for run in (first, second)
         ]
         if all(values):
-            legend = (
-                '<div class="legend"><span><i class="measured"></i>first</span>'
-                '<span><i class="predicted"></i>second</span></div>'
-            )
+            marks = legend({"measured": "first", "predicted": "second"})
             chart = distribution(values[0], predicted_s={}, foretold_s=values[1], limit=None)
-            drawn.append(section(f"{NAMES[metric]}: distribution", legend + chart))
-    marks = [versus.good.significant, *(change.significant for change in versus.changes)]
-    title = f"{sum(marks)} of {len(marks)} figures differ"
+            drawn.append(section(f"{NAMES[metric]}: distribution", marks + chart))
+    differ = [versus.good.significant, *(change.significant for change in versus.changes)]
+    title = f"{sum(differ)} of {len(differ)} figures differ"
     return document(
         title,
         f"<header><h1>{escape(title)}</h1>{lines}</header>",
@@ -95,13 +101,18 @@ def versus_page(versus: Versus, first: Run, second: Run) -> str:
     )
 
 
+def probe_heads(search: Search) -> tuple[str, ...]:
+    """Name the columns of `probe_rows`."""
+    latencies = (f"TTFT {search.percentile}", f"TPOT {search.percentile}")
+    return ("requests/s", "SLO", "met it", "goodput/s", *latencies, "requests")
+
+
 def probe_rows(search: Search) -> Iterator[tuple[str, ...]]:
     """Yield a row for each try, by rate."""
-    words = {True: "holds", False: "misses", None: "open"}
     for probe in sorted(search.probes, key=lambda p: p.requests_per_s):
         yield (
             f"{probe.requests_per_s:.2f}",
-            words[probe.holds],
+            FOUND_WORDS[probe.holds],
             f"{probe.attained_fraction:.2%}",
             f"{probe.good_requests_per_s:.2f}",
             "endless" if probe.ttft_s is None else milliseconds(probe.ttft_s),
@@ -111,37 +122,36 @@ def probe_rows(search: Search) -> Iterator[tuple[str, ...]]:
 
 
 def search_lines(search: Search) -> Iterator[str]:
-    """Say between which tries the limit lies, and how far the plan's word is from it."""
+    """Say between which tries the limit lies, how far the plan's word is from it, what is open."""
     found, error = search.found, ""
     if found.low is not None and found.high is not None:
         yield (
             f"the SLO holds at {found.low:.2f} requests/s and misses at {found.high:.2f}: "
-            f"the limit lies between{_unclear(search)}"
+            "the limit lies between"
         )
         low, high = (search.predicted_requests_per_s / end - 1 for end in (found.high, found.low))
-        error = f": {low:+.0%} to {high:+.0%} of the measured"
+        error = f": {low:+.0%} to {high:+.0%} off the measured limit"
     elif found.low is not None:
-        yield f"the SLO holds at {found.low:.2f} requests/s; no rate tried misses{_unclear(search)}"
+        yield f"the SLO holds at {found.low:.2f} requests/s; no rate tried misses"
     else:
         holds = "is known to hold" if found.unclear else "holds"
-        yield f"no rate tried {holds} the SLO{_unclear(search)}"
+        yield f"no rate tried {holds} the SLO"
     yield (
         f"the plan has it hold up to {search.predicted_requests_per_s:.2f} requests/s{error}; "
-        f"its pools saturate at {search.saturation_requests_per_s:.2f}"
+        f"its pools saturate at {search.saturation_requests_per_s:.2f} requests/s"
     )
-
-
-def _unclear(search: Search) -> str:
-    """Name the rates that may hold or miss, for all that the longest runs tell."""
-    rates = ", ".join(f"{rate:.2f}" for rate in search.found.unclear)
-    most = f"of at most {search.most_requests} requests (--most-requests)"
-    return f"; no run {most} tells at {rates}" if rates else ""
+    if found.unclear:
+        rates = ", ".join(f"{rate:.2f}" for rate in found.unclear)
+        yield (
+            f"open at {rates} requests/s: no run of at most {search.most_requests} requests "
+            "(--most-requests) tells whether the SLO holds there"
+        )
 
 
 def search_table(search: Search) -> Table:
     """Return the table of a terminal."""
-    found = Table(title=f"tries, latencies at {search.percentile}")
-    for head in PROBE_HEADS:
+    found = Table(title="tries")
+    for head in probe_heads(search):
         found.add_column(head, justify="right")
     for row in probe_rows(search):
         found.add_row(*row)
@@ -150,23 +160,24 @@ def search_table(search: Search) -> Table:
 
 def search_page(search: Search) -> str:
     """Draw goodput against load with its knee."""
-    lines = list(search_lines(search))
-    middle = search.found.middle
-    points = [(p.requests_per_s, p.good_requests_per_s, bool(p.holds)) for p in search.probes]
-    marks = {"predicted": search.predicted_requests_per_s}
+    first, *more = search_lines(search)
+    title, middle = first[0].upper() + first[1:], search.found.middle
+    points = [(p.requests_per_s, p.good_requests_per_s, p.holds) for p in search.probes]
+    limits = {"predicted": search.predicted_requests_per_s}
     if middle is not None:
-        marks["measured"] = middle
-    legend = (
-        '<div class="legend"><span><b class="held"></b>held</span>'
-        '<span><b class="missed"></b>missed or open</span>'
-        '<span><i class="measured"></i>middle of the bracket</span>'
-        '<span><i class="limit-predicted"></i>predicted limit</span></div>'
-    )
+        limits["measured"] = middle
+    tried = {holds for _, _, holds in points}
+    marks = {
+        **{FOUND[holds]: word for holds, word in FOUND_WORDS.items() if holds in tried},
+        **({"measured": "measured limit (middle between both)"} if middle is not None else {}),
+        "limit-predicted": "predicted limit",
+        "ideal": "all that is offered",
+    }
     return document(
-        lines[0],
-        f"<header><h1>{escape(lines[0])}</h1><p>{escape(lines[1])}</p></header>",
-        section("Goodput against load", legend + goodput(points, marks)),
-        section("Tries", table(PROBE_HEADS, probe_rows(search))),
+        title,
+        f"<header><h1>{escape(title)}</h1>{''.join(map(paragraph, more))}</header>",
+        section("Goodput against load", legend(marks) + goodput(points, limits)),
+        section("Tries", table(probe_heads(search), probe_rows(search))),
     )
 
 
@@ -174,6 +185,6 @@ def _side(side: Side) -> str:
     return (
         f"{side.name}: {side.answered} of {side.requests} answered, "
         f"{side.offered_requests_per_s:.2f} requests/s, {side.good_fraction:.2%} met the SLO "
-        f"(95 % {side.good_low:.2%} to {side.good_high:.2%}), "
-        f"goodput {side.good_requests_per_s:.2f}/s"
+        f"(95 % interval {side.good_low:.2%} to {side.good_high:.2%}), "
+        f"goodput {side.good_requests_per_s:.2f} requests/s"
     )

@@ -162,13 +162,14 @@ def test_report(browser: Browser, run: Run, tmp_path: Path) -> None:
 
 
 def test_compare(browser: Browser, run: Run, tmp_path: Path) -> None:
-    """Two runs: what differs stands first, both are drawn."""
-    versus = compare_runs(run, run, ("before", "after"))
+    """Two runs: what differs stands first, both are drawn, and no name is wider than the page."""
+    versus = compare_runs(run, run, ("before", "after" * 50))
     seen = look(browser, versus_page(versus, run, run), tmp_path, "compare")
 
     assert str(seen["text"]).startswith("0 of 16 figures differ")
-    assert "compared request by request" in str(seen["text"])
+    assert "Compared request by request" in str(seen["text"])
     assert seen["shapes"] == [2, 2]
+    assert seen["wide"]
 
 
 def test_search(browser: Browser, tmp_path: Path) -> None:
@@ -177,7 +178,7 @@ def test_search(browser: Browser, tmp_path: Path) -> None:
         Probe(
             requests_per_s=rate,
             num_requests=400,
-            verdict="met" if holds else "missed",
+            verdict={True: "met", False: "missed", None: "inconclusive"}[holds],
             holds=holds,
             attained_fraction=0.99 if holds else 0.7,
             good_requests_per_s=rate if holds else 0.7 * rate,
@@ -185,7 +186,7 @@ def test_search(browser: Browser, tmp_path: Path) -> None:
             tpot_s=0.03,
             folder="try",
         )
-        for rate, holds in ((8.0, True), (10.0, True), (12.5, False), (11.2, True))
+        for rate, holds in ((8.0, True), (10.0, True), (12.5, False), (11.2, True), (11.8, None))
     )
     search = Search(
         host="http://127.0.0.1:1",
@@ -200,6 +201,11 @@ def test_search(browser: Browser, tmp_path: Path) -> None:
     )
     seen = look(browser, search_page(search), tmp_path, "search")
 
-    assert "holds at 11.20 requests/s and misses at 12.50" in str(seen["text"])
-    assert "-4% to +7% of the measured" in str(seen["text"])
-    assert seen["shapes"] == [5]
+    text = str(seen["text"])
+
+    assert text.startswith("The SLO holds at 11.20 requests/s and misses at 12.50")
+    assert "-4% to +7% off the measured limit" in text
+    assert "Open at 11.80 requests/s" in text
+    for part in ("holds", "misses", "open", "predicted limit", "all that is offered", "TTFT p90"):
+        assert part in text
+    assert seen["shapes"] == [6]

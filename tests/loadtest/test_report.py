@@ -123,6 +123,27 @@ def test_charts_draw_any_values(values: list[float], limit: float) -> None:
     assert all(-1e-6 <= n <= 520 for n in found)
 
 
+@pytest.mark.parametrize(("high_s", "unit"), [(0.02, "ms"), (9.0, "ms"), (45.0, "seconds")])
+def test_axes_are_in_the_unit_that_people_read(high_s: float, unit: str) -> None:
+    """No axis of 45,000 ms."""
+    drawn = distribution([0.01, high_s], predicted_s={}, limit=None)
+
+    assert f">{unit}</text>" in drawn
+    assert max(map(len, re.findall(r">(\d+)</text>", drawn))) <= 5
+
+
+def test_legends_name_what_is_drawn(
+    make_run: RunMaker, make_sample: SampleMaker, samples: list[Sample]
+) -> None:
+    """Each mark of a chart has its word, and a mark that is not there has none."""
+    for run, failed in ((make_run(samples), 2), (make_run([make_sample(0)]), 0)):
+        html = page(run, conclude(run, TOLERANCE, require_prediction=False))
+
+        assert html.count("one that failed") == failed
+        assert html.count("a request</span>") == 2
+        assert html.count("SLO</span>") == 4
+
+
 @given(st.floats(1e-6, 1e6))
 def test_ticks_are_round_and_cover(high: float) -> None:
     """Ticks start at 0, reach the value, and are at most seven."""

@@ -11,7 +11,7 @@ import pytest
 
 from loadtest.evidence import evidence_of
 from loadtest.versus import compare_runs, to_json
-from loadtest.versus_page import change_rows, versus_lines
+from loadtest.versus_page import change_rows, difference_text, versus_lines
 
 if TYPE_CHECKING:
     from conftest import RunMaker, SampleMaker
@@ -55,6 +55,22 @@ def halved(sample: Sample) -> tuple[float, ...]:
     """Return the stamps of an answer whose first token came twice as soon."""
     sooner_s = sample.ttft_s / 2
     return tuple(stamp - sooner_s for stamp in sample.chunk_s)
+
+
+@pytest.mark.parametrize(
+    ("low_s", "high_s", "text"),
+    [
+        (-1e-9, 1e-9, "+0.00 to +0.00 ms"),
+        (-0.00123, 0.0098, "-1.23 to +9.80 ms"),
+        (-0.0782, 0.1083, "-78.2 to +108.3 ms"),
+        (-11.4337, -0.5, "-11.43 to -0.50 s"),
+    ],
+)
+def test_differences_are_in_the_unit_that_people_read(
+    low_s: float, high_s: float, text: str
+) -> None:
+    """Both ends in that of the larger one; nothing is less than nothing."""
+    assert difference_text(low_s, high_s) == text
 
 
 def test_two_runs_alike(make_run: RunMaker, answers: list[Sample]) -> None:
