@@ -9,6 +9,8 @@ import tomllib
 import zipfile
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -44,6 +46,20 @@ def test_generated_pages_are_current() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("command", ["sizing", "serving", "loadtest"])
+def test_a_wrong_option_is_answered_with_where_help_is(command: str) -> None:
+    """What the one line names does show it."""
+
+    def call(option: str) -> subprocess.CompletedProcess[str]:
+        code = f"from {command}.cli import main; main()"
+        told = [sys.executable, "-c", code, option]
+        return subprocess.run(told, cwd=ROOT, capture_output=True, text=True, check=False)
+
+    assert f"`{command} -h` shows how" in call("--wrong").stderr
+    helped = call("-h")
+    assert (helped.returncode, "Usage: " in helped.stdout) == (0, True)
 
 
 def test_changelog_tells_of_this_version() -> None:
