@@ -60,8 +60,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
+ABOUT = "Load an LLM endpoint, and judge its latencies by what was promised and predicted."
 app = typer.Typer(
-    help=__doc__,
+    help=ABOUT,
     no_args_is_help=True,
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -79,7 +80,9 @@ TRIES_EXAMPLE = "--rate 2 --input-tokens 512 --output-tokens 64 --slo ttft=1,tpo
 Output = Annotated[Path, typer.Option("--output", "-o", help="Folder for samples and verdict.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print verdict.json instead of the table.")]
 JUnit = Annotated[Path | None, typer.Option("--junit", help="Write the verdict as JUnit XML.")]
-Tolerance = Annotated[str, typer.Option(help="Error of the predicted means that is allowed.")]
+Tolerance = Annotated[
+    str, typer.Option(help="Error of the predicted means that is allowed; 0.25 is 25 %.")
+]
 RequirePrediction = Annotated[
     bool, typer.Option("--require-prediction", help="Exit 3 if the prediction did not hold.")
 ]
@@ -92,25 +95,41 @@ def run(  # noqa: PLR0913  (a command line is its options)
     host: Annotated[
         str, typer.Option(help="Endpoint; the key it wants lies in MINICLUSTER_API_KEY.")
     ] = "http://127.0.0.1:8000",
-    model: Annotated[str | None, typer.Option(help="Served name; without a plan.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="The model's served name; without a plan.")
+    ] = None,
     rate: Annotated[float | None, typer.Option(help="Requests/s; without a plan.")] = None,
     input_tokens: Annotated[
-        str | None, typer.Option(help="512, 256-768 or lognormal:MEDIAN:SIGMA:LONGEST.")
+        str | None,
+        typer.Option(
+            help="Of a prompt: 512, 256-768 or lognormal:MEDIAN:SIGMA:LONGEST; without a plan."
+        ),
     ] = None,
-    output_tokens: Annotated[str | None, typer.Option(help="Likewise.")] = None,
-    slo: Annotated[str | None, typer.Option(help="ttft=1,tpot=0.05,percentile=p99.")] = None,
+    output_tokens: Annotated[
+        str | None, typer.Option(help="Of an answer, in the same forms; without a plan.")
+    ] = None,
+    slo: Annotated[
+        str | None,
+        typer.Option(help="Promised, in seconds: ttft=1,tpot=0.05,percentile=p99; without a plan."),
+    ] = None,
     vocab_size: Annotated[
         int | None,
         typer.Option(help=f"Prompts are random token ids below it; without a plan {VOCAB_SIZE}."),
     ] = None,
     duration: Annotated[float | None, typer.Option(help="Seconds to measure.")] = None,
     requests: Annotated[
-        int | None, typer.Option(help=f"Requests to measure; {DEFAULT_REQUESTS}.")
+        int | None,
+        typer.Option(
+            help=f"Requests to measure; if not said, by the SLO's percentile, {DEFAULT_REQUESTS}."
+        ),
     ] = None,
     warmup: Annotated[
-        float | None, typer.Option(help="Seconds before; max(5, 3 x expected E2E).")
+        float | None,
+        typer.Option(
+            help="Seconds before measuring; if not said, 3 x a request's expected time, at least 5."
+        ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of arrivals and lengths.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of random arrivals and lengths.")] = 0,
     arrivals: Gaps = "poisson",
     gap_cv: GapCv = None,
     users: Users = None,
@@ -197,13 +216,14 @@ def report(
 def selftest(
     *,
     streams: Annotated[
-        str, typer.Option(help="Concurrent streams to try; @0.04: so many seconds a token.")
+        str,
+        typer.Option(help="Concurrent streams to try; 200@0.04: 200 of them with 0.04 s a token."),
     ] = DEFAULT_LEVELS,
-    seconds: Annotated[float, typer.Option(help="Measured at each.")] = 8.0,
+    seconds: Annotated[float, typer.Option(help="Seconds to measure each.")] = 8.0,
     capacity: Annotated[
         bool, typer.Option(help="Then raise the streams until the client is saturated.")
     ] = True,
-    json: AsJson = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of the table.")] = False,
 ) -> None:
     """Load a bundled server with known timings and print the client's own error and capacity."""
     levels = parse_streams(streams)

@@ -12,13 +12,18 @@ from loadtest.stages import parse_stages
 from sizing.sources import PROCESSES, Source
 
 Gaps = Annotated[
-    str, typer.Option("--arrivals", help=f"Gaps between them: {', '.join(PROCESSES)}.")
+    str, typer.Option("--arrivals", help=f"Gaps between requests: {', '.join(PROCESSES)}.")
 ]
-GapCv = Annotated[float | None, typer.Option(help="Of gamma gaps: above 1 for bursts.")]
+GapCv = Annotated[
+    float | None,
+    typer.Option(help="Variation of gamma gaps (standard deviation / mean); above 1: bursts."),
+]
 Users = Annotated[
     int | None, typer.Option(help="Closed loop: so many users, each waiting for its answer.")
 ]
-Turns = Annotated[int, typer.Option(help="Of a conversation; each holds what was said before.")]
+Turns = Annotated[
+    int, typer.Option(help="Turns of a conversation; each holds what was said before.")
+]
 Think = Annotated[float, typer.Option(help="Seconds from an answer to the next turn or request.")]
 Stages = Annotated[
     str | None, typer.Option(help="Rates that change: 5x60,10-40x120 (a-b is a ramp, x seconds).")
@@ -28,15 +33,21 @@ Trace = Annotated[
 ]
 PrefixTokens = Annotated[
     int | None,
-    typer.Option(help="Of every prompt, the same; without a plan. Else nothing is cached."),
+    typer.Option(
+        help="The same first tokens of every prompt; without a plan. Else nothing is cached."
+    ),
 ]
 SkipUnanswered = Annotated[
-    bool, typer.Option("--skip-unanswered", help="Of a trace: leave out requests of 0 tokens.")
+    bool,
+    typer.Option("--skip-unanswered", help="Leave out requests of a trace that have 0 tokens."),
 ]
-Api = Annotated[str, typer.Option(help="completions (token ids) or chat (words).")]
-Processes = Annotated[int, typer.Option(help="Of the client, which share the schedule.")]
+Api = Annotated[
+    str, typer.Option(help="What is asked for: completions (of token ids) or chat (words).")
+]
+Processes = Annotated[int, typer.Option(help="Client processes, which share the schedule.")]
 Timeout = Annotated[
-    float | None, typer.Option(help="Seconds to give a request; 10 x what the SLO allows it.")
+    float | None,
+    typer.Option(help="Seconds to give a request; if not said, 10 x what the SLO allows it."),
 ]
 
 

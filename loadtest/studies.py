@@ -42,26 +42,34 @@ MOST_REQUESTS = ", ".join(
 def search(  # noqa: PLR0913  (a command line is its options)
     plan: Annotated[Path, typer.Argument(help="From `sizing plan`; it is deployed at --host.")],
     *,
-    host: Annotated[str, typer.Option(help="Endpoint.")] = "http://127.0.0.1:8000",
+    host: Annotated[
+        str, typer.Option(help="Endpoint; the key it wants lies in MINICLUSTER_API_KEY.")
+    ] = "http://127.0.0.1:8000",
     first: Annotated[
-        float | None, typer.Option(help="Requests/s tried first; 0.8 of the predicted limit.")
+        float | None,
+        typer.Option(help="Requests/s tried first; if not said, 0.8 of the predicted limit."),
     ] = None,
     resolution: Annotated[
-        float, typer.Option(help="How close a rate that holds and one that misses come.")
+        float,
+        typer.Option(help="How close a rate that holds and one that misses come; 0.1 is 10 %."),
     ] = 0.1,
     most_requests: Annotated[
-        int | None, typer.Option(help=f"Of one try; {MOST_REQUESTS}; may grow.")
+        int | None, typer.Option(help=f"Requests of one try at most; if not said, {MOST_REQUESTS}.")
     ] = None,
     warmup: Annotated[float | None, typer.Option(help="Seconds before each try counts.")] = None,
-    seed: Annotated[int, typer.Option(help="Of arrivals and lengths.")] = 0,
-    tolerance: Annotated[float, typer.Option(help="Error of the predicted limit allowed.")] = 0.15,
+    seed: Annotated[int, typer.Option(help="Of random arrivals and lengths.")] = 0,
+    tolerance: Annotated[
+        float, typer.Option(help="Error of the predicted limit that is allowed; 0.15 is 15 %.")
+    ] = 0.15,
     require_prediction: Annotated[
         bool, typer.Option("--require-prediction", help="Exit 3 if it is beyond --tolerance.")
     ] = False,
-    output: Annotated[Path, typer.Option("--output", "-o", help="Resumed if there.")] = Path(
-        "out/search"
-    ),
-    json: Annotated[bool, typer.Option("--json", help="Print search.json.")] = False,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Folder; a search that is there goes on.")
+    ] = Path("out/search"),
+    json: Annotated[
+        bool, typer.Option("--json", help="Print search.json instead of the table.")
+    ] = False,
 ) -> None:
     """Find the highest load that holds the SLO, and compare it with the plan's."""
     deployed, address = read_plan(plan), base_address(host)
@@ -124,7 +132,7 @@ def compare(
     second: Annotated[Path, typer.Argument(help="Folder of another.")],
     *,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Draw an HTML page there.")
+        Path | None, typer.Option("--output", "-o", help="Draw an HTML page in this file.")
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of the table.")] = False,
 ) -> None:

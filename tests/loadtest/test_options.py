@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from conftest import ServerStarter
 
+COMMANDS = ["run", "report", "selftest", "search", "compare"]
 BASE = ["--rate", "5", "--input-tokens", "10", "--output-tokens", "10", "--slo", "ttft=1"]
 
 
@@ -32,6 +33,17 @@ def test_help_names_the_requests_that_are_taken() -> None:
     ):
         told = CliRunner().invoke(app, [command, "--help"]).output
         assert all(f"{counted(name):,}" in told for name in ("p99", "p95", "p90"))
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("width", [80, 120])
+def test_help_is_whole(command: str, width: int) -> None:
+    """Nothing of it is cut, and every option says something of itself."""
+    told = CliRunner(env={"COLUMNS": str(width)}).invoke(app, [command, "-h"]).output
+
+    assert max(map(len, told.splitlines())) == width
+    assert "…" not in told
+    assert "Likewise" not in told
 
 
 @pytest.mark.parametrize(
