@@ -22,6 +22,11 @@ MAX_SHARE_OF_LIMIT = 0.05
 MAX_USUAL_LAG_S = 0.010
 """Lateness of one wake-up in ten, at most: beyond it the event loop has work waiting."""
 
+STILL_S = 0.5
+"""A process that wakes later did nothing at all meanwhile: stopped, suspended, swapped out."""
+MAX_STILL_FRACTION = 0.01
+"""Share of a run that it may stand still."""
+
 SHORT = "short of a worker"
 """Why a run stopped that lost one of its processes."""
 
@@ -41,6 +46,7 @@ class Client:
         stamps: `kernel` where it says when each chunk arrived, `reader` where a late wake-up is in
             some of the stamps (TLS, or no Linux).
         heartbeat_lag_s: how late it woke from each 5 ms sleep, ascending.
+        still_s: of these, those above `STILL_S`, together.
     """
 
     stop: str
@@ -54,6 +60,7 @@ class Client:
     connections: int = 0
     processes: int = 1
     stamps: str = "reader"
+    still_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +96,7 @@ def merged(clients: Sequence[Client]) -> Client:
         wall_s=max(c.wall_s for c in clients),
         cpu_fraction=max(c.cpu_fraction for c in clients),
         heartbeat_lag_s=tuple(sorted(lag for c in clients for lag in c.heartbeat_lag_s)),
+        still_s=max(c.still_s for c in clients),
         connections=sum(c.connections for c in clients),
         processes=len(clients),
         stamps=next((c.stamps for c in clients if c.stamps != "kernel"), "kernel"),
@@ -123,6 +131,7 @@ def health(client: Client, samples: tuple[Sample, ...], slo: SloSpec) -> Health:
         problems=(
             *_shares(quantile(lags_s, share), quantile(beats, share), samples, slo),
             *saturation,
+            *_still(client),
         ),
     )
 
@@ -142,6 +151,18 @@ def _shares(
         f"more than {MAX_SHARE_OF_LIMIT:.0%} of the {1000 * limit_s:g} ms promised"
         for name, own_s, limit_s in shares
         if own_s > MAX_SHARE_OF_LIMIT * limit_s
+    ]
+
+
+def _still(client: Client) -> list[str]:
+    """Say whether a process was kept from running: what came due meanwhile went out together."""
+    if client.still_s <= MAX_STILL_FRACTION * client.wall_s:
+        return []
+    return [
+        (
+            f"it stood still for {client.still_s:.1f} of {client.wall_s:.0f} s "
+            f"(allowed {MAX_STILL_FRACTION:.0%}; was it stopped, or the machine suspended?)"
+        )
     ]
 
 

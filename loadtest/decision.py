@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from loadtest.client import SHORT
@@ -82,7 +83,7 @@ def _open(promise: Promise, window_s: float) -> str:
     seen = (
         f"{promise.attained_fraction:.2%} of {promise.num}{kind} within "
         f"{1000 * promise.limit_s:g} ms (95 % interval {promise.attained_low:.2%} to "
-        f"{promise.attained_high:.2%}; {promise.design_effect:.1f} are worth one independent)"
+        f"{promise.attained_high:.2%}; {promise.design_effect:.1f} weigh as one independent)"
     )
     if promise.num_needed is None:
         return f"{name}: {seen}; exactly on the limit: no length of run tells"
@@ -93,7 +94,8 @@ def _open(promise: Promise, window_s: float) -> str:
     minutes = window_s / 60 * more / max(1, promise.num_requests)
     if minutes > DAY_MINUTES:
         return f"{name}: {seen}; so close to the limit that a day more would not tell"
-    return f"{name}: {seen}; needs about {minutes:.1f} minutes more ({more} requests)"
+    longer = f"{minutes:.1f} minutes" if minutes >= 1 else f"{math.ceil(60 * minutes)} s"
+    return f"{name}: {seen}; needs about {longer} more ({more} requests)"
 
 
 def _miss(promise: Promise) -> str:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from gevent.event import Event
 from gevent.pool import Group
 
-from loadtest.client import Client
+from loadtest.client import STILL_S, Client
 from loadtest.flight import SHORTEST_S, Flight, StampedSocket
 from loadtest.key import authorization
 from loadtest.machine import machine, versions
@@ -125,6 +125,7 @@ class Dispatcher:
             wall_s=self.now(),
             cpu_fraction=self._cpu_fraction(),
             heartbeat_lag_s=tuple(sorted(self._beats)),
+            still_s=sum(lag for lag in self._beats if lag > STILL_S),
             connections=self._connections,
             stamps="reader" if self._late_stamps or not self.done else "kernel",
             machine=machine(),

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 1
 STATE = "search.json"
 LONGER = 2.0
+MOST_LONGER = 4.0
+"""What a short run says it lacks is unsure."""
 SPARE = 1.2
 """More than the fewest requests that could prove the limit kept: some will miss."""
 
@@ -185,14 +187,22 @@ def _next(search: Search) -> tuple[int, float, int] | None:
 
 
 def _tried(measure: Measure, rate: float, num: int, most: int, name: str) -> Probe:
-    """Try *rate*; while a try is inconclusive, again with twice the requests, up to *most*."""
+    """Try *rate*; while a try is inconclusive, again with more requests, up to *most*."""
     while True:
         verdict = measure(rate, num, name)
         if verdict.verdict in {"invalid", "failed", "interrupted"}:
             raise _stopped(verdict, name)
         if verdict.verdict != "inconclusive" or num >= most:
             return _probe(rate, num, name, verdict)
-        num = min(most, round(LONGER * num))
+        num = min(most, _longer(num, verdict))
+
+
+def _longer(num: int, verdict: Verdict) -> int:
+    """Return how many requests the limits lack that *num* left open, or twice as many."""
+    needed = [p.num_needed for p in verdict.promises if p.verdict == "open"]
+    known = [count for count in needed if count is not None]
+    wanted = SPARE * max(known) if known and len(known) == len(needed) else LONGER * num
+    return round(min(max(wanted, SPARE * num), MOST_LONGER * num))
 
 
 def _stopped(verdict: Verdict, name: str) -> BaseException:

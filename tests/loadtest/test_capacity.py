@@ -147,9 +147,15 @@ def test_a_search_goes_on_where_it_was(tmp_path: Path) -> None:
         resumed(FRESH, tmp_path)
 
 
-def said(word: str, rate: float) -> Verdict:
+def said(word: str, rate: float, needed: int | None = None) -> Verdict:
     """Return a verdict as far as a search looks at it."""
-    promise = SimpleNamespace(metric="ttft", measured_s=0.1, attained_fraction=0.9)
+    promise = SimpleNamespace(
+        metric="ttft",
+        measured_s=0.1,
+        attained_fraction=0.9,
+        verdict="open" if word == "inconclusive" else "kept",
+        num_needed=needed,
+    )
     throughput = SimpleNamespace(good_requests_per_s=rate)
     verdict: Any = SimpleNamespace(
         verdict=word, reasons=(f"{word} it is",), promises=(promise,), throughput=throughput
@@ -193,6 +199,24 @@ def test_more_requests_narrow_what_a_search_found(tmp_path: Path) -> None:
     assert longer.found.within(0.1)
     names = [p.folder for p in longer.probes]
     assert names == [f"try-{k + 1}" for k in range(len(names))]
+
+
+@pytest.mark.parametrize(
+    ("needed", "then"), [(None, 94), (60, 72), (48, 58), (48_000, 188), (10, 56)]
+)
+def test_a_try_that_told_nothing_is_as_long_as_it_lacks(
+    tmp_path: Path, needed: int | None, then: int
+) -> None:
+    """The next one has a fifth more than were needed; 1.2 to 4 times the last, twice if unknown."""
+    tried: list[int] = []
+
+    def measure(rate: float, num: int, _name: str) -> Verdict:
+        tried.append(num)
+        return said("inconclusive" if len(tried) == 1 else "invalid", rate, needed)
+
+    with pytest.raises(Inconclusive):
+        go_on(replace(FRESH, most_requests=1000), measure, tmp_path)
+    assert tried == [47, then]
 
 
 def test_an_invalid_try_ends_the_search(tmp_path: Path) -> None:

@@ -117,6 +117,16 @@ def test_a_saturated_client_says_so(
     assert any(says in problem for problem in own.problems)
 
 
+def test_a_client_that_stood_still_is_not_fit(make_sample: SampleMaker) -> None:
+    """Stopped for a while: few wake-ups were late, but what was due went out in one go."""
+    samples, patient = (make_sample(),), SloSpec(ttft_s=100.0, tpot_s=100.0)
+    frozen = health(replace(CLIENT, still_s=4.0), samples, patient)
+
+    assert any("stood still for 4.0 of 10 s" in problem for problem in frozen.problems)
+    assert not health(replace(CLIENT, still_s=0.09), samples, patient).problems
+    assert merged((CLIENT, replace(CLIENT, still_s=4.0))).still_s == 4.0
+
+
 def test_late_arrivals_make_a_run_unfit(make_sample: SampleMaker) -> None:
     """A client that sends late by more than a twentieth of the limit proves nothing."""
     samples = tuple(make_sample(k, due_s=float(k), lag_s=0.2) for k in range(5))
