@@ -102,7 +102,8 @@ def design_effect(values: NDArray[np.float64]) -> DesignEffect:
         the truth.
 
     Ignores:
-        What the run was too short to meet even once: see `samples_needed`.
+        What the run was too short to meet even once: see `samples_needed`. That runs with few
+        misses are those that see too little of it: intervals that err lie too high.
     """
     values = np.round(values, STAMP_DIGITS)
     ordered = np.sort(values)
