@@ -43,6 +43,9 @@ LIMITS_S = {
 }
 """TTFT within which `TRUTHS` lie, by utilisation: quantiles of 32 million requests each."""
 
+PERCENTILES_S = {0.5: 0.3927, 0.75: 0.4387, 0.88: 0.8185}
+"""The `TARGET` itself: of 29 million requests each."""
+
 MINUTES = (2, 5, 30)
 WANTED = (0.93, 0.97)
 SIGNS = {"met": 1, "missed": -1, "inconclusive": 0}
@@ -51,7 +54,7 @@ SIGNS = {"met": 1, "missed": -1, "inconclusive": 0}
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
     """
-    Verdicts on runs of one kind, all of shape (runs, truths).
+    Verdicts on runs of one kind, of shape (runs, truths) but for the last.
 
     Attributes:
         level: share that the limits ask for.
@@ -60,6 +63,7 @@ class Cell:
         shares: of them within the limit.
         signs: 1 PASS, -1 FAIL, 0 INCONCLUSIVE.
         holds: whether the interval holds the truth.
+        own: whether the interval of the percentile itself holds that, verdict or not, (runs,).
     """
 
     level: float
@@ -68,6 +72,7 @@ class Cell:
     shares: NDArray[np.float64]
     signs: NDArray[np.int64]
     holds: NDArray[np.bool_]
+    own: NDArray[np.bool_]
 
     @property
     def judged(self) -> int:
@@ -176,8 +181,14 @@ def verdicts(
 def cell_of(
     runs: list[list[tuple[float, float, int, bool]]], truths: tuple[float, ...], level: float
 ) -> Cell:
-    """Put what `verdicts` found in runs of one kind together."""
-    counts, shares, signs, holds = np.moveaxis(np.array(runs, dtype=np.float64), 2, 0)
+    """
+    Put what `verdicts` found in runs of one kind together.
+
+    The last limit of each run is the percentile itself. Its share's interval holds *level* just
+    where the interval of the percentile (`percentile_interval`) holds that limit.
+    """
+    found = np.array(runs, dtype=np.float64)
+    counts, shares, signs, holds = np.moveaxis(found[:, :-1], 2, 0)
     return Cell(
         level=level,
         truths=np.broadcast_to(np.array(truths), shares.shape),
@@ -185,6 +196,7 @@ def cell_of(
         shares=shares,
         signs=signs.astype(np.int64),
         holds=holds.astype(np.bool_),
+        own=found[:, -1, 3].astype(np.bool_),
     )
 
 
@@ -192,6 +204,7 @@ def measure(utilisation: float, minutes: float, runs: int, seed: int | None = No
     """Judge *runs* runs against limits that the share `TRUTHS` of requests keeps."""
     window = Window(start_s=WARMUP_S, end_s=WARMUP_S + 60 * minutes, drain_s=0.0)
     limits = dict(zip(TRUTHS, LIMITS_S[utilisation], strict=True))
+    limits[LEVELS[TARGET]] = PERCENTILES_S[utilisation]
     kind = [round(100 * utilisation), round(60 * minutes)]
     found = []
     for run in range(runs):
@@ -217,17 +230,21 @@ def row(cell: Cell) -> str:
     return (
         f"{(cell.signs > 0).mean():6.1%}  {(cell.signs < 0).mean():6.1%}  {(~given).mean():6.1%}"
         f"  {holds:>12}  {percent(cell.known()):>6}  {cell.holds.mean():6.1%}  {cell.wrong:5d}"
+        f"  {cell.own.mean():6.1%}"
         f"  {'  '.join(f'{each:>6}' for each in by_truth)}{'  outside' * cell.outside}"
     )
 
 
-HEAD = "  PASS    FAIL    open  holds (s.e.)   known     all  wrong"
+HEAD = "  PASS    FAIL    open  holds (s.e.)   known     all  wrong     own"
 
 
 def main(runs: int, seed: int | None) -> int:
     """Print a row for each utilisation and length, and all together."""
     print(f"M/G/{SERVERS}, {runs} runs each, verdicts on {TARGET} at {len(TRUTHS)} limits")
-    print("holds: behind a verdict; known: if the design effect were; all: verdict or not")
+    print("holds: behind a verdict; known: if the design effect were; all: verdict or not;")
+    print(
+        f"own: the interval of the {TARGET} itself holds it; last: behind a verdict, by the truth"
+    )
     print(f"load  min{HEAD}  {'  '.join(f'{truth:6.2%}' for truth in TRUTHS)}")
     cells = []
     for utilisation in LIMITS_S:

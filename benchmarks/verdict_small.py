@@ -109,9 +109,9 @@ def _services(rng: np.random.Generator, service: str, count: int) -> NDArray[np.
 
 
 def limits_of(queue: Queue) -> dict[float, float]:
-    """Latencies within which `TRUTHS` lie."""
+    """Latencies within which `TRUTHS` lie, and the `TARGET` itself."""
     latencies = draw(np.random.default_rng(LONG), queue, LONG)[1]
-    return {truth: float(np.quantile(latencies, truth)) for truth in TRUTHS}
+    return {truth: float(np.quantile(latencies, truth)) for truth in (*TRUTHS, LEVELS[TARGET])}
 
 
 def measure(queue: Queue, limits: dict[float, float], count: int, runs: int, seed: int) -> Cell:
@@ -130,7 +130,7 @@ def measure(queue: Queue, limits: dict[float, float], count: int, runs: int, see
 
 def together(cells: list[Cell]) -> Cell:
     """Put the runs of several cells into one."""
-    names = ("truths", "counts", "shares", "signs", "holds")
+    names = ("truths", "counts", "shares", "signs", "holds", "own")
     joined = {name: np.concatenate([getattr(cell, name) for cell in cells]) for name in names}
     return replace(cells[0], **joined)
 

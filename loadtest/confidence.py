@@ -133,15 +133,25 @@ def share_interval(share: float, count: int, effect: float) -> Interval:
 
 def percentile_interval(values: NDArray[np.float64], level: float, effect: float) -> Interval:
     """
-    Interval of a percentile: the values at both ends of the interval of its share.
+    Interval of a percentile: the limits of which `share_interval` leaves open if *level* keep them.
 
-    The upper end is `None` where it lies beyond the largest value, or at a request without answer.
+    So it says what a verdict says: kept is a limit from the upper end on, missed one below the
+    lower end. Wilson's interval of a share holds *level* where the share lies within
+    Z * (level * (1 - level) / n)^0.5 of it (the score test), n being the effective number.
+
+    Args:
+        values: infinite where there is no answer, shape (n,), n > 0.
+        level: of the percentile.
+        effect: design effect to reckon with.
+
+    Returns:
+        Without upper end where it lies beyond the largest value, or at a request without answer.
     """
-    ordered = np.sort(values)
-    share = share_interval(level, len(values), effect)
-    low = float(ordered[max(0, math.ceil(share.low * len(values)) - 1)])
-    top = math.ceil((share.high or 1.0) * len(values))
-    high = float(ordered[top - 1]) if top < len(values) else math.inf
+    ordered, count = np.sort(values), len(values)
+    half = Z * math.sqrt(level * (1 - level) * effect / count)
+    low = float(ordered[max(0, math.ceil((level - half) * count) - 1)])
+    top = math.ceil((level + half) * count)
+    high = float(ordered[top - 1]) if top <= count else math.inf
     return Interval(
         low=low if math.isfinite(low) else float(ordered[0]),
         high=high if math.isfinite(high) else None,

@@ -164,6 +164,29 @@ def test_percentile_interval_is_open_where_nothing_lies_above() -> None:
     assert many.low <= -np.log(0.01) <= many.high
 
 
+@given(
+    st.integers(1, 400),
+    st.floats(1, 40),
+    st.sampled_from([0.5, 0.9, 0.99]),
+    st.integers(0, 2**32 - 1),
+)
+def test_the_interval_of_a_percentile_says_what_the_verdict_says(
+    count: int, effect: float, level: float, seed: int
+) -> None:
+    """A limit is kept just from the upper end on, and missed just below the lower one."""
+    values = np.random.default_rng(seed).integers(0, 30, count).astype(np.float64)
+    around = percentile_interval(values, level, effect)
+
+    for limit in range(-1, 31):
+        share = float((values <= limit).mean())
+        kept = share_interval(share, count, effect)
+        edge = min(abs(kept.low - level), abs(1.0 if kept.high is None else kept.high - level))
+        if edge > 1e-9:
+            assert (kept.low >= level) == (around.high is not None and limit >= around.high)
+            if around.low > values.min():
+                assert (kept.high is not None and kept.high < level) == (limit < around.low)
+
+
 def mean_apart(
     first: NDArray[np.float64], second: NDArray[np.float64], *, paired: bool
 ) -> Difference:
@@ -259,11 +282,12 @@ def test_intervals_hold_the_truth(utilisation: float, minutes: float) -> None:
 def test_coverage_counts_what_led_to_a_verdict() -> None:
     """Intervals without a verdict do not; a PASS of what fewer keep than promised is wrong."""
     found = [
-        [(100, 0.95, 1, True), (100, 0.5, 0, False)],
-        [(100, 0.99, 1, False), (100, 0, -1, True)],
+        [(100, 0.95, 1, True), (100, 0.5, 0, False), (100, 0.9, 0, True)],
+        [(100, 0.99, 1, False), (100, 0, -1, True), (100, 1.0, 1, False)],
     ]
     cell = cell_of(found, (0.8, 0.5), 0.9)
 
+    assert cell.own.tolist() == [True, False]
     assert (cell.judged, cell.held, cell.wrong) == (3, 2, 2)
     assert cell.coverage == pytest.approx(2 / 3)
 
