@@ -219,8 +219,8 @@ def percent(share: float) -> str:
     return "-" if math.isnan(share) else f"{share:.1%}"
 
 
-def row(cell: Cell) -> str:
-    """Write what a cell shows: verdicts, coverage, and that of each truth."""
+def row(cell: Cell, known: float) -> str:
+    """Write what a cell shows: verdicts, coverage, with *known* effects, and of each truth."""
     given = cell.signs != 0
     by_truth = [
         percent(float(cell.holds[given[:, k], k].mean()) if given[:, k].any() else math.nan)
@@ -229,7 +229,7 @@ def row(cell: Cell) -> str:
     holds = f"{cell.coverage:.1%} ({cell.error:.1%})" if cell.judged else "-"
     return (
         f"{(cell.signs > 0).mean():6.1%}  {(cell.signs < 0).mean():6.1%}  {(~given).mean():6.1%}"
-        f"  {holds:>12}  {percent(cell.known()):>6}  {cell.holds.mean():6.1%}  {cell.wrong:5d}"
+        f"  {holds:>12}  {percent(known):>6}  {cell.holds.mean():6.1%}  {cell.wrong:5d}"
         f"  {cell.own.mean():6.1%}"
         f"  {'  '.join(f'{each:>6}' for each in by_truth)}{'  outside' * cell.outside}"
     )
@@ -250,7 +250,9 @@ def main(runs: int, seed: int | None) -> int:
     for utilisation in LIMITS_S:
         for minutes in MINUTES:
             cells.append(measure(utilisation, minutes, runs, seed))
-            print(f"{utilisation:4.0%}  {minutes:3.0f}{row(cells[-1])}", flush=True)
+            print(
+                f"{utilisation:4.0%}  {minutes:3.0f}{row(cells[-1], cells[-1].known())}", flush=True
+            )
     judged_count, held = sum(cell.judged for cell in cells), sum(cell.held for cell in cells)
     share = held / judged_count
     print(f"all: {share:.1%} of {judged_count} intervals behind a verdict hold the truth")

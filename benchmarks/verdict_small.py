@@ -11,6 +11,7 @@ see "all" and "wrong". Run: `python benchmarks/verdict_small.py [RUNS [SEED]]`.
 
 from __future__ import annotations
 
+import math
 import sys
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -145,8 +146,8 @@ def main(runs: int, seed: int) -> None:
         for queue, its in zip(QUEUES, limits, strict=True):
             cells.append(measure(queue, its, count, runs, seed))
             name = f"{queue.servers or 'in'} {queue.load:g} {queue.service} {queue.arrivals}"
-            print(f"{name:28}{count:5d}{row(cells[-1])}", flush=True)
-        print(f"{'all':28}{count:5d}{row(together(cells))}", flush=True)
+            print(f"{name:28}{count:5d}{row(cells[-1], cells[-1].known())}", flush=True)
+        print(f"{'all':28}{count:5d}{row(together(cells), math.nan)}", flush=True)
 
 
 if __name__ == "__main__":

@@ -15,8 +15,11 @@ SO_TIMESTAMPNS = 35
 TIMESPEC = struct.Struct("@ll")
 NOTE_BYTES = socket.CMSG_SPACE(TIMESPEC.size)
 
-OLDEST_S = 60.0
-"""Bytes that waited longer were not waiting: the wall clock was set."""
+OLDEST_S = 1.0
+"""
+Bytes that seem to have waited longer may have: then the reader stood still, and its run is not fit.
+Or the wall clock was set, and nobody knows.
+"""
 
 
 class Arrival(NamedTuple):

@@ -23,7 +23,7 @@ MAX_USUAL_LAG_S = 0.010
 """Lateness of one wake-up in ten, at most: beyond it the event loop has work waiting."""
 
 STILL_S = 0.5
-"""A process that wakes later did nothing at all meanwhile: stopped, suspended, swapped out."""
+"""A process that wakes later was stopped, swapped out, or had far too much to do."""
 MAX_STILL_FRACTION = 0.01
 """Share of a run that it may stand still."""
 
@@ -44,9 +44,9 @@ class Client:
         connections: opened in all; each is used again as soon as its answer has been read.
         processes: that sent.
         stamps: `kernel` where it says when each chunk arrived, `reader` where a late wake-up is in
-            some of the stamps (TLS, or no Linux).
+            some of the stamps (TLS, or no Linux); empty where nothing arrived.
         heartbeat_lag_s: how late it woke from each 5 ms sleep, ascending.
-        still_s: of these, those above `STILL_S`, together.
+        still_s: of these, those above `STILL_S` from the window's start on, together.
     """
 
     stop: str
@@ -59,7 +59,7 @@ class Client:
     versions: dict[str, str]
     connections: int = 0
     processes: int = 1
-    stamps: str = "reader"
+    stamps: str = ""
     still_s: float = 0.0
 
 
@@ -99,7 +99,7 @@ def merged(clients: Sequence[Client]) -> Client:
         still_s=max(c.still_s for c in clients),
         connections=sum(c.connections for c in clients),
         processes=len(clients),
-        stamps=next((c.stamps for c in clients if c.stamps != "kernel"), "kernel"),
+        stamps=max(c.stamps for c in clients),  # the reader's before the kernel's before none
     )
 
 
@@ -161,7 +161,7 @@ def _still(client: Client) -> list[str]:
     return [
         (
             f"it stood still for {client.still_s:.1f} of {client.wall_s:.0f} s "
-            f"(allowed {MAX_STILL_FRACTION:.0%}; was it stopped, or the machine suspended?)"
+            f"(allowed {MAX_STILL_FRACTION:.0%}; was it stopped, or the had it too much to do?)"
         )
     ]
 

@@ -73,7 +73,8 @@ class Dispatcher:
         self._over = Event()
         self._refusals, self._refused_since_s = 0, 0.0
         self._beats: list[float] = []
-        self._connections = self._late_stamps = 0
+        self._connections = 0
+        self._stamps, self._still_s = "", 0.0
         self._turn_s = self._polled_s = 0.0
         self._cpu_s: list[tuple[float, float]] = []
         self.sent = self.done = self.failed = 0
@@ -125,9 +126,9 @@ class Dispatcher:
             wall_s=self.now(),
             cpu_fraction=self._cpu_fraction(),
             heartbeat_lag_s=tuple(sorted(self._beats)),
-            still_s=sum(lag for lag in self._beats if lag > STILL_S),
+            still_s=self._still_s,
             connections=self._connections,
-            stamps="reader" if self._late_stamps or not self.done else "kernel",
+            stamps=self._stamps,
             machine=machine(),
             versions=versions(locust=metadata.version("locust")),
         )
@@ -173,7 +174,8 @@ class Dispatcher:
             sample = flight.fly()
             self.done += 1
             self.failed += not sample.ok
-            self._late_stamps += sample.ok and not flight.stream.by_kernel
+            if sample.ok and self._stamps != "reader":
+                self._stamps = "kernel" if flight.stream.by_kernel else "reader"
             self._awaited.discard(sample.index)
             self._record(sample)
             self._watch_target(sample)
@@ -223,7 +225,10 @@ class Dispatcher:
         while True:
             before_s = time.monotonic()
             gevent.sleep(HEARTBEAT_S)
-            self._beats.append(time.monotonic() - before_s - HEARTBEAT_S)
+            lag_s = time.monotonic() - before_s - HEARTBEAT_S
+            self._beats.append(lag_s)
+            if lag_s > STILL_S and self.now() >= self._job.window.start_s:
+                self._still_s += lag_s
             if not self._cpu_s or self.now() - self._cpu_s[-1][0] >= 1:
                 self._cpu_s.append((self.now(), time.process_time()))
 

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import json
 import os
+import resource
 import socket
 import sys
 import time
@@ -74,7 +75,11 @@ class FakeServer:
         """Serve whoever connects to *listener*, for ever."""
         loop = asyncio.get_running_loop()
         while True:
-            connection, _ = await loop.sock_accept(listener)
+            try:
+                connection, _ = await loop.sock_accept(listener)
+            except OSError:  # no file left; some will be
+                await asyncio.sleep(1)
+                continue
             sock = StampedSocket(connection.detach())
             reader = asyncio.StreamReader()
             protocol = asyncio.StreamReaderProtocol(reader, partial(self.serve, sock))
@@ -190,6 +195,8 @@ def main() -> None:
         option = "--" + field.name.replace("_", "-")
         parser.add_argument(option, type=type(field.default), default=field.default)
     given = vars(parser.parse_args())
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each stream is an open file
     port, log = given.pop("port"), given.pop("log")
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(_main(Behaviour(**given), port, log))

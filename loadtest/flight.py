@@ -142,7 +142,7 @@ class Flight:
             parser = EventParser()
             for received in _pieces(response):
                 arrival = LAST_READ.get(None) or Arrival(time.monotonic(), by_kernel=False)
-                self.stream.by_kernel = arrival.by_kernel
+                self.stream.by_kernel &= arrival.by_kernel
                 for data in parser.feed(received):
                     self.stream.take(data, arrival.at_s - self.origin_s)
                 if self.stream.done:

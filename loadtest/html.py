@@ -36,9 +36,11 @@ def section(title: str, inner: str) -> str:
 
 
 def paragraph(text: str, name: str = "") -> str:
-    """Return *text* as a sentence of its own, of class *name*; no line ends before its %."""
+    """Return *text* as a paragraph of class *name*; no line ends before its %."""
     mark = f' class="{name}"' if name else ""
-    sentence = escape(text[:1].upper() + text[1:]).replace(" %", "&nbsp;%")
+    address = "://" in text.partition(" ")[0]
+    begun = text if address else text[:1].upper() + text[1:]
+    sentence = escape(begun).replace(" %", "&nbsp;%")
     return f"<p{mark}>{sentence}</p>"
 
 

@@ -199,10 +199,12 @@ def _tried(measure: Measure, rate: float, num: int, most: int, name: str) -> Pro
 
 def _longer(num: int, verdict: Verdict) -> int:
     """Return how many requests the limits lack that *num* left open, or twice as many."""
-    needed = [p.num_needed for p in verdict.promises if p.verdict == "open"]
-    known = [count for count in needed if count is not None]
-    wanted = SPARE * max(known) if known and len(known) == len(needed) else LONGER * num
-    return round(min(max(wanted, SPARE * num), MOST_LONGER * num))
+    unclear = [p for p in verdict.promises if p.verdict == "open"]
+    # Of those sent, some were cut as warm-up.
+    needed = [(p.num_needed or 0) * num / max(1, p.num_requests) for p in unclear]
+    if not verdict.window.settled or not all(needed):
+        needed.append(LONGER / SPARE * num)
+    return round(min(max(SPARE * max(needed, default=num), SPARE * num), MOST_LONGER * num))
 
 
 def _stopped(verdict: Verdict, name: str) -> BaseException:

@@ -40,7 +40,7 @@ class CompletionStream:
         output_tokens: tokens generated as the server counts them.
         metrics_s: what the server says of its own phases, by name.
         cached_tokens: of the prompt, from the server's prefix cache; `None`: it does not say.
-        by_kernel: whether it was the kernel that saw the chunks arrive, not a reader that wakes.
+        by_kernel: whether it was the kernel that saw all of it arrive, not a reader that wakes.
     """
 
     def __init__(self, asked_tokens: int = MOST_TOKENS) -> None:
@@ -53,7 +53,7 @@ class CompletionStream:
         self.output_tokens: int | None = None
         self.metrics_s: dict[str, float] = {}
         self.cached_tokens: int | None = None
-        self.by_kernel = False
+        self.by_kernel = True
         self.done = False
         self._running: bool | None = None
 

@@ -136,7 +136,7 @@ def client_text(verdict: Verdict) -> str:
         f"client: dispatch lag p99 {milliseconds(own.dispatch_lag_p99_s)}, "
         f"heartbeat lag p99 {milliseconds(own.heartbeat_lag_p99_s)}, "
         f"{own.cpu_fraction:.0%} of a core, {own.connections} connections opened and used again, "
-        f"arrivals stamped by the {own.stamps}"
+        f"arrivals stamped by the {own.stamps or 'nobody'}"
     )
 
 

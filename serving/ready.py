@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -111,7 +112,8 @@ def _met(server: ServedPool) -> DeploymentHandle[Any]:
     try:
         first.result(timeout_s=ROUND_LIMIT_S)
     except NOBODY as error:
-        first.cancel()  # its router would go on looking for a replica
+        with contextlib.suppress(*NOBODY):  # where there was nowhere to send it, it says so again
+            first.cancel()  # its router would go on looking for a replica
         raise TargetFailed(f"no {server.role} replica answers: {_named(error)}") from None
     return handle
 

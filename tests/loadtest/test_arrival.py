@@ -76,7 +76,7 @@ def test_of_several_segments_the_last_counts(ends: tuple[socket.socket, socket.s
     assert came.at_s >= before_s - 0.001
 
 
-@pytest.mark.parametrize("set_by_s", [3600.0, -3600.0])
+@pytest.mark.parametrize("set_by_s", [3600.0, 2.0, -3600.0])
 def test_a_wall_clock_that_was_set_stamps_nothing(
     ends: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch, set_by_s: float
 ) -> None:
@@ -135,9 +135,13 @@ def test_the_bundled_server_knows_when_it_was_asked(tmp_path: Path) -> None:
 
 
 def test_gaps_are_right_though_the_reader_wakes_late(tmp_path: Path) -> None:
-    """A client that is busy for eight tenths of the time still says when each token came."""
+    """
+    A client that is busy for eight tenths of the time still says when each token came.
+
+    Its rhythm is not that of the tokens: as they are read, half of the gaps are off by 29 ms.
+    """
     log = tmp_path / "log"
-    with fake_server(Behaviour(ttft_s=0.1, itl_s=0.1), log) as host, gevent.Timeout(60):
+    with fake_server(Behaviour(ttft_s=0.1, itl_s=0.13), log) as host, gevent.Timeout(60):
         samples: list[Sample] = []
         http = HTTPClient.from_url(host)
         asked = Request(index=0, due_s=0.0, input_tokens=8, output_tokens=10, in_window=True)

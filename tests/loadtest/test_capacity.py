@@ -147,7 +147,14 @@ def test_a_search_goes_on_where_it_was(tmp_path: Path) -> None:
         resumed(FRESH, tmp_path)
 
 
-def said(word: str, rate: float, needed: int | None = None) -> Verdict:
+def said(
+    word: str,
+    rate: float,
+    needed: int | None = None,
+    *,
+    counted: int = 47,
+    settled: bool = True,
+) -> Verdict:
     """Return a verdict as far as a search looks at it."""
     promise = SimpleNamespace(
         metric="ttft",
@@ -155,10 +162,15 @@ def said(word: str, rate: float, needed: int | None = None) -> Verdict:
         attained_fraction=0.9,
         verdict="open" if word == "inconclusive" else "kept",
         num_needed=needed,
+        num_requests=counted,
     )
     throughput = SimpleNamespace(good_requests_per_s=rate)
     verdict: Any = SimpleNamespace(
-        verdict=word, reasons=(f"{word} it is",), promises=(promise,), throughput=throughput
+        verdict=word,
+        reasons=(f"{word} it is",),
+        promises=(promise,),
+        throughput=throughput,
+        window=SimpleNamespace(settled=settled),
     )
     return cast("Verdict", verdict)
 
@@ -202,17 +214,31 @@ def test_more_requests_narrow_what_a_search_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("needed", "then"), [(None, 94), (60, 72), (48, 58), (48_000, 188), (10, 56)]
+    ("lacks", "then"),
+    [
+        ({}, 94),
+        ({"needed": 60}, 72),
+        ({"needed": 48}, 58),
+        ({"needed": 48_000}, 188),
+        ({"needed": 10}, 56),
+        ({"needed": 60, "counted": 25}, 135),
+        ({"needed": 48, "settled": False}, 94),
+    ],
 )
 def test_a_try_that_told_nothing_is_as_long_as_it_lacks(
-    tmp_path: Path, needed: int | None, then: int
+    tmp_path: Path, lacks: dict[str, Any], then: int
 ) -> None:
-    """The next one has a fifth more than were needed; 1.2 to 4 times the last, twice if unknown."""
+    """
+    The next one has a fifth more than were needed, 1.2 to 4 times the last.
+
+    Of those sent as many count as before. Twice as many, if nobody knows what is needed, and at
+    least if latencies had not settled.
+    """
     tried: list[int] = []
 
     def measure(rate: float, num: int, _name: str) -> Verdict:
         tried.append(num)
-        return said("inconclusive" if len(tried) == 1 else "invalid", rate, needed)
+        return said("inconclusive" if len(tried) == 1 else "invalid", rate, **lacks)
 
     with pytest.raises(Inconclusive):
         go_on(replace(FRESH, most_requests=1000), measure, tmp_path)

@@ -86,7 +86,12 @@ def test_replicas_that_do_not_answer_are_named_in_a_line(
         assert probe
         raise probe
 
-    response = SimpleNamespace(result=result, cancel=lambda: cancelled.append("facts"))
+    def cancel() -> None:
+        cancelled.append("facts")
+        if facts:
+            raise facts  # as Ray does where the call found no replica to go to
+
+    response = SimpleNamespace(result=result, cancel=cancel)
     handle = SimpleNamespace(facts=SimpleNamespace(remote=lambda: response))
     monkeypatch.setattr(ready.serve, "get_deployment_handle", lambda *_: handle)
     monkeypatch.setattr(ready, "broadcast", broadcast)
