@@ -36,6 +36,7 @@ HEARTBEAT_S = 0.005
 TIMER_GRAIN_S = 0.001
 MAX_POLLED = 0.1
 """Share of the time that may be spent polling."""
+FIRST_CONNECTION_S = 1.0
 DEAD_AFTER_REFUSALS = 5
 DEAD_AFTER_S = 3.0
 
@@ -243,7 +244,8 @@ class Dispatcher:
         """
         Have the kernel stamp what arrives, and count what the pool opens.
 
-        The name is resolved once, for the resolver is a thread.
+        The name is resolved once, for the resolver is a thread, and a connection opened, for the
+        first takes a process longest.
         """
 
         def count(_socket: object) -> None:
@@ -255,3 +257,5 @@ class Dispatcher:
         with contextlib.suppress(OSError):
             found = pool._resolve()  # noqa: SLF001
             pool._resolve = lambda: found  # noqa: SLF001
+            with gevent.Timeout(FIRST_CONNECTION_S, False):  # noqa: FBT003  (gevent's own)
+                pool.return_socket(pool.get_socket())

@@ -29,7 +29,9 @@ OTHER = replace(FIRST, index=3)
 class Broken:
     """A client whose every request is a surprise."""
 
-    _connection_pool = SimpleNamespace(_resolve=list)
+    _connection_pool = SimpleNamespace(
+        _resolve=list, get_socket=lambda: None, return_socket=lambda _: None
+    )
 
     def request(self, *_: object, **__: object) -> None:
         """Raise what no connection does."""
