@@ -161,7 +161,7 @@ def _still(client: Client) -> list[str]:
     return [
         (
             f"it stood still for {client.still_s:.1f} of {client.wall_s:.0f} s "
-            f"(allowed {MAX_STILL_FRACTION:.0%}; was it stopped, or the had it too much to do?)"
+            f"(allowed {MAX_STILL_FRACTION:.0%}; was it stopped, or had it too much to do?)"
         )
     ]
 

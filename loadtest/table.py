@@ -132,11 +132,12 @@ def stall_text(verdict: Verdict) -> str:
 def client_text(verdict: Verdict) -> str:
     """Say what the client itself did to the measurement."""
     own = verdict.client
+    stamped = f", arrivals stamped by the {own.stamps}" if own.stamps else ""
     return (
         f"client: dispatch lag p99 {milliseconds(own.dispatch_lag_p99_s)}, "
         f"heartbeat lag p99 {milliseconds(own.heartbeat_lag_p99_s)}, "
-        f"{own.cpu_fraction:.0%} of a core, {own.connections} connections opened and used again, "
-        f"arrivals stamped by the {own.stamps or 'nobody'}"
+        f"{own.cpu_fraction:.0%} of a core, {own.connections} connections opened and used again"
+        f"{stamped}"
     )
 
 
