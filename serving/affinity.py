@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import os
-from contextlib import suppress
 from functools import partialmethod
-from multiprocessing import current_process
-from pathlib import Path
 from typing import Any
 
 from serving.orphan import end_with_replica
@@ -25,10 +22,6 @@ RECHECK_MS = 1
 How long they then sleep before they look again. The wake-up that comes with a message is often
 lost (vLLM knows, and looks again after 5 s: what seemed to be stalled KV transfers of 5, 10, 30 s).
 """
-
-
-NICENESS = 10
-"""Of a worker, against 0 of everybody else: a tenth of their share while they want the core."""
 
 
 def keep_planned_cores() -> None:
@@ -57,23 +50,6 @@ def keep_planned_cores() -> None:
     waiting.__init__ = partialmethod(waiting.__init__, busy_loop_s=BUSY_LOOP_S)
     if not isinstance(nixl.nixlBind, _Rested):
         nixl.nixlBind = _Rested(nixl.nixlBind)
-    if current_process().name.startswith("VllmWorker"):
-        _give_way()
-
-
-def _give_way() -> None:
-    """
-    Let those who carry tokens go before those who compute them.
-
-    A worker never rests while there is work; the processes that route requests and pass tokens on
-    need little, but at once. On equal terms they waited up to 100 ms for a core.
-    """
-    os.nice(NICENESS)
-    with suppress(OSError):
-        # Where the kernel groups processes by session, niceness counts inside the session only:
-        # the worker takes one of its own, and that one gives way.
-        os.setsid()
-        Path("/proc/self/autogroup").write_text(str(NICENESS), encoding="ascii")
 
 
 def _no_nodes(_platform: type) -> list[list[int]]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import hashlib
+import json
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +19,7 @@ from serving.imported import imported
 from serving.ingress import Ingress
 from serving.keys import KEYS_FILE
 from serving.mixed import MixedServer
+from serving.serve_compat import with_version
 from serving.split import SplitDecodeServer, SplitPrefillServer
 from serving.token_limit import MAX_OUTPUT_TOKENS
 
@@ -40,20 +43,18 @@ def from_plan(args: dict[str, str]) -> Any:  # noqa: ANN401
 def build_app(served: ServedApp, address: tuple[str, int] | None = None) -> Any:  # noqa: ANN401
     """Return the application that `serve.run` deploys; see `serving.ingress` for *address*."""
     front = to_plain(served.front)
-    kept_s = served.front.kv_wait_deadline_s
     prefill = {
-        pool.domain: _bound(pool, SplitPrefillServer, kv_deadline_s=kept_s)
-        for pool in served.of("prefill")
+        pool.domain: _bound(pool, SplitPrefillServer, front) for pool in served.of("prefill")
     }
-    servers = {pool.domain: _bound(pool, MixedServer, front=front) for pool in served.of("mixed")}
+    servers = {pool.domain: _bound(pool, MixedServer, front) for pool in served.of("mixed")}
     for pool in served.of("decode"):
         servers[pool.domain] = _bound(
             pool,
             SplitDecodeServer,
+            front,
             prefill_server=prefill[served.front.pairing[pool.domain][0]],
             prefill_servers=prefill,
             domain=pool.domain,
-            front=front,
         )
     ingress = serve.deployment(
         Ingress,
@@ -79,11 +80,18 @@ def _handed_on() -> dict[str, str]:
     }
 
 
-def _bound(pool: ServedPool, server: type, **bound: Any) -> Any:  # noqa: ANN401
-    """Bind one deployment; Ray gets its own copy of the configuration, for it writes into it."""
-    return build_llm_deployment(
-        LLMConfig(**copy.deepcopy(dict(pool.llm_config))),
-        name_prefix=pool.prefix,
-        bind_kwargs=bound,
-        deployment_cls=server,
+def _bound(pool: ServedPool, server: type, front: dict[str, Any], **bound: Any) -> Any:  # noqa: ANN401
+    """
+    Bind one deployment; Ray gets its own copy of the configuration, for it writes into it.
+
+    Its version is its engine's: another plan over the same engine reaches the running replicas as
+    their `user_config`, and only another engine starts new ones.
+    """
+    config = copy.deepcopy(dict(pool.llm_config))
+    config["deployment_config"]["user_config"] = front
+    app = build_llm_deployment(
+        LLMConfig(**config), name_prefix=pool.prefix, bind_kwargs=bound, deployment_cls=server
     )
+    engine = {key: value for key, value in pool.llm_config.items() if key != "deployment_config"}
+    digest = hashlib.sha256(json.dumps(engine, sort_keys=True, default=str).encode())
+    return with_version(app, digest.hexdigest()[:16])

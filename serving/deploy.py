@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from serving.phases import Readiness
     from serving.served import ServedApp
-    from sizing.plan import Deployment
+    from sizing.plan import Deployment, Plan
 
 START_LIMIT_S = 900.0
 """Loading weights of hundreds of gigabytes takes minutes; beyond this it hangs."""
@@ -64,9 +64,10 @@ class Site:
 def deploy(
     served: ServedApp,
     site: Site,
+    state: State,
     *,
     deployment: Deployment,
-    plan: str,
+    plan: Plan | None,
     told: Callable[[str], None],
 ) -> tuple[State, Readiness]:
     """
@@ -75,17 +76,19 @@ def deploy(
     Args:
         served: what to start.
         site: where.
+        state: `new_state`, or that of a deployment on the same nodes, which is updated in place:
+            Ray Serve keeps the replicas whose engines are the same.
         deployment: what *served* was compiled from, kept beside the state for `serving verify`.
-        plan: text of the plan, kept likewise.
+        plan: the plan behind it, kept likewise.
         told: is told, for people, what is going on.
 
     Raises:
         TargetFailed: Ray or an engine did not start, or requests do not get through.
     """
-    state = _first_state(served, site, deployment, plan)
+    state = _described(state, served, site, deployment, plan)
     write_state(state)
     try:
-        if site.address is None:
+        if not state.address:
             address = start_nodes(
                 served.nodes,
                 cluster_id=state.cluster_id,
@@ -104,30 +107,43 @@ def deploy(
     return state, readiness
 
 
-def _first_state(served: ServedApp, site: Site, deployment: Deployment, plan: str) -> State:
-    """Return the state before anything is started, so that `serving down` can always find it."""
-    instance = "" if site.address is None else _instance(site.address)
-    HOME.mkdir(parents=True, exist_ok=True)
-    plan_copy, copy = HOME / "plan.json", HOME / "deployment.json"
-    plan_copy.write_text(plan, encoding="utf-8")
-    copy.write_text(to_json(deployment), encoding="utf-8")
+def new_state(site: Site, nixl_port: int) -> State:
+    """Return the state before anything is started."""
     own = site.address is None
     cluster = read_cluster()
     session = cluster.session if cluster is not None and cluster.address == site.address else ""
     return State(
         cluster_id=secrets.token_hex(8) if own else "",
         address=site.address or "",
-        base_url=site.base_url,
+        base_url="",
         target=site.target,
-        plan=str(plan_copy),
-        plan_hash=plan_hash(plan),
-        deployment=str(copy),
+        plan=str(HOME / "plan.json"),
+        plan_hash="",
+        deployment=str(HOME / "deployment.json"),
+        session=str(new_session()) if own else session,
+        instance="" if site.address is None else _instance(site.address),
+        nixl_port=nixl_port,
+        started=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+
+
+def _described(
+    state: State, served: ServedApp, site: Site, deployment: Deployment, plan: Plan | None
+) -> State:
+    """Return *state* with what is to be deployed now, and keep plan and deployment beside it."""
+    text = to_json(plan or deployment)
+    HOME.mkdir(parents=True, exist_ok=True)
+    Path(state.plan).write_text(text, encoding="utf-8")
+    Path(state.deployment).write_text(to_json(deployment), encoding="utf-8")
+    return replace(
+        state,
+        base_url=site.base_url,
+        plan_hash=plan_hash(text),
+        planned=plan is not None,
         changes=served.front.substitutions,
         deadlines_s=site.deadlines_s,
         token_limit=site.token_limit,
-        session=str(new_session()) if own else session,
-        instance=instance,
-        started=datetime.now(UTC).isoformat(timespec="seconds"),
+        ready=False,
     )
 
 

@@ -6,10 +6,11 @@ import os
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from serving.compile import compile_app
-from serving.deploy import Site, deploy
+from serving.compile import compile_app, ray_nodes
+from serving.deploy import Site, deploy, new_state
 from serving.engine import NIXL_PORT, Ground
 from serving.keys import KEYS, KEYS_FILE
 from serving.phases import Readiness
@@ -21,7 +22,7 @@ from serving.takedown import take_down
 from serving.target import located, this_machine
 from serving.validate import findings, missing_nodes, refuse
 from sizing.errors import InputError
-from sizing.plan import to_json
+from sizing.plan import read_deployment
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -52,6 +53,9 @@ def bring_up(
     """
     Check, compile and deploy; returns when ready.
 
+    Over a deployment that is up to be measured (`serving up deployment.json`) a plan for the same
+    nodes is laid in place: engines with the same settings run on.
+
     Args:
         deployment: what is to run.
         site: where.
@@ -72,15 +76,17 @@ def bring_up(
     changes: tuple[str, ...] = ()
     if substitute:
         deployment, changes = substituted(deployment, target)
-    _check(deployment, site, target)
+    state = _check(deployment, site, target)
     one_host = raylets is None or len({each.address for each in raylets}) == 1
-    workers = max(pool.gpus for pool in deployment.pools)
+    if state is None:
+        workers = max(pool.gpus for pool in deployment.pools)
+        state = new_state(site, free_nixl_port(workers) if one_host else NIXL_PORT)
     served = compile_app(
         deployment,
         Ground(
             target=site.target,
             one_host=one_host,
-            nixl_port=free_nixl_port(workers) if one_host else NIXL_PORT,
+            nixl_port=state.nixl_port,
             decode_engine_kwargs=decode_engine_kwargs or {},
             deadlines_s=site.deadlines_s,
             token_limit=site.token_limit,
@@ -91,8 +97,9 @@ def bring_up(
     state, readiness = deploy(
         served,
         site,
+        state,
         deployment=deployment,
-        plan=to_json(plan or deployment),
+        plan=plan,
         told=told,
     )
     return Endpoint(
@@ -100,22 +107,45 @@ def bring_up(
     )
 
 
-def _check(deployment: Deployment, site: Site, target: Target) -> None:
-    """Refuse what cannot be realised, and a place that is taken; clear what is left of the dead."""
-    refuse(findings(deployment, target))
+def _check(deployment: Deployment, site: Site, target: Target) -> State | None:
+    """
+    Refuse what cannot be realised and a place that is taken; clear what is left of the dead.
+
+    Returns:
+        The deployment that runs here to be measured, if this one can be laid over it.
+    """
     running = read_state()
     if running is not None and is_gone(running):
         forget(running)
-    elif running is not None:
+        running = None
+    # What the running engines hold of memory and cores is theirs already.
+    if running is None:
+        refuse(findings(deployment, target))
+    elif not _fits_over(deployment, running, site):
         raise InputError(
             "serving", running.base_url, "nothing deployed from this directory", "`serving down`"
         )
     if site.address is not None and KEYS in os.environ:
         raise InputError(KEYS, "set", f"{KEYS_FILE} where the cluster is not started here")
-    if not is_free(site.host, site.port):
+    ours = running is not None and running.base_url == site.base_url
+    if not ours and not is_free(site.host, site.port):
         raise InputError(
             "--port", site.port, f"a port of {site.host} that is free", "choose another one"
         )
+    return running
+
+
+def _fits_over(deployment: Deployment, running: State, site: Site) -> bool:
+    """Tell whether what runs is there to be measured, on the same nodes and routed alike."""
+    if running.planned or not running.ready or site.address not in {None, running.address}:
+        return False
+    measured = read_deployment(Path(running.deployment))
+    return (
+        site.target == running.target
+        and deployment.model == measured.model
+        and ray_nodes(deployment, site.target) == ray_nodes(measured, site.target)
+        and deployment.routing.policy == measured.routing.policy
+    )
 
 
 @contextmanager

@@ -5,8 +5,8 @@ Compiled in the driver, carried as plain data (`to_plain`), read back at its pla
 How `serving.app` binds the application:
 
     Ingress.bind(front: dict, servers={domain: handle}, prefill={domain: handle})
-    SplitDecodeServer(..., prefill_server=handle, prefill_servers={domain: handle},
-                      domain=str, front=dict)
+    SplitDecodeServer(..., prefill_server=handle, prefill_servers={domain: handle}, domain=str)
+    every pool's `user_config`: front, which Serve gives to `reconfigure`
 
 `servers` answer requests: decode pools, or the mixed pools of an aggregated plan, which has no
 prefill handles. A domain is what the plan pairs by: GPUs joined by scale-up links.
@@ -31,8 +31,11 @@ if TYPE_CHECKING:
 DEADLINE_FACTOR = 2.0
 """Deadlines of prefill and of the KV hand-off, in planned TTFTs."""
 
-UNPLANNED_DEADLINE_S = 60.0
-"""Deadline where no plan names a TTFT: a transfer that has not come by then is lost."""
+UNPLANNED_DEADLINE_S = 600.0
+"""
+Deadline where no plan names a TTFT, and the machine's pace is not known yet: a transfer that has
+not come by then is lost.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

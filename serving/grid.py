@@ -4,51 +4,65 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import time
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from serving.stopwatch import Stream
+from serving.stopwatch import Stopwatch, Stream
+from sizing.contention import others_fraction
 from sizing.errors import TargetFailed
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine
+    from collections.abc import AsyncIterator, Coroutine
 
     from numpy.typing import NDArray
 
-    from serving.stopwatch import Stopwatch
+    from sizing.contention import CpuTimes
 
-PREFILL_TOKENS = (16, 48, 224, 352, 512)
+PREFILL_TOKENS = (16, 48, 224, 512)
 """Prompt lengths; none lies within those of the demo's load, so its prediction interpolates."""
-
-PASSES = 2
-"""Over the whole grid: machines drift by 10 % within a minute, and all points share that."""
 
 PREFILL_PROMPTS = 12
 PREFILL_AT_ONCE = 4
-DECODE_BATCHES = (1, 2, 4, 8)
-DECODE_CONTEXTS = (16, 384)
+DECODE_POINTS = ((1, 16), (1, 384), (4, 16), (16, 16), (16, 384))
+"""Batch and context; the largest batch is what the deployment to measure holds."""
+
 DECODE_LIMIT_TOKENS = 480
 """More than a stream makes before it is cut off."""
-DECODE_WINDOW_S = 0.6
-PATH_TOKENS = (16, 48, 224)
-PATH_REPEATS = 6
-PATH_PAUSE_S = 0.2
-"""Before each: a request that finds nobody finds caches cold and threads asleep."""
 
-SERVICE_TOKENS = (48, 176)
-PROMPT_PER_ANSWER = (16, 5)
-"""Prompt tokens per answer token in service: few sequences in decode at a time, and many."""
+DECODE_WINDOW_S = 0.6
+DECODE_STEPS = 8
+"""Least length of the window in which steps are counted, in seconds and in steps."""
+
+SERVICE_POINTS = ((48, 3), (48, 9), (176, 35))
+"""Prompt and answer tokens in service: few sequences in decode at a time, and many."""
+
 SERVICE_CLIENTS = 16
 """More than decode ever holds then, so that prefill always has the next prompt."""
+
+PATH_TOKENS = (16, 224)
+PATH_REPEATS = 6
+PATH_PAUSE_S = 0.2
+"""Before each: a request that meets no other finds caches cold and threads asleep."""
+
+DISTURBED_FRACTION = 0.15
+"""Share of the cores that other processes may take before a point is timed once more."""
+
+FIRST_LIMIT_S = 600.0
+"""For the warm-up, before the machine's pace is known."""
+
+LIMIT_FACTOR = 10.0
+LEAST_LIMIT_S = 60.0
+"""Of the time that a point should take at the slowest pace seen so far, until it is given up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GridPoint:
-    """One grid point; the columns of steps.csv that are measured here."""
+    """One row of steps.csv, but for machine and date."""
 
     phase: str
     tokens: int = 0
@@ -57,55 +71,137 @@ class GridPoint:
     other_busy_fraction: float = 0.0
     other_batch: float = 0.0
     joins: float = 0.0
+    others_fraction: float = 0.0
     repeats: int
     seconds: float
 
 
-async def time_grid(watch: Stopwatch, tell: Callable[[str], None]) -> tuple[GridPoint, ...]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
     """
-    Time every point of the grid; *tell* is called with what is being timed.
+    One point of the grid: what to time.
 
-    Each pool is timed alone, then both together as in service. The path is timed idle, one
-    request at a time.
+    Attributes:
+        name: for people.
+        tokens: that the engines compute for it, by which limits and the time left are reckoned.
+        run: times it.
     """
-    timings: list[GridPoint] = []
-    number = itertools.count(1)
-    total = PASSES * (
-        len(PREFILL_TOKENS)
-        + len(DECODE_BATCHES) * len(DECODE_CONTEXTS)
-        + len(SERVICE_TOKENS) * len(PROMPT_PER_ANSWER)
-        + len(PATH_TOKENS)
-    )
 
-    def say(what: str) -> None:
-        tell(f"measuring {next(number)} of {total}: {what}")
+    name: str
+    tokens: int
+    run: Callable[[Stopwatch], Awaitable[tuple[GridPoint, ...]]]
 
+
+def grid() -> tuple[Step, ...]:
+    """Return every point: each pool alone, both together as in service, the path idle."""
+    prefill = [
+        Step(
+            name=f"prefill of {tokens} tokens, alone",
+            tokens=PREFILL_PROMPTS * tokens,
+            run=partial(_prefill, tokens=tokens),
+        )
+        for tokens in PREFILL_TOKENS
+    ]
+    decode = [
+        Step(
+            name=f"decode batch {batch} at {context} tokens, alone",
+            tokens=batch * (context + DECODE_STEPS),
+            run=partial(_decode, batch=batch, context=context),
+        )
+        for batch, context in DECODE_POINTS
+    ]
+    service = [
+        Step(
+            name=f"both pools, {tokens} tokens in and {answer} out",
+            tokens=2 * SERVICE_CLIENTS * (tokens + answer),
+            run=partial(_in_service, tokens=tokens, answer=answer),
+        )
+        for tokens, answer in SERVICE_POINTS
+    ]
+    path = [
+        Step(
+            name=f"path with {tokens} tokens",
+            tokens=2 * PATH_REPEATS * tokens,
+            run=partial(_path, tokens=tokens),
+        )
+        for tokens in PATH_TOKENS
+    ]
+    return (*prefill, *decode, *service, *path)
+
+
+async def time_grid(
+    watch: Stopwatch, tell: Callable[[str], None], clock: Callable[[], CpuTimes]
+) -> tuple[GridPoint, ...]:
+    """
+    Time every point of the grid.
+
+    A point that other processes disturbed is timed once more, and the less disturbed one counts.
+
+    Args:
+        watch: of the running pair.
+        tell: is told what is being timed, the seconds spent and those left.
+        clock: processor time, by which processes that disturb are noticed.
+
+    Raises:
+        TargetFailed: a request failed, or a point took much longer than the machine's pace allows.
+    """
+    steps = grid()
+    started = time.monotonic()
     tell("warm-up")
-    await _warm_up(watch)
-    for _ in range(PASSES):
-        for tokens in PREFILL_TOKENS:
-            say(f"prefill of {tokens} tokens, alone")
-            timings.append(await _prefill(watch, tokens))
-        for batch, context in itertools.product(DECODE_BATCHES, DECODE_CONTEXTS):
-            say(f"decode batch {batch} at {context} tokens, alone")
-            timings.append(await _decode(watch, batch, context))
-        for tokens, ratio in itertools.product(SERVICE_TOKENS, PROMPT_PER_ANSWER):
-            say(f"both pools, {tokens} tokens in and {tokens // ratio} out")
-            timings += await _in_service(watch, tokens, tokens // ratio)
-        for tokens in PATH_TOKENS:
-            say(f"path with {tokens} tokens")
-            timings += await _path(watch, tokens)
-    return tuple(timings)
+    await _within(_warm_up(watch), FIRST_LIMIT_S, "the warm-up")
+    slowest = (time.monotonic() - started) / WARM_UP_TOKENS
+    begun = time.monotonic()
+    rows: list[GridPoint] = []
+    for number, step in enumerate(steps, 1):
+        spent = time.monotonic() - begun
+        done = sum(each.tokens for each in steps[: number - 1])
+        left = spent / done * sum(each.tokens for each in steps[number - 1 :]) if done else 0.0
+        about = f", about {left:.0f} s left" if left else ""
+        tell(f"measuring {number} of {len(steps)}: {step.name} ({spent:.0f} s spent{about})")
+        limit_s = max(LEAST_LIMIT_S, LIMIT_FACTOR * slowest * step.tokens)
+        found, took_s = await _timed(watch, step, limit_s, clock)
+        slowest = max(slowest, took_s / step.tokens)
+        if found[0].others_fraction > DISTURBED_FRACTION:
+            again, _ = await _timed(watch, step, limit_s, clock)
+            found = min(found, again, key=lambda rows: rows[0].others_fraction)
+        rows += found
+    return tuple(rows)
 
 
-async def _warm_up(watch: Stopwatch) -> None:
+async def _timed(
+    watch: Stopwatch, step: Step, limit_s: float, clock: Callable[[], CpuTimes]
+) -> tuple[tuple[GridPoint, ...], float]:
+    """Time one point; return its rows, with what other processes took meanwhile, and seconds."""
+    start = clock()
+    found = await _within(step.run(watch), limit_s, step.name)
+    end = clock()
+    others = others_fraction(start, end)
+    return tuple(replace(row, others_fraction=others) for row in found), end.at_s - start.at_s
+
+
+async def _within(
+    timing: Awaitable[tuple[GridPoint, ...]], limit_s: float, what: str
+) -> tuple[GridPoint, ...]:
+    """Wait for *timing*, but no longer than *limit_s*."""
+    try:
+        return await asyncio.wait_for(timing, limit_s)
+    except TimeoutError:
+        raise TargetFailed(f"{what} did not end within {limit_s:.0f} s") from None
+
+
+async def _warm_up(watch: Stopwatch) -> tuple[GridPoint, ...]:
     """Run every shape once: first calls allocate, connect and compile."""
-    await asyncio.gather(*(watch.stream(32, 16) for _ in range(max(DECODE_BATCHES))))
+    await asyncio.gather(*(watch.stream(32, 16) for _ in range(WARM_UP_STREAMS)))
     for tokens in PATH_TOKENS:
         await watch.stream(tokens, 4)
+    return ()
 
 
-async def _prefill(watch: Stopwatch, tokens: int) -> GridPoint:
+WARM_UP_STREAMS = 8
+WARM_UP_TOKENS = WARM_UP_STREAMS * (32 + 16) + sum(PATH_TOKENS) + 4 * len(PATH_TOKENS)
+
+
+async def _prefill(watch: Stopwatch, *, tokens: int) -> tuple[GridPoint, ...]:
     """Seconds a prompt takes in a prefill pool that always has the next one waiting."""
     done: list[float] = []
 
@@ -118,15 +214,11 @@ async def _prefill(watch: Stopwatch, tokens: int) -> GridPoint:
     # From the first completion to the last the pool was never without a prompt.
     ends = np.sort(done)
     repeats = len(ends) - 1
-    return GridPoint(
-        phase="prefill",
-        tokens=tokens,
-        repeats=repeats,
-        seconds=float((ends[-1] - ends[0]) / repeats),
-    )
+    seconds = float((ends[-1] - ends[0]) / repeats)
+    return (GridPoint(phase="prefill", tokens=tokens, repeats=repeats, seconds=seconds),)
 
 
-async def _in_service(watch: Stopwatch, tokens: int, answer: int) -> tuple[GridPoint, GridPoint]:
+async def _in_service(watch: Stopwatch, *, tokens: int, answer: int) -> tuple[GridPoint, ...]:
     """
     Time both pools at once, through the front door.
 
@@ -178,7 +270,7 @@ def _covered(spans: NDArray[np.float64]) -> float:
     return float(covered_s)
 
 
-async def _decode(watch: Stopwatch, batch: int, context: int) -> GridPoint:
+async def _decode(watch: Stopwatch, *, batch: int, context: int) -> tuple[GridPoint, ...]:
     """Seconds a step takes while exactly *batch* sequences are decoded."""
     streams = [Stream() for _ in range(batch)]
 
@@ -190,23 +282,27 @@ async def _decode(watch: Stopwatch, batch: int, context: int) -> GridPoint:
         await asyncio.wait([begun, failed], return_when=asyncio.FIRST_COMPLETED)
         if failed.done():
             failed.result()
-        start = time.monotonic()
+        start = end = time.monotonic()
         read = sum(stream.tokens for stream in streams) / batch
-        await asyncio.sleep(DECODE_WINDOW_S)
-        end = time.monotonic()
-    tokens = sum(stream.tokens_between(start, end) for stream in streams)
-    if tokens < batch:
-        raise TargetFailed(f"batch {batch} made {tokens} tokens in {DECODE_WINDOW_S} s")
-    return GridPoint(
-        phase="decode",
-        batch=batch,
-        context=context + read + tokens / batch / 2,
-        repeats=tokens // batch,
-        seconds=(end - start) * batch / tokens,
+        tokens = 0
+        while end < start + DECODE_WINDOW_S or tokens < DECODE_STEPS * batch:
+            await asyncio.sleep(DECODE_WINDOW_S / 4)
+            end = time.monotonic()
+            tokens = sum(stream.tokens_between(start, end) for stream in streams)
+            if failed.done():
+                break
+    return (
+        GridPoint(
+            phase="decode",
+            batch=batch,
+            context=context + read + tokens / batch / 2,
+            repeats=tokens // batch,
+            seconds=(end - start) * batch / tokens,
+        ),
     )
 
 
-async def _path(watch: Stopwatch, tokens: int) -> tuple[GridPoint, ...]:
+async def _path(watch: Stopwatch, *, tokens: int) -> tuple[GridPoint, ...]:
     """Time requests that meet nobody: through the prefill pool alone, and through both."""
     alone: list[float] = []
     whole: list[float] = []

@@ -18,12 +18,11 @@ from serving.split import Planned
 class MixedServer(Planned, Answering, LLMServer):  # type: ignore[misc]
     """An engine on its planned cores that answers by itself."""
 
-    async def __init__(self, llm_config: Any, *, front: dict[str, Any], **kwargs: Any) -> None:  # type: ignore[misc]  # noqa: ANN401
-        """Keep what the plan says: see `serving.front`."""
-        self._front = front_from(front)
-        self._order = order_of(self._front)
-        self._reach = None
-        await super().__init__(llm_config, **kwargs)
+    _reach = None
+
+    def reconfigure(self, front: dict[str, Any]) -> None:
+        """Take the deadlines from the plan."""
+        self._order = order_of(front_from(front))
 
     async def probe(self, prompts: list[list[int]]) -> list[Phases]:
         """Run each prompt here, one after the other."""

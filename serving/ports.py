@@ -12,6 +12,13 @@ LOOPBACK = "127.0.0.2"
 """Where raylets of this machine talk to one another."""
 
 
+def free_port(host: str) -> int:
+    """Return a port of *host* that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
+
+
 def free_ports(count: int) -> list[int]:
     """Return ports that nobody listens on."""
     sockets = [socket.socket() for _ in range(count)]

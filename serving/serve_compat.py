@@ -40,6 +40,16 @@ def set_replicas(app: str, deployment: str, replicas: int) -> None:
     )
 
 
+def with_version(app: Any, version: str) -> Any:  # noqa: ANN401
+    """
+    Return a bound deployment that Serve updates in place as long as its version is the same.
+
+    Without one Serve draws a version for every deployment, and starts all replicas anew.
+    """
+    app._bound_deployment._version = version  # noqa: SLF001
+    return app
+
+
 def deployment_options(app: str) -> dict[str, dict[str, Any]]:
     """Return the options that Serve runs each deployment of *app* with, by name."""
     details = _get_global_client().get_serve_details()

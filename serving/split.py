@@ -44,7 +44,12 @@ FETCHED_S = 0.2
 
 
 class Planned:
-    """What replicas of all pools do alike."""
+    """
+    What replicas of all pools do alike.
+
+    Ray Serve calls `reconfigure` with what the front door knows of the plan (`serving.front`) when
+    a replica has started, and again when another plan is laid over the same engines.
+    """
 
     async def __init__(self, llm_config: Any, **kwargs: Any) -> None:  # type: ignore[misc]  # noqa: ANN401
         """Take the planned cores, then start the engine."""
@@ -93,11 +98,14 @@ class Planned:
 class SplitPrefillServer(Planned, PDPrefillServer):  # type: ignore[misc]
     """A prefill engine on its planned cores."""
 
-    async def __init__(self, llm_config: Any, *, kv_deadline_s: float, **kwargs: Any) -> None:  # type: ignore[misc]  # noqa: ANN401
-        """Start; what was prefilled may be fetched for *kv_deadline_s* from then on."""
-        self._kv_deadline_s = kv_deadline_s
+    async def __init__(self, llm_config: Any, **kwargs: Any) -> None:  # type: ignore[misc]  # noqa: ANN401
+        """Start the engine."""
         self._kept_until_s = 0.0
         await super().__init__(llm_config, **kwargs)
+
+    def reconfigure(self, front: dict[str, Any]) -> None:
+        """Take the deadline until which decode may fetch a KV cache from the plan."""
+        self._kv_deadline_s = front_from(front).kv_wait_deadline_s
 
     async def __del__(self) -> None:
         """
@@ -180,15 +188,21 @@ class SplitDecodeServer(Planned, Answering, PDDecodeServer):  # type: ignore[mis
         *,
         prefill_servers: dict[str, Any],
         domain: str,
-        front: dict[str, Any],
         **kwargs: Any,  # noqa: ANN401
     ) -> None:
-        """Keep what the plan says: see `serving.front`."""
-        self._front = front_from(front)
-        self._order = order_of(self._front)
-        self._handles = {each: prefill_servers[each] for each in self._front.pairing[domain]}
-        self._reach = Handles(self._handles)
+        """Keep the handles of all prefill pools, by domain, and this pool's own domain."""
+        self._prefill_servers = prefill_servers
+        self._domain = domain
         await super().__init__(llm_config, **kwargs)
+
+    def reconfigure(self, front: dict[str, Any]) -> None:
+        """Take deadlines, fallback and pairing from the plan."""
+        planned = front_from(front)
+        self._order = order_of(planned)
+        self._handles = {
+            each: self._prefill_servers[each] for each in planned.pairing[self._domain]
+        }
+        self._reach = Handles(self._handles)
 
     async def probe(self, prompts: list[list[int]]) -> list[Phases]:
         """

@@ -33,6 +33,8 @@ class State:
         changes: what was asked to be otherwise than planned, by `--substitute` or `scale`.
         deadlines_s: of prefill and of the KV hand-off, where they are not the plan's.
         token_limit: most tokens of one answer, if there is a limit.
+        nixl_port: first of the engines' side-channel ports.
+        planned: a plan stands behind it, not a deployment that is up to be measured.
         ready: `serving up` saw the whole path work.
     """
 
@@ -50,6 +52,8 @@ class State:
     changes: tuple[str, ...] = ()
     deadlines_s: tuple[float | None, float | None] = (None, None)
     token_limit: int | None = None
+    nixl_port: int = 0
+    planned: bool = True
 
     @property
     def logs(self) -> Path:

@@ -12,6 +12,7 @@ import typer
 from serving.deploy import Site
 from serving.deployed import bring_up
 from serving.keys import refuse_open
+from serving.ports import free_port
 from serving.state import read_state
 from serving.takedown import take_down
 from serving.target import located
@@ -20,7 +21,7 @@ from serving.token_limit import read_token_limit
 from serving.validate import refuse, ruled_out
 from sizing.child import terminable
 from sizing.errors import InputError, NegativeAnswer
-from sizing.plan import Plan, read_plan
+from sizing.plan import Deployment, Plan, read_plan_or_deployment
 
 
 def demo_model(
@@ -35,14 +36,16 @@ def demo_model(
 
 
 def up(  # noqa: PLR0913, PLR0917  (a command's options)
-    plan: Annotated[Path, typer.Argument(help="Plan written by `sizing plan -o`.")],
+    plan: Annotated[
+        Path, typer.Argument(help="Plan written by `sizing plan -o`, or a deployment to measure.")
+    ],
     target: Annotated[str, typer.Option(help="auto, cpu or gpu.")] = "auto",
     host: Annotated[str, typer.Option(help="Address the endpoint listens on.")] = "127.0.0.1",
     everybody: Annotated[
         bool, typer.Option("--open", help="Let everybody in who reaches --host: no API keys.")
     ] = False,
     port: Annotated[
-        int, typer.Option(help="Port the endpoint listens on.", min=1, max=65535)
+        int, typer.Option(help="Port the endpoint listens on; 0: any.", min=0, max=65535)
     ] = 8000,
     address: Annotated[
         str | None, typer.Option(help="An existing Ray cluster; default: start one here.")
@@ -69,22 +72,25 @@ def up(  # noqa: PLR0913, PLR0917  (a command's options)
     ] = False,
 ) -> None:
     """Deploy a plan; returns when requests get through every way that they can take."""
-    given = read_plan(plan)
-    kind = target_of(given, target, substitute=substitute)
-    if not substitute:
+    asked = read_plan_or_deployment(plan)
+    given = asked if isinstance(asked, Plan) else None
+    if substitute and given is None:
+        raise InputError("--substitute", str(plan), "a plan: a deployment is deployed as it is")
+    kind = target_of(asked, target, substitute=substitute)
+    if given is not None and not substitute:
         refuse([*ruled_out(given, kind)])
     if not everybody:
         refuse_open(host, os.environ)
     site = Site(
         target=kind,
         host=host,
-        port=port,
+        port=port or free_port(host),
         address=address,
         wait_s=wait_s,
         deadlines_s=(prefill_deadline_s, kv_deadline_s),
         token_limit=read_token_limit(os.environ),
     )
-    deployment = located(given.deployment, model)
+    deployment = located(asked.deployment if isinstance(asked, Plan) else asked, model)
     with progress() as told, terminable():
         endpoint = bring_up(deployment, site, told=told, plan=given, substitute=substitute)
     ready = endpoint.readiness
@@ -113,9 +119,10 @@ def down() -> None:
     typer.echo("stopped")
 
 
-def target_of(plan: Plan, asked: str, *, substitute: bool) -> str:
+def target_of(plan: Plan | Deployment, asked: str, *, substitute: bool) -> str:
     """Return `cpu` or `gpu`; only with *substitute* may a plan for GPUs go to a CPU."""
-    planned = plan.inputs.gpu.kind
+    gpu = plan.pools[0].gpu
+    planned = "cpu" if gpu == "cpu" else "gpu"
     if asked not in {"auto", "cpu", "gpu"}:
         raise InputError("--target", asked, "auto, cpu or gpu")
     if substitute:
@@ -125,7 +132,7 @@ def target_of(plan: Plan, asked: str, *, substitute: bool) -> str:
     if asked not in {"auto", planned}:
         smaller = ", or --substitute for what of it fits" if asked == "cpu" else ""
         raise NegativeAnswer(
-            f"the plan is for {plan.inputs.gpu.name}, a {planned}; it cannot be deployed on a "
+            f"the plan is for {gpu}, a {planned}; it cannot be deployed on a "
             f"{asked} (plan again for what you have{smaller})"
         )
     return planned

@@ -91,8 +91,7 @@ def bounds(state: State) -> dict[str, dict[str, Any]]:
     """Return what bounds each role's queues, as it was compiled."""
     file = Path(state.plan)
     kept = all(SCALED in change for change in state.changes)
-    planned = "schema_version" in json.loads(file.read_text(encoding="utf-8"))
-    plan = read_plan(file) if planned and kept else None
+    plan = read_plan(file) if state.planned and kept else None
     return {
         pool.role: limits(pool, plan, deadlines_s=state.deadlines_s, token_limit=state.token_limit)
         for pool in read_deployment(file).pools

@@ -3,30 +3,26 @@
 from __future__ import annotations
 
 import json
-import shutil
-import signal
 import sys
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 
-from sizing.child import run_child
 from sizing.cli.inputs import read_inputs
 from sizing.cli.plan import write_whole
 from sizing.cli.refit import recalibrate
-from sizing.errors import Exit, InputError, TargetFailed
+from sizing.cli.timing import timed_engine
+from sizing.errors import InputError
 from sizing.latency.calibration import fit_calibration, read_calibration
 from sizing.machine import this_machine
-from sizing.plan import to_json
-from sizing.search.draft import draft_deployment
 from sizing.shell import talk
 from sizing.specs.measurement import read_measurements
 
 if TYPE_CHECKING:
-    from sizing.plan import Deployment
+    from pathlib import Path
+
     from sizing.specs.calibration import CalibrationSpec
     from sizing.specs.model import ModelSpec
 
@@ -37,8 +33,14 @@ def calibrate(  # noqa: PLR0913  (a command's options)
     ] = None,
     *,
     out: Annotated[Path, typer.Option("-o", "--out", help="calibration file to write")],
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", help="key=value of the scenario, as in `plan`")
+    ] = None,
     engine: Annotated[
         bool, typer.Option("--engine", help="time this machine's engine first (minutes)")
+    ] = False,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="with --engine: leave it up, for `serving up PLAN`")
     ] = False,
     steps: Annotated[
         Path | None, typer.Option(help="steps.csv: written with --engine, read without")
@@ -58,32 +60,37 @@ def calibrate(  # noqa: PLR0913  (a command's options)
     as_json: Annotated[bool, typer.Option("--json", help="print the calibration")] = False,
 ) -> None:
     """Fit step times, path and interference to timed steps, or to load tests with --from."""
+    if keep and not engine:
+        raise InputError("--keep", True, "--engine, which deploys what is kept")
     if samples:
-        if scenario is not None or engine or steps:
-            raise InputError("--from", str(samples[0]), "no SCENARIO, --engine or --steps besides")
+        if scenario is not None or engine or steps or overrides:
+            expected = "no SCENARIO, --set, --engine or --steps besides"
+            raise InputError("--from", str(samples[0]), expected)
         recalibrate(samples, held_out=hold_out or (), plan=plan, out=out, as_json=as_json)
     elif plan or hold_out:
         raise InputError("--plan" if plan else "--hold-out", None, "--from samples.jsonl with it")
     elif scenario is None:
         raise InputError("SCENARIO", None, "a scenario, or load tests with --from samples.jsonl")
     else:
-        _from_steps(scenario, out, steps, measure=engine, again=again, as_json=as_json)
-
-
-def _from_steps(
-    scenario: Path, out: Path, steps: Path | None, *, measure: bool, again: bool, as_json: bool
-) -> None:
-    """Time the engine's steps if told to, and fit them."""
-    steps = steps or out.with_suffix(".steps.csv")
-    inputs = read_inputs(scenario, [], None)
-    model = inputs.model
-    if measure and not again and _holds(out, model, inputs.engine.name):
-        talk.print(f"{out} holds this machine's constants; measure again with --again")
+        inputs = read_inputs(scenario, overrides or [], None)
+        steps = steps or out.with_suffix(".steps.csv")
+        if engine and not again and not keep and _holds(out, inputs.model, inputs.engine.name):
+            talk.print(f"{out} holds this machine's constants; measure again with --again")
+            fitted = read_calibration(out)
+        else:
+            fitted = (
+                timed_engine(inputs, steps, name=out.stem, keep=keep)
+                if engine
+                else _from_steps(scenario, inputs.model, steps, name=out.stem)
+            )
+            write_whole(out, json.dumps(asdict(fitted), indent=2, sort_keys=True) + "\n")
+            _print(fitted, out)
         if as_json:
             sys.stdout.write(out.read_text(encoding="utf-8"))
-        return
-    if measure:
-        _measure(draft_deployment(inputs), steps)
+
+
+def _from_steps(scenario: Path, model: ModelSpec, steps: Path, *, name: str) -> CalibrationSpec:
+    """Fit the constants to steps that were timed before."""
     rows = read_measurements(steps)
     if rows[0].key.model_config_hash != model.config_hash:
         raise InputError(
@@ -92,12 +99,7 @@ def _from_steps(
             f"{model.config_hash}, the model of {scenario}",
             "measure again with --engine",
         )
-    fitted = fit_calibration(rows, name=out.stem)
-    write_whole(out, json.dumps(asdict(fitted), indent=2, sort_keys=True) + "\n")
-    if as_json:
-        sys.stdout.write(out.read_text(encoding="utf-8"))
-    else:
-        _print(fitted, out)
+    return fit_calibration(rows, name=name)
 
 
 def _holds(out: Path, model: ModelSpec, engine: str) -> bool:
@@ -109,21 +111,6 @@ def _holds(out: Path, model: ModelSpec, engine: str) -> bool:
         return read_calibration(out).key == key
     except InputError:
         return False
-
-
-def _measure(deployment: Deployment, steps: Path) -> None:
-    """Run `serving measure`; rooms meet in files and subprocesses only."""
-    beside = str(Path(sys.executable).parent)
-    command = shutil.which("serving", path=beside) or shutil.which("serving")
-    if command is None:
-        raise InputError("serving", None, "the serving command beside this one", "run `make setup`")
-    draft = steps.with_suffix(".deployment.json")
-    write_whole(draft, to_json(deployment))
-    code = run_child([command, "measure", str(draft), "-o", str(steps)])
-    if code in (-signal.SIGINT, Exit.INTERRUPTED):
-        raise KeyboardInterrupt
-    if code:
-        raise TargetFailed(f"`serving measure {draft}` ended with exit code {code}")
 
 
 def _print(fitted: CalibrationSpec, out: Path) -> None:

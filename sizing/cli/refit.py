@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict, replace
-from datetime import UTC, datetime
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,9 +12,9 @@ from rich.table import Table
 
 from sizing.cli.plan import write_whole
 from sizing.refit.evidence import SOUND, check_runs
-from sizing.refit.fit import Residual, fit_scales, residuals
+from sizing.refit.fit import Residual, fit_scales, recalibrated, residuals
 from sizing.refit.observed import Observed, read_observed
-from sizing.refit.scales import scaled, scaled_interference, scaled_path
+from sizing.refit.scales import scaled
 from sizing.shell import talk
 
 if TYPE_CHECKING:
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 
     from sizing.plan import StepModel
     from sizing.refit.scales import Scales
-    from sizing.specs.calibration import CalibrationSpec
 
 
 def recalibrate(
@@ -53,13 +51,13 @@ def recalibrate(
     before = check_runs(runs, others)
     for run in (*runs, *others):
         _remark(run)
-    model = runs[0].plan.step_model
+    model = runs[0].step_model
     scales = fit_scales(model, runs)
     found = {
         "fitted": residuals(model, scaled(model, scales), runs),
         "held_out": residuals(model, scaled(model, scales), others) or _left_out(model, runs),
     }
-    fitted = _calibration(before, scales, runs, name=out.stem)
+    fitted = recalibrated(before, scales, runs, name=out.stem)
     write_whole(out, json.dumps(asdict(fitted), indent=2, sort_keys=True) + "\n")
     kept = {"scales": asdict(scales)} | {k: [asdict(r) for r in v] for k, v in found.items()}
     text = json.dumps(kept, indent=2) + "\n"
@@ -90,22 +88,6 @@ def _left_out(model: StepModel, runs: Sequence[Observed]) -> tuple[Residual, ...
         scales = fit_scales(model, [other for other in runs if other is not run])
         rows += residuals(model, scaled(model, scales), [run])
     return tuple(rows)
-
-
-def _calibration(
-    before: CalibrationSpec, scales: Scales, runs: Sequence[Observed], *, name: str
-) -> CalibrationSpec:
-    """Return the constants times their factors, under a new name."""
-    return replace(
-        before,
-        name=name,
-        date=datetime.now(tz=UTC).date().isoformat(),
-        num_rows=before.num_rows + sum(int(run.counts.sum()) for run in runs),
-        prefill=before.prefill.times(scales.prefill),
-        decode=before.decode.times(scales.decode),
-        path=scaled_path(before.path, scales.path),
-        interference=scaled_interference(before.interference, scales),
-    )
 
 
 def _print(scales: Scales, found: dict[str, tuple[Residual, ...]], out: Path) -> None:

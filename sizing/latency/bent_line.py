@@ -38,6 +38,7 @@ def fit_bent_line(
     seconds: NDArray[np.float64],
     *,
     bend_earns: float = 1.0,
+    weights: NDArray[np.float64] | None = None,
 ) -> BentLine:
     """
     Fit by least relative squares, no coefficient negative; the bend is tried at every load.
@@ -48,19 +49,21 @@ def fit_bent_line(
         seconds: positive, shape (rows,).
         bend_earns: a bend is kept if it leaves less than this share of the squared residual;
             below 1 for measured rows, whose noise some bend always fits a little better.
+        weights: of the rows, shape (rows,); without them all count alike.
 
     Returns:
         The best line.
 
     """
     least = np.inf
+    roots = np.ones_like(seconds) if weights is None else np.sqrt(weights / weights.mean())
     best = BentLine(base=0.0, slope=0.0, bend=0.0, rates=(), error_fraction=0.0)
     for bend in (0.0, *np.unique(load)[:-1]):
         design = np.column_stack([np.ones_like(load), np.maximum(bend, load), *columns])
         weighted = design / seconds[:, None]
-        found = nonnegative_least_squares(weighted, np.ones_like(seconds))
+        found = nonnegative_least_squares(weighted * roots[:, None], roots)
         residual = weighted @ found - 1
-        left = float(residual @ residual)
+        left = float((residual * roots) @ (residual * roots))
         if left < bend_earns * least:
             least = left
             base, slope, *rates = (float(value) for value in found)

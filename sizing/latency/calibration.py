@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 LEAST_ROWS = 3
 """A line with a bend needs this many points before its residual means anything."""
 
+LEAST_WEIGHT = 0.01
+
 BEND_EARNS = 0.9
 """A bend is kept if it leaves less than this share of the squared residual without it."""
 
@@ -77,7 +79,9 @@ def fit_prefill(rows: Sequence[Measurement]) -> StepCoefficients:
     tokens = _column(rows, "tokens", "prefill")
     seconds = np.array([row.seconds for row in rows])
     pairs = tokens * (tokens + 1) / 2
-    line = fit_bent_line(tokens, (pairs,), seconds, bend_earns=BEND_EARNS)
+    line = fit_bent_line(
+        tokens, (pairs,), seconds, bend_earns=BEND_EARNS, weights=undisturbed(rows)
+    )
     return StepCoefficients(
         base_s=line.base,
         stream_s=line.slope * line.bend,
@@ -97,7 +101,9 @@ def fit_decode(rows: Sequence[Measurement]) -> StepCoefficients:
     batch = _column(rows, "batch", "decode")
     context = np.array([row.context for row in rows])
     seconds = np.array([row.seconds for row in rows])
-    line = fit_bent_line(batch, (batch * context,), seconds, bend_earns=BEND_EARNS)
+    line = fit_bent_line(
+        batch, (batch * context,), seconds, bend_earns=BEND_EARNS, weights=undisturbed(rows)
+    )
     return StepCoefficients(
         base_s=line.base,
         stream_s=line.slope * line.bend,
@@ -110,6 +116,18 @@ def fit_decode(rows: Sequence[Measurement]) -> StepCoefficients:
         max_context_tokens=int(context.max()),
         error_fraction=line.error_fraction,
     )
+
+
+def undisturbed(rows: Sequence[Measurement]) -> NDArray[np.float64]:
+    """
+    Weigh rows by what other processes left them of the cores, shape (rows,).
+
+    A row that lost a share x counts (1 - x)^2 / (1 - x_least)^2, at least 1 %: on a machine that
+    is busy all the time every row counts alike, for that is the machine that will serve.
+    """
+    left = 1.0 - np.array([row.others_fraction for row in rows])
+    weights: NDArray[np.float64] = np.maximum((left / max(left.max(), 1e-9)) ** 2, LEAST_WEIGHT)
+    return weights
 
 
 def fit_path(

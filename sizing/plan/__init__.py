@@ -9,6 +9,7 @@ from sizing.plan.document import (
     plan_from,
     read_deployment,
     read_plan,
+    read_plan_or_deployment,
     to_json,
 )
 from sizing.plan.prediction import (
@@ -46,5 +47,6 @@ __all__ = [
     "plan_from",
     "read_deployment",
     "read_plan",
+    "read_plan_or_deployment",
     "to_json",
 ]

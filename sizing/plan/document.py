@@ -140,9 +140,9 @@ def read_plan(path: Path) -> Plan:
     return plan_from(_read_json(path), place=str(path))
 
 
-def read_deployment(path: Path) -> Deployment:
+def read_plan_or_deployment(path: Path) -> Plan | Deployment:
     """
-    Read what is to run: a plan's deployment, or one that `sizing calibrate` wrote by itself.
+    Read a plan, or a deployment that `sizing calibrate` wrote, which no prediction stands behind.
 
     Raises:
         InputError: as `read_plan`.
@@ -150,7 +150,13 @@ def read_deployment(path: Path) -> Deployment:
     raw = _read_json(path)
     if isinstance(raw, dict) and "schema_version" not in raw:
         return parse(Deployment, raw, place=str(path))
-    return plan_from(raw, place=str(path)).deployment
+    return plan_from(raw, place=str(path))
+
+
+def read_deployment(path: Path) -> Deployment:
+    """Read what is to run, a plan's or a bare deployment; raises as `read_plan`."""
+    found = read_plan_or_deployment(path)
+    return found.deployment if isinstance(found, Plan) else found
 
 
 def plan_from(raw: object, *, place: str) -> Plan:

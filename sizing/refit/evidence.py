@@ -55,7 +55,7 @@ def check_runs(fitted: Sequence[Observed], held_out: Sequence[Observed]) -> Cali
 
 def _calibration(run: Observed) -> CalibrationSpec:
     """Return what the run was planned with."""
-    found = run.plan.inputs.calibration
+    found = run.calibration
     if found is None:
         raise InputError(
             f"{run.name}: the plan's calibration",

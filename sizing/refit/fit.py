@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sizing.refit.scales import PRIOR, Scales, scaled
+from sizing.refit.scales import PRIOR, Scales, scaled, scaled_interference, scaled_path
 from sizing.simulation.outcome import simulate
 from sizing.simulation.planned import deployed_system
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from sizing.plan import StepModel
     from sizing.refit.observed import Observed
     from sizing.simulation.outcome import Outcome
+    from sizing.specs.calibration import CalibrationSpec
 
 STATISTICS = {
     ("ttft", "mean"): 0.06,
@@ -92,6 +94,22 @@ def fit_scales(model: StepModel, runs: Sequence[Observed]) -> Scales:
         if gained < 1e-3 * best:
             break
     return Scales.of(found)
+
+
+def recalibrated(
+    before: CalibrationSpec, scales: Scales, runs: Sequence[Observed], *, name: str
+) -> CalibrationSpec:
+    """Return the constants times the factors that *runs* gave, under a new name."""
+    return replace(
+        before,
+        name=name,
+        date=datetime.now(tz=UTC).date().isoformat(),
+        num_rows=before.num_rows + sum(int(run.counts.sum()) for run in runs),
+        prefill=before.prefill.times(scales.prefill),
+        decode=before.decode.times(scales.decode),
+        path=scaled_path(before.path, scales.path),
+        interference=scaled_interference(before.interference, scales),
+    )
 
 
 def residuals(
@@ -172,7 +190,7 @@ def _measured(run: Observed) -> dict[tuple[str, str], float]:
 
 
 def _predicted(run: Observed, model: StepModel) -> dict[tuple[str, str], float]:
-    system = deployed_system(run.plan.deployment, model)
+    system = deployed_system(run.deployment, model)
     outcome: Outcome = simulate(system, run.arrivals, seed=SEED)
     columns = {"ttft": outcome.ttft_s, "tpot": outcome.tpot_s}
     # Of the same requests as measured: those with one token have no TPOT on either side.

@@ -11,11 +11,13 @@ from numpy.typing import NDArray
 
 from sizing.arrivals import Arrivals
 from sizing.errors import InputError
-from sizing.plan import Plan, read_plan
+from sizing.plan import Deployment, StepModel, read_plan
 from sizing.request_outcome import turned_away
+from sizing.specs.calibration import CalibrationSpec
 
 if TYPE_CHECKING:
     from pathlib import Path
+
 
 FEWEST = 50
 """Answered requests below which a run says nothing about constants."""
@@ -30,7 +32,9 @@ class Observed:
 
     Attributes:
         name: of its file.
-        plan: that was deployed.
+        deployment: what ran.
+        step_model: that it was planned with.
+        calibration: behind that; `None`: it came from the datasheet.
         arrivals: every request that came as far as an engine, shape (n,).
         counts: those that were measured and answered, less the warm-up that the verdict cut,
             shape (n,).
@@ -41,7 +45,9 @@ class Observed:
     """
 
     name: str
-    plan: Plan
+    deployment: Deployment
+    step_model: StepModel
+    calibration: CalibrationSpec | None
     arrivals: Arrivals
     counts: NDArray[np.bool_]
     ttft_s: NDArray[np.float64]
@@ -65,7 +71,17 @@ def read_observed(samples: Path, plan: Path | None) -> Observed:
             answers, or a plan that another model was served from.
     """
     deployed = read_plan(plan or samples.parent / "plan.json")
-    _check_model(samples, deployed)
+    return observed(samples, deployed.deployment, deployed.step_model, deployed.inputs.calibration)
+
+
+def observed(
+    samples: Path,
+    deployment: Deployment,
+    step_model: StepModel,
+    calibration: CalibrationSpec | None,
+) -> Observed:
+    """Read a run of *deployment*, whose step times are *step_model*; raises as `read_observed`."""
+    _check_model(samples, deployment)
     sent = _rows(samples)
     rows = [row for row in sent if not turned_away(row["outcome"], str(row.get("detail")))]
     rows.sort(key=lambda row: (row["due_s"], row["index"]))
@@ -87,7 +103,9 @@ def read_observed(samples: Path, plan: Path | None) -> Observed:
     names = sorted({name for row in rows for name in row.get("phases_s", {})})
     return Observed(
         name=str(samples),
-        plan=deployed,
+        deployment=deployment,
+        step_model=step_model,
+        calibration=calibration,
         arrivals=_arrivals(rows, samples.parent / "schedule.jsonl"),
         counts=counts,
         ttft_s=np.array(
@@ -187,14 +205,17 @@ def _tpot_s(row: dict[str, Any]) -> float:
     return float(chunks[-1] - chunks[0]) / after
 
 
-def _check_model(samples: Path, plan: Plan) -> None:
-    """Refuse a plan of another model than the run asked for, where the run's order is there."""
+def _check_model(samples: Path, deployment: Deployment) -> None:
+    """Refuse another model than the run asked for, where the run's order is there."""
     order = samples.parent / "run.json"
     try:
         served = json.loads(order.read_text(encoding="utf-8"))["model"]
     except (OSError, KeyError, TypeError, ValueError):
         return
-    if served != plan.model.id:
+    if served != deployment.model.id:
         raise InputError(
-            f"{order}: model", served, f"{plan.model.id}, the plan's", "the plan that was deployed"
+            f"{order}: model",
+            served,
+            f"{deployment.model.id}, the plan's",
+            "the plan that was deployed",
         )

@@ -1,4 +1,4 @@
-"""What `serving measure` deploys before there are step times to plan with."""
+"""The deployment on which `sizing calibrate --engine` measures, before there is a plan."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CONTEXT_TOKENS = 1024
 """Room for the longest prompt of the measurement, its answer included."""
 
 MOST_SEQUENCES = 16
-"""In a decode step; measured are batches up to half of it, so that none ever waits for a slot."""
+"""In a decode step: the largest batch that is measured, and so the largest that is planned."""
 
 
 def draft_deployment(inputs: Inputs) -> Deployment:
@@ -25,10 +25,12 @@ def draft_deployment(inputs: Inputs) -> Deployment:
     Return one prefill and one decode replica at TP 1 of the scenario's model.
 
     They stand where a plan of one replica each would place them, so that a plan on the same
-    cores finds the interference that was measured.
+    cores finds the interference that was measured. A scenario with `model.max_context_tokens`
+    gets the very engines of its plan of one replica each: `serving up` then keeps them.
     """
     model, engine = inputs.model, inputs.engine
-    context = min(CONTEXT_TOKENS, model.max_context_tokens)
+    context = inputs.scenario.model.max_context_tokens or CONTEXT_TOKENS
+    context = min(context, model.max_context_tokens)
     placement = place([("prefill", 1, 1), ("decode", 1, 1)], inputs.cluster)
     batches = {"prefill": 1, "decode": MOST_SEQUENCES}
     sequences = sum(batches.values())
@@ -59,7 +61,7 @@ def draft_deployment(inputs: Inputs) -> Deployment:
             )
             for role, batch in batches.items()
         ),
-        routing=Routing(),
+        routing=Routing(policy="least-tokens"),
     )
 
 

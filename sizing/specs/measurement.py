@@ -32,6 +32,7 @@ class Measurement:
         other_busy_fraction: share of the time in which the other pool was busy.
         other_batch: for prefill, sequences that decode held, mean over time; else 0.
         joins: for decode, requests that joined the batch per step; else 0.
+        others_fraction: share of the cores that other processes took meanwhile.
         repeats: observations behind `seconds`.
         seconds: their mean.
         date: ISO 8601 day.
@@ -48,6 +49,7 @@ class Measurement:
     key: CalibrationKey
     other_batch: float = 0.0
     joins: float = 0.0
+    others_fraction: float = 0.0
 
     def __post_init__(self) -> None:
         """Check phase and numbers."""
@@ -60,13 +62,24 @@ class Measurement:
             other_busy_fraction=self.other_busy_fraction,
             other_batch=self.other_batch,
             joins=self.joins,
+            others_fraction=self.others_fraction,
         )
 
 
 OWN = tuple(field.name for field in fields(Measurement) if field.name != "key")
 KEY = tuple(field.name for field in fields(CalibrationKey))
 INTEGERS = frozenset({"tokens", "repeats", "cores"})
-FLOATS = frozenset({"batch", "context", "other_busy_fraction", "other_batch", "joins", "seconds"})
+FLOATS = frozenset(
+    {
+        "batch",
+        "context",
+        "other_busy_fraction",
+        "other_batch",
+        "joins",
+        "others_fraction",
+        "seconds",
+    }
+)
 
 
 def read_measurements(path: Path) -> tuple[Measurement, ...]:

@@ -1,0 +1,182 @@
+"""What `sizing calibrate --engine` measures: engines deployed once, their steps, then a burst."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sizing import steptime
+from sizing.arrivals import length_quantiles
+from sizing.child import run_child
+from sizing.cli.plan import write_whole
+from sizing.errors import Exit, InputError, TargetFailed
+from sizing.latency.calibration import fit_calibration
+from sizing.plan import StepModel, to_json
+from sizing.refit.evidence import SOUND
+from sizing.refit.fit import fit_scales, recalibrated
+from sizing.refit.observed import FEWEST, observed
+from sizing.search.draft import draft_deployment
+from sizing.shell import talk
+from sizing.sources import Source, drawn
+from sizing.specs.measurement import read_measurements
+
+if TYPE_CHECKING:
+    from sizing.plan import Deployment, Inputs
+    from sizing.specs.calibration import CalibrationSpec
+    from sizing.specs.workload import WorkloadSpec
+
+BURST_UTILISATION = 0.45
+"""Of prefill, as timed in service: enough to queue, not so much that the tail is all noise."""
+
+BURST_SEQUENCES = 4.0
+"""In decode, mean: a quarter of the largest batch that was timed."""
+
+BURST_REQUESTS = 160
+BURST_LIMIT_S = 30.0
+WARM_UP_S = 5.0
+"""Length of the burst: so many requests after its warm-up, but no longer than the limit."""
+
+RUN_ENDINGS = (Exit.DONE, Exit.NEGATIVE, Exit.INCONCLUSIVE)
+"""Exit codes of a load test that has samples, whatever it proves of an SLO."""
+
+QUANTILES = 128
+
+
+def timed_engine(inputs: Inputs, steps: Path, *, name: str, keep: bool) -> CalibrationSpec:
+    """
+    Deploy one replica a pool, time its steps alone and together, load it shortly, fit.
+
+    A burst of open-loop requests at the scenario's lengths shows what steps timed one by one do
+    not: what the engines, the endpoint and the load client take from one another's cores.
+
+    Args:
+        inputs: the scenario's.
+        steps: steps.csv to write; deployment and burst are written beside it.
+        name: of the calibration.
+        keep: leave the engines up.
+
+    Raises:
+        TargetFailed: the engines did not start, or did not answer.
+    """
+    deployment = draft_deployment(inputs)
+    draft = steps.with_suffix(".deployment.json")
+    write_whole(draft, to_json(deployment))
+    _command("serving", "up", draft, "--port", 0)
+    kept = False
+    try:
+        _command("serving", "measure", "-o", steps)
+        fitted = fit_calibration(read_measurements(steps), name=name)
+        fitted = _with_burst(inputs, deployment, fitted, steps.with_suffix(".burst"))
+        kept = keep
+    finally:
+        if not kept:
+            _command("serving", "down")
+    return fitted
+
+
+def _with_burst(
+    inputs: Inputs, deployment: Deployment, fitted: CalibrationSpec, folder: Path
+) -> CalibrationSpec:
+    """Return the constants refitted to a short load; as they are if that load proves nothing."""
+    model = StepModel(
+        prefill=fitted.prefill,
+        decode=fitted.decode,
+        path=fitted.path,
+        interference=fitted.interference,
+    )
+    load, slo = inputs.scenario.workload, inputs.scenario.slo
+    rate = burst_rate(model, load)
+    if rate * (BURST_LIMIT_S - WARM_UP_S) < FEWEST:
+        talk.print(
+            f"no burst: {rate:.2g} requests/s are too few to learn from in {BURST_LIMIT_S:.0f} s"
+        )
+        return fitted
+    schedule = folder.with_suffix(".schedule.jsonl")
+    _write_schedule(schedule, load, rate)
+    _command(
+        *("loadtest", "run", "--trace", schedule, "--warmup", WARM_UP_S, "-o", folder),
+        *("--host", _endpoint(), "--model", deployment.model.id),
+        *("--vocab-size", inputs.model.vocab_size),
+        *("--slo", f"ttft={slo.ttft_s},tpot={slo.tpot_s or slo.itl_s}"),
+        endings=RUN_ENDINGS,
+        silent=True,
+    )
+    verdict = json.loads((folder / "verdict.json").read_text(encoding="utf-8"))
+    if verdict["verdict"] not in SOUND:
+        talk.print(f"burst left out: {'; '.join(verdict['reasons'])}", soft_wrap=True)
+        return fitted
+    run = observed(folder / "samples.jsonl", deployment, model, fitted)
+    return recalibrated(fitted, fit_scales(model, [run]), [run], name=fitted.name)
+
+
+def burst_rate(model: StepModel, load: WorkloadSpec) -> float:
+    """
+    Return the rate of the burst, requests/s, from steps timed in service.
+
+    Ignores:
+        What a prompt in service costs more at other batches than one.
+    """
+    prompts = length_quantiles(load.input_tokens, QUANTILES)
+    answers = length_quantiles(load.output_tokens, QUANTILES)
+    between = model.interference
+    prefill_s = float(np.mean(steptime.prefill_s(model.prefill, prompts)))
+    prefill_s = prefill_s * (1 + between.prefill_fraction) + between.prefill_per_request_s
+    step_s = float(steptime.decode_s(model.decode, BURST_SEQUENCES, prompts.mean()))
+    step_s *= 1 + between.decode_fraction
+    return min(BURST_UTILISATION / prefill_s, BURST_SEQUENCES / (step_s * float(answers.mean())))
+
+
+def _write_schedule(path: Path, load: WorkloadSpec, rate: float) -> None:
+    """Write Poisson arrivals of the scenario's lengths as a trace that `loadtest run` sends."""
+    length_s = min(BURST_LIMIT_S, WARM_UP_S + BURST_REQUESTS / rate)
+    arrivals = drawn(load, Source(), count=round(length_s * rate), seed=0)
+    due_s = arrivals.due_s * load.requests_per_s / rate
+    rows = zip(due_s, arrivals.input_tokens, arrivals.output_tokens, strict=True)
+    lines = [
+        json.dumps({"due_s": float(at), "input_tokens": int(prompt), "output_tokens": int(answer)})
+        for at, prompt, answer in rows
+    ]
+    write_whole(path, "\n".join(lines) + "\n")
+
+
+def _endpoint() -> str:
+    """Return the address of what `serving up` deployed."""
+    status = [_found("serving"), "status", "--json"]
+    done = subprocess.run(status, check=False, stdout=subprocess.PIPE)  # noqa: S603  (ours)
+    if done.returncode:
+        raise TargetFailed(f"`serving status` ended with exit code {done.returncode}")
+    return str(json.loads(done.stdout)["base_url"])
+
+
+def _command(
+    name: str, *arguments: object, endings: tuple[int, ...] = (0,), silent: bool = False
+) -> None:
+    """
+    Run one of our commands; rooms meet in files and subprocesses only.
+
+    Raises:
+        TargetFailed: it ended otherwise than it may.
+        KeyboardInterrupt: it was interrupted.
+    """
+    options = {"stdout": subprocess.DEVNULL} if silent else {"stdout": sys.stderr}
+    code = run_child([_found(name), *map(str, arguments)], **options)
+    if code in (-signal.SIGINT, Exit.INTERRUPTED):
+        raise KeyboardInterrupt
+    if code not in endings:
+        line = " ".join([name, *map(str, arguments[:2])])
+        raise TargetFailed(f"`{line}` ended with exit code {code}")
+
+
+def _found(name: str) -> str:
+    """Return the command of ours beside this one, or the one on the path."""
+    found = shutil.which(name, path=str(Path(sys.executable).parent)) or shutil.which(name)
+    if found is None:
+        raise InputError(name, None, f"the {name} command beside this one", "run `make setup`")
+    return found
