@@ -24,8 +24,8 @@ $(READY): requirements/torch-cpu.txt requirements/cpu.txt requirements/dev.txt p
 	@$(PIP) --no-deps --no-build-isolation -e .
 	@touch $@
 
-demo: $(READY) ## measure this machine, plan, serve, load, judge: out/demo
-	@$(BIN)/python scripts/demo.py
+demo: $(READY) ## measure this machine, plan, serve, load, judge: out/demo (ARGS=-v: all that is printed)
+	@$(BIN)/python scripts/demo.py $(ARGS)
 
 test: $(READY) ## everything, real Ray and vLLM included; pages need a Chromium
 	@$(if $(CHROMIUM),,echo "make: no Chromium here (apt-get install chromium): the pages are not opened" >&2)

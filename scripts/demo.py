@@ -1,184 +1,357 @@
 """
 `make demo`: measure this machine, plan for it, serve the plan, load it, judge; then learn from it.
 
-Each step is a command that anyone can type; this script only types them, in order, and sees to
-it that nothing is left running. It leaves calibration.json, plan.json, schedule.jsonl,
-samples.jsonl, verdict.json and report.html in out/demo; the constants refitted to that run in
-recalibrated.json, and the run that they were not fitted to in out/demo/again. Its exit code is
-that of the first step that fails, else the first verdict's: 0 SLO met, or not missed in a run too
-short to prove it, 3 missed, 4 invalid.
+Each step is a command that anyone can type; this script only types them, in order, and sees to it
+that nothing is left running. What the commands print is in out/demo/log.txt (`-v`: here). It leaves
+calibration.json, plan.json, schedule.jsonl, samples.jsonl, verdict.json and report.html in
+out/demo; the constants refitted to that run in recalibrated.json, and the run that they were not
+fitted to in out/demo/again.
+
+Exit codes: 0 SLO met, or not missed in a run too short to prove it; 3 missed, or no plan holds it
+on this machine; 4 the machine was too busy to say anything; that of a command that failed.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
+import secrets
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
+from dataclasses import dataclass, field
+from html import escape
 from pathlib import Path
+from typing import IO, Any
 
+from serving.processes import marked
 from sizing.child import run_child, terminable
+from sizing.contention import CpuTimes, cpu_times, others_fraction
 from sizing.errors import Exit
 
 BIN = Path(sys.executable).parent
 OUT = Path("out/demo")
+AGAIN = OUT / "again"
+LOG = OUT / "log.txt"
 MODEL = Path(".minicluster/models/demo")
-CALIBRATION = Path(".minicluster/calibrations/demo.json")
-KEPT_S = 1200
-"""Age up to which a calibration is used again: shared machines change their pace, by a third."""
-
 RUNNING = Path(".minicluster/serving/state.json")
 SCENARIO = "configs/scenarios/laptop.toml"
 LAYOUT = ("--prefill", "1xTP1", "--decode", "1xTP1")
 KEEP = os.environ.get("KEEP") == "1"
+MARK = "MINICLUSTER_DEMO"
+"""Environment variable by which this demo's processes are told from all others."""
 
 UTILISATION = 0.45
 """Predicted, of the busier pool: enough to queue, not so much that the tail is all noise."""
 
 PERCENTILE = "p90"
-"""Of the SLO: two minutes of load at seven requests/s prove a p90, not a p99."""
+"""Of the SLO: a minute of load proves a p90, not a p99."""
 
-LOAD_S = 105
-"""Seconds measured: at seven requests/s 700, and what queues together is worth a fifth of that."""
+REQUESTS = 500
+AGAIN_REQUESTS = 260
+"""Requests measured in each load; a fifth may go to a warm-up that lasts longer than planned."""
 
-AGAIN = OUT / "again"
-AGAIN_S = 45
 AGAIN_RATE = 1.15
 """Times the first rate: the second run is of a load that the constants were not fitted to."""
+
+TOO_BUSY = 0.2
+"""Share of the cores for other processes beyond which they explain a command that failed."""
+
+QUIET_S = 20.0
+"""Where no terminal shows it, progress is told that often."""
+
+ENDED = (Exit.DONE, Exit.NEGATIVE, Exit.INCONCLUSIVE)
+"""Exit codes of a load test that has a verdict."""
+
+
+class StepFailed(Exception):
+    """A command ended otherwise than it may."""
+
+    def __init__(self, line: str, code: int, said: list[str]) -> None:
+        """Keep the command line, its exit code, and the last lines that it printed."""
+        super().__init__(f"`{line}` ended with exit code {code}")
+        self.code = code
+        self.said = said
+
+
+@dataclass(slots=True)
+class Screen:
+    """
+    What a person sees: a line a step, and how far it is.
+
+    Attributes:
+        verbose: commands print here instead of into the log.
+        last: lines that the running command printed last.
+    """
+
+    verbose: bool
+    last: list[str] = field(default_factory=list)
+    _told_s: float = 0.0
+
+    def say(self, text: str) -> None:
+        """Print a line."""
+        self._clear()
+        sys.stderr.write(f"demo: {text}\n")
+        sys.stderr.flush()
+        self._told_s = time.monotonic()
+
+    def follow(self, stream: IO[str], log: IO[str]) -> None:
+        """Write what a command says into the log, and show the last line of it."""
+        for line in stream:
+            log.write(line)
+            log.flush()
+            text = line.strip()
+            self.last = [*self.last[-7:], text]
+            if sys.stderr.isatty():
+                width = shutil.get_terminal_size().columns - 8
+                sys.stderr.write(f"\r\x1b[K      {text[:width]}")
+                sys.stderr.flush()
+            elif time.monotonic() > self._told_s + QUIET_S:
+                self.say(f"  {text}")
+
+    def _clear(self) -> None:
+        if sys.stderr.isatty():
+            sys.stderr.write("\r\x1b[K")
+
+
+@dataclass(slots=True)
+class Demo:
+    """One run of the demo: its screen, and what other processes took of the cores."""
+
+    screen: Screen
+    mark: str
+    begun: CpuTimes
+
+    def command(self, *parts: object, endings: tuple[int, ...] = (Exit.DONE,)) -> int:
+        """
+        Run one of our commands.
+
+        Raises:
+            StepFailed: it ended otherwise than it may.
+            KeyboardInterrupt: it was interrupted.
+        """
+        line = [str(BIN / str(parts[0])), *map(str, parts[1:])]
+        if self.screen.verbose:
+            code = run_child(line)
+        else:
+            with LOG.open("a", encoding="utf-8") as log:
+                log.write(f"$ {' '.join(map(str, parts))}\n")
+                log.flush()
+                reading, writing = os.pipe()
+                with os.fdopen(reading, encoding="utf-8", errors="replace") as stream:
+                    reader = threading.Thread(target=self.screen.follow, args=(stream, log))
+                    reader.start()
+                    try:
+                        code = run_child(line, stdout=log, stderr=writing)
+                    finally:
+                        os.close(writing)
+                        reader.join()
+        if code in (Exit.INTERRUPTED, -signal.SIGINT):
+            raise KeyboardInterrupt
+        if code not in endings:
+            raise StepFailed(" ".join(map(str, parts[:2])), code, self.screen.last)
+        return code
+
+    def clock(self) -> CpuTimes:
+        """Return the processor time of this moment."""
+        return cpu_times({*marked(self.mark, MARK), os.getpid()})
+
+    def disturbed_fraction(self) -> float:
+        """Return the share of the cores that other processes have taken since the start."""
+        return others_fraction(self.begun, self.clock())
 
 
 def main() -> int:
     """Run the steps, stop what they started, return the exit code."""
-    started = time.monotonic()
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[1])
+    parser.add_argument("-v", "--verbose", action="store_true", help="show all that commands print")
+    screen = Screen(verbose=parser.parse_args().verbose)
     if RUNNING.exists():
-        say(f"something is deployed from this directory already; stop it with {BIN}/serving down")
+        screen.say(f"something is deployed from this directory; stop it: {BIN}/serving down")
         return Exit.BAD_INPUT
     shutil.rmtree(OUT, ignore_errors=True)
-    OUT.mkdir(parents=True)
+    AGAIN.mkdir(parents=True)
+    os.environ[MARK] = mark = secrets.token_hex(8)
+    demo = Demo(screen=screen, mark=mark, begun=cpu_times({os.getpid()}))
     keep = False
     try:
         with terminable():
-            code = steps(started)
+            code = steps(demo)
         keep = KEEP
-    except subprocess.CalledProcessError as error:
-        say(f"`{Path(error.cmd[0]).name} {error.cmd[1]}` ended with exit code {error.returncode}")
-        code = error.returncode
+    except StepFailed as failed:
+        code = give_up(demo, failed)
     except KeyboardInterrupt:
-        say("interrupted")
-        code = 130
+        screen.say("interrupted")
+        code = Exit.INTERRUPTED
     finally:
         # However often Ctrl-C is pressed from here on, `serving down` runs to its end.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        if not keep:
-            subprocess.run([BIN / "serving", "down"], check=False, stderr=subprocess.DEVNULL)
+        if not keep and RUNNING.exists():
+            demo.command("serving", "down", endings=tuple(range(256)))
     return code
 
 
-def steps(started: float) -> int:
+def steps(demo: Demo) -> int:
     """Measure, plan, serve, load, and once more; return the first load test's exit code."""
-    say("1/7 the demo model: a random Llama, made here")
-    command("serving", "demo-model", MODEL)
-    say(f"2/7 time this machine's engine (kept for runs of the next {KEPT_S // 60} minutes)")
-    CALIBRATION.parent.mkdir(parents=True, exist_ok=True)
-    fresh = CALIBRATION.exists() and time.time() - CALIBRATION.stat().st_mtime < KEPT_S
-    again = () if fresh else ("--again",)
-    command("sizing", "calibrate", SCENARIO, "--engine", *again, "-o", CALIBRATION)
-    calibration = OUT / "calibration.json"
-    shutil.copy(CALIBRATION, calibration)
-    say("3/7 plan for it")
+    say = demo.screen.say
+    calibration, plan, fitted = (
+        OUT / "calibration.json",
+        OUT / "plan.json",
+        OUT / "recalibrated.json",
+    )
+    say("1/6 make a small random Llama, in the dtype that this CPU computes natively")
+    demo.command("serving", "demo-model", MODEL)
+    say("2/6 deploy a prefill and a decode engine, time their steps and a short load")
+    engine = ("--engine", "--keep", "-o", calibration)
+    demo.command("sizing", "calibrate", SCENARIO, *engine)
     rate = demo_rate(calibration)
-    plan = planned(calibration, rate, OUT / "plan.json")
-    say("4/7 serve the plan")
-    port = free_port()
-    command("serving", "up", plan, "--port", port)
-    say(f"5/7 load it: {rate} requests/s for {LOAD_S} s")
-    host = f"http://127.0.0.1:{port}"
-    load = ("--host", host, "--duration", LOAD_S, "-o", OUT)
-    code = command("loadtest", "run", plan, *load, may_end_with=(0, 3, 4))
-    if code == Exit.INCONCLUSIVE and verdict(OUT) == "inconclusive":
-        say("nothing missed the SLO, but a run this short does not always prove that: see above")
-        code = Exit.DONE
-    if verdict(OUT) == "invalid":
-        say("6/7, 7/7 left out: there is nothing to learn from a run that was invalid")
-    else:
-        learn(host, round(AGAIN_RATE * rate, 2))
-    say(f"{time.monotonic() - started:.0f} s in all; look at {OUT / 'report.html'}")
+    say(f"3/6 plan for {rate} requests/s, and serve the plan on the engines that are up")
+    make_plan(demo, calibration, rate, plan)
+    demo.command("serving", "up", plan, "--port", free_port())
+    host = json.loads(RUNNING.read_text(encoding="utf-8"))["base_url"]
+    say(f"4/6 load it: {REQUESTS} requests at {rate} requests/s")
+    first = load(demo, plan, host, REQUESTS, OUT, seed=0)
+    if first["verdict"] == "invalid":
+        say("5/6, 6/6 left out: there is nothing to learn from a run that was invalid")
+        summary(demo, first, None)
+        return int(first["exit_code"])
+    say("5/6 refit the constants to what was measured, and plan another load with them")
+    demo.command("sizing", "calibrate", "--from", OUT / "samples.jsonl", "-o", fitted)
+    rate = round(AGAIN_RATE * rate, 2)
+    again = make_plan(demo, fitted, rate, AGAIN / "plan.json")
+    say(f"6/6 load again: {AGAIN_REQUESTS} requests at {rate} requests/s")
+    second = load(demo, again, host, AGAIN_REQUESTS, AGAIN, seed=1)
+    summary(demo, first, second)
     if KEEP:
         say(f"still up: {host}/v1/completions; stop it with {BIN}/serving down")
-    return code
+    if first["verdict"] == "inconclusive":
+        return Exit.DONE
+    return int(first["exit_code"])
 
 
-def learn(host: str, rate: float) -> None:
-    """Refit the constants to the run, plan another load with them, load it, compare."""
-    say("6/7 refit the constants to what was measured, and plan another load with them")
-    fitted, first = OUT / "recalibrated.json", OUT / "samples.jsonl"
-    command("sizing", "calibrate", "--from", first, "-o", fitted)
-    AGAIN.mkdir()
-    plan = planned(fitted, rate, AGAIN / "plan.json")
-    say(f"7/7 load again, {rate} requests/s for {AGAIN_S} s; error before and after refitting")
-    load = ("--host", host, "--duration", AGAIN_S, "--seed", 1, "-o", AGAIN)
-    command("loadtest", "run", plan, *load, may_end_with=(0, 3, 4))
-    second = ("--hold-out", AGAIN / "samples.jsonl")
-    # With the first plan, whose constants are those before: the refit gives the same ones again.
-    command("sizing", "calibrate", "--from", first, *second, "-o", fitted)
+def load(
+    demo: Demo, plan: Path, host: str, requests: int, folder: Path, *, seed: int
+) -> dict[str, Any]:
+    """Load the endpoint as *plan* says; return the verdict."""
+    extent = ("--requests", requests, "--seed", seed, "-o", folder)
+    demo.command("loadtest", "run", plan, "--host", host, *extent, endings=ENDED)
+    verdict: dict[str, Any] = json.loads((folder / "verdict.json").read_text(encoding="utf-8"))
+    return verdict
 
 
-def planned(calibration: Path, rate: float, path: Path) -> Path:
+def make_plan(demo: Demo, calibration: Path, rate: float, path: Path) -> Path:
     """Plan the demo's scenario at *rate*."""
-    load = ("--set", f"workload.requests_per_s={rate}", "--set", f"slo.percentile={PERCENTILE}")
-    command("sizing", "plan", SCENARIO, "--calibration", calibration, *load, "-o", path)
+    settings = ("--set", f"workload.requests_per_s={rate}", "--set", f"slo.percentile={PERCENTILE}")
+    demo.command("sizing", "plan", SCENARIO, "--calibration", calibration, *settings, "-o", path)
     return path
-
-
-def verdict(folder: Path) -> str:
-    """Return what a load test said."""
-    return str(json.loads((folder / "verdict.json").read_text(encoding="utf-8"))["verdict"])
 
 
 def demo_rate(calibration: Path) -> float:
     """Return the rate that loads the busier pool to UTILISATION."""
-    rate = 1.0
-    for _ in range(4):
+    rate = 4.0
+    for _ in range(2):
         at_rate = ("--set", f"workload.requests_per_s={rate}", "--json")
         predict = ["predict", SCENARIO, *LAYOUT, "--calibration", str(calibration), *at_rate]
-        done = subprocess.run([BIN / "sizing", *predict], check=True, stdout=subprocess.PIPE)
+        done = subprocess.run(
+            [BIN / "sizing", *predict], check=False, capture_output=True
+        )
+        if done.returncode:
+            raise StepFailed("sizing predict", done.returncode, [done.stderr.decode().strip()])
         found = json.loads(done.stdout)["prediction"]["utilisation_fraction"]
         # Almost linear in the rate: a busy pool slows the other one down a little more.
         rate = round(rate * UTILISATION / max(found.values()), 2)
     return rate
 
 
-def command(*parts: object, may_end_with: tuple[int, ...] = (0,)) -> int:
-    """Run one of our commands; stop here if it ends otherwise than it may."""
-    line = [str(BIN / str(parts[0])), *map(str, parts[1:])]
-    code = run_child(line)
-    if code in (Exit.INTERRUPTED, -signal.SIGINT):
-        raise KeyboardInterrupt
-    if code not in may_end_with:
-        raise subprocess.CalledProcessError(code, line)
-    return code
-
-
 def free_port(preferred: int = 8000) -> int:
-    """Return *preferred*, or any free port if something listens there."""
-    for port in (preferred, 0):
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return int(probe.getsockname()[1])
-    raise SystemExit("demo: no free port on 127.0.0.1")
+    """Return *preferred*, or 0 for any free port if something listens there."""
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", preferred))
+        except OSError:
+            return 0
+    return preferred
 
 
-def say(what: str) -> None:
-    """Talk on stderr."""
-    sys.stderr.write(f"demo: {what}\n")
-    sys.stderr.flush()
+def summary(demo: Demo, first: dict[str, Any], second: dict[str, Any] | None) -> None:
+    """Print the plan in a line, predicted beside measured, the verdict, and what to try next."""
+    plan = json.loads((OUT / "plan.json").read_text(encoding="utf-8"))
+    pools = ", ".join(f"{p['replicas']} {p['role']} replica on 1 core" for p in plan["pools"])
+    dtype, load_s = plan["pools"][0]["dtype"], plan["workload"]["requests_per_s"]
+    lines = [f"plan: {pools}, {dtype}, for {load_s} requests/s", ""]
+    lines += [f"{'':24}{'predicted':>12}{'measured':>12}{'error':>8}"]
+    runs = {"first load": first, "second load, refitted": second}
+    for name, verdict in runs.items():
+        if verdict is not None and verdict["comparison"] is not None:
+            lines += [f"{name} ({sum(verdict['outcomes'].values())} requests judged)"]
+            lines += [*compared(verdict)]
+    others = demo.disturbed_fraction()
+    lines += ["", *(f"SLO: {line}" for line in promised(first))]
+    if others > TOO_BUSY:
+        lines += [f"other processes took {others:.0%} of the cores: expect larger errors"]
+    spent = time.monotonic() - demo.begun.at_s
+    lines += [
+        f"verdict: {first['verdict'].upper()}{'; ' if first['reasons'] else ''}"
+        + "; ".join(first["reasons"])[:200],
+        f"page:    {OUT / 'report.html'}   (all that was printed: {LOG}; {spent:.0f} s in all)",
+        "next:    KEEP=1 make demo             leaves the endpoint up, to try with curl",
+        "         .venv/bin/sizing explain out/demo/plan.json     each term of the prediction",
+        "         .venv/bin/sizing plan llama-3.1-70b-h100        a plan for GPUs",
+    ]
+    demo.screen.say("done\n")
+    sys.stdout.write("\n".join(lines) + "\n")
+    sys.stdout.flush()
+
+
+def compared(verdict: dict[str, Any]) -> list[str]:
+    """Return a line for each of the latencies that people ask for first."""
+    rows = {(row["metric"], row["statistic"]): row for row in verdict["comparison"]["rows"]}
+    lines = []
+    for metric, statistic in (("ttft", "mean"), ("ttft", "p90"), ("tpot", "mean"), ("tpot", "p90")):
+        row = rows.get((metric, statistic))
+        if row is not None:
+            predicted, measured = 1e3 * row["predicted_s"], 1e3 * row["measured_s"]
+            error = f"{row['error_fraction']:+.0%}"
+            name = f"  {metric.upper()} {statistic}"
+            lines.append(f"{name:24}{predicted:9.1f} ms{measured:9.1f} ms{error:>8}")
+    return lines
+
+
+def promised(verdict: dict[str, Any]) -> list[str]:
+    """Return a line for each limit of the SLO."""
+    return [
+        f"{each['metric'].upper()} {each['percentile']} < {1e3 * each['limit_s']:g} ms: kept by "
+        f"{each['attained_fraction']:.1%} of {each['num_requests']} requests"
+        for each in verdict["promises"]
+    ]
+
+
+def give_up(demo: Demo, failed: StepFailed) -> int:
+    """Say which command failed; where other processes explain it, the run is invalid: exit 4."""
+    others = demo.disturbed_fraction()
+    busy = others > TOO_BUSY
+    if failed.code == Exit.BAD_INPUT or (failed.code == Exit.BUG and not busy):
+        verdict, code = "failed", failed.code
+    elif busy:
+        verdict, code = "invalid", Exit.INCONCLUSIVE
+    else:
+        verdict, code = ("infeasible" if failed.code == Exit.NEGATIVE else "failed"), failed.code
+    reasons = [f"other processes took {others:.0%} of the cores"] if busy else []
+    reasons += [str(failed), *failed.said[-3:]]
+    record = {"verdict": verdict, "exit_code": int(code), "reasons": reasons}
+    (OUT / "verdict.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    items = "".join(f"<li>{escape(reason)}</li>" for reason in reasons)
+    page = f"<!doctype html><meta charset=utf-8><title>demo</title><h1>{verdict.upper()}</h1>"
+    (OUT / "report.html").write_text(f"{page}<ul>{items}</ul>\n", encoding="utf-8")
+    for reason in reasons:
+        demo.screen.say(reason)
+    demo.screen.say(f"{verdict.upper()}; all that was printed: {LOG}; page: {OUT / 'report.html'}")
+    return int(code)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from functools import partialmethod
+from multiprocessing import current_process
+from pathlib import Path
 from typing import Any
 
 from serving.orphan import end_with_replica
@@ -22,6 +24,10 @@ RECHECK_MS = 1
 How long they then sleep before they look again. The wake-up that comes with a message is often
 lost (vLLM knows, and looks again after 5 s: what seemed to be stalled KV transfers of 5, 10, 30 s).
 """
+
+
+NICENESS = 10
+"""Of a worker, against 0 of the processes that carry its messages."""
 
 
 def keep_planned_cores() -> None:
@@ -50,6 +56,41 @@ def keep_planned_cores() -> None:
     waiting.__init__ = partialmethod(waiting.__init__, busy_loop_s=BUSY_LOOP_S)
     if not isinstance(nixl.nixlBind, _Rested):
         nixl.nixlBind = _Rested(nixl.nixlBind)
+    if current_process().name.startswith("VllmWorker"):
+        order_within_session()
+
+
+def order_within_session() -> None:
+    """
+    Let processes that carry tokens go before those that compute them, inside this cluster alone.
+
+    A worker never rests while there is work; the processes that route requests and pass tokens on
+    need little, but at once. Where the kernel groups processes by session or by control group,
+    niceness counts inside the group only, and the group keeps its share against every other one.
+    Where it does not, a nice worker would make way for the whole machine: then all stay alike.
+    """
+    if niceness_is_local(
+        Path("/proc/sys/kernel/sched_autogroup_enabled"), Path("/proc/self/cgroup")
+    ):
+        os.nice(NICENESS)
+
+
+def niceness_is_local(autogroup: Path, cgroup: Path) -> bool:
+    """
+    Tell whether niceness orders only the processes of one session or control group.
+
+    Args:
+        autogroup: the kernel's switch, 0 or 1 (sched(7)).
+        cgroup: the control groups of this process (cgroups(7)).
+    """
+    try:
+        grouped = [line.split(":", 2) for line in cgroup.read_text(encoding="ascii").split()]
+        in_group = any(
+            path != "/" for _, names, path in grouped if not names or "cpu" in names.split(",")
+        )
+        return in_group or autogroup.read_text(encoding="ascii").strip() == "1"
+    except (OSError, ValueError):
+        return False
 
 
 def _no_nodes(_platform: type) -> list[list[int]]:

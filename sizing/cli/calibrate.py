@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import asdict
+from pathlib import Path  # noqa: TC003  (Typer reads the annotations)
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -21,8 +22,6 @@ from sizing.shell import talk
 from sizing.specs.measurement import read_measurements
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from sizing.specs.calibration import CalibrationSpec
     from sizing.specs.model import ModelSpec
 

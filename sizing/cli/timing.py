@@ -104,7 +104,7 @@ def _with_burst(
         *("loadtest", "run", "--trace", schedule, "--warmup", WARM_UP_S, "-o", folder),
         *("--host", _endpoint(), "--model", deployment.model.id),
         *("--vocab-size", inputs.model.vocab_size),
-        *("--slo", f"ttft={slo.ttft_s},tpot={slo.tpot_s or slo.itl_s}"),
+        *("--slo", f"ttft={slo.ttft_s},tpot={slo.tpot_s or slo.itl_s},percentile=p90"),
         endings=RUN_ENDINGS,
         silent=True,
     )
