@@ -1,62 +1,105 @@
-"""Nothing but a GPU test may skip."""
+"""What holds for every run: no test skips, none hangs, and what was left out is counted."""
 
 from __future__ import annotations
 
 import signal
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from _pytest.terminal import TerminalReporter
+    from xdist.workermanage import WorkerController
 
-settings.register_profile("minicluster", deadline=None)  # no timed tests: machines are shared
-settings.load_profile("minicluster")
+# No deadlines: machines are shared. `make test` draws the same examples every time, so that it
+# fails again where it failed; `make test-all` draws new ones (--hypothesis-profile=random).
+settings.register_profile("repeatable", deadline=None, derandomize=True)
+settings.register_profile("random", deadline=None, print_blob=True)
+settings.load_profile("repeatable")
 
-SKIPPED_WRONGLY = pytest.StashKey[list[str]]()
+TIMEOUT_S = {"campaign": 3600, "engine": 600}
+"""Of tests with these marks, the first that fits; `timeout` in pyproject.toml is for the rest."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Let a run ask for everything."""
+    """Let a run ask for everything, and for another order."""
     parser.addoption("--thorough", action="store_true", help="campaigns of many minutes too")
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave campaigns out unless asked for."""
-    if config.getoption("--thorough"):
-        return
-    left_out = [item for item in items if item.get_closest_marker("campaign")]
-    config.hook.pytest_deselected(items=left_out)
-    items[:] = [item for item in items if item not in left_out]
+    parser.addoption("--backwards", action="store_true", help="the last test first")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Start the list of tests that skipped and had no right to."""
-    config.stash[SKIPPED_WRONGLY] = []
+    """Watch for what does not run; let a run that is ended early clean up."""
+    config.pluginmanager.register(NotRun(config))
     # Whoever ends a run early means that its deployments end too: as Ctrl-C, fixtures and all.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(
-    item: pytest.Item,
-    call: pytest.CallInfo[None],  # noqa: ARG001  (pytest names it)
-) -> pytest.TestReport:
-    """Note skips of tests without the `gpu` marker."""
-    report: pytest.TestReport = yield
-    if report.skipped and not hasattr(report, "wasxfail") and not item.get_closest_marker("gpu"):
-        item.config.stash[SKIPPED_WRONGLY].append(item.nodeid)
-    return report
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave campaigns out unless asked for; give each test its timeout."""
+    if not config.getoption("--thorough"):
+        campaigns = [item for item in items if item.get_closest_marker("campaign")]
+        config.hook.pytest_deselected(items=campaigns)
+        items[:] = [item for item in items if item not in campaigns]
+    if config.getoption("--backwards"):
+        items.reverse()
+    for item in items:
+        for mark, seconds in TIMEOUT_S.items():
+            if item.get_closest_marker(mark) and not item.get_closest_marker("timeout"):
+                item.add_marker(pytest.mark.timeout(seconds))
 
 
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Fail the run if something skipped that had no right to."""
-    if session.config.stash[SKIPPED_WRONGLY] and session.exitstatus == pytest.ExitCode.OK:
-        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+class NotRun:
+    """Tests that skipped, which fails the run, and tests that were left out, which is said."""
 
+    def __init__(self, config: pytest.Config) -> None:
+        """Start with none."""
+        self._config = config
+        self._skipped: list[str] = []
+        self._left_out: Counter[str] = Counter()
 
-def pytest_terminal_summary(terminalreporter: TerminalReporter, config: pytest.Config) -> None:
-    """Name them."""
-    for nodeid in config.stash[SKIPPED_WRONGLY]:
-        terminalreporter.write_line(f"skipped, but only GPU tests may: {nodeid}", red=True)
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Note a module that skipped."""
+        if report.skipped:
+            self._skipped.append(report.nodeid)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Note a test that skipped; pytest-xdist repeats here what its workers report."""
+        if report.skipped and not hasattr(report, "wasxfail"):
+            self._skipped.append(report.nodeid)
+
+    def pytest_deselected(self, items: Sequence[pytest.Item]) -> None:
+        """Note what is left out, and for which reason."""
+        thorough = self._config.getoption("--thorough")
+        for item in items:
+            campaign = item.get_closest_marker("campaign") and not thorough
+            self._left_out["campaigns (make test-all)" if campaign else self._selection()] += 1
+
+    def _selection(self) -> str:
+        """Return the options that select tests, as they were given."""
+        named = {"-m": "markexpr", "-k": "keyword", "--deselect": "deselect", "--lf": "lf"}
+        given = {option: self._config.getoption(name, None) for option, name in named.items()}
+        return "by " + " ".join(f"{option} {what!r}" for option, what in given.items() if what)
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Fail the run if a test skipped; a worker of pytest-xdist sends what it left out."""
+        if hasattr(self._config, "workeroutput"):
+            self._config.workeroutput["left_out"] = dict(self._left_out)
+        if self._skipped and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: WorkerController) -> None:
+        """Take over what a worker left out; each leaves out the same."""
+        self._left_out |= Counter(getattr(node, "workeroutput", {}).get("left_out", {}))
+
+    def pytest_terminal_summary(self, terminalreporter: TerminalReporter) -> None:
+        """Name the skipped tests, count the others."""
+        for nodeid in self._skipped:
+            terminalreporter.write_line(f"skipped, but no test may: {nodeid}", red=True)
+        for reason, count in self._left_out.items():
+            terminalreporter.write_line(f"left out: {count} {reason}", yellow=True)
