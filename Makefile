@@ -8,7 +8,20 @@ CHROMIUM := $(shell for name in chromium chromium-browser google-chrome; do comm
 TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq
 
-.PHONY: setup demo test test-fast test-fuzz test-page test-faults test-netns test-dashboard check fix bench docs clean platform
+PYTEST := $(BIN)/python -m pytest
+PARALLEL := -n logical --maxprocesses 4 --dist loadgroup
+ALL := --thorough --hypothesis-profile=random
+BUT_BROWSER := $(if $(CHROMIUM),, and not browser)
+NO_CHROMIUM := $(if $(CHROMIUM),:,echo "make: no Chromium here (apt-get install chromium): the pages are not opened" >&2)
+ROOT_USER := $(filter 0,$(shell id -u))
+
+SAMPLE ?= 40
+SEED ?= 1
+LEAST ?= 0
+MUTATE ?= sizing serving loadtest
+TESTS ?= tests
+
+.PHONY: setup demo test test-fast test-all test-faults test-fuzz test-netns test-dashboard mutants check fix bench docs clean platform
 
 setup: $(READY) ## .venv with the three commands and the CPU stack
 
@@ -27,25 +40,38 @@ $(READY): requirements/torch-cpu.txt requirements/cpu.txt requirements/dev.txt p
 demo: $(READY) ## measure this machine, plan, serve, load, judge: out/demo (ARGS=-v: all that is printed)
 	@$(BIN)/python scripts/demo.py $(ARGS)
 
-test: $(READY) ## everything, real Ray and vLLM included; pages need a Chromium
-	@$(if $(CHROMIUM),,echo "make: no Chromium here (apt-get install chromium): the pages are not opened" >&2)
-	@$(BIN)/python -m pytest $(if $(CHROMIUM),,-m "not browser")
+test: $(READY) ## everything but campaigns, real Ray and vLLM included: 12 minutes on 2 cores
+	@$(NO_CHROMIUM)
+	@code=0; \
+	echo "== without engines"; $(PYTEST) $(PARALLEL) -m "not engine$(BUT_BROWSER)" || code=$$?; \
+	echo "== on real engines"; $(PYTEST) -m engine || code=$$?; \
+	exit $$code
 
-test-fast: $(READY) ## what needs neither engine nor browser
-	@$(BIN)/python -m pytest -m "not engine and not browser"
+test-fast: $(READY) ## what needs neither engine nor browser: 4 minutes on 2 cores
+	@$(PYTEST) $(PARALLEL) -m "not engine and not browser"
 
-test-faults: $(READY) ## every failure, 20 rounds of kills, 200 prompts compared: 35 minutes
-	@$(BIN)/python -m pytest --thorough tests/serving/faults
-
-test-fuzz: $(READY) ## ten thousand broken bodies and schemathesis against real engines
+test-all: $(READY) ## make test, and what takes an hour and more
+	@echo "make test-all: beside what make test runs: new random examples, backwards; campaigns (kills and freezes in rounds, 200 prompts compared, bf16, scaling, 10,000 broken bodies, schemathesis); hosts in network namespaces (root); scripts/demo.py"
+	@$(NO_CHROMIUM)
+	@$(if $(ROOT_USER),,echo "make: not root: no network namespaces here, tests/serving/netns is left out" >&2)
 	@$(PIP) --no-deps -r requirements/fuzz.txt
-	@$(BIN)/python -m pytest --thorough -s tests/serving/test_fuzz_engines.py tests/serving/test_fuzz.py
+	@code=0; \
+	echo "== without engines"; $(PYTEST) $(PARALLEL) $(ALL) --backwards -m "not engine$(BUT_BROWSER)" || code=$$?; \
+	echo "== on real engines"; $(PYTEST) $(ALL) -s -m engine $(if $(ROOT_USER),,--ignore=tests/serving/netns) || code=$$?; \
+	exit $$code
 
-test-page: $(READY) ## reports and the live page in a headless Chromium, which has to be installed
-	@$(BIN)/python -m pytest -m browser
+test-faults: $(READY) ## of test-all: every failure, 20 rounds of kills, 200 prompts compared
+	@$(PYTEST) --thorough tests/serving/faults
 
-test-netns: $(READY) ## pools on hosts that are network namespaces: three rates, links cut (root)
-	@$(BIN)/python -m pytest --thorough -s tests/serving/netns
+test-fuzz: $(READY) ## of test-all: ten thousand broken bodies and schemathesis against real engines
+	@$(PIP) --no-deps -r requirements/fuzz.txt
+	@$(PYTEST) --thorough -s tests/serving/test_fuzz_engines.py tests/serving/test_fuzz.py
+
+test-netns: $(READY) ## of test-all: pools on hosts that are network namespaces (root)
+	@$(PYTEST) --thorough -s tests/serving/netns
+
+mutants: $(READY) ## does a test fail where the code is wrong? 40 changes, 15 minutes; SAMPLE= SEED= MUTATE= TESTS= LEAST=
+	@$(BIN)/python scripts/mutants.py --sample $(SAMPLE) --seed $(SEED) --least $(LEAST) --paths $(MUTATE) --tests $(TESTS)
 
 test-dashboard: $(READY) ## every query of the dashboard by a real Prometheus, after `make demo`
 	@$(BIN)/python scripts/dashboard.py

@@ -1,4 +1,4 @@
-"""The live page in a real browser, over pools that need no engine: `make test-page`."""
+"""The live page in a real browser, over pools that need no engine."""
 
 from __future__ import annotations
 
