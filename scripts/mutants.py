@@ -4,7 +4,7 @@
 Draws places of the code by a seed, lets the operators of cosmic-ray change one at a time in a copy
 of the working tree, and runs the tests that reach that place, the quickest first, until one fails.
 One run of the unchanged copy says which tests reach which place and how long each takes: a call is
-inserted there that notes PYTEST_CURRENT_TEST, which subprocesses inherit. docs/adr/0301-mutants.md
+inserted there that notes PYTEST_CURRENT_TEST, which subprocesses inherit. docs/adr/0011-mutants.md
 says why. Exit code 3 if fewer than --least per cent were killed, 2 where nothing could be tried.
 """
 
