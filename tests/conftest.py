@@ -6,6 +6,7 @@ import signal
 from collections import Counter
 from typing import TYPE_CHECKING
 
+import psutil
 import pytest
 from hypothesis import settings
 
@@ -84,6 +85,12 @@ class NotRun:
         named = {"-m": "markexpr", "-k": "keyword", "--deselect": "deselect", "--lf": "lf"}
         given = {option: self._config.getoption(name, None) for option, name in named.items()}
         return "by " + " ".join(f"{option} {what!r}" for option, what in given.items() if what)
+
+    def pytest_keyboard_interrupt(self) -> None:
+        """Let workers end their fixtures: pytest-xdist would kill them after ten seconds."""
+        if self._config.getoption("numprocesses", None):
+            for worker in psutil.Process().children():
+                worker.terminate()
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Fail the run if a test skipped; a worker of pytest-xdist sends what it left out."""
