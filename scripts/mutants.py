@@ -44,9 +44,6 @@ SPARE = 3
 """Places drawn for each mutant that is wanted: no quick test reaches some."""
 
 WORKERS = len(os.sched_getaffinity(0))
-GROUP = re.compile(r"@\w+$")
-"""What pytest-xdist adds to the name of a test in a group."""
-
 NOT_PASSED = {"failure", "error", "skipped"}
 FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
 
@@ -115,7 +112,7 @@ def mapped(tree: Path, drawn: list[Mutant], tests: list[str]) -> Tests:
         for number, mutant in here.items():
             insert_probe(code, number, (mutant.line, mutant.column))
         (tree / path).write_text(ast.unparse(code), encoding="utf-8")
-    parallel = ("-n", str(WORKERS), "--dist", "loadgroup", f"--timeout={TESTS_S:.0f}")
+    parallel = ("-n", str(WORKERS), f"--timeout={TESTS_S:.0f}")
     selected = (*NO_ENGINE, *OF_THE_REPOSITORY, "--tb=no", "--junitxml=tests.xml", *tests)
     # A test that fails here, where there is no git and much to do, is not used; the map goes on.
     env = environment(tree) | {"MUTANTS_REACHED": str(reached)}
@@ -126,10 +123,10 @@ def mapped(tree: Path, drawn: list[Mutant], tests: list[str]) -> Tests:
     for case in ET.parse(tree / "tests.xml").iter("testcase"):  # noqa: S314  (our own)
         if all(each.tag not in NOT_PASSED for each in case):
             name = f"{case.get('classname', '').replace('.', '/')}.py::{case.get('name')}"
-            found.seconds[GROUP.sub("", name)] = float(case.get("time", 0))
+            found.seconds[name] = float(case.get("time", 0))
     for file in reached.iterdir():
         hits = {tuple(line.rsplit(" (", 1)) for line in file.read_text().splitlines()}
-        names = {GROUP.sub("", name) for name, _ in hits}
+        names = {name for name, _ in hits}
         # What a fixture reached, the other tests of its file reach too.
         shared = {name.split("::")[0] for name, phase in hits if phase == "setup)"}
         names |= {name for name in found.seconds if name.split("::")[0] in shared}

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 from hypothesis import settings
+from xdist.scheduler import LoadScopeScheduling
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from _pytest.terminal import TerminalReporter
+    from xdist.remote import Producer
     from xdist.workermanage import WorkerController
 
 # No deadlines: machines are shared. `make test` draws the same examples every time, so that it
@@ -24,6 +26,12 @@ settings.load_profile("repeatable")
 
 TIMEOUT_S = {"campaign": 3600, "engine": 600}
 """Of tests with these marks, the first that fits; `timeout` in pyproject.toml is for the rest."""
+
+WALLCLOCK = {
+    f"tests/loadtest/test_{name}.py"
+    for name in ("arrival", "capacity", "client", "dispatcher", "locust", "run", "selftest", "tls")
+}
+"""Files whose tests time a real client or start one: no two of these tests run at once."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -52,6 +60,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for mark, seconds in TIMEOUT_S.items():
             if item.get_closest_marker(mark) and not item.get_closest_marker("timeout"):
                 item.add_marker(pytest.mark.timeout(seconds))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
+    """Spread tests over the workers; marks of groups are lost between pytest 9.2 and xdist 3.8."""
+    return Spread(config, log)
+
+
+class Spread(LoadScopeScheduling):
+    """One test after another to whichever worker is free; those of WALLCLOCK all to one."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        """Return what stays together."""
+        return "wallclock" if nodeid.split("::", maxsplit=1)[0] in WALLCLOCK else nodeid
 
 
 class NotRun:

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     from loadtest.samples import Sample
 
-pytestmark = pytest.mark.xdist_group("wallclock")
-
 LATE_S = 0.05
 
 

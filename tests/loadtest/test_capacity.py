@@ -310,7 +310,6 @@ def search(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.xdist_group("wallclock")
 def test_a_server_with_so_many_slots(
     start_server: ServerStarter, make_plan: PlanMaker, tmp_path: Path
 ) -> None:

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
     from loadtest.drive import Progress
 
-pytestmark = pytest.mark.xdist_group("wallclock")
-
 FAST = {"ttft_s": 0.05, "itl_s": 0.01}
 WORKLOAD = WorkloadSpec(
     requests_per_s=60.0,

@@ -20,8 +20,6 @@ from .jobs import JOB
 if TYPE_CHECKING:
     from loadtest.samples import Sample
 
-pytestmark = pytest.mark.xdist_group("wallclock")
-
 FIRST = Request(index=0, due_s=0.0, input_tokens=32, output_tokens=5, in_window=True)
 THEN = replace(FIRST, index=1, previous=0)
 LAST = replace(THEN, index=2, previous=1)

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
     from conftest import ServerStarter
 
-pytestmark = pytest.mark.xdist_group("wallclock")
-
 LOCUSTFILE = Path(loadtest.__file__).parent / "locustfile.py"
 
 

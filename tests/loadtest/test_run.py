@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from conftest import PlanMaker, ServerStarter
 
-pytestmark = pytest.mark.xdist_group("wallclock")
-
 
 def test_known_timings_are_measured(start_server: ServerStarter, tmp_path: Path) -> None:
     """TTFT and TPOT come out as the server makes them; --json prints exactly verdict.json."""

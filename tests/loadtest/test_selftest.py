@@ -24,8 +24,6 @@ from sizing.specs.slo import SloSpec
 if TYPE_CHECKING:
     from conftest import SampleMaker, ServerStarter
 
-pytestmark = pytest.mark.xdist_group("wallclock")
-
 COMMAND = [sys.executable, "-c", "from loadtest.cli import main; main()"]
 CLIENT = Client(
     stop="complete",
