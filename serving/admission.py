@@ -126,9 +126,8 @@ def work_s(model: StepModel, asked: Asked, load: Load) -> float:
     """
     Seconds that the prompts of a request take from a replica.
 
-    Of the prefill pool, until it is done, beside what else runs (docs/model.md, eq. Q9); where
-    decode computes them, what they add to its steps (eq. L6), and of these steps the share that
-    they fill.
+    Of the prefill pool, until it is done, beside what else runs; where decode computes them, what
+    they add to its steps, and of these steps the share that they fill (docs/model.md, eq. G1).
 
     Ignores: prompts that share a step of the prefill pool, whose fixed time is paid once.
     """
@@ -155,7 +154,7 @@ def forecast(model: StepModel, asked: Asked, load: Load) -> Forecast:
     TTFT: path, the work ahead shared by the replicas, the own prompt, the KV pull, the wait for a
     place where more are admitted than the batches hold, one decode step. TPOT: a decode step with
     everybody admitted in the batch, as far as it has places, prefill busy beside it, and in it the
-    prompts that decode computes (docs/model.md, eq. S2 to S4, Q9 and L6).
+    prompts that decode computes (docs/model.md, eq. G2 to G4).
 
     Ignores: who of those ahead finishes meanwhile, so that it errs on the side of full batches;
     how long those that join hold the batch up, which the margin learns; prompts that a step
@@ -202,7 +201,8 @@ def decide(
 
     More work ahead, a longer prompt or a larger margin never admit what less would not; faster
     steps or more replicas never shed what slower or fewer would admit. With nobody ahead the
-    step model alone decides, without margin: a margin learned in bad times must not lock the door.
+    step model alone decides, without margin: a margin learned in bad times must not lock the door
+    (docs/model.md, eq. G5).
 
     Args:
         model: the plan's step times.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -42,6 +42,8 @@ from sizing.specs.slo import SloSpec
 from sizing.specs.step import Interference, PathCoefficients, StepCoefficients
 from sizing.specs.workload import Lengths, WorkloadSpec
 
+from .forks import Forks
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -49,6 +51,13 @@ PoolMaker = Callable[..., Pool]
 DeploymentMaker = Callable[..., Deployment]
 PlanMaker = Callable[[Deployment], Plan]
 SMALL = DemoShape(num_layers=1, hidden_size=64, ffn_size=64)
+
+
+@pytest.fixture(scope="session")
+def forks() -> Iterator[Forks]:
+    """Return what runs code beside Ray Serve and vLLM, imported once for all tests."""
+    with Forks() as forks:
+        yield forks
 
 
 @pytest.fixture(scope="session")

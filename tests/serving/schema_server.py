@@ -1,14 +1,12 @@
 """
 The front door over pools that check requests with vLLM's own schema and answer without an engine.
 
-`schema_server.py PLAN PORT`: a process of its own, because importing vLLM takes seconds and warns.
+It runs in a process of its own (`forks`), because importing vLLM takes seconds and warns.
 """
 
 from __future__ import annotations
 
 import pickle
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
@@ -22,6 +20,7 @@ from sizing.plan import read_plan
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+    from pathlib import Path
 
     from serving.phases import Begun
 
@@ -49,7 +48,3 @@ def main(plan: Path, port: int) -> None:
     front = front_door(given.deployment, domains=nodes, plan=given)
     app = front_app(front, SchemaServers(), {})
     uvicorn.run(app, host="127.0.0.1", port=port, log_level="warning")
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+from typing import TYPE_CHECKING
 
 from serving.affinity import KEEP_AFFINITY
+
+if TYPE_CHECKING:
+    from .forks import Forks
 
 LOOK = """
 from serving.affinity import keep_planned_cores
@@ -27,24 +28,18 @@ print("pthrDelay = 0" in inspect.getsource(_api.nixl_agent.__init__))
 """
 
 
-def _look(**environment: str) -> list[str]:
+def _look(forks: Forks, **environment: str) -> list[str]:
     """Load the plugin in a process of its own, and return what it found."""
-    done = subprocess.run(
-        [sys.executable, "-c", LOOK],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return [line for line in done.stdout.splitlines() if "INFO" not in line and "WARN" not in line]
+    lines = forks.run(LOOK, **environment)
+    return [line for line in lines if "INFO" not in line and "WARN" not in line]
 
 
-def test_names_that_it_replaces_are_there() -> None:
+def test_names_that_it_replaces_are_there(forks: Forks) -> None:
     """In our replicas nothing pins or spins, and what is replaced is what vLLM and NIXL have."""
-    assert _look(**{KEEP_AFFINITY: "1"}) == ["1000", "True", "1", "0.0", "True"]
+    assert _look(forks, **{KEEP_AFFINITY: "1"}) == ["1000", "True", "1", "0.0", "True"]
 
 
-def test_elsewhere_it_does_nothing() -> None:
+def test_elsewhere_it_does_nothing(forks: Forks) -> None:
     """Where our replicas' variable is not set, vLLM and NIXL are left as they are."""
-    rests, _, recheck, spins, _ = _look(**{KEEP_AFFINITY: "0"})
+    rests, _, recheck, spins, _ = _look(forks, **{KEEP_AFFINITY: "0"})
     assert (rests, recheck, spins) == ("False", "5000", "1")

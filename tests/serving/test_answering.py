@@ -17,19 +17,21 @@ from serving.phases import Begun, Prefilled
 from serving.requests import Refusal
 from serving.servers import EngineFailed
 
+from .virtual_time import run
+
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
 DONE = "data: [DONE]\n\n"
 FAILED = 'data: {"error":{"message":"KeyError in scheduler.py","code":500,"param":null}}\n\n'
 PREFILLED = Prefilled(kv_transfer_params={"at": "p0"}, replica="p0", queue_s=0.1, step_s=0.2)
-ORDER = Order(prefill_deadline_s=1.0, kv_wait_deadline_s=0.05)
+ORDER = Order(prefill_deadline_s=600.0, kv_wait_deadline_s=10.0)
 STREAM = {"prompt": "x", "stream": True}
 Ask = "Callable[..., tuple[list[Any], Engine]]"
 
 
 class Engine:
-    """Yields what it is given; exceptions it raises, and `None` it waits for."""
+    """Yields what it is given; exceptions it raises, and at a `None` it takes 11 s."""
 
     def __init__(self, *items: object) -> None:
         """Keep them."""
@@ -43,7 +45,7 @@ class Engine:
         try:
             for item in self._items:
                 if item is None:
-                    await asyncio.sleep(0.2)
+                    await asyncio.sleep(11.0)
                 elif isinstance(item, Exception):
                     raise item
                 else:
@@ -97,7 +99,7 @@ def ask(module: Any, monkeypatch: pytest.MonkeyPatch) -> Ask:  # noqa: ANN401
             await asyncio.gather(*server._closing)
             return said
 
-        return asyncio.run(all_of_it()), engine
+        return run(all_of_it()), engine
 
     return asking
 

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import httpx
 import pytest
 
-from serving.front_app import front_app
-from serving.requests import MAX_BODY_BYTES, Refusal
+from serving.requests import Refusal
 from sizing.specs.slo import SloSpec
 
 from .fake_servers import FakeServers
 from .visitor import HI, KEY, LOCKED, ONE, one, used
 
 if TYPE_CHECKING:
+    import httpx
+
     from serving.front import FrontDoor
+
+BROKEN = FakeServers(ttft_s="no time")  # type: ignore[arg-type]
+"""Servers that raise TypeError."""
 
 
 def _events(answer: httpx.Response) -> list[str]:
@@ -49,6 +53,43 @@ def test_answers_in_one_piece_and_in_events(
     assert json.loads(usage)["usage"]["completion_tokens"] == 4
 
 
+@pytest.mark.parametrize("given", ["a", "Job_7.step-2", "x" * 64])
+def test_request_ids_of_clients_come_back(front: FrontDoor, given: str) -> None:
+    """A name of up to 64 letters, digits, dots, hyphens and underscores is repeated."""
+    assert (
+        one(front, "/v1/models", headers={"X-Request-Id": given}).headers["X-Request-Id"] == given
+    )
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        b"",
+        b"x" * 65,
+        b"x" * 65_536,
+        b"forged\nlevel=error",
+        b"forged\r\nSet-Cookie: a=b",
+        b"\x1b[31mred",
+        b"\x00",
+        b"tab\tbed",
+        b"two words",
+        "é".encode(),
+        b"\xff",
+    ],
+    ids=lambda given: repr(given[:12]),
+)
+def test_other_request_ids_are_replaced(
+    front: FrontDoor, given: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither an answer nor the log repeats what could forge a line of it, or fill it."""
+    headers = {b"X-Request-Id": given}
+    answer = one(front, "/v1/completions", ONE, servers=BROKEN, headers=headers)
+    assert answer.status_code == 500
+    ours = answer.headers["X-Request-Id"]
+    assert re.fullmatch(r"req-[0-9a-f]{32}", ours)
+    assert [record.getMessage() for record in caplog.records] == [f"request {ours} failed"]
+
+
 def test_a_stream_that_breaks_ends_with_an_error_and_no_done(front: FrontDoor) -> None:
     """Clients are told, without the engine's words; the answer does not look complete."""
     servers = FakeServers(fails_after=2)
@@ -64,7 +105,7 @@ def test_a_stream_that_breaks_ends_with_an_error_and_no_done(front: FrontDoor) -
 
 def test_failures_show_none_of_our_insides(front: FrontDoor) -> None:
     """An exception is a 500 that names the request, and nothing else."""
-    answer = one(front, "/v1/completions", ONE, servers=FakeServers(ttft_s="no time"))  # type: ignore[arg-type]
+    answer = one(front, "/v1/completions", ONE, servers=BROKEN)
     assert answer.status_code == 500
     assert answer.headers["X-Request-Id"] in answer.json()["error"]["message"]
     assert "str" not in answer.text
@@ -146,8 +187,8 @@ def test_pages_of_other_sites_are_kept_out(
 
 
 def test_long_bodies_are_refused_before_they_are_read(front: FrontDoor) -> None:
-    """One byte too many is a 413, announced or not."""
-    long = b"[" * (MAX_BODY_BYTES + 1)
+    """One byte beyond 8 MiB is a 413, announced or not."""
+    long = b"[" * (8 * 1024 * 1024 + 1)
     assert one(front, "/v1/completions", long).status_code == 413
 
     async def use(client: httpx.AsyncClient) -> httpx.Response:
@@ -222,7 +263,8 @@ def test_overload_is_shed_at_once_and_the_door_recovers(front: FrontDoor) -> Non
 
     many, after, metrics = used(front, servers, use)
     shed = [answer for answer in many if answer.status_code == 429]
-    assert len(shed) == 32  # as `test_guard` reckons
+    # A prefill of 50 ms, a step of 10 ms, a margin of 50 ms: eight prompts fit into 500 ms.
+    assert len(shed) == 32
     assert {answer.json()["error"]["code"] for answer in shed} == {"slo_ttft"}
     assert all(int(answer.headers["Retry-After"]) >= 1 for answer in shed)
     assert len(servers.seen) == 9
@@ -289,22 +331,18 @@ def test_refusals_for_a_guessed_size_do_not_last(front: FrontDoor) -> None:
     assert 200 in statuses[51:]
 
 
-def test_clients_that_leave_are_counted_out(front: FrontDoor) -> None:
+@pytest.mark.parametrize(("patience_s", "path"), [(0.5, "none"), (1.5, "remote")])
+def test_clients_that_leave_are_counted_out(front: FrontDoor, patience_s: float, path: str) -> None:
     """A client that goes before or during its answer leaves nothing behind."""
-    servers = FakeServers(ttft_s=0.05, itl_s=0.02)
+    servers = FakeServers(ttft_s=1.0, itl_s=1.0)
 
-    async def run() -> str:
-        app = front_app(front, servers, {})
-        transport = httpx.ASGITransport(app=app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://door") as client:
-            for patience_s in (0.02, 0.12):
-                ask = client.post("/v1/completions", json={**ONE, "max_tokens": 50, "stream": True})
-                with pytest.raises(TimeoutError):
-                    await asyncio.wait_for(ask, patience_s)
-            return (await client.get("/metrics")).text
+    async def use(client: httpx.AsyncClient) -> str:
+        ask = client.post("/v1/completions", json={**ONE, "max_tokens": 50, "stream": True})
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(ask, patience_s)
+        return (await client.get("/metrics")).text
 
-    metrics = asyncio.run(run())
-    assert 'minicluster_requests_total{outcome="cancelled",path="none"} 1.0' in metrics
-    assert 'minicluster_requests_total{outcome="cancelled",path="remote"} 1.0' in metrics
+    metrics = used(front, servers, use)
+    assert f'minicluster_requests_total{{outcome="cancelled",path="{path}"}} 1.0' in metrics
     assert 'minicluster_outstanding_requests{stage="all"} 0.0' in metrics
     assert servers.open == 0

@@ -9,6 +9,8 @@ import pytest
 
 from serving.first_token import Answer
 
+from .virtual_time import run
+
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
@@ -46,7 +48,7 @@ def test_the_first_token_is_waited_for() -> None:
         await answer.first_token(5.0)
         return [await answer.first_item(), *[item async for item in answer.stream]]
 
-    assert asyncio.run(wait()) == ["one", "two"]
+    assert run(wait()) == ["one", "two"]
 
 
 def test_a_late_first_token_is_told() -> None:
@@ -59,7 +61,7 @@ def test_a_late_first_token_is_told() -> None:
             await answer.first_token(0.02)
         return engine.ended
 
-    assert asyncio.run(wait()) == ""
+    assert run(wait()) == ""
 
 
 def test_an_answer_as_a_whole_has_begun_before_it_is_there() -> None:
@@ -73,7 +75,7 @@ def test_an_answer_as_a_whole_has_begun_before_it_is_there() -> None:
         await answer.first_token(5.0)
         return engine.ended
 
-    assert asyncio.run(wait()) == ""
+    assert run(wait()) == ""
 
 
 @pytest.mark.parametrize("whole", [False, True])
@@ -91,7 +93,7 @@ def test_nothing_in_flight_is_given_up(*, whole: bool) -> None:
         await letting_go
         return before, engine.ended
 
-    assert asyncio.run(leave()) == ("", "cancelled" if whole else "closed")
+    assert run(leave()) == ("", "cancelled" if whole else "closed")
 
 
 def test_without_a_transfer_it_ends_at_once() -> None:
@@ -104,7 +106,7 @@ def test_without_a_transfer_it_ends_at_once() -> None:
         await answer.let_go()
         return engine.ended
 
-    assert asyncio.run(leave()) == "cancelled"
+    assert run(leave()) == "cancelled"
 
 
 def test_a_stream_is_closed_midway() -> None:
@@ -118,7 +120,7 @@ def test_a_stream_is_closed_midway() -> None:
         await answer.let_go()
         return engine.ended
 
-    assert asyncio.run(leave()) == "closed"
+    assert run(leave()) == "closed"
 
 
 def test_what_never_arrives_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,4 +137,4 @@ def test_what_never_arrives_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         await answer.first_token(5.0)
         return before, during, answer.stuck, local.stuck
 
-    assert asyncio.run(look()) == (False, True, False, False)
+    assert run(look()) == (False, True, False, False)

@@ -19,11 +19,20 @@ from sizing.plan import to_json
 from .generated import schemathesis
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from .conftest import DeploymentMaker, PlanMaker
+    from .forks import Forks
 
 HERE = Path(__file__).parent
+
+
+SERVE = """
+import sys
+from pathlib import Path
+place, plan, port = sys.argv[1:]
+sys.path.insert(0, place)
+from schema_server import main
+main(Path(plan), int(port))
+"""
 
 
 @pytest.fixture(scope="module")
@@ -32,22 +41,16 @@ def url(
     make_deployment: DeploymentMaker,
     make_plan: PlanMaker,
     small_model: Path,
-) -> Iterator[str]:
-    """Have a front door up whose servers check bodies as vLLM does."""
+    forks: Forks,
+) -> str:
+    """Have a front door up, until all tests end, whose servers check bodies as vLLM does."""
     place = tmp_path_factory.mktemp("fuzz")
     plan = place / "plan.json"
     plan.write_text(to_json(make_plan(make_deployment(small_model))))
     [port] = free_ports(1)
-    with (place / "log").open("w") as log:
-        server = subprocess.Popen(
-            [sys.executable, HERE / "schema_server.py", plan, str(port)], stdout=log, stderr=log
-        )
-    try:
-        _wait(f"http://127.0.0.1:{port}", place / "log")
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        server.terminate()
-        server.wait()
+    forks.start(SERVE, str(HERE), str(plan), str(port), log=place / "log")
+    _wait(f"http://127.0.0.1:{port}", place / "log")
+    return f"http://127.0.0.1:{port}"
 
 
 def _wait(url: str, log: Path) -> None:

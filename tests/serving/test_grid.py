@@ -15,6 +15,8 @@ from serving import grid
 from serving.stopwatch import Stopwatch, Stream
 from sizing.errors import TargetFailed
 
+from .virtual_time import run
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
@@ -58,7 +60,7 @@ def against(
 ) -> object:
     """Run *what* against *endpoint* on a loopback port."""
 
-    async def run() -> object:
+    async def serve() -> object:
         app = web.Application()
         app.router.add_post("/internal/prefill", endpoint.prefill)
         app.router.add_post("/v1/completions", endpoint.completions)
@@ -81,7 +83,7 @@ def against(
         finally:
             await runner.cleanup()
 
-    return asyncio.run(run())
+    return run(serve())
 
 
 def test_every_point_of_the_grid_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,8 @@ from serving.patience import Patience
 from serving.phases import PrefillTiming
 from serving.requests import Refusal, Refused
 
+from .virtual_time import run
+
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Ray's own
     from ray.exceptions import RayActorError
@@ -77,13 +79,12 @@ def ask(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[list[Any], Respo
     ) -> tuple[list[Any], Response]:
         monkeypatch.setattr(handled_servers, "live_replicas", lambda _handle: live)
         monkeypatch.setattr(alive, "live_replicas", lambda _handle: later)
-        monkeypatch.setattr(alive, "LOOK_S", 0.01)
         answer = SimpleNamespace(remote=lambda _kind, _body: response)
         handle: Any = SimpleNamespace(answer=answer, deployment_name="Decode:demo")
         handle.options = lambda **_options: handle
         servers = HandledServers({"d0": handle}, {"d0": handle}, PATIENCE)
 
-        async def run() -> list[Any]:
+        async def listen() -> list[Any]:
             taken: list[Any] = []
             stream: Any = servers.answer("d0", "chat", {"stream": True, **body})
             async for item in stream:
@@ -93,7 +94,7 @@ def ask(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[list[Any], Respo
                     break
             return taken
 
-        return asyncio.run(run()), response
+        return run(listen()), response
 
     return make
 
@@ -175,11 +176,10 @@ def time_prefill(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     def make(response: Response, *, live: int = 1, later: int = 1, **body: object) -> Any:  # noqa: ANN401
         monkeypatch.setattr(handled_servers, "live_replicas", lambda _handle: live)
         monkeypatch.setattr(alive, "live_replicas", lambda _handle: later)
-        monkeypatch.setattr(alive, "LOOK_S", 0.01)
         handle: Any = SimpleNamespace(deployment_name="Prefill:demo")
         handle.time_prefill = SimpleNamespace(remote=lambda _body: response)
         servers = HandledServers({}, {"d0": handle}, PATIENCE)
-        return asyncio.run(servers.time_prefill({"prompt": [1, 2, 3], **body}))
+        return run(servers.time_prefill({"prompt": [1, 2, 3], **body}))
 
     return make
 

@@ -50,6 +50,15 @@ def test_what_would_leave_the_door_open_is_refused(environment: dict[str, str], 
     assert FIRST not in str(refused.value)
 
 
+@pytest.mark.parametrize("name", ["", "alice:"])
+def test_a_key_has_at_least_sixteen_characters(name: str) -> None:
+    """Sixteen are enough; with fifteen it could be guessed."""
+    [key] = read_keys({KEYS: f"{name}0123456789abcdef"})
+    assert key_of((key,), "Bearer 0123456789abcdef") == key
+    with pytest.raises(InputError, match=r"15 characters.*at least 16"):
+        read_keys({KEYS: f"{name}0123456789abcde"})
+
+
 @pytest.mark.parametrize(
     ("header", "name"),
     [

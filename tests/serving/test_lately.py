@@ -3,13 +3,12 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from serving import lately
 from serving.lately import Lately
+
+from .virtual_time import run
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    import pytest
 
 
 def _asking(*answers: object) -> tuple[Callable[[], Any], list[object]]:
@@ -31,11 +30,11 @@ def test_a_good_value_is_not_asked_for_again() -> None:
     """However many want it, at once or later, one question is enough."""
     ask, given = _asking(1, 2)
 
-    async def run() -> list[int]:
+    async def ask_on() -> list[int]:
         value = Lately(ask, nothing=0, good_s=60.0)
         return [*await asyncio.gather(value.get(), value.get()), await value.get()]
 
-    assert asyncio.run(run()) == [1, 1, 1]
+    assert run(ask_on()) == [1, 1, 1]
     assert given == [1]
 
 
@@ -43,18 +42,17 @@ def test_an_old_value_is_asked_for_again() -> None:
     """Who wants it then gets the new one, for that comes at once."""
     ask, _ = _asking(1, 2)
 
-    async def run() -> list[int]:
+    async def ask_on() -> list[int]:
         value = Lately(ask, nothing=0, good_s=-1.0)
         return [await value.get(), await value.get()]
 
-    assert asyncio.run(run()) == [1, 2]
+    assert run(ask_on()) == [1, 2]
 
 
-def test_a_question_that_hangs_keeps_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_question_that_hangs_keeps_nobody() -> None:
     """The last value has to do meanwhile; it is not asked twice, and its answer counts late."""
-    monkeypatch.setattr(lately, "PATIENCE_S", 0.001)
 
-    async def run() -> None:
+    async def ask_on() -> None:
         late: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         ask, given = _asking(1, late, 3)
         value = Lately(ask, nothing=0, good_s=-1.0)
@@ -63,25 +61,25 @@ def test_a_question_that_hangs_keeps_nobody(monkeypatch: pytest.MonkeyPatch) -> 
         late.set_result(2)
         assert await value.get() == 2
 
-    asyncio.run(run())
+    run(ask_on())
 
 
 def test_a_question_that_fails_leaves_the_last_value() -> None:
     """Also where there is none yet."""
     ask, given = _asking(OSError(), 1, OSError())
 
-    async def run() -> list[int]:
+    async def ask_on() -> list[int]:
         value = Lately(ask, nothing=0, good_s=-1.0)
         return [await value.get() for _ in range(3)]
 
-    assert asyncio.run(run()) == [0, 1, 1]
+    assert run(ask_on()) == [0, 1, 1]
     assert len(given) == 3
 
 
 def test_who_leaves_does_not_end_the_question() -> None:
     """A scrape that is given up has still asked."""
 
-    async def run() -> int:
+    async def ask_on() -> int:
         late: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         value = Lately(_asking(late)[0], nothing=0, good_s=60.0)
         scrape = asyncio.create_task(value.get())
@@ -91,4 +89,4 @@ def test_who_leaves_does_not_end_the_question() -> None:
         late.set_result(1)
         return await value.get()
 
-    assert asyncio.run(run()) == 1
+    assert run(ask_on()) == 1

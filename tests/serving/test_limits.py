@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,9 +10,9 @@ import pytest
 from serving.cli.looking import bounds
 from serving.compile import compile_app
 from serving.engine import Ground
-from serving.limits import LOOK_S, limits
+from serving.limits import limits
 from serving.state import State
-from sizing.plan import to_json
+from sizing.plan import Placement, to_json
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,16 +37,15 @@ def _drain_s(plan: Plan, role: str, **given: Any) -> float:  # noqa: ANN401
 
 
 @pytest.mark.parametrize(
-    ("given", "prefill_s", "handoff_s"),
-    [((None, None), 60, 60), ((None, 300.0), 60, 300), ((5.0, 7.0), 5, 7)],
+    ("given", "longest_s"),
+    [((None, None), 60 + 2 + 60), ((None, 300.0), 60 + 2 + 300), ((5.0, 7.0), 5 + 2 + 7)],
 )
 def test_prefill_stays_until_its_last_kv_cache_is_fetched(
-    plan: Plan, given: tuple[float | None, float | None], prefill_s: float, handoff_s: float
+    plan: Plan, given: tuple[float | None, float | None], longest_s: float
 ) -> None:
-    """The deadlines that hold count, the plan's or the operator's, and a look between them."""
-    drain_s = _drain_s(plan, "prefill", deadlines_s=given)
-    assert drain_s >= prefill_s + LOOK_S + handoff_s
-    assert drain_s == _drain_s(plan, "prefill", deadlines_s=given, token_limit=1)
+    """Twice both deadlines that hold, the plan's or the operator's, and the 2 s between looks."""
+    assert _drain_s(plan, "prefill", deadlines_s=given) == 2 * longest_s
+    assert _drain_s(plan, "prefill", deadlines_s=given, token_limit=1) == 2 * longest_s
 
 
 @pytest.mark.parametrize(
@@ -56,19 +55,33 @@ def test_decode_stays_for_what_clients_may_ask(
     plan: Plan, token_limit: int | None, tokens: int
 ) -> None:
     """Not only for the longest answer that was planned: for all that limit and context allow."""
-    drain_s = _drain_s(plan, "decode", token_limit=token_limit)
-    needed_s = 60 + 60 + 2.0 * tokens
-    assert needed_s < drain_s <= 2 * (needed_s + LOOK_S)
+    longest_s = 60 + 2 + 60 + 2.0 * tokens
+    assert _drain_s(plan, "decode", token_limit=token_limit) == 2 * longest_s
     longer_s = _drain_s(plan, "decode", token_limit=token_limit, deadlines_s=(None, 300.0))
-    assert longer_s >= drain_s + 240
+    assert longer_s == 2 * (longest_s + 240)
 
 
-def test_the_queue_ends_where_the_deadline_does(plan: Plan) -> None:
-    """A deadline that the operator sets bounds the queue as the plan's would."""
-    for pool, slots in zip(plan.pools, (4, 16), strict=True):
-        found = limits(pool, plan, deadlines_s=(7.0, None))
-        waiting = math.ceil(plan.prediction.capacity_requests_per_s * 7.0)
-        assert found["max_ongoing_requests"] == slots + waiting
+@pytest.mark.parametrize(
+    ("replicas", "ongoing", "queued"), [(1, 4 + 14, 4 + 14), (2, 4 + 7, 22), (3, 4 + 5, 27)]
+)
+def test_the_queue_ends_where_the_deadline_does(
+    plan: Plan, replicas: int, ongoing: int, queued: int
+) -> None:
+    """Of two requests a second a replica takes its share of 7 s, beyond the four of its batch."""
+    pool = replace(
+        plan.deployment.pool("prefill"),
+        replicas=replicas,
+        placement=(Placement(node="laptop", gpus=tuple(range(replicas))),),
+    )
+    found = limits(pool, plan, deadlines_s=(7.0, None))
+    assert (found["max_ongoing_requests"], found["max_queued_requests"]) == (ongoing, queued)
+
+
+def test_a_load_beyond_the_capacity_bounds_the_queue(plan: Plan) -> None:
+    """Of a plan for five requests a second, which saturates at two, 35 come in 7 s."""
+    busier = replace(plan, workload=replace(plan.workload, requests_per_s=5.0))
+    found = limits(plan.deployment.pool("prefill"), busier, deadlines_s=(7.0, None))
+    assert found["max_ongoing_requests"] == 4 + 35
 
 
 def test_verify_expects_what_was_compiled(tmp_path: Path, plan: Plan) -> None:

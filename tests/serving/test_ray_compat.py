@@ -1,7 +1,9 @@
 from __future__ import annotations
 
-import subprocess
-import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .forks import Forks
 
 LOOK = """
 import inspect
@@ -47,8 +49,7 @@ print(
 """
 
 
-def test_what_ray_does_not_promise_is_there() -> None:
+def test_what_ray_does_not_promise_is_there(forks: Forks) -> None:
     """Each private name of Ray Serve LLM that we use is there and means what it meant."""
-    done = subprocess.run([sys.executable, "-c", LOOK], capture_output=True, text=True, check=True)
-    last = done.stdout.splitlines()[-1]
+    last = forks.run(LOOK)[-1]
     assert last == f"{'True ' * 19}['handle', 'method_name', 'args']"

@@ -18,6 +18,7 @@ from serving.readiness import ReadyCheck
 from serving.requests import Refusal
 
 from .fake_servers import FakeServers
+from .virtual_time import run
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,7 +42,7 @@ def _check(front: FrontDoor, servers: FakeServers) -> ReadyCheck:
 
 def _lacking(front: FrontDoor, servers: FakeServers) -> list[str]:
     """Ask once."""
-    return asyncio.run(_check(front, servers).lacking())
+    return run(_check(front, servers).lacking())
 
 
 def _phases(path: str) -> Phases:
@@ -86,12 +87,12 @@ def test_an_answered_client_proves_as_much(
     """If its prompt has just gone through prefill: the moment of its first token counts."""
     servers = FakeServers()
 
-    async def run() -> list[str]:
+    async def look() -> list[str]:
         check = _check(front, servers)
         check.saw("d0", _phases(path), time.perf_counter() - ago_s)
         return await check.lacking()
 
-    assert asyncio.run(run()) == []
+    assert run(look()) == []
     assert len(servers.seen) == probes
 
 
@@ -99,17 +100,19 @@ def test_older_news_do_not_count(front: FrontDoor) -> None:
     """A long answer that began before a probe failed does not make it right; a newer one does."""
     servers = FakeServers(refusal=FAILS)
 
-    async def run() -> list[list[str]]:
+    async def look() -> list[list[str]]:
         check = _check(front, servers)
         began_s = time.perf_counter()
+        await asyncio.sleep(0.1)
         found = [await check.lacking()]
+        await asyncio.sleep(0.1)
         for first_s in (began_s, time.perf_counter()):
             check.saw("d0", _phases("remote"), first_s)
             found.append(await check.lacking())
         return found
 
     refused = ["a probe was refused: Too late."]
-    assert asyncio.run(run()) == [refused, refused, []]
+    assert run(look()) == [refused, refused, []]
     assert len(servers.seen) == 1
 
 
@@ -119,12 +122,12 @@ def test_every_domain_is_probed(front: FrontDoor) -> None:
     servers = FakeServers(up=up, refusal=FAILS, refuses="d1")
     two = replace(front, pairing={"d0": ("d0", "d1"), "d1": ("d1", "d0")})
 
-    async def run() -> list[str]:
+    async def look() -> list[str]:
         check = _check(two, servers)
         check.saw("d0", _phases("remote"), time.perf_counter())
         return await check.lacking()
 
-    assert asyncio.run(run()) == ["d1: a probe was refused: Too late."]
+    assert run(look()) == ["d1: a probe was refused: Too late."]
     assert len(servers.seen) == 1
     assert _lacking(two, servers) == ["d1: a probe was refused: Too late."]
     assert len(servers.seen) == 3
@@ -134,7 +137,7 @@ def test_a_probe_keeps_nobody_from_looking(front: FrontDoor) -> None:
     """While one hangs, what runs and with which settings is told at once, and the guard learns."""
     servers = FakeServers(ttft_s=3600.0, up={("prefill", "d0"): 3, ("decode", "d0"): 1})
 
-    async def run() -> None:
+    async def look() -> None:
         guard = Guard(front)
         check = ReadyCheck(front, servers, guard, Metrics(front))
         ready = asyncio.create_task(check.lacking())
@@ -147,7 +150,7 @@ def test_a_probe_keeps_nobody_from_looking(front: FrontDoor) -> None:
         ready.cancel()
         await asyncio.wait({ready})
 
-    asyncio.run(run())
+    run(look())
 
 
 @dataclass
@@ -169,8 +172,8 @@ def test_without_the_controller(front: FrontDoor, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(readiness, "LOOK_S", -1.0)
     assert _lacking(front, Silent()) == ["Ray Serve does not say what runs"]
 
-    async def run(servers: Silent) -> list[list[str]]:
+    async def look(servers: Silent) -> list[list[str]]:
         check = _check(front, servers)
         return [await check.lacking() for _ in range(2)]
 
-    assert asyncio.run(run(Silent(looks=1))) == [[], []]
+    assert run(look(Silent(looks=1))) == [[], []]

@@ -6,15 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.requests import (
-    MAX_ANSWERS,
-    MAX_BODY_BYTES,
-    UNSUPPORTED,
-    Refusal,
-    Refused,
-    check,
-    parse_body,
-)
+from serving.requests import Refusal, Refused, check, parse_body
 
 LIMITS = {"model_id": "demo", "max_model_len": 100}
 HI = [{"role": "user", "content": "hi"}]
@@ -47,10 +39,12 @@ def test_what_is_no_json_object(raw: bytes) -> None:
     assert caught.value.refusal.status == 400
 
 
-def test_too_long_a_body() -> None:
-    """A body above the limit is refused with 413."""
+def test_bodies_of_up_to_eight_mebibytes_are_read() -> None:
+    """A longer one is refused with 413."""
+    longest = b"{}".ljust(8 * 1024 * 1024)
+    assert parse_body(longest) == {}
     with pytest.raises(Refused) as caught:
-        parse_body(b" " * (MAX_BODY_BYTES + 1))
+        parse_body(longest + b" ")
     assert caught.value.refusal.status == 413
 
 
@@ -60,7 +54,10 @@ def test_unknown_model() -> None:
     assert (refusal.status, refusal.code) == (404, "model_not_found")
 
 
-@pytest.mark.parametrize("param", UNSUPPORTED)
+@pytest.mark.parametrize(
+    "param",
+    ["kv_transfer_params", "ec_transfer_params", "vllm_xargs", "request_id", "prompt_embeds"],
+)
 def test_unsupported_parameter(param: str) -> None:
     """Parameters that could forge a transfer or kill an engine are refused by name."""
     refusal = _refused({"prompt": "x", param: {"any": "thing"}})
@@ -73,11 +70,11 @@ def test_unsupported_parameter(param: str) -> None:
         ({"n": 0}, "n"),
         ({"n": "2"}, "n"),
         ({"n": 1.5}, "n"),
-        ({"n": MAX_ANSWERS + 1}, "n"),
+        ({"n": 65}, "n"),
         ({"best_of": 3}, "best_of"),
         ({"n": 2, "best_of": 3}, "best_of"),
-        ({"prompt": ["a"] * (MAX_ANSWERS + 1)}, "prompt"),
-        ({"prompt": ["a", "b"], "n": MAX_ANSWERS}, "prompt"),
+        ({"prompt": ["a"] * 65}, "prompt"),
+        ({"prompt": ["a", "b"], "n": 33}, "prompt"),
         ({"prompt": [[1], [2] * 100]}, "prompt"),
         ({"prompt": []}, "prompt"),
         ({"prompt": [1, 178819910326]}, "prompt"),
@@ -140,12 +137,29 @@ def test_one_prompt_in_any_form(prompt: object, passed_on: object) -> None:
         {"prompt_logprobs": 1},
         {"use_beam_search": True, "n": 2},
         {"echo": True, "logprobs": 1, "max_tokens": 0},
+        {"n": 64},
+        {"prompt": ["a"] * 64},
+        {"prompt": ["a", "b"], "n": 32},
     ],
 )
 def test_what_decode_answers_alone_is_let_through(body: dict[str, object]) -> None:
-    """Several answers, several prompts, and looks at the prompt are no reason to refuse."""
+    """Up to 64 answers, several prompts, and looks at the prompt are no reason to refuse."""
     given = {"prompt": "x", "max_tokens": 5, **body}
     assert check("completions", given, **LIMITS) == {**given, "model": "demo"}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"prompt": [1] * 60, "max_tokens": 40},
+        {"prompt": [1] * 99, "max_tokens": 1},
+        {"prompt": [1] * 99},
+        {"prompt": [[1], [2] * 60], "max_tokens": 40},
+    ],
+)
+def test_prompt_and_answer_may_fill_the_context(body: dict[str, object]) -> None:
+    """A hundred tokens together are let through where the model has a context of a hundred."""
+    assert check("completions", body, **LIMITS) == {**body, "model": "demo"}
 
 
 def test_nothing_is_generated_only_with_echo() -> None:

@@ -1,11 +1,11 @@
 from __future__ import annotations
 
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from .forks import Forks
 
 CHECK = """
 import inspect
@@ -31,12 +31,9 @@ print(
 """
 
 
-def test_every_private_name_is_there() -> None:
+def test_every_private_name_is_there(forks: Forks) -> None:
     """What we take from Ray Serve beyond its promises exists in the pinned version."""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", CHECK], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.split() == ["True"] * 7
+    assert forks.run(CHECK)[-1].split() == ["True"] * 7
 
 
 LOG = """
@@ -56,13 +53,7 @@ print(get_component_logger_file_path())
 """
 
 
-def test_the_log_stays_open_when_others_configure_logging(tmp_path: Path) -> None:
+def test_the_log_stays_open_when_others_configure_logging(forks: Forks, tmp_path: Path) -> None:
     """Serve still finds a replica's log, and the replica writes to it (NIXL configures logging)."""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", LOG, str(tmp_path)],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.strip() == "/replica.log"
+    assert forks.run(LOG, str(tmp_path))[-1] == "/replica.log"
     assert "still there" in (tmp_path / "replica.log").read_text()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .forks import Forks
 
 LEAVE = """
 import asyncio
@@ -47,9 +49,6 @@ for prompts, kv_deadline_s in ((1, 3600.0), (0, 3600.0), (1, 0.0)):
 """
 
 
-def test_a_prefill_replica_keeps_its_engine_until_all_is_fetched() -> None:
+def test_a_prefill_replica_keeps_its_engine_until_all_is_fetched(forks: Forks) -> None:
     """It leaves at the third look, when all is fetched; at once where nothing can be any more."""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", LEAVE], capture_output=True, text=True, check=False
-    )
-    assert done.stdout.split()[-3:] == ["3", "0", "0"], done.stderr
+    assert forks.run(LEAVE)[-3:] == ["3", "0", "0"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +10,7 @@ import httpx
 from serving.front_app import front_app
 
 from .fake_servers import FakeServers
+from .virtual_time import run
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -28,15 +28,15 @@ ONE = {"prompt": [5, 6, 7], "max_tokens": 4}
 def used(
     front: FrontDoor, servers: FakeServers, use: Use, environment: dict[str, str] | None = None
 ) -> Any:  # noqa: ANN401
-    """Let *use* talk to a front door in this process."""
+    """Let *use* talk to a front door in this process, whose servers take no real time."""
 
-    async def run() -> Any:  # noqa: ANN401
+    async def talk() -> Any:  # noqa: ANN401
         app = front_app(front, servers, environment or {})
         transport = httpx.ASGITransport(app=app)
         async with httpx.AsyncClient(transport=transport, base_url="http://door") as client:
             return await use(client)
 
-    return asyncio.run(run())
+    return run(talk())
 
 
 def one(
@@ -45,7 +45,7 @@ def one(
     body: object = None,
     *,
     servers: FakeServers | None = None,
-    headers: dict[str, str] | None = None,
+    headers: dict[str, str] | dict[bytes, bytes] | None = None,
     environment: dict[str, str] | None = None,
 ) -> httpx.Response:
     """Send one request: GET without a body."""

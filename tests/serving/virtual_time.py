@@ -1,0 +1,55 @@
+"""Time that passes only while nothing else is left to do: what takes hours takes no time."""
+
+from __future__ import annotations
+
+import asyncio
+import selectors
+import time
+from typing import TYPE_CHECKING, TypeVar
+from unittest.mock import patch
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+Value = TypeVar("Value")
+
+
+class _Selector(selectors.DefaultSelector):
+    """Adds to the clock what the loop would have waited; waits for nothing but sockets."""
+
+    now_s = 0.0
+
+    def select(
+        self, timeout: float | None = None
+    ) -> list[tuple[selectors.SelectorKey, selectors._EventMask]]:
+        """Return what is ready at once; without a timer wait for it."""
+        ready = super().select(None if timeout is None else 0)
+        if not ready and timeout is not None and timeout > 0:
+            self.now_s += timeout
+        return ready
+
+
+class _Loop(asyncio.SelectorEventLoop):
+    """Ends sleeps, timeouts and deadlines in the order of their times, on a machine of any pace."""
+
+    def __init__(self) -> None:
+        """Start at zero."""
+        self._waits = _Selector()
+        super().__init__(self._waits)
+
+    def time(self) -> float:
+        """Return the seconds that timers have waited."""
+        return self._waits.now_s
+
+
+def run(main: Coroutine[None, None, Value]) -> Value:
+    """
+    Run *main* as `asyncio.run` does, on a clock that starts at 0 and that only timers move.
+
+    `time.monotonic` and `time.perf_counter` are that clock, too. Not for code that waits for
+    threads or other processes: its deadlines would pass before they answer.
+    """
+    with asyncio.Runner(loop_factory=_Loop) as runner:
+        clock = runner.get_loop().time
+        with patch.object(time, "monotonic", clock), patch.object(time, "perf_counter", clock):
+            return runner.run(main)
