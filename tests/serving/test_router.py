@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import inspect
 import random
+import time
 import warnings
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -17,8 +18,18 @@ from serving.outstanding import Outstanding
 from serving.prompt_size import prompt_tokens
 from sizing.routing import POLICIES, chooser, counts_tokens
 
+from .virtual_time import run
+
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Ray's own
+    from ray.serve._private.common import (
+        DeploymentHandleSource,
+        DeploymentID,
+        ReplicaID,
+        RequestMetadata,
+    )
+    from ray.serve.request_router import PendingRequest
+
     from serving.router import PlannedRouter
 
 if TYPE_CHECKING:
@@ -78,70 +89,226 @@ def test_prompts_are_sized_before_they_are_tokenized(prompt: object, tokens: flo
     assert prompt_tokens(prompt) == tokens
 
 
-def _router(policy: str, replicas: list[str]) -> Any:  # noqa: ANN401
-    """Return our router over replicas that always accept, without Ray around it."""
-    router: Any = PlannedRouter.__new__(PlannedRouter)
-    router.initialize_state(policy=policy)
-    router._replica_queue_len_cache = SimpleNamespace(get=lambda _replica: None)
-    router._random = random.Random(1)  # noqa: S311
-    router.given = [SimpleNamespace(replica_id=replica) for replica in replicas]
-    return router
+class Replica:
+    """A prefill replica as Ray Serve's router sees it: its id, its places, and what is taken."""
+
+    def __init__(self, name: str, *, places: int = 1000) -> None:
+        """Take nothing yet."""
+        deployment = DeploymentID(name="Prefill:demo")
+        self.replica_id = ReplicaID(unique_id=name, deployment_id=deployment)
+        self.max_ongoing_requests = places
+        self.ongoing = 0
+
+    async def get_queue_len(self, *, deadline_s: float) -> int:
+        """Return how many requests the replica has, from all routers."""
+        assert deadline_s > 0
+        return self.ongoing
 
 
-def _pending(number: int, prompt: list[int]) -> Any:  # noqa: ANN401
-    """Return a call as Ray Serve hands it to its router."""
-    return SimpleNamespace(
-        args=(SimpleNamespace(prompt=prompt),),
-        kwargs={},
-        metadata=SimpleNamespace(internal_request_id=str(number)),
-        routing_context=SimpleNamespace(should_backoff=False),
-    )
+class Routed:
+    """Our router inside Ray Serve's machinery, over replicas of the test; policies draw by seed."""
+
+    def __init__(self, policy: str, *replicas: Replica) -> None:
+        """Route to *replicas*."""
+        self.router = PlannedRouter(
+            DeploymentID(name="Prefill:demo"),
+            DeploymentHandleSource.REPLICA,
+            get_curr_time_s=time.monotonic,
+        )
+        self.router.initialize_state(policy=policy)
+        self.router._random = random.Random(1)  # noqa: S311
+        self.replicas = list(replicas)
+        self.router.update_replicas(self.replicas)
+        self._sent = 0
+
+    def pending(self, tokens: int = 1, asked: list[ReplicaID] | None = None) -> PendingRequest:
+        """Return a call with a prompt, as Ray Serve hands it to its router."""
+        self._sent += 1
+        name = f"request-{self._sent}"
+        return PendingRequest(
+            args=[SimpleNamespace(prompt=[1] * tokens)],
+            kwargs={} if asked is None else {"asked": asked},
+            metadata=RequestMetadata(request_id=name, internal_request_id=name),
+        )
+
+    async def route(self, tokens: int = 1, asked: list[ReplicaID] | None = None) -> str:
+        """Return where a call with a prompt of so many tokens goes."""
+        replica = await self.router._choose_replica_for_request(self.pending(tokens, asked))
+        return str(replica.replica_id.unique_id)
+
+    async def order(self) -> str:
+        """Return the order in which a call would try the replicas, whose own word is old by now."""
+        await asyncio.sleep(3600.0)
+        tried = await self.router.choose_replicas(self.replicas)
+        return "".join(replica.replica_id.unique_id for [replica] in tried)
+
+    def end(self, name: str, number: int) -> None:
+        """Tell the router that its request of this number has ended at a replica."""
+        [at] = [each.replica_id for each in self.replicas if each.replica_id.unique_id == name]
+        self.router.on_request_completed(at, f"request-{number}")
+
+
+def _named(*names: str) -> list[Replica]:
+    """Return replicas with room."""
+    return [Replica(name) for name in names]
+
+
+def test_round_robin_deals_out_in_turn() -> None:
+    """Whatever the prompts, the replicas take turns."""
+
+    async def dealt() -> str:
+        routed = Routed("round-robin", *_named("a", "b", "c"))
+        return "".join([await routed.route(tokens) for tokens in (900, 1, 1, 1, 900, 5, 7)])
+
+    assert run(dealt()) == "abcabca"
+
+
+def test_least_tokens_fills_the_emptiest() -> None:
+    """Prompts go where the fewest tokens are outstanding, to the first of equals."""
+
+    async def filled() -> str:
+        routed = Routed("least-tokens", *_named("a", "b", "c"))
+        # outstanding: 500; 500, 300; 500, 300, 100; then c has 200, 300; b 400; c 350, b 450
+        return "".join(
+            [await routed.route(tokens) for tokens in (500, 300, 100, 100, 100, 100, 50, 60)]
+        )
+
+    assert run(filled()) == "abcccbcc"
+
+
+def test_power_of_two_counts_requests_and_spares_the_fullest() -> None:
+    """Of two replicas the one with fewer requests is taken, however long their prompts."""
+
+    async def burst() -> list[str]:
+        routed = Routed("power-of-two", *_named("a", "b"))
+        return [await routed.route(tokens) for tokens in (900, 1, 900, 1, 900, 1, 900, 1)]
+
+    went = run(burst())
+    assert [set(went[at : at + 2]) for at in range(0, 8, 2)] == [{"a", "b"}] * 4
+
+
+def test_power_of_two_keeps_many_replicas_level() -> None:
+    """Of 400 calls at once each of eight replicas gets 47 to 53; choices by chance vary more."""
+
+    async def burst(policy: str) -> list[int]:
+        routed = Routed(policy, *_named(*"abcdefgh"))
+        went = [await routed.route() for _ in range(400)]
+        return sorted(went.count(name) for name in "abcdefgh")
+
+    level = run(burst("power-of-two"))
+    assert (level[0] >= 47, level[-1] <= 53) == (True, True)
+    uneven = run(burst("random"))
+    assert (uneven[0] < 47, uneven[-1] > 53) == (True, True)
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
-def test_a_burst_goes_where_the_simulator_sends_it(policy: str) -> None:
-    """Prompts that come all at once are spread by the very choices that the simulator makes."""
-    router = _router(policy, ["a", "b", "c"])
+def test_the_policy_sees_a_burst_as_it_grows(policy: str) -> None:
+    """Each choice is the policy's on what was sent before it, in the policy's unit, by one seed."""
     choose: Callable[..., int] = chooser(policy)
     rng, loads = random.Random(1), [0.0, 0.0, 0.0]  # noqa: S311
-    lengths = random.Random(2)  # noqa: S311
-    for turn in range(200):
-        prompt = [1] * lengths.randint(1, 900)
-        pending = _pending(turn, prompt)
-        [[first], *rest] = asyncio.run(router.choose_replicas(router.given, pending))
-        expected = choose(loads, rng, turn)
-        loads[expected] += len(prompt) if counts_tokens(policy) else 1
-        assert first.replica_id == "abc"[expected]
-        assert {replica.replica_id for [replica] in rest} == set("abc") - {first.replica_id}
-        assert pending.routing_context.should_backoff
+    lengths = [random.Random(2).randint(1, 900) for _ in range(200)]  # noqa: S311
+
+    async def burst() -> str:
+        routed = Routed(policy, *_named("a", "b", "c"))
+        return "".join([await routed.route(tokens) for tokens in lengths])
+
+    expected = ""
+    for turn, tokens in enumerate(lengths):
+        at = choose(loads, rng, turn)
+        loads[at] += tokens if counts_tokens(policy) else 1
+        expected += "abc"[at]
+    assert run(burst()) == expected
 
 
-def test_a_choice_that_is_made_again_counts_once() -> None:
-    """If the first choice was full, only the last one is outstanding, until it completes."""
-    router = _router("least-tokens", ["a", "b"])
-    pending = _pending(7, [1] * 50)
-    for _ in range(3):
-        asyncio.run(router.choose_replicas(router.given, pending))
-    assert router._outstanding.tokens("a") + router._outstanding.tokens("b") == 50
-    for replica in "ab":
-        router.on_request_completed(replica, "7")
-    assert router._outstanding.tokens("a") == router._outstanding.tokens("b") == 0
+def test_other_replicas_are_tried_by_their_load() -> None:
+    """Behind the policy's choice the emptiest comes first, and the fullest last."""
+
+    async def tried() -> tuple[str, str]:
+        routed = Routed("least-tokens", *_named("a", "b", "c", "d"))
+        for tokens in (300, 100, 200):
+            await routed.route(tokens)
+        by_tokens = await routed.order()
+        turns = Routed("round-robin", *_named("a", "b", "c"))
+        for _ in range(4):  # a has two, b and c one; then b's ends, and b is next in turn
+            await turns.route()
+        turns.end("b", 2)
+        await turns.order()
+        return by_tokens, await turns.order()
+
+    assert run(tried()) == ("dbca", "cba")
+
+
+def test_a_full_replica_is_passed_over_and_the_call_counts_where_it_went() -> None:
+    """The next by load takes it; the full one is as empty as before for the calls after."""
+
+    async def routed_on() -> tuple[list[str], str]:
+        a, b, c = Replica("a", places=1), Replica("b"), Replica("c")
+        routed = Routed("least-tokens", a, b, c)
+        a.ongoing = 1  # from another router
+        return [await routed.route(tokens) for tokens in (100, 100, 500)], await routed.order()
+
+    # a's request counts as one of ours of late: the third call tries a first, then b, then c.
+    assert run(routed_on()) == (["b", "c", "b"], "acb")
+
+
+def test_a_call_that_waits_for_a_place_counts_once() -> None:
+    """However often it tries, while all are full, nothing of it is left once it has ended."""
+
+    async def waited() -> tuple[str, str]:
+        a, b = Replica("a", places=1), Replica("b", places=1)
+        routed = Routed("least-tokens", a, b)
+        a.ongoing = b.ongoing = 1
+        going = asyncio.create_task(routed.route(100))
+        await asyncio.sleep(2.0)
+        b.ongoing = 0
+        went = await going
+        routed.end(went, 1)
+        return went, await routed.order()
+
+    assert run(waited()) == ("b", "ab")
+
+
+def test_a_call_that_is_given_up_counts_nowhere() -> None:
+    """Who leaves while all replicas are full leaves nothing outstanding."""
+
+    async def left() -> str:
+        a, b = Replica("a", places=1), Replica("b", places=1)
+        routed = Routed("least-tokens", a, b)
+        a.ongoing = b.ongoing = 1
+        going = asyncio.create_task(routed.route(100))
+        await asyncio.sleep(2.0)
+        going.cancel()
+        await asyncio.wait({going})
+        return await routed.order()
+
+    assert run(left()) == "ab"
+
+
+def test_what_was_sent_to_a_replica_that_left_is_forgotten() -> None:
+    """One that is listed again after it was gone starts empty; the others keep what they have."""
+
+    async def came_back() -> tuple[str, str]:
+        routed = Routed("least-tokens", *_named("a", "b"))
+        for tokens in (500, 100):
+            await routed.route(tokens)
+        before = await routed.order()
+        routed.router.update_replicas(routed.replicas[1:])
+        routed.router.update_replicas(routed.replicas)
+        return before, await routed.order()
+
+    assert run(came_back()) == ("ba", "ab")
 
 
 def test_a_call_that_is_tried_again_goes_elsewhere() -> None:
-    """Replicas that had a call are left out, unless no other is left."""
-    router = _router("least-tokens", ["a", "b", "c"])
-    pending = _pending(8, [1])
-    pending.kwargs["asked"] = ["a", "c"]
-    assert _offered(router, pending) == {"b"}
-    pending.kwargs["asked"] = ["a", "b", "c"]
-    assert _offered(router, pending) == {"a", "b", "c"}
+    """Replicas that had a call are left out, unless no other is left; where it goes is noted."""
 
+    async def tried() -> tuple[list[str], list[str]]:
+        routed = Routed("least-tokens", *_named("a", "b", "c"))
+        asked: list[ReplicaID] = []
+        went = [await routed.route(100, asked) for _ in range(4)]
+        return went, [replica.unique_id for replica in asked]
 
-def _offered(router: Any, pending: Any) -> set[str]:  # noqa: ANN401
-    """Return the replicas that the router offers for a call."""
-    found = asyncio.run(router.choose_replicas(router.given, pending))
-    return {replica.replica_id for [replica] in found}
+    assert run(tried()) == (["a", "b", "c", "a"], ["a", "b", "c", "a"])
 
 
 def test_ray_still_has_what_the_router_overrides() -> None:
