@@ -87,7 +87,7 @@ def read_measurements(path: Path) -> tuple[Measurement, ...]:
     Read steps.csv.
 
     Raises:
-        InputError: no file, a column missing, a value of the wrong type, rows of several
+        InputError: no file, no table, a column missing, a value of the wrong type, rows of several
             machines or models in one file, or no row at all.
     """
     try:
@@ -95,6 +95,8 @@ def read_measurements(path: Path) -> tuple[Measurement, ...]:
             lines = list(csv.DictReader(file))
     except OSError as error:
         raise InputError(str(path), error.strerror, "a file of `serving measure`") from None
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise InputError(str(path), str(error), "a table of `serving measure`") from None
     rows = tuple(_row(line, f"{path}: line {number}") for number, line in enumerate(lines, start=2))
     if not rows:
         raise InputError(str(path), "no rows", "the timed steps of `serving measure`")

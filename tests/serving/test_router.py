@@ -254,18 +254,18 @@ def test_a_full_replica_is_passed_over_and_the_call_counts_where_it_went() -> No
 def test_a_call_that_waits_for_a_place_counts_once() -> None:
     """However often it tries, while all are full, nothing of it is left once it has ended."""
 
-    async def waited() -> tuple[str, str]:
-        a, b = Replica("a", places=1), Replica("b", places=1)
-        routed = Routed("least-tokens", a, b)
-        a.ongoing = b.ongoing = 1
+    async def waited() -> tuple[str, set[str]]:
+        a, b, c = (Replica(name, places=1) for name in "abc")
+        routed = Routed("round-robin", a, b, c)
+        a.ongoing = b.ongoing = c.ongoing = 1
         going = asyncio.create_task(routed.route(100))
         await asyncio.sleep(2.0)
-        b.ongoing = 0
+        c.ongoing = 0
         went = await going
         routed.end(went, 1)
-        return went, await routed.order()
+        return went, {await routed.order() for _ in range(3)}
 
-    assert run(waited()) == ("b", "ab")
+    assert run(waited()) == ("c", {"abc", "bac", "cab"})
 
 
 def test_a_call_that_is_given_up_counts_nowhere() -> None:

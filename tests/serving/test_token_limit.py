@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serving.requests import Refused
-from serving.token_limit import TEMPLATE_TOKENS, read_token_limit, within
+from serving.token_limit import read_token_limit, within
 from sizing.errors import InputError
 
 CONTEXT = 200
@@ -45,8 +45,7 @@ def test_whatever_a_prompt_is_the_engine_refuses_not_we(name: str, given_: objec
 def test_who_names_no_length_gets_the_limit_or_what_fits(
     body: dict[str, object], tokens: int
 ) -> None:
-    """The longest prompt decides, in tokens where they are given, else in bytes."""
-    assert CONTEXT - TEMPLATE_TOKENS == 136
+    """The longest prompt and 64 tokens of a template decide; of text each byte may be a token."""
     kind = "chat" if "messages" in body else "completions"
     asked = {**body, "max_tokens": None}
     assert within(kind, asked, 16, CONTEXT) == {**body, "max_tokens": tokens}

@@ -158,6 +158,18 @@ def test_rows_survive_the_file(tmp_path: Path) -> None:
     [
         ({"seconds": "-1"}, "line 2: seconds"),
         ({"seconds": "fast"}, "line 2: seconds"),
+        ({"seconds": "0"}, "line 2: seconds"),
+        ({"seconds": "nan"}, "line 2: seconds"),
+        ({"seconds": "inf"}, "line 2: seconds"),
+        ({"seconds": "1e999"}, "line 2: seconds"),
+        ({"seconds": "-inf"}, "line 2: seconds"),
+        ({"seconds": ""}, "line 2: seconds"),
+        ({"batch": "nan"}, "line 2: batch"),
+        ({"context": "-1"}, "line 2: context"),
+        ({"joins": "inf"}, "line 2: joins"),
+        ({"tokens": "-32"}, "line 2: tokens"),
+        ({"tokens": "3.5"}, "line 2: tokens"),
+        ({"repeats": "0"}, "line 2: repeats"),
         ({"phase": "lunch"}, "line 2: phase"),
         ({"cores": "two"}, "line 2: cores"),
     ],
@@ -174,6 +186,19 @@ def test_a_wrong_cell_is_named(tmp_path: Path, change: dict[str, str], named: st
         writer.writerow(line)
 
     with pytest.raises(InputError, match=named):
+        read_measurements(path)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"phase,tokens\n", b"\xff\xfe\x00\x01", b"phase\n" + b"x" * 200_000],
+    ids=["empty", "head", "not UTF-8", "endless cell"],
+)
+def test_what_is_no_table_is_refused(tmp_path: Path, content: bytes) -> None:
+    """A file that holds no rows of steps is named, whatever it holds instead."""
+    path = tmp_path / "steps.csv"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=r"steps\.csv"):
         read_measurements(path)
 
 
