@@ -77,7 +77,9 @@ class Forks:
         assert self._server.stdout is not None
         self._server.stdin.write(json.dumps(asked) + "\n")
         self._server.stdin.flush()
-        return int(self._server.stdout.readline())
+        status = self._server.stdout.readline()
+        assert status, "Ray Serve or vLLM cannot be imported; standard error says why"
+        return int(status)
 
 
 def _serve() -> None:

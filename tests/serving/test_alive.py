@@ -44,14 +44,14 @@ def test_an_answer_comes_through_however_long_it_takes(live: list[int | None]) -
 
 
 def test_it_ends_when_no_replica_is_left(live: list[int | None]) -> None:
-    """With the name of what is missing."""
+    """A call that no replica is left for raises an error that names the deployment."""
     live[:] = [1, 1, 0]
     with pytest.raises(NoReplica, match="Prefill:demo"):
         run(while_live(HANDLE, answer_after(5.0)))
 
 
 def test_what_the_call_raises_is_raised(live: list[int | None]) -> None:
-    """Also where no replica is left by then."""
+    """The call's own exception comes through, even if no replica is left by then."""
     live[:] = [0]
 
     async def fail() -> None:

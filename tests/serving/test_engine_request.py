@@ -71,7 +71,7 @@ def test_what_passes_goes_to_other_processes(message: dict[str, object]) -> None
     ],
 )
 def test_refusals_of_the_engine_name_a_field(message: str, param: str | None, named: str) -> None:
-    """Also where the engine does not."""
+    """A refusal names the field at fault, whether the engine named it or described it."""
     error = SimpleNamespace(code=400, message=message, param=param)
     refusal = refusal_of(SimpleNamespace(error=error))
     assert (refusal.status, refusal.param) == (400, named)

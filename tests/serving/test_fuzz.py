@@ -28,10 +28,8 @@ HERE = Path(__file__).parent
 SERVE = """
 import sys
 from pathlib import Path
-place, plan, port = sys.argv[1:]
-sys.path.insert(0, place)
 from schema_server import main
-main(Path(plan), int(port))
+main(Path(sys.argv[1]), int(sys.argv[2]))
 """
 
 
@@ -48,7 +46,7 @@ def url(
     plan = place / "plan.json"
     plan.write_text(to_json(make_plan(make_deployment(small_model))))
     [port] = free_ports(1)
-    forks.start(SERVE, str(HERE), str(plan), str(port), log=place / "log")
+    forks.start(SERVE, str(plan), str(port), log=place / "log")
     _wait(f"http://127.0.0.1:{port}", place / "log")
     return f"http://127.0.0.1:{port}"
 

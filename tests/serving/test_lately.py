@@ -65,7 +65,7 @@ def test_a_question_that_hangs_keeps_nobody() -> None:
 
 
 def test_a_question_that_fails_leaves_the_last_value() -> None:
-    """Also where there is none yet."""
+    """After a failure the value is what it was before, or what it started with."""
     ask, given = _asking(OSError(), 1, OSError())
 
     async def ask_on() -> list[int]:

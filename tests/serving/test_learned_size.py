@@ -6,10 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.learned_size import (
-    LearnedSize,
-    teaching_bytes,
-)
+from serving.learned_size import LearnedSize, teaching_bytes
 from serving.prompt_size import prompt_tokens, prompts_in
 
 HI = {"role": "user", "content": "hi"}

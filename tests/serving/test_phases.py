@@ -22,6 +22,6 @@ def test_prefill_is_told_with_its_queue_and_its_step() -> None:
 
 
 def test_a_prompt_that_decode_computes_has_no_step_in_prefill() -> None:
-    """By which a load test tells it from the others."""
+    """Its headers say 0 s of prefill step, by which a load test tells it from the others."""
     phases = Phases(prefill_s=0.0003, handoff_s=0.05, path="local", reason="short")
     assert "step;dur=0.0," in phases.headers["Server-Timing"]

@@ -92,7 +92,7 @@ def test_who_asks_for_more_is_refused(
 
 
 def test_without_a_limit_everything_passes() -> None:
-    """As it came."""
+    """A request for any length is passed on as it came where the operator sets no limit."""
     body = {"prompt": "x", "max_tokens": 10**9}
     assert within("completions", body, None, CONTEXT) == body
 
