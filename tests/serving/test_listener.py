@@ -157,3 +157,32 @@ def test_a_taken_port_is_an_error_at_once() -> None:
         pytest.raises(OSError, match="in use"),
     ):
         Listener(Starlette(), HOST, first.port)
+
+
+@pytest.mark.parametrize(
+    ("name", "status"),
+    [
+        (b"\x00", 400),
+        (b"a\x07b", 400),
+        (b"forged\rline", 400),
+        (b"x" * 65_536, 200),
+        (b"x" * (1 << 20), 200),
+    ],
+    ids=["NUL", "bell", "line", "64 KiB", "1 MiB"],
+)
+def test_a_header_of_any_content_ends_nothing_but_its_request(name: bytes, status: int) -> None:
+    """Control characters are refused, any length is read; the server answers the next one."""
+
+    async def asked() -> int:
+        async with listening(Seen()) as port:
+            reader, writer = await asyncio.open_connection(HOST, port)
+            writer.write(b"POST /echo HTTP/1.1\r\nHost: x\r\nX-Request-Id: " + name)
+            writer.write(b"\r\nContent-Length: 0\r\n\r\n")
+            said = int((await reader.readline()).split()[1])
+            writer.close()
+            reader, writer = await opened(port, "echo", b"y")
+            assert await answer(reader) == (200, b'{"size":1}')
+            writer.close()
+        return said
+
+    assert asyncio.run(asyncio.wait_for(asked(), LIMIT_S)) == status
