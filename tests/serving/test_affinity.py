@@ -2,10 +2,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
 from serving.affinity import KEEP_AFFINITY
 
 if TYPE_CHECKING:
     from .forks import Forks
+
+pytestmark = pytest.mark.xdist_group("vllm")  # one worker imports it
 
 LOOK = """
 from serving.affinity import keep_planned_cores

@@ -5,25 +5,33 @@ from __future__ import annotations
 import pickle
 import warnings
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # Ray's and vLLM's own
-    from serving.answer_length import LENGTHS, UNNAMED_TOKENS
-    from serving.engine_request import SCHEMAS, engine_request, for_prefill, refusal_of
-    from serving.requests import IGNORED, Refusal
+from serving.answer_length import LENGTHS
+from serving.requests import IGNORED, Refusal
+
+pytestmark = pytest.mark.xdist_group("vllm")  # one worker imports it
 
 TEXT = {"type": "text", "text": "hi"}
 CALL = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 
 
-@pytest.mark.parametrize("kind", ["chat", "completions"])
-def test_vllm_reads_what_the_door_reads(kind: str) -> None:
+@pytest.fixture(scope="module")
+def vllm() -> Any:  # noqa: ANN401
+    """Return `serving.engine_request`, whose imports take seconds and warn of themselves."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from serving import engine_request  # noqa: PLC0415
+    return engine_request
+
+
+@pytest.mark.parametrize(("kind", "unnamed"), [("chat", None), ("completions", 16)])
+def test_vllm_reads_what_the_door_reads(vllm: Any, kind: str, unnamed: int | None) -> None:  # noqa: ANN401
     """Its own fields and none of the other endpoint's; a length that is not named is as long."""
-    fields = SCHEMAS[kind].model_fields
+    fields = vllm.SCHEMAS[kind].model_fields
     assert not set(IGNORED[kind]) & set(fields)
-    unnamed = {"chat": None, "completions": UNNAMED_TOKENS}[kind]
     assert {fields[name].default for name in LENGTHS[kind]} == {unnamed}
 
 
@@ -37,9 +45,9 @@ def test_vllm_reads_what_the_door_reads(kind: str) -> None:
         {"role": "assistant", "content": None, "tool_calls": [1]},
     ],
 )
-def test_messages_that_are_none_are_named(message: dict[str, object]) -> None:
-    """Also where pydantic would look only when the content is read."""
-    refusal = engine_request("chat", {"model": "demo", "messages": [message]})
+def test_messages_that_are_none_are_named(vllm: Any, message: dict[str, object]) -> None:  # noqa: ANN401
+    """A message that is none is refused at once, also where pydantic would look at it later."""
+    refusal = vllm.engine_request("chat", {"model": "demo", "messages": [message]})
     assert isinstance(refusal, Refusal)
     assert refusal.status == 400
     assert str(refusal.param).startswith("messages.")
@@ -55,10 +63,10 @@ def test_messages_that_are_none_are_named(message: dict[str, object]) -> None:
         {"role": "tool", "tool_call_id": "a", "content": [TEXT]},
     ],
 )
-def test_what_passes_goes_to_other_processes(message: dict[str, object]) -> None:
-    """As it came: nothing in it is read once and then gone."""
-    request = engine_request("chat", {"model": "demo", "messages": [message]})
-    sent = pickle.loads(pickle.dumps(for_prefill(request)))  # noqa: S301  (our own)
+def test_what_passes_goes_to_other_processes(vllm: Any, message: dict[str, object]) -> None:  # noqa: ANN401
+    """A message arrives as it came: nothing in it is read once and then gone."""
+    request = vllm.engine_request("chat", {"model": "demo", "messages": [message]})
+    sent = pickle.loads(pickle.dumps(vllm.for_prefill(request)))  # noqa: S301  (our own)
     assert sent.messages == request.messages
     assert sent.messages[0]["content"] == message["content"]
 
@@ -70,16 +78,21 @@ def test_what_passes_goes_to_other_processes(message: dict[str, object]) -> None
         ("top_k must be 0 or more.", "top_k", "top_k"),
     ],
 )
-def test_refusals_of_the_engine_name_a_field(message: str, param: str | None, named: str) -> None:
+def test_refusals_of_the_engine_name_a_field(
+    vllm: Any,  # noqa: ANN401
+    message: str,
+    param: str | None,
+    named: str,
+) -> None:
     """A refusal names the field at fault, whether the engine named it or described it."""
     error = SimpleNamespace(code=400, message=message, param=param)
-    refusal = refusal_of(SimpleNamespace(error=error))
+    refusal = vllm.refusal_of(SimpleNamespace(error=error))
     assert (refusal.status, refusal.param) == (400, named)
     assert message in refusal.message
 
 
-def test_what_went_wrong_inside_stays_inside() -> None:
+def test_what_went_wrong_inside_stays_inside(vllm: Any) -> None:  # noqa: ANN401
     """A 5xx of the engine tells the client nothing of it."""
     error = SimpleNamespace(code=500, message="/root/secret.py: KeyError", param=None)
-    refusal = refusal_of(SimpleNamespace(error=error))
+    refusal = vllm.refusal_of(SimpleNamespace(error=error))
     assert (refusal.status, "secret" in refusal.message) == (500, False)
