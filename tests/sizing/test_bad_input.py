@@ -7,23 +7,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sizing.cli import main
-
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from .conftest import Sizing
+
 SCENARIO = "llama-3.1-8b-h100"
 DEEP = "[" * 100_000
-
-
-def sizing(*arguments: str) -> int | str | None:
-    """Run the command in this process."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sys.argv", ["sizing", *arguments])
-        patch.setenv("COLUMNS", "200")
-        with pytest.raises(SystemExit) as left:
-            main()
-    return left.value.code
 
 
 @pytest.mark.parametrize(
@@ -40,20 +30,15 @@ def sizing(*arguments: str) -> int | str | None:
     ],
 )
 def test_files_that_are_none(
-    name: str,
-    content: bytes,
-    arguments: tuple[str, ...],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    sizing: Sizing, name: str, content: bytes, arguments: tuple[str, ...], tmp_path: Path
 ) -> None:
     """A file that cannot be read is named in one line."""
     path = tmp_path / name
     path.write_bytes(content)
-    assert sizing(*(str(path) if each == "FILE" else each for each in arguments)) == 2
-    streams = capsys.readouterr()
-    assert streams.out == ""
-    assert streams.err.startswith(f"sizing: {path}")
-    assert streams.err.count("\n") == 1
+    done = sizing(*(str(path) if each == "FILE" else each for each in arguments))
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith(f"sizing: {path}")
+    assert done.err.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -74,27 +59,23 @@ def test_files_that_are_none(
     ],
 )
 def test_numbers_that_cannot_be(
-    overrides: tuple[str, ...], code: int, said: str, capsys: pytest.CaptureFixture[str]
+    sizing: Sizing, overrides: tuple[str, ...], code: int, said: str
 ) -> None:
     """Slips of unit and contradictions are refused; what is too much is a no with its nearest."""
     keys = [part for each in overrides for part in ("--set", each)]
-    assert sizing("plan", SCENARIO, *keys) == code
-    streams = capsys.readouterr()
-    assert streams.out == ""
-    assert said in streams.err
-    assert streams.err.count("\n") == 1
+    done = sizing("plan", SCENARIO, *keys)
+    assert (done.code, done.out) == (code, "")
+    assert said in done.err
+    assert done.err.count("\n") == 1
 
 
 @pytest.mark.parametrize("pools", ["split", "mixed"])
-def test_answers_of_one_token(
-    pools: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_answers_of_one_token(sizing: Sizing, pools: str, tmp_path: Path) -> None:
     """No gap follows the only token; the plan is made, drawn, simulated and explained."""
     path, page = str(tmp_path / "plan.json"), str(tmp_path / "plan.html")
     keys = ("--set", "workload.output_tokens=1", "--set", f"search.pools={pools}")
-    assert sizing("plan", SCENARIO, *keys, "-o", path, "--html", page) == 0
-    assert sizing("explain", path) == 0
-    capsys.readouterr()
-    assert sizing("simulate", path, "--requests", "500", "--json") == 0
-    found = json.loads(capsys.readouterr().out)
-    assert "ttft" in found["latencies"]
+    assert sizing("plan", SCENARIO, *keys, "-o", path, "--html", page).code == 0
+    assert sizing("explain", path).code == 0
+    done = sizing("simulate", path, "--requests", "500", "--json")
+    assert done.code == 0
+    assert "ttft" in json.loads(done.out)["latencies"]

@@ -7,73 +7,45 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from sizing import catalog
-from sizing.cli import main
 from sizing.schema import scenario_keys
 
-
-class Sizing:
-    """The command, run in this process with its output in a pipe."""
-
-    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
-        """Remember where its output goes."""
-        self.capsys = capsys
-
-    def __call__(self, *arguments: str) -> Done:
-        """Run it as a user would."""
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("sys.argv", ["sizing", *arguments])
-            with pytest.raises(SystemExit) as left:
-                main()
-        streams = self.capsys.readouterr()
-        return Done(left.value.code, streams.out, streams.err)
-
-    def data(self, command: str) -> list[dict[str, Any]]:
-        """Return what a command prints with --json."""
-        done = self(command, "--json")
-        assert (done.returncode, done.stderr) == (0, "")
-        parsed: list[dict[str, Any]] = json.loads(done.stdout)
-        return parsed
+if TYPE_CHECKING:
+    from .conftest import Sizing
 
 
-class Done(NamedTuple):
-    """How the command left."""
-
-    returncode: int | str | None
-    stdout: str
-    stderr: str
-
-
-@pytest.fixture
-def sizing(capsys: pytest.CaptureFixture[str]) -> Sizing:
-    """Return the command."""
-    return Sizing(capsys)
+def data(sizing: Sizing, command: str) -> list[dict[str, Any]]:
+    """Return what a command prints with --json."""
+    done = sizing(command, "--json")
+    assert (done.code, done.err) == (0, "")
+    parsed: list[dict[str, Any]] = json.loads(done.out)
+    return parsed
 
 
 def test_models(sizing: Sizing) -> None:
     """Every model is listed with its parameters, its KV bytes per token and its sources."""
-    rows = {row["name"]: row for row in sizing.data("models")}
+    rows = {row["name"]: row for row in data(sizing, "models")}
     assert rows.keys() == catalog.models().keys()
     llama = rows["llama-3.1-70b"]
     assert llama["num_parameters"] == 70_553_706_496
     assert llama["kv_bytes_per_token"] == 327_680  # 2 x 80 layers x 8 heads x 128 x 2 bytes
     assert rows["deepseek-v3"]["kv_bytes_per_token"] == 70_272  # 61 x (512 + 64) x 2 bytes
     assert all(row["sources"] for row in rows.values())
-    table = sizing("models").stdout
+    table = sizing("models").out
     assert all(name in table for name in rows)
 
 
 def test_gpus(sizing: Sizing) -> None:
     """Every GPU is listed with its peaks, its efficiencies and its sources."""
-    rows = {row["name"]: row for row in sizing.data("gpus")}
+    rows = {row["name"]: row for row in data(sizing, "gpus")}
     assert rows.keys() == catalog.gpus().keys()
     assert rows["h100-sxm"]["peak_flops_per_s"]["bf16"] == 989e12
     assert rows["mi300x"]["efficiency"]["fitted"] is False
-    table = sizing("gpus").stdout
+    table = sizing("gpus").out
     assert all(name in table for name in rows)
     assert "fitted" in table
     assert "calibration" in table
@@ -81,22 +53,22 @@ def test_gpus(sizing: Sizing) -> None:
 
 def test_schema(sizing: Sizing) -> None:
     """Every key of a scenario is listed, as data and as a table."""
-    rows = sizing.data("schema")
+    rows = data(sizing, "schema")
     assert [row["key"] for row in rows] == [key.key for key in scenario_keys()]
-    table = sizing("schema").stdout
+    table = sizing("schema").out
     assert all(row["key"] in table for row in rows)
 
 
 def test_init_writes_a_scenario_that_can_be_read(sizing: Sizing, tmp_path: Path) -> None:
     """The scenario to start from is commented, and one that the other commands take."""
     printed = sizing("init", "llama-3.1-70b-h100")
-    assert printed.returncode == 0
-    assert "# requests per second" in printed.stdout
+    assert printed.code == 0
+    assert "# requests per second" in printed.out
     out = tmp_path / "mine.toml"
     done = sizing("init", "llama-3.1-70b-h100", "-o", str(out))
-    assert (done.returncode, done.stdout) == (0, "")
-    assert "sizing plan" in done.stderr
-    assert out.read_text(encoding="utf-8") == printed.stdout
+    assert (done.code, done.out) == (0, "")
+    assert "sizing plan" in done.err
+    assert out.read_text(encoding="utf-8") == printed.out
     assert catalog.read_scenario(out).workload.requests_per_s == 20
 
 
@@ -106,8 +78,8 @@ def test_init_overwrites_nothing(sizing: Sizing, tmp_path: Path) -> None:
     out.write_text("precious", encoding="utf-8")
     for target in (out, tmp_path / "no" / "such" / "folder.toml"):
         done = sizing("init", "-o", str(target))
-        assert done.returncode == 2
-        assert done.stderr.count("\n") == 1
+        assert done.code == 2
+        assert done.err.count("\n") == 1
     assert out.read_text(encoding="utf-8") == "precious"
     assert [path.name for path in tmp_path.iterdir()] == ["mine.toml"]
 
@@ -124,17 +96,17 @@ def test_init_overwrites_nothing(sizing: Sizing, tmp_path: Path) -> None:
 def test_bad_usage(sizing: Sizing, arguments: list[str], says: str) -> None:
     """A slip in the command line is one line on stderr and exit code 2."""
     done = sizing(*arguments)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.count("\n") == 1
-    assert says in done.stderr
+    assert (done.code, done.out) == (2, "")
+    assert done.err.count("\n") == 1
+    assert says in done.err
 
 
 @pytest.mark.parametrize("command", ["init", "schema", "models", "gpus"])
 def test_help(sizing: Sizing, command: str) -> None:
     """`-h` explains every command."""
     done = sizing(command, "-h")
-    assert done.returncode == 0
-    assert "Usage: sizing" in done.stdout
+    assert done.code == 0
+    assert "Usage: sizing" in done.out
 
 
 def test_no_colour_in_a_pipe() -> None:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from sizing.cli import main
 from sizing.cli.inputs import read_inputs
 from sizing.cli.long_context import parse_slicing
 from sizing.latency.load import prefill_load
@@ -22,6 +21,8 @@ from sizing.study.rule import find_rule
 
 if TYPE_CHECKING:
     from sizing.plan import Inputs
+
+    from .conftest import Sizing
 
 LENGTHS = (32_768, 65_536, 100_000, 131_072)
 LAYOUTS = tuple(
@@ -42,16 +43,6 @@ def prompts(inputs: Inputs) -> dict[int, LongPrompt]:
     """Return both answers for the four lengths."""
     rule = find_rule("talk")
     return {tokens: long_prompt(inputs, tokens, LAYOUTS, rule) for tokens in LENGTHS}
-
-
-def sizing(*arguments: str) -> int | str | None:
-    """Run the command in this process."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sys.argv", ["sizing", *arguments])
-        patch.setenv("COLUMNS", "120")
-        with pytest.raises(SystemExit) as left:
-            main()
-    return left.value.code
 
 
 def test_talk_gives_its_three_sizes(prompts: dict[int, LongPrompt]) -> None:
@@ -138,16 +129,17 @@ def test_chunks_flow_through_stages(inputs: Inputs, tokens: int, layout: str) ->
     assert size <= on.engine.max_batched_tokens
 
 
-def test_command(capsys: pytest.CaptureFixture[str]) -> None:
+def test_command(sizing: Sizing) -> None:
     """The table names the rule, the difference and the assumption; JSON is data only."""
-    assert sizing("long-context") == 0
-    out = capsys.readouterr().out
+    code, out, _ = sizing("long-context")
+    assert code == 0
     for word in ("TP8xPP2", "> 64", "pipeline bubble", "50% of the dense peak", "Assumption"):
         assert word in out, word
     assert "more for collectives" in out
     assert "decode would prefer TP16" in out
-    assert sizing("long-context", "--tokens", "32768", "--slicing", "tp8,TP4xPP2", "--json") == 0
-    document: dict[str, Any] = json.loads(capsys.readouterr().out)
+    done = sizing("long-context", "--tokens", "32768", "--slicing", "tp8,TP4xPP2", "--json")
+    assert done.code == 0
+    document: dict[str, Any] = json.loads(done.out)
     assert [each["layout"] for each in document["prompts"][0]["layouts"]] == ["TP8", "TP4xPP2"]
     assert document["assumed_context_tokens"] == 140_000
 
@@ -167,11 +159,9 @@ def test_command(capsys: pytest.CaptureFixture[str]) -> None:
         (("--set", "model.assumed_context_tokens=4096"), "more than 4096"),
     ],
 )
-def test_bad_input(
-    arguments: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_input(sizing: Sizing, arguments: tuple[str, ...], said: str) -> None:
     """What cannot be is refused in one line."""
-    assert sizing("long-context", *arguments) == 2
-    err = capsys.readouterr().err
-    assert said in err
-    assert len(err.splitlines()) == 1
+    done = sizing("long-context", *arguments)
+    assert done.code == 2
+    assert said in done.err
+    assert len(done.err.splitlines()) == 1

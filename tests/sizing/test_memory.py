@@ -87,6 +87,37 @@ def test_windowed_layers_stop_growing() -> None:
     assert longest - longer == pytest.approx(full)
 
 
+@given(
+    window=st.integers(1, 300), block=st.sampled_from((4, 16)), tokens=st.integers(1, 2000)
+)
+def test_a_window_keeps_every_block_that_it_touches(window: int, block: int, tokens: int) -> None:
+    """Wherever in a block a window starts its blocks have room, with one to spare (eq. M3)."""
+    model = replace(
+        catalog.find_model("llama-3.1-8b"), window_tokens=window, num_window_layers=32
+    )
+    one_block = block * 32 * 2 * 8 * 128 * 2
+    held = kv_bytes_per_sequence(model, tokens, tp=1, block_size=block) / one_block
+    touched = max(
+        len({at // block for at in range(max(0, end - window), end)})
+        for end in range(max(1, tokens - block), tokens + 1)
+    )
+    assert touched <= held <= touched + 1
+
+
+@given(tokens=st.integers(1, 20_000), tp=st.sampled_from((1, 2)))
+def test_only_sequences_that_fit_whole_are_counted(tokens: int, tp: int) -> None:
+    """The sequences held at once fit into the KV space, and one more does not (eq. M7)."""
+    model, gpu = catalog.find_model("llama-3.1-8b"), catalog.find_gpu("h100-sxm")
+    engine = find_engine(EngineChoice())
+    held = max_concurrent_tokens(
+        model, gpu, engine, slicing=Slicing(tp=tp), sequence_tokens=tokens
+    )
+    each = kv_bytes_per_sequence(model, tokens, tp=tp, block_size=engine.block_size)
+    space = kv_space_bytes(model, gpu, engine, tp=tp)
+    assert held % tokens == 0
+    assert held / tokens * each <= space < (held / tokens + 1) * each
+
+
 SLICINGS = st.sampled_from(
     [Slicing(tp=tp, pp=pp, dp=dp, ep=ep)
      for tp in (1, 2, 4, 8) for pp in (1, 2, 3) for dp in (1, 2, 8) for ep in (1, 2, 8)
@@ -183,7 +214,11 @@ def working_of(row: dict[str, Any], other_gib: float) -> EngineProfile:
 @pytest.mark.parametrize("number", range(len(MEASURED["rows"])))
 def test_against_vllm_on_h100(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """
-    KV space within 1 GiB of vLLM's own accounting, the row left out of the fit (eq. M4, M8).
+    Every part of vLLM's own accounting, the row left out of the fit (eq. M4, M8, M9).
+
+    Weights and KV space within 0.2 GiB; activations within 0.05; what is neither, contexts and
+    buffers of NCCL, within 0.1. Activations of the row that fewer sequences filled are within 30 %,
+    and its KV space is off by as much.
 
     What is fitted: bytes per logit of the sampler, on the other rows with 1,024 sequences, and the
     memory outside torch of one GPU. The table lacks vLLM's version, max_num_seqs and
@@ -200,12 +235,22 @@ def test_against_vllm_on_h100(number: int, monkeypatch: pytest.MonkeyPatch) -> N
     assert fitted == pytest.approx(working.SAMPLER_BYTES_PER_LOGIT, rel=0.01)
     monkeypatch.setattr(working, "SAMPLER_BYTES_PER_LOGIT", fitted)
     alone = float(np.mean([each["other_gib"] for each in others if each["tp"] == 1]))
-    model, gpu = spec_of(row), catalog.find_gpu("h100-sxm")
-    space = kv_space_bytes(model, gpu, working_of(row, alone), tp=row["tp"]) / GIB
-    weights = weight_bytes(model, tp=row["tp"]) / GIB
+    model, gpu, engine = spec_of(row), catalog.find_gpu("h100-sxm"), working_of(row, alone)
+    slicing = Slicing(tp=row["tp"])
+    space = kv_space_bytes(model, gpu, engine, slicing=slicing) / GIB
+    weights = weight_bytes(model, slicing=slicing) / GIB
+    activations = working.activation_bytes(model, engine, slicing=slicing) / GIB
     tower = 2 * (row["parameters"] - num_parameters(model)) / GIB if "parameters" in row else 0.0
     assert weights + tower == pytest.approx(row["weights_gib"], abs=0.15)
-    assert space - tower == pytest.approx(row["kv_gib"], abs=1.0)
+    other = row["memory_fraction"] * MEASURED["memory_gib"] - weights - activations - space
+    assert other == pytest.approx(row["other_gib"], abs=0.1)
+    short = 0.0
+    if row["sequences"] == 1024:
+        assert activations == pytest.approx(row["activation_gib"], abs=0.05)
+    else:
+        assert activations == pytest.approx(row["activation_gib"], rel=0.3)
+        short = row["activation_gib"] - activations
+    assert space - tower - short == pytest.approx(row["kv_gib"], abs=0.2)
 
 
 def test_rows_add_up() -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-import subprocess
-import sys
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,6 +23,8 @@ from sizing.specs.topology import topology_of
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from .conftest import Sizing
 
 PRICES = (1.0, 4.0, 8.0, 20.0)
 """Seconds per byte of four tiers; only their order matters here."""
@@ -233,30 +234,31 @@ def test_refusals_say_how_many_and_why() -> None:
         pooled(inventory, (1, 1), (16, 1))
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run `sizing place`."""
-    command = [sys.executable, "-c", "from sizing.cli import main; main()", "place", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+@pytest.fixture
+def run(sizing: Sizing) -> Sizing:
+    """Return `sizing place`."""
+    return partial(sizing, "place")
 
 
-def test_command(tmp_path: Path) -> None:
+def test_command(run: Sizing, tmp_path: Path) -> None:
     """The promised figures in JSON; bad inventories and jobs end with 2 and 3."""
     done = run("--cluster", "roce-24k", "--tp", "8", "--pp", "16", "--dp", "128", "--json")
-    found = json.loads(done.stdout)
-    assert done.returncode == 0, done.stderr
-    assert found["search_s"] < 2
+    found = json.loads(done.out)
+    assert done.code == 0, done.err
+    pod = next(cut for cut in found["cuts"] if cut["tier"] == "pod")
+    assert (pod["units"], pod["ring_edges"], pod["bound"], found["optimal"]) == (6, 6, 6, True)
     too_many = run("--cluster", "dgx-h100", "--tp", "8", "--dp", "64")
-    assert too_many.returncode == 3
-    assert "256 GPUs too few" in too_many.stderr
+    assert too_many.code == 3
+    assert "256 GPUs too few" in too_many.err
     twice = tmp_path / "nodes.toml"
     twice.write_text('[[nodes]]\nname = "a"\ngpus = 8\nunits = {hb = "h"}\n' * 2)
     bad = run("--cluster", "dgx-h100", "--inventory", str(twice), "--tp", "8")
-    assert bad.returncode == 2
-    assert "a name of its own" in bad.stderr
+    assert bad.code == 2
+    assert "a name of its own" in bad.err
     straddling = run("--cluster", "dgx-h100", "--tp", "16")
-    assert straddling.returncode == 2
+    assert straddling.code == 2
     ranks = run("--cluster", "dgx-h100", "--tp", "8", "--dp", "2", "--emit", "ranks")
-    assert len(ranks.stdout.splitlines()) == 17
+    assert len(ranks.out.splitlines()) == 17
 
 
 def test_rooms_count_atoms() -> None:

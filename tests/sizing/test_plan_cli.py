@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from sizing import catalog
-from sizing.cli import main
 from sizing.plan import read_plan
+
+if TYPE_CHECKING:
+    from .conftest import Sizing
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 H100 = str(catalog.files("scenarios")["llama-3.1-70b-h100"])
@@ -22,37 +24,6 @@ CONFIG = {
     "intermediate_size": 1536, "vocab_size": 32000, "max_position_embeddings": 2048,
     "torch_dtype": "bfloat16", "tie_word_embeddings": False,
 }  # fmt: skip
-
-
-class Done(NamedTuple):
-    """How the command left."""
-
-    code: int | str | None
-    out: str
-    err: str
-
-
-class Sizing:
-    """The command, run in this process with its output in a pipe."""
-
-    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
-        """Remember where its output goes."""
-        self.capsys = capsys
-
-    def __call__(self, *arguments: str) -> Done:
-        """Run it as a user would."""
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("sys.argv", ["sizing", *arguments])
-            patch.setenv("COLUMNS", "200")
-            with pytest.raises(SystemExit) as left:
-                main()
-        return Done(left.value.code, *self.capsys.readouterr())
-
-
-@pytest.fixture
-def sizing(capsys: pytest.CaptureFixture[str]) -> Sizing:
-    """Return the command."""
-    return Sizing(capsys)
 
 
 @pytest.fixture

@@ -34,6 +34,26 @@ def test_policies_choose_as_they_say(rng: object) -> None:
     assert shares("power-of-two", loads, rng=rng) == pytest.approx([0, 2 / 3, 1 / 3], abs=0.02)
 
 
+class Scripted:
+    """A source of randomness that says what it is told to."""
+
+    def __init__(self, *numbers: float) -> None:
+        """Take the numbers to come."""
+        self.numbers = list(numbers)
+
+    def random(self) -> float:
+        """Return the next one."""
+        return self.numbers.pop(0)
+
+
+@pytest.mark.parametrize(("drawn", "taken"), [((0.9, 0.0), 2), ((0.0, 0.9), 0), ((0.5, 0.9), 1)])
+def test_of_two_alike_the_first_drawn_takes_the_request(
+    drawn: tuple[float, float], taken: int
+) -> None:
+    """Power of two choices breaks a tie by the order of its draws, here and in every router."""
+    assert chooser("power-of-two")([4.0, 4.0, 4.0], Scripted(*drawn), 0) == taken
+
+
 def test_one_replica_takes_all() -> None:
     """Every policy knows what to do with one replica."""
     for policy in POLICIES:

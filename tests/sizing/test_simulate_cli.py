@@ -5,58 +5,26 @@ from __future__ import annotations
 import csv
 import json
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
 from sizing import catalog
-from sizing.cli import main
 from sizing.plan import read_plan
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .conftest import Sizing
 
 H100 = str(catalog.files("scenarios")["llama-3.1-70b-h100"])
 
 
-class Done(NamedTuple):
-    """How the command left."""
-
-    code: int | str | None
-    out: str
-    err: str
-
-
-class Sizing:
-    """The command, run in this process with its output in a pipe."""
-
-    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
-        """Remember where its output goes."""
-        self.capsys = capsys
-
-    def __call__(self, *arguments: str) -> Done:
-        """Run it as a user would."""
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("sys.argv", ["sizing", *arguments])
-            patch.setenv("COLUMNS", "200")
-            with pytest.raises(SystemExit) as left:
-                main()
-        return Done(left.value.code, *self.capsys.readouterr())
-
-
-@pytest.fixture
-def sizing(capsys: pytest.CaptureFixture[str]) -> Sizing:
-    """Return the command."""
-    return Sizing(capsys)
-
-
 @pytest.fixture(scope="module")
-def plan(tmp_path_factory: pytest.TempPathFactory) -> str:
+def plan(plan_of: Callable[..., Path]) -> str:
     """Return a plan of 70B on H100."""
-    path = tmp_path_factory.mktemp("plans") / "plan.json"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sys.argv", ["sizing", "plan", H100, "-o", str(path)])
-        with pytest.raises(SystemExit):
-            main()
-    return str(path)
+    return str(plan_of(H100))
 
 
 def test_json_is_the_same_every_time(sizing: Sizing, plan: str) -> None:

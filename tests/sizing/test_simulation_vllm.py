@@ -147,22 +147,32 @@ def simulated(case: dict[str, Any]) -> Recorded:
     return replica
 
 
-@pytest.mark.engine
-@pytest.mark.parametrize("kind", ["local", "pull", "hit", "content"])
-def test_same_batches_as_vllm(kind: str, tmp_path: Path) -> None:
-    """Each step has the same requests, in the same order, with as many tokens; same victims."""
-    cases = [drawn(seed, kind) for seed in range(CASES)]
-    given, answered = tmp_path / "cases.json", tmp_path / "answers.json"
+KINDS = ("local", "pull", "hit", "content")
+
+
+@pytest.fixture(scope="module")
+def vllm_answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
+    """Return what vLLM's scheduler did in every case of each kind; one process imports vLLM."""
+    folder = tmp_path_factory.mktemp("vllm")
+    given, answered = folder / "cases.json", folder / "answers.json"
+    cases = [drawn(seed, kind) for kind in KINDS for seed in range(CASES)]
     given.write_text(json.dumps(cases), encoding="utf-8")
     environment = dict(os.environ, HF_HUB_OFFLINE="1", VLLM_LOGGING_LEVEL="ERROR")
     subprocess.run(
         [sys.executable, str(DRIVER), str(given), str(answered)], check=True, env=environment
     )
+    answers = json.loads(answered.read_text(encoding="utf-8"))
+    assert len(answers) == len(cases)
+    return {kind: answers[n * CASES : (n + 1) * CASES] for n, kind in enumerate(KINDS)}
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("kind", KINDS)
+def test_same_batches_as_vllm(kind: str, vllm_answers: dict[str, list[dict[str, Any]]]) -> None:
+    """Each step has the same requests, in the same order, with as many tokens; same victims."""
     preemptions = 0
-    for seed, (case, answer) in enumerate(
-        zip(cases, json.loads(answered.read_text(encoding="utf-8")), strict=True)
-    ):
-        replica = simulated(case)
+    for seed, answer in enumerate(vllm_answers[kind]):
+        replica = simulated(drawn(seed, kind))
         batches = [[list(each) for each in batch] for batch in replica.batches]
         assert batches == answer["batches"], f"case {seed}"
         assert replica.preempted == answer["preempted"], f"case {seed}"

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
-import sys
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -15,6 +14,9 @@ from hypothesis import strategies as st
 from sizing.errors import InputError
 from sizing.fabric.failures import checkpoint_interval_s, effective_fraction, job_mtbf_s
 from sizing.fabric.spares import availability_of, distribution, replica_spares, spares
+
+if TYPE_CHECKING:
+    from .conftest import Sizing
 
 HOUR = 3600.0
 GPU_MTBF_S = 54 * 24 * HOUR * 16_384 / 419
@@ -101,13 +103,11 @@ def test_effective_fraction_is_what_a_simulation_leaves() -> None:
     assert done / clock == pytest.approx(float(expected), rel=0.01)
 
 
-def test_command_takes_times_from_a_preset() -> None:
+def test_command_takes_times_from_a_preset(sizing: Sizing) -> None:
     """2,048 nodes of the 24K cluster need 18 spares for three nines; a missing time is named."""
-    command = [sys.executable, "-c", "from sizing.cli import main; main()", "spares", "2048"]
-    given = [*command, "--gpus-each", "8", "--cluster", "roce-24k", "--json"]
-    done = subprocess.run(given, capture_output=True, text=True, check=False)
-    missing = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = sizing("spares", "2048", "--gpus-each", "8", "--cluster", "roce-24k", "--json")
+    missing = sizing("spares", "2048")
 
-    assert json.loads(done.stdout)["spares"] == 18, done.stderr
-    assert missing.returncode == 2
-    assert "--mtbf-hours" in missing.stderr
+    assert json.loads(done.out)["spares"] == 18, done.err
+    assert missing.code == 2
+    assert "--mtbf-hours" in missing.err

@@ -8,14 +8,13 @@ from dataclasses import replace
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sizing.cli import main
 from sizing.cli.inputs import read_inputs
 from sizing.errors import InputError
 from sizing.plan import read_plan
@@ -27,45 +26,20 @@ from sizing.study.sensitivity import CHANGES, changed_inputs
 from sizing.study.sweep import parse_key, points
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from sizing.plan import Plan
+
+    from .conftest import Sizing
 
 SCENARIO = "llama-3.1-8b-h100"
 PRICE = "cluster.price_usd_per_gpu_hour=2.5"
 
 
-class Done(NamedTuple):
-    """How the command left."""
-
-    code: int | str | None
-    out: str
-    err: str
-
-
-@pytest.fixture
-def sizing(capsys: pytest.CaptureFixture[str]) -> Any:  # noqa: ANN401  (a function)
-    """Return the command, run in this process."""
-
-    def run(*arguments: str) -> Done:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("sys.argv", ["sizing", *arguments])
-            patch.setenv("COLUMNS", "200")
-            with pytest.raises(SystemExit) as left:
-                main()
-        return Done(left.value.code, *capsys.readouterr())
-
-    return run
-
-
 @pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def path(plan_of: Callable[..., Path]) -> Path:
     """Return the file of a plan."""
-    found = tmp_path_factory.mktemp("plan") / "plan.json"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sys.argv", ["sizing", "plan", SCENARIO, "-o", str(found), "--set", PRICE])
-        with pytest.raises(SystemExit) as left:
-            main()
-    assert left.value.code == 0
-    return found
+    return plan_of(SCENARIO, "--set", PRICE)
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +65,7 @@ def test_cost_by_hand(plan: Plan) -> None:
     assert paid.usd_per_hour == pytest.approx(usd + plan.cost.gpus * 1.2 * 0.2)
 
 
-def test_compare_gpus(sizing: Any) -> None:  # noqa: ANN401
+def test_compare_gpus(sizing: Sizing) -> None:
     """Feasible and infeasible GPUs in one answer; the least is named."""
     prices = ("--price", "h100=2.5", "--price", "h200-sxm=4", "--price", "l4=0.5")
     done = sizing("compare", SCENARIO, "--gpu", "h100,h200-sxm,l4", *prices, "--by", "usd",
@@ -109,7 +83,7 @@ def test_compare_gpus(sizing: Any) -> None:  # noqa: ANN401
         assert each["nodes"] * 8 >= each["gpus"]
 
 
-def test_compare_prints_reasons(sizing: Any) -> None:  # noqa: ANN401
+def test_compare_prints_reasons(sizing: Sizing) -> None:
     """Scenarios side by side; without any plan the answer is no."""
     done = sizing("compare", SCENARIO, "llama-3.1-70b-h100", "--set", "slo.ttft_s=0.001")
     assert done.code == 3
@@ -117,7 +91,7 @@ def test_compare_prints_reasons(sizing: Any) -> None:  # noqa: ANN401
     assert "SLO floor" in done.out or "no number of h100-sxm holds the SLO" in done.out
 
 
-def test_sweep_is_a_cross_product(sizing: Any) -> None:  # noqa: ANN401
+def test_sweep_is_a_cross_product(sizing: Sizing) -> None:
     """Every combination in order; infeasible points say why; more load never needs fewer GPUs."""
     keys = ("--key", "workload.requests_per_s=5,20", "--key", "slo.ttft_s=0.001,0.5")
     done = sizing("sweep", SCENARIO, *keys, "--json")
@@ -152,7 +126,7 @@ def test_sweep_is_a_cross_product(sizing: Any) -> None:  # noqa: ANN401
         (("sensitivity", "nowhere"), "a TOML file or a shipped scenario"),
     ],
 )
-def test_bad_input(sizing: Any, arguments: tuple[str, ...], said: str) -> None:  # noqa: ANN401
+def test_bad_input(sizing: Sizing, arguments: tuple[str, ...], said: str) -> None:
     """What cannot be is refused in one line, before anything is planned."""
     done = sizing(*arguments)
     assert (done.code, done.out) == (2, "")
@@ -183,7 +157,7 @@ def stopping(function: Any, after: int) -> Any:  # noqa: ANN401
     ],
 )  # fmt: skip
 def test_an_interrupt_leaves_what_there_is(
-    sizing: Any,  # noqa: ANN401
+    sizing: Sizing,
     monkeypatch: pytest.MonkeyPatch,
     command: tuple[str, ...],
     module: str,
@@ -222,7 +196,7 @@ def test_front_is_what_nobody_beats(pairs: list[tuple[int, int]]) -> None:
     assert front(xs, ys).tolist() == expected
 
 
-def test_pareto(sizing: Any) -> None:  # noqa: ANN401
+def test_pareto(sizing: Sizing) -> None:
     """Along the front more GPUs buy lower latency; prices scale with GPUs."""
     done = sizing("pareto", SCENARIO, "--json")
     assert (done.code, done.err) == (0, "")
@@ -274,7 +248,7 @@ def test_losses(plan: Plan) -> None:
             assert smaller.placement == pool.placement[: len(smaller.placement)]
 
 
-def test_losses_command(sizing: Any, path: Path) -> None:  # noqa: ANN401
+def test_losses_command(sizing: Sizing, path: Path) -> None:
     """An SLO that one loss breaks is a negative answer."""
     done = sizing("losses", str(path), "--requests", "1500", "--json")
     found = json.loads(done.out)
@@ -303,7 +277,7 @@ def test_page_holds_everything(plan: Plan) -> None:
     assert page == plan_page(plan)
 
 
-def test_page_of_a_plan_command(sizing: Any, tmp_path: Path) -> None:  # noqa: ANN401
+def test_page_of_a_plan_command(sizing: Sizing, tmp_path: Path) -> None:
     """`--html` writes the file; one that cannot be written is refused."""
     target = tmp_path / "plan.html"
     assert sizing("plan", SCENARIO, "--html", str(target)).code == 0
@@ -311,7 +285,7 @@ def test_page_of_a_plan_command(sizing: Any, tmp_path: Path) -> None:  # noqa: A
     assert sizing("plan", SCENARIO, "--html", str(tmp_path / "no" / "plan.html")).code == 2
 
 
-def test_questions_of_the_document_are_commands(sizing: Any) -> None:  # noqa: ANN401
+def test_questions_of_the_document_are_commands(sizing: Sizing) -> None:
     """Every command that docs/planning.md names is there, with the options it names."""
     text = (Path(__file__).parents[2] / "docs" / "planning.md").read_text(encoding="utf-8")
     named = re.findall(r"(?:`|\$ )sizing ([a-z-]+)([^`\n]*)", text)

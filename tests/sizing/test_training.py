@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -29,6 +28,8 @@ from sizing.training.step import training_step
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from .conftest import Sizing
 
 
 @pytest.mark.parametrize(
@@ -214,13 +215,13 @@ def timed_step(**keys: object) -> float:
     return training_step(asked.job(layout), layout, machine.gpu, machine).step_s
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run `sizing train`."""
-    command = [sys.executable, "-c", "from sizing.cli import main; main()", "train", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+@pytest.fixture
+def run(sizing: Sizing) -> Sizing:
+    """Return `sizing train`."""
+    return partial(sizing, "train")
 
 
-def test_command_prints_the_fields(tmp_path: Path) -> None:
+def test_command_prints_the_fields(run: Sizing, tmp_path: Path) -> None:
     """A scenario file, an option over it, and the promised fields; 3 where it does not fit."""
     file = tmp_path / "job.toml"
     file.write_text(
@@ -228,17 +229,17 @@ def test_command_prints_the_fields(tmp_path: Path) -> None:
         'batch = 4\ngpu = "a100"\ntp = 8\ndp = 1\nmicro_batch = 4\nrecompute = "selective"\n'
     )
     done = run(str(file), "--tokens", "3e11", "--json")
-    found = json.loads(done.stdout)
+    found = json.loads(done.out)
 
-    assert done.returncode == 0, done.stderr
+    assert done.code == 0, done.err
     assert {"step_s", "flops_per_gpu_per_s", "days", "gpu_hours", "memory_bytes"} <= set(found)
     assert found["gpu_hours"] == pytest.approx(found["days"] * 24 * 8)
     too_big = run(str(file), "--recompute", "none", "--json")
-    assert too_big.returncode == 3
-    assert json.loads(too_big.stdout)["fits"] is False
+    assert too_big.code == 3
+    assert json.loads(too_big.out)["fits"] is False
     wrong = run(str(file), "--dp", "3")
-    assert wrong.returncode == 2
-    assert "a multiple of dp x micro-batch" in wrong.stderr
+    assert wrong.code == 2
+    assert "a multiple of dp x micro-batch" in wrong.err
 
 
 def test_machine_of_a_cluster_refuses_more_gpus_than_there_are() -> None:
@@ -249,27 +250,27 @@ def test_machine_of_a_cluster_refuses_more_gpus_than_there_are() -> None:
     assert request(dp=8).layout() == TrainingLayout(dp=8)
 
 
-def test_command_knows_the_rule_of_thumb() -> None:
+def test_command_knows_the_rule_of_thumb(run: Sizing) -> None:
     """GPT-3 on 1,024 GPUs at 140 TFLOP/s with full recompute: 34 days, 700 and 5,600 GB."""
     given = ("--parameters", "175e9", "--tokens", "300e9", "--gpus", "1024", "--json")
     done = run(*given, "--flops-per-gpu-per-s", "140e12", "--recompute", "full")
-    found = json.loads(done.stdout)
+    found = json.loads(done.out)
 
     assert found["days"] == pytest.approx(33.9, rel=0.01)
     assert found["weight_bytes"] == 700e9
     assert found["memory_bytes"] == 5600e9
     missing = run(*given)
-    assert missing.returncode == 2
-    assert "--flops-per-gpu-per-s" in missing.stderr
+    assert missing.code == 2
+    assert "--flops-per-gpu-per-s" in missing.err
 
 
 @pytest.mark.parametrize("name", ["llama-3-405b", "gpt-3-175b"])
-def test_shipped_runs_fit_and_print(name: str) -> None:
+def test_shipped_runs_fit_and_print(run: Sizing, name: str) -> None:
     """Each shipped run is estimated and fits; an unknown one lists them."""
     done = run(name)
-    assert done.returncode == 0, done.stderr
-    assert "days" in done.stdout
-    assert name in run("no-such-run").stderr
+    assert done.code == 0, done.err
+    assert "days" in done.out
+    assert name in run("no-such-run").err
 
 
 def test_overlapped_experts_cost_what_no_compute_hides() -> None:

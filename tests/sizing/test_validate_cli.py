@@ -5,49 +5,27 @@ from __future__ import annotations
 import csv
 import json
 import tomllib
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
-from sizing.cli import main
 from sizing.validation.output import COLUMNS
+
+if TYPE_CHECKING:
+    from .conftest import Sizing
 
 PUBLISHED = Path(__file__).parents[1] / "published"
 SAMPLE = PUBLISHED / "measured_sample.csv"
 HELD = tomllib.loads((PUBLISHED / "measured_sample.toml").read_text(encoding="utf-8"))
 
 
-class Done(NamedTuple):
-    """How the command left."""
-
-    code: int | str | None
-    out: str
-    err: str
-
-
-class Validate:
-    """The command, run in this process with its output in a pipe."""
-
-    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
-        """Remember where its output goes."""
-        self.capsys = capsys
-
-    def __call__(self, *arguments: str) -> Done:
-        """Run it as a user would."""
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("sys.argv", ["sizing", "validate", *arguments])
-            patch.setenv("COLUMNS", "200")
-            with pytest.raises(SystemExit) as left:
-                main()
-        return Done(left.value.code, *self.capsys.readouterr())
-
-
 @pytest.fixture
-def validate(capsys: pytest.CaptureFixture[str]) -> Validate:
+def validate(sizing: Sizing) -> Sizing:
     """Return the command."""
-    return Validate(capsys)
+    return partial(sizing, "validate")
 
 
 def sample() -> list[dict[str, str]]:
@@ -70,7 +48,7 @@ def test_the_sample_may_be_in_the_repository() -> None:
 
 
 def test_a_sample_of_public_rows_is_predicted_as_well_as_before(
-    validate: Validate, tmp_path: Path
+    validate: Sizing, tmp_path: Path
 ) -> None:
     """Every row gets an answer, in order; median errors by source stay within their limits."""
     out = tmp_path / "predictions.csv"
@@ -94,7 +72,7 @@ def test_a_sample_of_public_rows_is_predicted_as_well_as_before(
             assert np.median(errors[source, name.partition("_")[0]]) <= limit, (source, name)
 
 
-def test_what_is_called_infeasible_was_overloaded(validate: Validate, tmp_path: Path) -> None:
+def test_what_is_called_infeasible_was_overloaded(validate: Sizing, tmp_path: Path) -> None:
     """No row of the sample is called infeasible that was served in time."""
     out = tmp_path / "predictions.csv"
     validate(str(SAMPLE), "-o", str(out))
@@ -118,7 +96,7 @@ def broken(path: Path) -> Path:
 
 
 def test_a_row_that_cannot_be_predicted_gets_a_line_and_a_reason(
-    validate: Validate, tmp_path: Path
+    validate: Sizing, tmp_path: Path
 ) -> None:
     """`unsupported` with file, line, column and value; exit code 0."""
     path, out = broken(tmp_path / "rows.csv"), tmp_path / "predictions.csv"
@@ -132,7 +110,7 @@ def test_a_row_that_cannot_be_predicted_gets_a_line_and_a_reason(
     assert "Rows without a prediction" in done.out
 
 
-def test_json_is_exactly_the_data(validate: Validate, tmp_path: Path) -> None:
+def test_json_is_exactly_the_data(validate: Sizing, tmp_path: Path) -> None:
     """Errors by slice, coverage, reasons, and what -o writes; with --calibrate, the scalars."""
     path = broken(tmp_path / "rows.csv")
     document: dict[str, Any] = json.loads(validate(str(path), "--json", "--calibrate").out)
@@ -143,7 +121,7 @@ def test_json_is_exactly_the_data(validate: Validate, tmp_path: Path) -> None:
 
 
 def test_versions_without_constants_are_predicted_and_say_so(
-    validate: Validate, tmp_path: Path
+    validate: Sizing, tmp_path: Path
 ) -> None:
     """An unknown version or engine build is never a ground for `unsupported`."""
     rows = [
@@ -161,7 +139,7 @@ def test_versions_without_constants_are_predicted_and_say_so(
         assert "constants of" in line["reason"] or "those of" in line["reason"]
 
 
-def test_a_file_that_cannot_be_read_is_bad_input(validate: Validate, tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_read_is_bad_input(validate: Sizing, tmp_path: Path) -> None:
     """Exit code 2, one line; nothing is written."""
     out = tmp_path / "predictions.csv"
     done = validate(str(tmp_path / "none.csv"), "-o", str(out))
@@ -170,7 +148,7 @@ def test_a_file_that_cannot_be_read_is_bad_input(validate: Validate, tmp_path: P
 
 
 def test_interrupted_it_leaves_no_file(
-    validate: Validate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    validate: Sizing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ctrl-C in the middle: exit code 130 and no half-written predictions."""
 
@@ -183,7 +161,7 @@ def test_interrupted_it_leaves_no_file(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_times_a_thousand_times_off_are_doubted(validate: Validate, tmp_path: Path) -> None:
+def test_times_a_thousand_times_off_are_doubted(validate: Sizing, tmp_path: Path) -> None:
     """Milliseconds in a column of seconds: predicted all the same, and asked about."""
     rows = [row | {"ttft_s": str(float(row["ttft_s"]) * 1e3), "tpot_s": ""} for row in sample()[:3]]
     path = tmp_path / "rows.csv"
