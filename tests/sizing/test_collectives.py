@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -16,7 +18,8 @@ from sizing.errors import InputError
 from sizing.fabric.collective import Question, answer
 from sizing.latency.collectives import all_reduce_s
 from sizing.latency.library import SMALL_BYTES, left_out, with_gpu_points
-from sizing.latency.tiered import tiered_s
+from sizing.latency.tiered import network, tiered_s
+from sizing.specs.efficiency import CollectiveTable
 
 
 def run(*arguments: str) -> tuple[int, str]:
@@ -40,6 +43,55 @@ def test_library_points_follow_from_the_others() -> None:
     for row in rows:
         limit = 0.15 if row.size_bytes <= SMALL_BYTES else 0.12
         assert row.outlier or abs(row.error_fraction) < limit, row
+
+
+def test_a_group_wider_than_every_table_pays_more_hops_and_more_traffic() -> None:
+    """Of 16 GPUs where 4 were measured: latency doubles with log2, bytes by 15/16 over 3/4 (N3)."""
+    latency_s, large = 10e-6, 1e9
+    table = CollectiveTable(size_bytes=(1e3, large), seconds=(latency_s, 5e-3))
+    gpu = catalog.find_gpu("h100-sxm")
+    assert gpu.efficiency is not None
+    gpu = replace(gpu, efficiency=replace(gpu.efficiency, all_reduce={"4": table}))
+    wide = replace(catalog.clusters()["h100-8"], gpus_per_hb_domain=16, max_gpus=16)
+    assert float(all_reduce_s(1e3, 4, gpu, wide)) == pytest.approx(latency_s)
+    assert float(all_reduce_s(1e3, 16, gpu, wide)) == pytest.approx(2 * latency_s)
+    more = (2 * 15 / 16) / (2 * 3 / 4)
+    expected = 2 * latency_s + more * (5e-3 - latency_s)
+    assert float(all_reduce_s(large, 16, gpu, wide)) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("size", [1024.0, 65_536.0, 524_288.0, 4 * 2.0**20, 48e6, 2.0**30])
+def test_a_faster_network_than_the_measured_one_is_never_slower(size: float) -> None:
+    """On either side of the network that NCCL was measured on, times stay on that side (N2)."""
+    cluster, _ = catalog.find_network("h100-8")
+    gpu = catalog.find_gpu(cluster.gpu)
+    (table,) = (
+        each for each in gpu.collectives.measured
+        if (each.library, each.pattern, each.gpus, each.domains) == ("nccl", "all-reduce", 16, 2)
+    )  # fmt: skip
+    assert table.between_bytes_per_s is not None
+
+    def over(share: float) -> float:
+        per_s = share * table.between_bytes_per_s
+        return float(all_reduce_s(size, 16, gpu, replace(cluster, scale_out_bytes_per_s=per_s)))
+
+    measured_s = over(1.0)
+    for less, more in pairwise((0.25, 0.5, 0.9, 0.99, 1.0, 1.01, 1.1, 2.0, 4.0)):
+        assert over(more) <= over(less)
+    assert over(0.99) >= measured_s >= over(1.01)
+
+
+@pytest.mark.parametrize(("nodes", "hops"), [(2, 1), (3, 2), (4, 2), (5, 3), (8, 3)])
+def test_a_tree_over_nodes_has_whole_levels(nodes: int, hops: int) -> None:
+    """Small messages wait for log2 of the nodes, rounded up, up the tree and down it (eq. H2)."""
+    _, found = catalog.find_network("dgx-superpod-h100")
+    alone, together = (
+        float(tiered_s(1e-6, "all-reduce", found, found.spans(8 * each))) for each in (1, nodes)
+    )
+    inside = found.tiers[0].latency_s * math.log2(8)
+    assert alone == pytest.approx(inside, rel=1e-6)
+    between = network(found, found.spans(8 * nodes)).hop_s
+    assert together - alone == pytest.approx(2 * hops * between, rel=1e-6)
 
 
 NODES = [

@@ -25,13 +25,14 @@ if TYPE_CHECKING:
 
     from sizing.plan import Plan
 
-SCENARIO = catalog.files("scenarios")["llama-3.1-70b-h100-2rps"]
+SMALL = catalog.files("scenarios")["llama-3.1-8b-h100"]
+LARGE = catalog.files("scenarios")["llama-3.1-70b-h100-2rps"]
 
 
 @cache
-def planned(*overrides: str) -> Plan:
-    """Plan the shipped scenario with overrides."""
-    inputs = read_inputs(SCENARIO, list(overrides), None)
+def planned(*overrides: str, scenario: Path = SMALL) -> Plan:
+    """Plan a shipped scenario with overrides."""
+    inputs = read_inputs(scenario, list(overrides), None)
     answer = search(inputs)
     assert isinstance(answer, Found)
     return propose(inputs, answer)
@@ -72,9 +73,14 @@ def test_an_availability_needs_failures() -> None:
 ZONES = ("cluster.preset=roce-24k", "cluster.max_gpus=64", "search.pools=split")
 
 
+def zoned(*overrides: str) -> Plan:
+    """Plan 70B in a network of zones."""
+    return planned(*ZONES, *overrides, scenario=LARGE)
+
+
 def test_pools_that_meet_further_out_pull_longer() -> None:
     """The plan's KV pull pays the whole 7:1 of the zone, and nothing within a pod."""
-    near, far = (planned(*ZONES, f"cluster.pools_meet_in={tier}") for tier in ("pod", "zone"))
+    near, far = (zoned(f"cluster.pools_meet_in={tier}") for tier in ("pod", "zone"))
     times = [{each.tier: each.seconds for each in crossing(plan).transfers} for plan in (near, far)]
     assert times[0] == times[1]
     assert times[0]["rack"] == times[0]["pod"]
@@ -86,7 +92,7 @@ def test_pools_that_meet_further_out_pull_longer() -> None:
 
 def test_tp_beyond_the_domain_costs_milliseconds() -> None:
     """Every pool shows what TP over two domains would wait for the network."""
-    wide = crossing(planned(*ZONES)).wide
+    wide = crossing(zoned()).wide
     assert [each.role for each in wide] == ["prefill", "decode"]
     for each in wide:
         assert each.tp == 16
@@ -102,7 +108,7 @@ def test_one_domain_crosses_nothing() -> None:
 def test_placing_prints_what_crossing_costs(tmp_path: Path) -> None:
     """`sizing place` shows both as text and as data."""
     file = tmp_path / "plan.json"
-    file.write_text(to_json(planned(*ZONES, "cluster.pools_meet_in=zone")))
+    file.write_text(to_json(zoned("cluster.pools_meet_in=zone")))
     told = CliRunner().invoke(app, ["place", str(file)])
     assert "at 7:1" in told.stdout
     assert "for leaving the HB domain" in told.stdout
@@ -113,7 +119,7 @@ def test_placing_prints_what_crossing_costs(tmp_path: Path) -> None:
 def test_pools_meet_in_a_tier_that_there_is() -> None:
     """An unknown tier, or tiers that a preset does not have, are refused."""
     with pytest.raises(InputError, match="one of"):
-        planned(*ZONES, "cluster.pools_meet_in=region")
+        zoned("cluster.pools_meet_in=region")
     with pytest.raises(InputError, match="beside it"):
         planned("cluster.pools_meet_in=pod")
 
@@ -121,7 +127,7 @@ def test_pools_meet_in_a_tier_that_there_is() -> None:
 def test_planning_on_tiers_prints_what_crossing_costs() -> None:
     """`sizing plan` on a cluster with tiers ends with KV by tier and TP beyond the domain."""
     overrides = [word for key in (*ZONES, "cluster.pools_meet_in=zone") for word in ("--set", key)]
-    told = CliRunner().invoke(app, ["plan", str(SCENARIO), *overrides])
+    told = CliRunner().invoke(app, ["plan", str(LARGE), *overrides])
     assert told.exit_code == 0
     assert "meet in zone" in told.stdout
     assert "TP16 in decode" in told.stdout

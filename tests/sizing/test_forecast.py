@@ -12,51 +12,19 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from sizing.arrivals import poisson_arrivals
-from sizing.plan import StepModel
-from sizing.specs.step import Interference, PathCoefficients, StepCoefficients
-from sizing.specs.workload import Lengths, WorkloadSpec
+from sizing.specs.step import Interference
+from sizing.specs.workload import Lengths
 from sizing.steptime import decode_s, prefill_s, transfer_s
 from sizing.traffic.forecast import at_rate, capacity_requests_per_s, couple, forecast
 from sizing.traffic.prefill import batch_s
 from sizing.traffic.spread import WEIGHTS, poisson
-from sizing.traffic.stage import Stage, Tandem
+
+from .queues import PATH, STEP, tandem
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-STEP = StepCoefficients(
-    base_s=0.004, stream_s=0.006, per_prefill_token_s=5e-5, per_sequence_s=2e-4, per_pair_s=2e-9,
-    per_context_token_s=3e-8, max_tokens=8192, max_batch=256, max_context_tokens=8192,
-    error_fraction=0.0,
-)  # fmt: skip
-PATH = PathCoefficients(
-    request_s=0.01, transfer_base_s=0.002, transfer_per_token_s=3e-6, error_fraction=0.0
-)
-
-
-def tandem(  # noqa: PLR0913  (what the tests vary)
-    rate: float = 6.0,
-    *,
-    prefill: int = 1,
-    decode: int = 1,
-    batch: int = 64,
-    inputs: Lengths | None = None,
-    outputs: Lengths | None = None,
-    interference: Interference | None = None,
-) -> Tandem:
-    """Return pools under a load: prompts of about 1,500 tokens, answers of about 60."""
-    return Tandem(
-        workload=WorkloadSpec(
-            requests_per_s=rate,
-            input_tokens=inputs or Lengths(distribution="uniform", low=1000, high=2000),
-            output_tokens=outputs or Lengths(distribution="uniform", low=20, high=100),
-        ),
-        step_model=StepModel(
-            prefill=STEP, decode=STEP, path=PATH, interference=interference or Interference()
-        ),
-        prefill=Stage(replicas=prefill, max_batch_size=1, max_batched_tokens=8192),
-        decode=Stage(replicas=decode, max_batch_size=batch, max_batched_tokens=8192),
-    )
+    from sizing.traffic.stage import Tandem
 
 
 class Simulation:

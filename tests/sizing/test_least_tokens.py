@@ -12,8 +12,8 @@ from sizing.traffic.least_tokens import least_tokens_wait
 from sizing.traffic.spread import CENTRES, STANDARD_NORMAL, WEIGHTS, Spread, spread
 from sizing.traffic.stage import Stage, Tandem
 from sizing.traffic.two_choices import two_choices_wait
-from tests.sizing.test_forecast import tandem
-from tests.sizing.test_two_choices import SERVICES as OTHERS
+
+from .queues import LOGNORMAL, tandem
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 SERVICES = {
     "alike": spread(0.7 + 0.6 * CENTRES, WEIGHTS),
     "half": Spread(values=np.exp(0.472 * STANDARD_NORMAL)).scaled(1 / 1.1178),
-    "lognormal": OTHERS["lognormal"],
+    "lognormal": LOGNORMAL.scaled(1 / LOGNORMAL.mean),
 }
 
 

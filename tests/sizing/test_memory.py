@@ -87,14 +87,10 @@ def test_windowed_layers_stop_growing() -> None:
     assert longest - longer == pytest.approx(full)
 
 
-@given(
-    window=st.integers(1, 300), block=st.sampled_from((4, 16)), tokens=st.integers(1, 2000)
-)
+@given(window=st.integers(1, 300), block=st.sampled_from((4, 16)), tokens=st.integers(1, 2000))
 def test_a_window_keeps_every_block_that_it_touches(window: int, block: int, tokens: int) -> None:
     """Wherever in a block a window starts its blocks have room, with one to spare (eq. M3)."""
-    model = replace(
-        catalog.find_model("llama-3.1-8b"), window_tokens=window, num_window_layers=32
-    )
+    model = replace(catalog.find_model("llama-3.1-8b"), window_tokens=window, num_window_layers=32)
     one_block = block * 32 * 2 * 8 * 128 * 2
     held = kv_bytes_per_sequence(model, tokens, tp=1, block_size=block) / one_block
     touched = max(
@@ -109,9 +105,7 @@ def test_only_sequences_that_fit_whole_are_counted(tokens: int, tp: int) -> None
     """The sequences held at once fit into the KV space, and one more does not (eq. M7)."""
     model, gpu = catalog.find_model("llama-3.1-8b"), catalog.find_gpu("h100-sxm")
     engine = find_engine(EngineChoice())
-    held = max_concurrent_tokens(
-        model, gpu, engine, slicing=Slicing(tp=tp), sequence_tokens=tokens
-    )
+    held = max_concurrent_tokens(model, gpu, engine, slicing=Slicing(tp=tp), sequence_tokens=tokens)
     each = kv_bytes_per_sequence(model, tokens, tp=tp, block_size=engine.block_size)
     space = kv_space_bytes(model, gpu, engine, tp=tp)
     assert held % tokens == 0

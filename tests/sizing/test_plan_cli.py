@@ -13,6 +13,8 @@ from sizing import catalog
 from sizing.plan import read_plan
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from .conftest import Sizing
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -39,11 +41,12 @@ def laptop(tmp_path: Path) -> tuple[str, ...]:
 
 
 def outline(plan: dict[str, Any]) -> dict[str, Any]:
-    """Return what a golden plan keeps: layout, verdicts, latencies."""
+    """Return what a golden plan keeps: layout, KV space, verdicts, latencies."""
     kept = ("replicas", "tp", "max_batch_size")
     prediction = plan["prediction"]
     return {
         "pools": {pool["role"]: {key: pool[key] for key in kept} for pool in plan["pools"]},
+        "kv_mb": {pool["role"]: round(pool["kv_bytes"] / 1e6) for pool in plan["pools"]},
         "gpus": plan["cost"]["gpus"],
         "bottleneck": prediction["bottleneck"],
         "ttft_p99_s": prediction["ttft"]["p99_s"],
@@ -59,6 +62,7 @@ def check_golden(name: str, plan: dict[str, Any]) -> None:
     if os.environ.get("GOLDEN") == "write":
         path.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
     expected = json.loads(path.read_text(encoding="utf-8"))
+    assert found.keys() == expected.keys()
     for key, value in expected.items():
         wanted = pytest.approx(value, rel=0.01) if isinstance(value, float) else value
         assert found[key] == wanted, key
@@ -92,7 +96,7 @@ def test_golden_laptop(sizing: Sizing, laptop: tuple[str, ...], tmp_path: Path) 
 
 def test_plan_fits_one_screen(sizing: Sizing) -> None:
     """Layout, what binds, latency beside the SLO, headroom: within 30 lines."""
-    done = sizing("plan", H100)
+    done = sizing("plan", H100, "--set", "search.pools=split")
     assert done.code == 0
     for word in ("prefill", "decode", "compute", "memory bandwidth", "holds", "Headroom", "nodes"):
         assert word in done.out, word
@@ -126,11 +130,9 @@ def test_predict_beyond_the_hb_domain(sizing: Sizing) -> None:
     assert "TP beyond the HB domain costs" in done.out
 
 
-def test_explain_gpu(sizing: Sizing, tmp_path: Path) -> None:
+def test_explain_gpu(sizing: Sizing, plan_of: Callable[..., Path]) -> None:
     """A GPU plan shows each op with equation, FLOPs, bytes, share of peak and what binds it."""
-    path = tmp_path / "plan.json"
-    assert sizing("plan", H100, "-o", str(path)).code == 0
-    data = json.loads(sizing("explain", str(path), "--json").out)
+    data = json.loads(sizing("explain", str(plan_of(H100)), "--json").out)
     ops = {term["name"]: term for term in data["terms"] if term["of"] == "prefill step"}
     assert ops["mlp up"]["bound"] == "compute"
     assert 0.5 < ops["mlp up"]["achieved_fraction"] < 1
@@ -232,11 +234,10 @@ def test_sizes_that_cannot_be_read(sizing: Sizing) -> None:
     assert "2xTP4" in done.err
 
 
-def test_an_edited_plan(sizing: Sizing, tmp_path: Path) -> None:
+def test_an_edited_plan(sizing: Sizing, plan_of: Callable[..., Path], tmp_path: Path) -> None:
     """A plan whose pools cannot carry its load is refused by explain."""
     path = tmp_path / "plan.json"
-    assert sizing("plan", H100, "-o", str(path)).code == 0
-    raw = json.loads(path.read_text(encoding="utf-8"))
+    raw = json.loads(plan_of(H100).read_text(encoding="utf-8"))
     raw["workload"]["requests_per_s"] = 1e6
     path.write_text(json.dumps(raw))
     done = sizing("explain", str(path))

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 
 from sizing import catalog
 from sizing.errors import InputError, NegativeAnswer
-from sizing.plan import Inputs, Plan, plan_from, to_json
+from sizing.plan import Inputs, plan_from, to_json
 from sizing.search.candidate import smallest
 from sizing.search.closed_form import fewest_by_utilisation
-from sizing.search.confirmation import SEEDS
 from sizing.search.evidence import StepErrors, step_errors
 from sizing.search.explanation import explain_plan, planned
 from sizing.search.given import Size
@@ -29,45 +28,16 @@ from sizing.search.layout import (
     profile_rule,
 )
 from sizing.search.proposal import propose
-from sizing.search.search import Found, Infeasible, Search, search
+from sizing.search.search import Infeasible, Search, search
 from sizing.search.slo import meets
 from sizing.search.step_models import StepModels
-from sizing.search.trial import Trials, judge
-from sizing.specs.scenario import ClusterChoice, ModelChoice, ScenarioSpec, SearchChoice
+from sizing.search.trial import FRESH_SEED, Trials, judge
+from sizing.specs.scenario import ClusterChoice, ModelChoice, SearchChoice
 from sizing.specs.slicing import Slicing
-from sizing.specs.slo import SloSpec
-from sizing.specs.workload import Lengths, WorkloadSpec
+from sizing.specs.workload import Lengths
 from sizing.traffic.forecast import at_rate, forecast
 
-SCENARIO = ScenarioSpec(
-    model=ModelChoice(id="llama-3.1-70b"),
-    cluster=ClusterChoice(preset="h100-8", max_gpus=512),
-    workload=WorkloadSpec(
-        requests_per_s=20.0, input_tokens=Lengths.fixed(4000), output_tokens=Lengths.fixed(500)
-    ),
-    search=SearchChoice(pools="split"),
-)
-
-
-def inputs(scenario: ScenarioSpec = SCENARIO) -> Inputs:
-    """Return a scenario with what it names."""
-    model, gpu, cluster, engine = catalog.resolve(scenario, "test")
-    return Inputs(
-        scenario=scenario, model=model, gpu=gpu, cluster=cluster, engine=engine, calibration=None
-    )
-
-
-def at(rate: float, **slo: float) -> Inputs:
-    """Return the scenario at another rate and SLO."""
-    load = replace(SCENARIO.workload, requests_per_s=rate)
-    return inputs(replace(SCENARIO, workload=load, slo=SloSpec(**{"ttft_s": 1.0, **slo})))  # type: ignore[arg-type]
-
-
-def found(given: Inputs) -> Found:
-    """Return the plan's configuration, which there must be."""
-    answer = search(given)
-    assert isinstance(answer, Found), answer
-    return answer
+from .scenarios import LARGE, SMALL, at, found, inputs, proposed
 
 
 def size(replicas: int, tp: int) -> Size:
@@ -75,13 +45,8 @@ def size(replicas: int, tp: int) -> Size:
     return Size(replicas=replicas, slicing=Slicing(tp=tp))
 
 
-def proposed(given: Inputs) -> Plan:
-    """Return the plan."""
-    return propose(given, found(given))
-
-
 @settings(
-    max_examples=4, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=2, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
 @given(rate=st.floats(0.5, 80), more=st.floats(1.05, 3), slack=st.floats(1.1, 3))
 def test_more_load_costs_more_and_a_looser_slo_does_not(
@@ -103,7 +68,7 @@ def test_a_plan_keeps_its_slo_and_the_laws_of_physics(rate: float) -> None:
     assert plan.prediction.tpot.p99_s <= 0.05
     assert max(plan.prediction.utilisation_fraction.values()) <= 0.95
     assert plan.headroom.load_factor >= 1
-    flops = rate * 4000 * 2 * 69.5e9
+    flops = rate * 4000 * 2 * 7.5e9
     assert plan.pool("prefill").gpus >= flops / (0.8 * 989e12)
     assert plan.cost.gpus == sum(pool.gpus for pool in plan.pools)
 
@@ -111,40 +76,52 @@ def test_a_plan_keeps_its_slo_and_the_laws_of_physics(rate: float) -> None:
 @pytest.mark.parametrize(("rate", "low", "high"), [(2.0, 8, 16), (50.0, 75, 150)])
 def test_the_figure_of_the_first_issue(rate: float, low: int, high: int) -> None:
     """Llama-3.1-70B on H100, 4,000 in, 500 out: 75 to 150 GPUs at 50 requests/s."""
-    plan = proposed(at(rate))
+    plan = proposed(at(rate, LARGE))
     assert low <= plan.cost.gpus <= high
     assert plan.prediction.bottleneck == {"prefill": "compute", "decode": "memory bandwidth"}
 
 
-def test_no_smaller_configuration_holds() -> None:
+@pytest.mark.parametrize(
+    "case",
+    [
+        at(20.0, ttft_s=0.3),
+        at(10.0, tpot_s=0.008),
+        pytest.param(at(1.0, LARGE), marks=pytest.mark.campaign),
+        pytest.param(at(2.0, LARGE, tpot_s=0.025), marks=pytest.mark.campaign),
+    ],
+    ids=["8B, short TTFT", "8B, short TPOT", "70B", "70B, short TPOT"],
+)
+def test_no_smaller_configuration_holds(case: Inputs) -> None:
     """Every layout, size and limit with fewer GPUs fails its simulation: pruning loses nothing."""
-    for case in (at(1.0), at(2.0, tpot_s=0.025)):
-        answer = found(case)
-        best, trials = answer.candidate.gpus, Trials(case, answer.errors)
-        models = StepModels(case)
-        shapes = [shape for shape in legal_shapes(case) if memory_rule(case, shape) is None]
-        for prefill, decode in product(shapes, shapes):
-            layout = Layout(prefill=prefill, decode=decode)
-            if pairing_rule(case.model, layout):
+    answer = found(case)
+    best, trials = answer.candidate.gpus, Trials(case, answer.errors)
+    models, tried = StepModels(case), 0
+    shapes = [shape for shape in legal_shapes(case) if memory_rule(case, shape) is None]
+    for prefill, decode in product(shapes, shapes):
+        layout = Layout(prefill=prefill, decode=decode)
+        if pairing_rule(case.model, layout):
+            continue
+        start = smallest(case, layout, models)
+        for many, few in product(range(1, best // prefill.gpus), range(1, best // decode.gpus)):
+            sized = start.sized(many, few)
+            if sized.gpus >= best:
                 continue
-            start = smallest(case, layout, models)
-            for many, few in product(range(1, best // prefill.gpus), range(1, best // decode.gpus)):
-                sized = start.sized(many, few)
-                if sized.gpus >= best:
-                    continue
-                for limit in {start.slots, max(1, start.slots // 2), max(1, start.slots // 4)}:
-                    tried = sized.limited(limit)
-                    both = [trials.verdict(tried, seed=seed).holds for seed in SEEDS]
-                    assert not all(both), tried
+            for limit in {start.slots, max(1, start.slots // 2), max(1, start.slots // 4)}:
+                smaller = sized.limited(limit)
+                assert not all(
+                    trials.verdict(smaller, seed=seed).holds for seed in (0, FRESH_SEED)
+                ), smaller
+                tried += 1
+    assert tried >= 50
 
 
 @settings(max_examples=6, deadline=None, derandomize=True)
 @given(rate=st.floats(1, 40), share=st.floats(0.1, 1))
 def test_the_bounds_are_optimistic(rate: float, share: float) -> None:
     """Just below the bound on its replicas a pool drowns: utilisation past its ceiling of 1."""
-    full = replace(SCENARIO.search, max_utilisation_fraction=1.0)
-    load = replace(SCENARIO.workload, requests_per_s=rate)
-    given = inputs(replace(SCENARIO, workload=load, search=full))
+    full = replace(LARGE.search, max_utilisation_fraction=1.0)
+    load = replace(LARGE.workload, requests_per_s=rate)
+    given = inputs(replace(LARGE, workload=load, search=full))
     start = smallest(given, Layout.split(4, 8, "h100-sxm"), StepModels(given))
     start = start.limited(max(1, int(share * start.slots)))
     low_prefill, low_decode = fewest_by_utilisation(start, given)
@@ -175,7 +152,7 @@ def test_headroom_is_where_the_slo_breaks() -> None:
 
 def test_a_price_is_counted_only_where_given() -> None:
     """Dollars an hour are GPUs times the price, and nothing without one."""
-    priced = replace(SCENARIO, cluster=replace(SCENARIO.cluster, price_usd_per_gpu_hour=2.5))
+    priced = replace(SMALL, cluster=replace(SMALL.cluster, price_usd_per_gpu_hour=2.5))
     plan = proposed(inputs(priced))
     assert plan.cost.price_usd_per_hour == 2.5 * plan.cost.gpus
     assert proposed(at(20.0)).cost.price_usd_per_hour is None
@@ -199,7 +176,7 @@ def test_explanation_adds_up() -> None:
 
 def test_a_model_that_fits_nowhere() -> None:
     """A model larger than an HB domain gets the bytes that are missing."""
-    answer = search(inputs(replace(SCENARIO, model=ModelChoice(id="llama-3.1-405b"))))
+    answer = search(inputs(replace(SMALL, model=ModelChoice(id="llama-3.1-405b"))))
     assert isinstance(answer, Infeasible)
     assert answer.binds == "capacity"
     assert "GB of weights" in answer.missed_by
@@ -210,7 +187,7 @@ def test_a_model_that_fits_nowhere() -> None:
 )
 def test_an_slo_below_the_floor(slo: dict[str, float], name: str) -> None:
     """An SLO that a lone request misses gets the floor."""
-    answer = search(at(20.0, **slo))
+    answer = search(at(20.0, LARGE, **slo))
     assert isinstance(answer, Infeasible)
     assert answer.binds == "SLO floor"
     assert name in answer.missed_by
@@ -219,12 +196,12 @@ def test_an_slo_below_the_floor(slo: dict[str, float], name: str) -> None:
 
 def test_a_budget_too_small() -> None:
     """Too few GPUs: the number that would do it, which then does it."""
-    tight = replace(SCENARIO, cluster=replace(SCENARIO.cluster, max_gpus=16))
+    tight = replace(SMALL, cluster=replace(SMALL.cluster, max_gpus=4))
     answer = search(inputs(tight))
     assert isinstance(answer, Infeasible)
     assert answer.binds == "max_gpus"
     assert answer.nearest_gpus
-    enough = replace(SCENARIO, cluster=replace(SCENARIO.cluster, max_gpus=answer.nearest_gpus))
+    enough = replace(SMALL, cluster=replace(SMALL.cluster, max_gpus=answer.nearest_gpus))
     assert found(inputs(enough)).candidate.gpus == answer.nearest_gpus
 
 
@@ -232,13 +209,13 @@ def test_a_budget_too_small() -> None:
 def test_a_degree_that_does_not_divide(tp: int) -> None:
     """A TP that does not divide the heads is refused by name."""
     with pytest.raises(InputError, match="attention heads"):
-        search(inputs(replace(SCENARIO, search=SearchChoice(tp=(tp,)))))
+        search(inputs(replace(SMALL, search=SearchChoice(tp=(tp,)))))
 
 
 def test_a_cpu_needs_a_calibration() -> None:
     """A CPU without measurements is refused with the commands that take them."""
     scenario = replace(
-        SCENARIO, model=ModelChoice(id="llama-3.1-8b"), cluster=ClusterChoice(preset="laptop")
+        SMALL, model=ModelChoice(id="llama-3.1-8b"), cluster=ClusterChoice(preset="laptop")
     )
     with pytest.raises(InputError, match="sizing calibrate"):
         search(inputs(scenario))
@@ -256,10 +233,10 @@ def test_pairs_that_the_connector_cannot_make() -> None:
 def test_prediction_of_what_cannot_be() -> None:
     """A saturated configuration, and one that does not fit, are told apart from latencies."""
     with pytest.raises(NegativeAnswer, match="queues grow without end"):
-        predict_given(at(20.0), prefill=size(1, 8), decode=size(1, 8))
+        predict_given(at(20.0, LARGE), prefill=size(1, 8), decode=size(1, 8))
     with pytest.raises(InputError, match="GB of weights"):
-        predict_given(at(1.0), prefill=size(1, 1), decode=size(1, 8))
-    crossing = predict_given(at(1.0), prefill=size(1, 8), decode=size(1, 16))
+        predict_given(at(1.0, LARGE), prefill=size(1, 1), decode=size(1, 8))
+    crossing = predict_given(at(1.0, LARGE), prefill=size(1, 8), decode=size(1, 16))
     assert crossing.beyond_hb_domain_s["decode"] > 0
     assert set(asdict(crossing)) == {
         "pools", "prediction", "meets_slo", "misses", "beyond_hb_domain_s", "validated_on"
@@ -269,16 +246,16 @@ def test_prediction_of_what_cannot_be() -> None:
 @pytest.mark.parametrize(("prompt", "batched"), [(60, True), (4000, False)])
 def test_only_short_prompts_share_a_prefill_step(prompt: int, *, batched: bool) -> None:
     """Prompts that leave compute idle are prefilled together; long ones alone (eq. L1)."""
-    load = replace(SCENARIO.workload, input_tokens=Lengths.fixed(prompt))
-    plan = proposed(inputs(replace(SCENARIO, workload=load)))
+    load = replace(SMALL.workload, input_tokens=Lengths.fixed(prompt))
+    plan = proposed(inputs(replace(SMALL, workload=load)))
     assert (plan.pool("prefill").max_batch_size > 1) is batched
 
 
 def with_search(rate: float, **keys: object) -> Inputs:
     """Return the scenario with keys of its `[search]` table."""
-    load = replace(SCENARIO.workload, requests_per_s=rate)
+    load = replace(SMALL.workload, requests_per_s=rate)
     choice = SearchChoice(**keys)  # type: ignore[arg-type]
-    given = inputs(replace(SCENARIO, workload=load, search=choice))
+    given = inputs(replace(SMALL, workload=load, search=choice))
     return replace(given, gpus=tuple(catalog.find_gpu(name) for name in choice.gpus))
 
 
@@ -297,8 +274,8 @@ def test_more_confidence_takes_more_gpus() -> None:
 @pytest.mark.parametrize("rate", [2.0, 8.0])
 def test_faster_hardware_never_needs_more(rate: float) -> None:
     """H200, with the compute of an H100 and more memory and bandwidth, takes no more GPUs."""
-    load = replace(SCENARIO.workload, requests_per_s=rate)
-    faster = replace(SCENARIO, workload=load, cluster=ClusterChoice(preset="h200-8", max_gpus=512))
+    load = replace(SMALL.workload, requests_per_s=rate)
+    faster = replace(SMALL, workload=load, cluster=ClusterChoice(preset="h200-8", max_gpus=512))
     assert found(inputs(faster)).candidate.gpus <= found(at(rate)).candidate.gpus
 
 
@@ -314,13 +291,13 @@ def test_an_aggregated_plan_promises_what_was_simulated() -> None:
 
 def test_the_cheaper_kind_of_pools_is_planned_and_the_other_named() -> None:
     """Two requests a second take one aggregated replica; twenty are cheaper split."""
-    small, large = found(with_search(2.0)), found(with_search(20.0))
-    assert set(small.candidate.replicas) == {"mixed"}
-    assert small.candidate.gpus < found(with_search(2.0, pools="split")).candidate.gpus
-    assert len(small.verdicts) == 2
-    assert "split pools need" in small.other
-    assert set(large.candidate.replicas) == {"prefill", "decode"}
-    assert "aggregated pools need" in large.other
+    few, many = found(with_search(2.0)), found(with_search(20.0))
+    assert set(few.candidate.replicas) == {"mixed"}
+    assert few.candidate.gpus < found(with_search(2.0, pools="split")).candidate.gpus
+    assert len(few.verdicts) == 2
+    assert "split pools need" in few.other
+    assert set(many.candidate.replicas) == {"prefill", "decode"}
+    assert "aggregated pools need" in many.other
 
 
 def test_what_no_profile_deploys_says_so() -> None:
@@ -337,7 +314,7 @@ def test_layouts_beyond_the_profile() -> None:
     assert {shape.slicing.pp for shape in shapes} == {1, 2, 4, 8}
     assert {shape.slicing.ep for shape in shapes} == {1}
     experts = replace(
-        SCENARIO, model=ModelChoice(id="deepseek-v3"), search=SearchChoice(layouts="any", tp=(8,))
+        SMALL, model=ModelChoice(id="deepseek-v3"), search=SearchChoice(layouts="any", tp=(8,))
     )
     cuts = {shape.slicing for shape in legal_shapes(inputs(experts))}
     assert Slicing(tp=8, ep=8) in cuts

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 SCENARIO = "llama-3.1-8b-h100"
 PRICE = "cluster.price_usd_per_gpu_hour=2.5"
+SPLIT = ("--set", "search.pools=split")
+"""Half of the search, where the kind of pools is not the subject."""
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +71,7 @@ def test_compare_gpus(sizing: Sizing) -> None:
     """Feasible and infeasible GPUs in one answer; the least is named."""
     prices = ("--price", "h100=2.5", "--price", "h200-sxm=4", "--price", "l4=0.5")
     done = sizing("compare", SCENARIO, "--gpu", "h100,h200-sxm,l4", *prices, "--by", "usd",
-                  "--set", "slo.ttft_s=0.3", "--json")  # fmt: skip
+                  "--set", "slo.ttft_s=0.3", *SPLIT, "--json")  # fmt: skip
     assert (done.code, done.err) == (0, "")
     document = json.loads(done.out)
     h100, h200, l4 = document["answers"]
@@ -94,7 +96,7 @@ def test_compare_prints_reasons(sizing: Sizing) -> None:
 def test_sweep_is_a_cross_product(sizing: Sizing) -> None:
     """Every combination in order; infeasible points say why; more load never needs fewer GPUs."""
     keys = ("--key", "workload.requests_per_s=5,20", "--key", "slo.ttft_s=0.001,0.5")
-    done = sizing("sweep", SCENARIO, *keys, "--json")
+    done = sizing("sweep", SCENARIO, *keys, *SPLIT, "--json")
     assert (done.code, done.err) == (0, "")
     found = json.loads(done.out)
     values = [tuple(each["values"].values()) for each in found]
@@ -105,6 +107,14 @@ def test_sweep_is_a_cross_product(sizing: Sizing) -> None:
     shown = sizing("sweep", SCENARIO, "--key", "slo.ttft_s=0.001")
     assert shown.code == 3
     assert "already" in shown.out
+
+
+def test_the_sweep_that_the_document_shows(sizing: Sizing) -> None:
+    """docs/planning.md prints what its command prints."""
+    text = (Path(__file__).parents[2] / "docs" / "planning.md").read_text(encoding="utf-8")
+    found = re.search(r"\$ sizing (sweep [^\n]*)\n(.*?)```", text, re.DOTALL)
+    assert found is not None
+    assert sizing(*found[1].split()).out == found[2]
 
 
 @pytest.mark.parametrize(
@@ -280,9 +290,10 @@ def test_page_holds_everything(plan: Plan) -> None:
 def test_page_of_a_plan_command(sizing: Sizing, tmp_path: Path) -> None:
     """`--html` writes the file; one that cannot be written is refused."""
     target = tmp_path / "plan.html"
-    assert sizing("plan", SCENARIO, "--html", str(target)).code == 0
+    one = ("plan", SCENARIO, *SPLIT, "--html")
+    assert sizing(*one, str(target)).code == 0
     assert target.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
-    assert sizing("plan", SCENARIO, "--html", str(tmp_path / "no" / "plan.html")).code == 2
+    assert sizing(*one, str(tmp_path / "no" / "plan.html")).code == 2
 
 
 def test_questions_of_the_document_are_commands(sizing: Sizing) -> None:

@@ -11,18 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sizing.traffic.queue import single_server_wait
-from sizing.traffic.spread import CENTRES, STANDARD_NORMAL, WEIGHTS, Spread, constant, spread
+from sizing.traffic.spread import WEIGHTS, Spread, constant
 from sizing.traffic.two_choices import two_choices_wait
+
+from .queues import SERVICES
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-LOGNORMAL = Spread(values=np.exp(0.8326 * STANDARD_NORMAL))  # coefficient of variation 1
-SERVICES = {
-    "fixed": constant(1.0),
-    "exponential": spread(-np.log(1 - CENTRES), WEIGHTS),
-    "lognormal": LOGNORMAL.scaled(1 / LOGNORMAL.mean),
-}
 
 
 def simulated_wait(

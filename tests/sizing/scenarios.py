@@ -1,0 +1,50 @@
+"""Scenarios that tests of the search plan: 8B, which takes a second, and 70B where it matters."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from sizing import catalog
+from sizing.plan import Inputs, Plan
+from sizing.search.proposal import propose
+from sizing.search.search import Found, search
+from sizing.specs.scenario import ClusterChoice, ModelChoice, ScenarioSpec, SearchChoice
+from sizing.specs.slo import SloSpec
+from sizing.specs.workload import Lengths, WorkloadSpec
+
+LARGE = ScenarioSpec(
+    model=ModelChoice(id="llama-3.1-70b"),
+    cluster=ClusterChoice(preset="h100-8", max_gpus=512),
+    workload=WorkloadSpec(
+        requests_per_s=20.0, input_tokens=Lengths.fixed(4000), output_tokens=Lengths.fixed(500)
+    ),
+    search=SearchChoice(pools="split"),
+)
+SMALL = replace(LARGE, model=ModelChoice(id="llama-3.1-8b"))
+
+
+def inputs(scenario: ScenarioSpec = SMALL) -> Inputs:
+    """Return a scenario with what it names."""
+    model, gpu, cluster, engine = catalog.resolve(scenario, "test")
+    return Inputs(
+        scenario=scenario, model=model, gpu=gpu, cluster=cluster, engine=engine, calibration=None
+    )
+
+
+def at(rate: float, scenario: ScenarioSpec = SMALL, **slo: float) -> Inputs:
+    """Return a scenario at another rate and SLO."""
+    load = replace(scenario.workload, requests_per_s=rate)
+    limits = SloSpec(**{"ttft_s": 1.0, **slo})  # type: ignore[arg-type]
+    return inputs(replace(scenario, workload=load, slo=limits))
+
+
+def found(given: Inputs) -> Found:
+    """Return the plan's configuration, which there must be."""
+    answer = search(given)
+    assert isinstance(answer, Found), answer
+    return answer
+
+
+def proposed(given: Inputs) -> Plan:
+    """Return the plan."""
+    return propose(given, found(given))

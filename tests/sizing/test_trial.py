@@ -1,0 +1,96 @@
+"""What a configuration has to prove: beyond chance, with measured errors, on a fresh seed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sizing.search.answer import Verdict
+from sizing.search.candidate import smallest
+from sizing.search.confirmation import confirmed
+from sizing.search.evidence import StepErrors
+from sizing.search.layout import Layout
+from sizing.search.step_models import StepModels
+from sizing.search.trial import FRESH_SEED, Trials
+
+from .scenarios import SMALL, at, proposed
+
+if TYPE_CHECKING:
+    from sizing.search.candidate import Candidate
+
+RATE = 5.0
+LOOSE_S = 0.3
+"""TTFT limit that the configuration below keeps with room, TTFT closest of all limits."""
+
+
+def chosen() -> Candidate:
+    """Return two prefill replicas and one for decode, each a quarter full."""
+    given = at(RATE)
+    return smallest(given, Layout.split(1, 1, "h100-sxm"), StepModels(given)).sized(2, 1)
+
+
+def judged(ttft_s: float, *, patient: bool = True, errors: StepErrors | None = None) -> Verdict:
+    """Return the verdict on `chosen` under a limit on TTFT."""
+    trials = Trials(at(RATE, ttft_s=ttft_s), errors or StepErrors(), patient=patient)
+    return trials.verdict(chosen(), seed=FRESH_SEED)
+
+
+def test_what_chance_leaves_open_is_no_proof() -> None:
+    """A limit just above the simulated percentile counts as missed; a look believes in it."""
+    for patient in (True, False):
+        loose = judged(LOOSE_S, patient=patient)
+        assert loose.holds
+        assert loose.check is not None
+        tight = judged(loose.check.seconds * 1.0001, patient=patient)
+        assert tight.check is not None
+        assert tight.check.ratio < 1
+        assert tight.holds is not patient
+        assert judged(loose.check.seconds * 0.9, patient=patient).holds is False
+
+
+@pytest.mark.parametrize(
+    ("errors", "blame"),
+    [
+        (StepErrors(ttft=1.2), ""),
+        (StepErrors(ttft=1.5), "prefill"),
+        (StepErrors(tpot=3.0), ""),
+        (StepErrors(tpot=4.0), "decode"),
+    ],
+)
+def test_latencies_as_far_off_as_those_of_measured_loads_have_to_hold(
+    errors: StepErrors, blame: str
+) -> None:
+    """What holds when simulated is denied where the prediction, off as others were, misses."""
+    verdict = judged(LOOSE_S, errors=errors)
+    assert (verdict.holds, verdict.blame) == (not blame, blame)
+
+
+class Doubtful(Trials):
+    """Trials in which only the search's own seed, 0, agrees to fewer than three decode replicas."""
+
+    def verdict(self, candidate: Candidate, *, seed: int = 0) -> Verdict:
+        """Answer without a simulation."""
+        holds = seed == 0 or candidate.replicas["decode"] >= 3
+        return Verdict(holds=holds, blame="" if holds else "decode", requests=1)
+
+
+def test_luck_of_the_first_seed_is_not_believed() -> None:
+    """The pool that a fresh seed blames grows until both agree, as long as that is worth it."""
+    given = at(RATE)
+    trials = Doubtful(given, StepErrors())
+    proof = confirmed(given, trials, chosen(), below=float("inf"))
+    assert proof is not None
+    grown, verdicts = proof
+    assert grown.replicas == {"prefill": 2, "decode": 3}
+    assert all(each.holds for each in verdicts)
+    assert confirmed(given, trials, chosen(), below=grown.gpus) is None
+
+
+def test_no_pool_is_busier_than_the_scenario_allows() -> None:
+    """An allowed utilisation far below what the SLO needs takes replicas of both pools."""
+    allowed = replace(SMALL, search=replace(SMALL.search, max_utilisation_fraction=0.2))
+    busy = proposed(at(20.0, allowed)).prediction.utilisation_fraction
+    assert set(busy) == {"prefill", "decode"}
+    assert max(busy.values()) <= 0.2
