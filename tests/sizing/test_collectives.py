@@ -6,7 +6,9 @@ import json
 import math
 from dataclasses import replace
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,6 +23,9 @@ from sizing.latency.library import SMALL_BYTES, left_out, with_gpu_points
 from sizing.latency.tiered import network, tiered_s
 from sizing.specs.efficiency import CollectiveTable
 
+if TYPE_CHECKING:
+    from sizing.specs.library import MeasuredCollective
+
 
 def run(*arguments: str) -> tuple[int, str]:
     """Run `sizing fabric`; return exit code of refusals and what it printed."""
@@ -28,6 +33,16 @@ def run(*arguments: str) -> tuple[int, str]:
     if isinstance(result.exception, InputError):
         return result.exception.exit_code, str(result.exception)
     return result.exit_code, result.stdout
+
+
+def nccl_on_two_nodes() -> MeasuredCollective:
+    """Return what was measured of NCCL's all-reduce on two nodes of H100."""
+    (table,) = (
+        each
+        for each in catalog.collectives()["h100-sxm"].measured
+        if (each.library, each.domains) == ("nccl", 2)
+    )
+    return table
 
 
 def test_library_points_follow_from_the_others() -> None:
@@ -64,11 +79,7 @@ def test_a_group_wider_than_every_table_pays_more_hops_and_more_traffic() -> Non
 def test_a_faster_network_than_the_measured_one_is_never_slower(size: float) -> None:
     """On either side of the network that NCCL was measured on, times stay on that side (N2)."""
     cluster, _ = catalog.find_network("h100-8")
-    gpu = catalog.find_gpu(cluster.gpu)
-    (table,) = (
-        each for each in gpu.collectives.measured
-        if (each.library, each.pattern, each.gpus, each.domains) == ("nccl", "all-reduce", 16, 2)
-    )  # fmt: skip
+    gpu, table = catalog.find_gpu(cluster.gpu), nccl_on_two_nodes()
     assert table.between_bytes_per_s is not None
 
     def over(share: float) -> float:
@@ -79,6 +90,21 @@ def test_a_faster_network_than_the_measured_one_is_never_slower(size: float) -> 
     for less, more in pairwise((0.25, 0.5, 0.9, 0.99, 1.0, 1.01, 1.1, 2.0, 4.0)):
         assert over(more) <= over(less)
     assert over(0.99) >= measured_s >= over(1.01)
+
+
+def test_measured_points_come_back() -> None:
+    """Every point of NCCL on two nodes is what a step pays, outliers apart."""
+    cluster, _ = catalog.find_network("dgx-h100")
+    gpu = catalog.find_gpu(cluster.gpu)
+    table = nccl_on_two_nodes()
+    kept = [
+        (size, seconds)
+        for size, seconds in zip(table.size_bytes, table.seconds, strict=True)
+        if size not in table.outlier_bytes
+    ]
+    assert len(kept) == 12
+    sizes, seconds = zip(*kept, strict=True)
+    assert all_reduce_s(sizes, 16, gpu, cluster) == pytest.approx(np.array(seconds))
 
 
 @pytest.mark.parametrize(("nodes", "hops"), [(2, 1), (3, 2), (4, 2), (5, 3), (8, 3)])
@@ -103,11 +129,7 @@ NODES = [
 
 def test_the_formula_sees_no_table() -> None:
     """Every point of NCCL on two and four nodes within 15 %, 1 KiB to 4 GiB, its outlier apart."""
-    (table,) = (
-        each
-        for each in catalog.collectives()["h100-sxm"].measured
-        if (each.library, each.domains) == ("nccl", 2)
-    )
+    table = nccl_on_two_nodes()
     points = [
         ("h100-8", table.gpus, size, seconds)
         for size, seconds in zip(table.size_bytes, table.seconds, strict=True)

@@ -258,11 +258,18 @@ def test_losses(plan: Plan) -> None:
             assert smaller.placement == pool.placement[: len(smaller.placement)]
 
 
-def test_losses_command(sizing: Sizing, path: Path) -> None:
-    """An SLO that one loss breaks is a negative answer."""
+@pytest.mark.parametrize(("spares", "code"), [(0, 3), (1, 0)])
+def test_losses_command(
+    sizing: Sizing, plan_of: Callable[..., Path], spares: int, code: int
+) -> None:
+    """An SLO that one loss breaks is a negative answer; with a spare in each pool none does."""
+    path = plan_of(SCENARIO, *SPLIT, "--set", f"search.spare_replicas={spares}")
     done = sizing("losses", str(path), "--requests", "1500", "--json")
-    found = json.loads(done.out)
-    assert done.code == (0 if all(each["holds"] for each in found) else 3)
+    assert done.code == code
+    whole, *lost = json.loads(done.out)
+    assert whole["holds"] is True
+    assert [each["lost"] for each in lost] == ["prefill", "decode"]
+    assert all(each["holds"] for each in lost) is (code == 0)
 
 
 def test_page_holds_everything(plan: Plan) -> None:
