@@ -1,4 +1,4 @@
-"""Nonsense that nobody means, and edges that somebody does: one line, or an answer."""
+"""Slips of unit, contradictions and broken files: one line, or an answer."""
 
 from __future__ import annotations
 

@@ -288,7 +288,7 @@ def test_local_search_never_beats_the_exact_one(
 
 @settings(max_examples=25)
 @given(inventory=sites(), counts=st.tuples(st.integers(1, 3), st.integers(1, 2)))
-def test_alignment_moves_nobody_out_of_its_domain(
+def test_alignment_moves_no_group_out_of_its_domain(
     inventory: Inventory, counts: tuple[int, int]
 ) -> None:
     """Groups keep their domain, no GPU is used twice, and the cost stays the exact one."""

@@ -197,7 +197,7 @@ def test_keys_of_a_sweep() -> None:
 @given(
     st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8)), min_size=1, max_size=30),
 )
-def test_front_is_what_nobody_beats(pairs: list[tuple[int, int]]) -> None:
+def test_front_is_what_no_other_point_beats(pairs: list[tuple[int, int]]) -> None:
     """The one pass agrees with comparing every pair."""
     xs, ys = np.array(pairs).T
     expected = [
