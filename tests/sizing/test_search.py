@@ -118,18 +118,24 @@ def test_no_smaller_configuration_holds(case: Inputs) -> None:
 @settings(max_examples=6, deadline=None, derandomize=True)
 @given(rate=st.floats(1, 40), share=st.floats(0.1, 1))
 def test_the_bounds_are_optimistic(rate: float, share: float) -> None:
-    """Just below the bound on its replicas a pool drowns: utilisation past its ceiling of 1."""
+    """
+    Just below the bound on its replicas a pool drowns: utilisation past its ceiling of 1.
+
+    A percent past it shows in the 12,000 requests of a proof, not in the 1,500 of a look.
+    """
     full = replace(LARGE.search, max_utilisation_fraction=1.0)
     load = replace(LARGE.workload, requests_per_s=rate)
     given = inputs(replace(LARGE, workload=load, search=full))
     start = smallest(given, Layout.split(4, 8, "h100-sxm"), StepModels(given))
     start = start.limited(max(1, int(share * start.slots)))
     low_prefill, low_decode = fewest_by_utilisation(start, given)
-    trials = Trials(given, StepErrors(), patient=False)
+    trials = Trials(given, StepErrors())
     if low_prefill > 1:
-        assert not trials.verdict(start.sized(low_prefill - 1, 4 * low_decode)).holds
+        fewer = start.sized(low_prefill - 1, 4 * low_decode)
+        assert not trials.verdict(fewer, seed=FRESH_SEED).holds
     if low_decode > 1:
-        assert not trials.verdict(start.sized(4 * low_prefill, low_decode - 1)).holds
+        fewer = start.sized(4 * low_prefill, low_decode - 1)
+        assert not trials.verdict(fewer, seed=FRESH_SEED).holds
 
 
 def test_same_inputs_same_bytes_and_back() -> None:
@@ -350,7 +356,7 @@ def test_an_interrupt_leaves_the_best_so_far(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_plan_holds_and_has_nothing_to_spare() -> None:
     """Fresh seeds and longer runs hold at the confidence's step times; a replica less does not."""
-    given = at(6.0)
+    given = at(6.0, LARGE)
     answer = found(given)
     trials = Trials(given, answer.errors)
     slow = answer.candidate.off_by(answer.errors)
