@@ -8,6 +8,7 @@ import random
 import time
 import urllib.error
 from dataclasses import dataclass
+from functools import partial
 
 from loadtest.key import way_in
 from loadtest.sse import EventParser
@@ -61,7 +62,7 @@ KNOWN = (
 """English words for vocabularies of real models; letters for those of bytes and little else."""
 
 
-def learn_chat(host: str, model: str) -> ChatForm:
+def learn_chat(host: str, model: str, *, insecure: bool = False) -> ChatForm:
     """
     Learn from `usage` what the endpoint's tokenizer and chat template make of known words.
 
@@ -73,14 +74,15 @@ def learn_chat(host: str, model: str) -> ChatForm:
         InputError: the tokenizer makes one token each of none of our words.
     """
     rng = random.Random(0)  # noqa: S311  (any words will do)
+    count_tokens = partial(_prompt_tokens, host, model, insecure=insecure)
     for form in KNOWN:
         lengths = []
         for count in TRIED:
             numbers = [0, *(rng.randrange(len(form.words)) for _ in range(count - 1))]
-            lengths.append(_prompt_tokens(host, model, form.text(numbers)) - count)
+            lengths.append(count_tokens(form.text(numbers)) - count)
         # All words at once: none may be two tokens only because it was not drawn.
         every = len(form.words)
-        lengths.append(_prompt_tokens(host, model, form.text(list(range(every)))) - every)
+        lengths.append(count_tokens(form.text(list(range(every)))) - every)
         if len(set(lengths)) == 1 and lengths[0] >= 0:
             return ChatForm(words=form.words, separator=form.separator, overhead_tokens=lengths[0])
     raise InputError(
@@ -91,7 +93,7 @@ def learn_chat(host: str, model: str) -> ChatForm:
     )
 
 
-def _prompt_tokens(host: str, model: str, text: str) -> int:
+def _prompt_tokens(host: str, model: str, text: str, *, insecure: bool) -> int:
     """Ask for one token, and return how long the prompt was by `usage`."""
     asked = {
         "model": model,
@@ -103,7 +105,7 @@ def _prompt_tokens(host: str, model: str, text: str) -> int:
     url, body = f"{host}{PATH}", json.dumps(asked).encode()
     until_s = time.monotonic() + ANSWER_S
     try:
-        with ask(url, body, wait_s=ANSWER_S) as answer:
+        with ask(url, body, wait_s=ANSWER_S, insecure=insecure) as answer:
             stream = _follow(answer, until_s)
     except urllib.error.HTTPError as error:
         raise TargetFailed(

@@ -16,6 +16,7 @@ from loadtest.options import (
     Api,
     GapCv,
     Gaps,
+    Insecure,
     PrefixTokens,
     Processes,
     SkipUnanswered,
@@ -46,7 +47,7 @@ from loadtest.run import prepare
 from loadtest.selftest import DEFAULT_LEVELS, measure_capacity, measure_client, parse_streams
 from loadtest.studies import compare, search
 from loadtest.table import capacity_text, print_client_errors, print_verdict
-from loadtest.target import base_address, check_model
+from loadtest.target import base_address, check_model, check_trust
 from loadtest.verdict import to_json
 from loadtest.watch import watch
 from sizing import shell
@@ -142,6 +143,7 @@ def run(  # noqa: PLR0913  (a command line is its options)
     api: Api = "completions",
     processes: Processes = 1,
     timeout: Timeout = None,
+    insecure: Insecure = False,
     output: Output = Path("out/loadtest"),
     tolerance: Tolerance = DEFAULT_TOLERANCE,
     require_prediction: RequirePrediction = False,
@@ -184,10 +186,12 @@ def run(  # noqa: PLR0913  (a command line is its options)
     )
     address = base_address(host)
     check_order(load, extent, shape)
-    served = check_model(address, load.model)
+    check_trust(address, insecure=insecure)
+    served = check_model(address, load.model, insecure=insecure)
     if api == "chat":
-        load = replace(load, chat=learn_chat(address, served))
+        load = replace(load, chat=learn_chat(address, served, insecure=insecure))
     job = make_job(load, extent, host=address, model=served, shape=shape, workers=processes)
+    job = replace(job, insecure=insecure)
     due = job.requests()
     check_prompts(job, due)
     prepare(output, job, due, plan)

@@ -65,7 +65,8 @@ class Dispatcher:
         """Send *requests* through *http* from *origin_s* (monotonic) on; *record* each sample."""
         self._job, self._http, self._origin_s, self._record = job, http, origin_s, record
         self._prompts = Prompts(job)
-        self._headers = {"content-type": "application/json"} | authorization(os.environ)
+        key = authorization(os.environ, insecure=job.insecure)
+        self._headers = {"content-type": "application/json"} | key
         self._roots = [r for r in requests if r.previous is None]
         self._next = {r.previous: r for r in requests if r.previous is not None}
         self._awaited = {r.index for r in requests if r.in_window}

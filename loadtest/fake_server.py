@@ -9,6 +9,7 @@ import json
 import os
 import resource
 import socket
+import ssl
 import sys
 import time
 from dataclasses import dataclass, fields
@@ -43,6 +44,12 @@ class StampedSocket(socket.socket):
         received, self.arrival = receive(self, size, flags)
         return received
 
+    def recv_into(self, buffer: Any, size: int = 0, flags: int = 0, /) -> int:  # noqa: ANN401
+        """Read into *buffer*, as TLS does."""
+        received = super().recv_into(buffer, size, flags)
+        self.arrival = Arrival(time.monotonic(), by_kernel=False)
+        return received
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
@@ -71,8 +78,8 @@ class FakeServer:
         self.ticker = Ticker()
         self.slots = asyncio.Semaphore(behaviour.slots or 1_000_000)
 
-    async def accept(self, listener: socket.socket) -> None:
-        """Serve whoever connects to *listener*, for ever."""
+    async def accept(self, listener: socket.socket, tls: ssl.SSLContext | None) -> None:
+        """Serve whoever connects to *listener*, for ever, by *tls* if there is one."""
         loop = asyncio.get_running_loop()
         while True:
             try:
@@ -83,7 +90,8 @@ class FakeServer:
             sock = StampedSocket(connection.detach())
             reader = asyncio.StreamReader()
             protocol = asyncio.StreamReaderProtocol(reader, partial(self.serve, sock))
-            await loop.connect_accepted_socket(partial(_same, protocol), sock)
+            with contextlib.suppress(OSError):  # who does not trust us goes away
+                await loop.connect_accepted_socket(partial(_same, protocol), sock, ssl=tls)
 
     async def serve(
         self, sock: StampedSocket, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -175,15 +183,19 @@ def _answer(writer: asyncio.StreamWriter, status: int, body: dict[str, Any]) -> 
     )
 
 
-async def _main(behaviour: Behaviour, port: int, log: str) -> None:
+async def _main(behaviour: Behaviour, port: int, log: str, certificate: str) -> None:
+    tls = None
+    if certificate:
+        tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        tls.load_cert_chain(certificate)
     with open(log or os.devnull, "w", encoding="utf-8") as file:  # noqa: ASYNC230, PTH123
         fake = FakeServer(behaviour, file)
         listener = socket.create_server(("127.0.0.1", port), backlog=1024)
         listener.settimeout(0)
         host, bound = listener.getsockname()
-        sys.stdout.write(f"http://{host}:{bound}\n")
+        sys.stdout.write(f"{'https' if tls else 'http'}://{host}:{bound}\n")
         sys.stdout.flush()
-        await asyncio.gather(fake.accept(listener), fake.ticker.run(), fake.watch())
+        await asyncio.gather(fake.accept(listener, tls), fake.ticker.run(), fake.watch())
 
 
 def main() -> None:
@@ -191,15 +203,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--log", default="")
+    parser.add_argument("--certificate", default="", help="PEM, with its key: serve by TLS")
     for field in fields(Behaviour):
         option = "--" + field.name.replace("_", "-")
         parser.add_argument(option, type=type(field.default), default=field.default)
     given = vars(parser.parse_args())
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each stream is an open file
-    port, log = given.pop("port"), given.pop("log")
+    port, log, certificate = (given.pop(name) for name in ("port", "log", "certificate"))
     with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(_main(Behaviour(**given), port, log))
+        asyncio.run(_main(Behaviour(**given), port, log, certificate))
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 # isort: off
 import gevent  # first: what follows imports a patched standard library
 import gevent.socket
+import gevent.ssl
 
 # isort: on
 import contextlib
@@ -17,7 +18,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from geventhttpclient.client import HTTPClient
+from geventhttpclient.client import HTTPClient, HTTPClientPool
 from geventhttpclient.response import HTTPParseError
 
 from loadtest.arrival import Arrival, ask_for_stamps, receive
@@ -26,11 +27,14 @@ from loadtest.samples import Sample
 from loadtest.schedule import Request
 from loadtest.sse import EventParser
 from loadtest.stream import CompletionStream, StreamError
+from loadtest.tls import client_context
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from geventhttpclient.response import HTTPSocketPoolResponse
+
+    from loadtest.job import Job
 
 
 OK = 200
@@ -62,6 +66,21 @@ class StampedSocket(gevent.socket.socket):  # type: ignore[misc]
         received, arrival = receive(self, size, flags)
         LAST_READ.set(arrival)
         return received
+
+
+def connections(job: Job) -> HTTPClientPool:
+    """Return clients for any number of streams: Locust's own hold 10 connections, and queue."""
+
+    def context(**_: object) -> gevent.ssl.SSLContext:
+        return client_context(gevent.ssl.SSLContext, insecure=job.insecure)
+
+    return HTTPClientPool(
+        concurrency=1_000_000,
+        insecure=job.insecure,
+        ssl_context_factory=context,
+        connection_timeout=job.timeout_s,
+        network_timeout=job.timeout_s,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

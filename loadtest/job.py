@@ -39,6 +39,7 @@ class Job:
         workers: client processes that share the schedule.
         plan: name of the plan's copy beside `run.json`; `None`: a run without a plan.
         chat: how chats are written; `None`: completions of token ids.
+        insecure: whether any certificate is taken, and no key shown.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -56,6 +57,7 @@ class Job:
     workers: int = 1
     plan: str | None
     chat: ChatForm | None = None
+    insecure: bool = False
 
     def requests(self) -> tuple[Request, ...]:
         """Draw the schedule; equal jobs, equal schedules."""

@@ -15,14 +15,16 @@ VARIABLES = ("MINICLUSTER_API_KEY", "OPENAI_API_KEY")
 DENIED = (401, 403)
 
 
-def authorization(environment: Mapping[str, str]) -> dict[str, str]:
+def authorization(environment: Mapping[str, str], *, insecure: bool = False) -> dict[str, str]:
     """
     Return the header that shows the key of *environment*; none where there is no key.
+
+    An endpoint whose certificate is not checked (*insecure*) is shown none: it may be anyone's.
 
     Raises:
         InputError: no header can hold it. What HTTP libraries raise would show the key.
     """
-    for variable in VARIABLES:
+    for variable in () if insecure else VARIABLES:
         if variable not in environment:
             continue
         key = environment[variable].strip()

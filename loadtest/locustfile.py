@@ -26,12 +26,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gevent.event import Event
-from geventhttpclient.client import HTTPClientPool
 from locust.env import Environment
 from locust.runners import MasterRunner, WorkerRunner
 
 from loadtest.client import SHORT
 from loadtest.conductor import Conductor, Player
+from loadtest.flight import connections
 from loadtest.job import read_job
 
 if TYPE_CHECKING:
@@ -50,13 +50,7 @@ class Sender(locust.FastHttpUser):  # type: ignore[misc]
     """One user a process: it dispatches the process's share of the schedule, waiting for none."""
 
     host = JOB.host
-    # One pool for any number of streams: Locust's own holds 10 connections and queues the rest.
-    client_pool = HTTPClientPool(
-        concurrency=1_000_000,
-        insecure=True,
-        connection_timeout=JOB.timeout_s,
-        network_timeout=JOB.timeout_s,
-    )
+    client_pool = connections(JOB)
 
     @locust.task  # type: ignore[untyped-decorator]
     def run_schedule(self) -> None:

@@ -45,6 +45,10 @@ Api = Annotated[
     str, typer.Option(help="What is asked for: completions (of token ids) or chat (words).")
 ]
 Processes = Annotated[int, typer.Option(help="Client processes, which share the schedule.")]
+Insecure = Annotated[
+    bool,
+    typer.Option("--insecure", help="Take any certificate of an https host, and show it no key."),
+]
 Timeout = Annotated[
     float | None,
     typer.Option(help="Seconds to give a request; if not said, 10 x what the SLO allows it."),

@@ -129,7 +129,7 @@ def measure_client(level: Level, window_s: float) -> ClientError:
             job = level_job(level, max(window_s, MIN_REQUESTS / rate), host)
             prepare(folder, job, job.requests(), None)
             drive(folder, lambda _: None)
-        return _compare(read_run(folder), read_truth(log), level)
+        return client_error(read_run(folder), read_truth(log), level)
 
 
 def measure_capacity(seconds: float, from_streams: int = 200, itl_s: float = 0.01) -> Capacity:
@@ -181,7 +181,8 @@ def read_truth(log: Path) -> dict[int, Truth]:
     return truth
 
 
-def _compare(run: Run, truth: dict[int, Truth], level: Level) -> ClientError:
+def client_error(run: Run, truth: dict[int, Truth], level: Level) -> ClientError:
+    """Compare what the client of *run* measured with what the server did, by request."""
     pairs = [(s, truth[s.index]) for s in run.measured if s.ok and s.index in truth]
     if not pairs:
         raise MiniclusterError("the bundled server answered nothing; see above")

@@ -12,10 +12,11 @@ from rich.console import Console
 from loadtest import search as searching
 from loadtest import versus as comparing
 from loadtest.comparison import TOLERANCE
+from loadtest.options import Insecure  # noqa: TC001  (typer reads it)
 from loadtest.order import Extent, make_job, planned_load
 from loadtest.publish import Terms, publish
 from loadtest.run import prepare, read_run, write_whole
-from loadtest.target import base_address, check_model
+from loadtest.target import base_address, check_model, check_trust
 from loadtest.versus_page import (
     search_lines,
     search_page,
@@ -64,6 +65,7 @@ def search(  # noqa: PLR0913  (a command line is its options)
     require_prediction: Annotated[
         bool, typer.Option("--require-prediction", help="Exit 3 if it is beyond --tolerance.")
     ] = False,
+    insecure: Insecure = False,
     output: Annotated[
         Path, typer.Option("--output", "-o", help="Folder; a search that is there goes on.")
     ] = Path("out/search"),
@@ -73,6 +75,7 @@ def search(  # noqa: PLR0913  (a command line is its options)
 ) -> None:
     """Find the highest load that holds the SLO, and compare it with the plan's."""
     deployed, address = read_plan(plan), base_address(host)
+    check_trust(address, insecure=insecure)
     if tolerance <= 0:
         raise InputError("--tolerance", tolerance, "more than 0")
     load = planned_load(deployed)
@@ -91,13 +94,14 @@ def search(  # noqa: PLR0913  (a command line is its options)
     state = searching.resumed(fresh, output)
     if state.probes:
         shell.talk.print(f"resumed after {len(state.probes)} tries", highlight=False)
-    model = check_model(address, load.model)
+    model = check_model(address, load.model, insecure=insecure)
 
     def measure(rate: float, num: int, name: str) -> Verdict:
         shell.talk.print(f"{name}: {rate:.2f} requests/s, {num} requests", highlight=False)
         at_rate = replace(load, workload=replace(load.workload, requests_per_s=rate))
         extent = Extent(num_requests=num, warmup_s=warmup, seed=seed)
         job = make_job(at_rate, extent, host=address, model=model)
+        job = replace(job, insecure=insecure)
         prepare(output / name, job, job.requests(), plan)
         watch(output / name, job)
         verdict = publish(output / name, Terms(tolerance=TOLERANCE, foresee=False))
