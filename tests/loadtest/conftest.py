@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -47,6 +50,9 @@ PlanMaker = Callable[..., Plan]
 SampleMaker = Callable[..., Sample]
 RunMaker = Callable[..., Run]
 ServerStarter = Callable[..., str]
+
+FIRST_PORT, LAST_PORT, PORTS_A_PROCESS = 20_000, 30_000, 50
+TAKEN: set[int] = set()
 
 SLO = SloSpec(ttft_s=1.0, tpot_s=0.05)
 STEP = StepCoefficients(
@@ -228,10 +234,29 @@ def start_server() -> Iterator[ServerStarter]:
 
 @pytest.fixture
 def free_port() -> int:
-    """Return a port that nobody listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as reserved:
-        port: int = reserved.getsockname()[1]
-        return port
+    """
+    Return a port for a program that has to be told one.
+
+    It lies below those that the kernel gives away by itself, and is another one in each process
+    of the tests and each time: nothing takes it between this and that program's start.
+    """
+    first = FIRST_PORT + os.getpid() * PORTS_A_PROCESS % (LAST_PORT - FIRST_PORT)
+    for port in itertools.chain(range(first, LAST_PORT), range(FIRST_PORT, first)):
+        if port in TAKEN:
+            continue
+        TAKEN.add(port)
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+    raise AssertionError("no port left")
+
+
+@pytest.fixture
+def deaf_port() -> Iterator[int]:
+    """Return a port on which nothing listens, and nothing can as long as the test runs."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        port: int = bound.getsockname()[1]
+        yield port
 
 
 @pytest.fixture

@@ -5,28 +5,25 @@ from __future__ import annotations
 import json
 import socket
 import time
-from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import gevent
 import pytest
-from geventhttpclient import HTTPClient
 
 from loadtest import arrival
 from loadtest.arrival import ask_for_stamps, receive
 from loadtest.behaviour import Behaviour
-from loadtest.dispatcher import Dispatcher
-from loadtest.schedule import Request
+from loadtest.order import Extent
 from loadtest.selftest import fake_server, read_truth
 
-from .jobs import JOB
+from .sending import order, send
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from loadtest.samples import Sample
+    from loadtest.dispatcher import Dispatcher
 
 LATE_S = 0.05
 
@@ -141,31 +138,19 @@ def test_gaps_are_right_though_the_reader_wakes_late(tmp_path: Path) -> None:
     Its rhythm is not that of the tokens: as they are read, half of the gaps are off by 29 ms.
     """
     log = tmp_path / "log"
-    with fake_server(Behaviour(ttft_s=0.1, itl_s=0.13), log) as host, gevent.Timeout(60):
-        samples: list[Sample] = []
-        http = HTTPClient.from_url(host)
-        asked = Request(index=0, due_s=0.0, input_tokens=8, output_tokens=10, in_window=True)
-        dispatcher = Dispatcher(
-            replace(JOB, host=host),
-            [asked],
-            http,
-            origin_s=time.monotonic(),
-            record=samples.append,
-        )
 
-        def keep_busy() -> None:
-            while dispatcher.window_left:
-                time.sleep(0.08)  # nobody else has a turn meanwhile
-                gevent.sleep(0.02)
-            dispatcher.end("complete")
+    def keep_busy(dispatcher: Dispatcher) -> None:
+        while dispatcher.window_left:
+            time.sleep(0.08)  # nothing else has a turn meanwhile
+            gevent.sleep(0.02)
 
-        gevent.spawn(keep_busy)
-        client = dispatcher.run()
-        http.close()
-    (true,) = read_truth(log).values()
-    true_gaps = [b - a for a, b in pairwise(true.chunk_s)]
-    errors = sorted(abs(a - b) for a, b in zip(samples[0].gaps_s, true_gaps, strict=True))
+    with fake_server(Behaviour(ttft_s=0.1, itl_s=0.13), log) as host:
+        job = order(host, Extent(num_requests=1, warmup_s=0))
+        run = send(job, tmp_path / "run", keep_busy)
+    (sample,) = run.measured
+    true_gaps = [b - a for a, b in pairwise(read_truth(log)[sample.index].chunk_s)]
+    errors = sorted(abs(a - b) for a, b in zip(sample.gaps_s, true_gaps, strict=True))
 
-    assert client.stamps == "kernel"
-    assert client.heartbeat_lag_s[-1] > 0.04
+    assert run.client.stamps == "kernel"
+    assert run.client.heartbeat_lag_s[-1] > 0.04
     assert errors[len(errors) // 2] < 0.01

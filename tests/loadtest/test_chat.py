@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,11 +14,12 @@ from loadtest import chat
 from loadtest.chat import KNOWN, ChatForm, learn_chat
 from loadtest.job import read_job, write_job
 from loadtest.prompt import Prompts
-from loadtest.samples import read_samples
 from loadtest.schedule import Request
 from sizing.errors import Exit, InputError, TargetFailed
 
+from .command import run
 from .jobs import JOB as SOME
+from .sending import judged, order, send
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,18 +29,6 @@ if TYPE_CHECKING:
 FORM = replace(KNOWN[0], overhead_tokens=7)
 JOB = replace(SOME, chat=FORM)
 PROMPTS = Prompts(JOB)
-
-
-SHORT = ["--output-tokens", "10", "--input-tokens", "16-64", "--warmup", "0.3", "--seed", "1"]
-
-
-def load(host: str, folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
-    """Run `loadtest run` at 60 requests/s."""
-    command = [sys.executable, "-c", "from loadtest.cli import main; main()", "run"]
-    given = ["--host", host, "--rate", "60", "-o", str(folder), *more]
-    return subprocess.run(
-        [*command, *given], capture_output=True, text=True, timeout=120, check=False
-    )
 
 
 def message(index: int, num_input: int) -> list[str]:
@@ -91,7 +78,7 @@ def test_the_words_that_are_one_token_are_used(
 ) -> None:
     """A vocabulary of bytes takes three tokens for a word and one for a letter."""
 
-    def count(_host: str, _model: str, text: str) -> int:
+    def count(_host: str, _model: str, text: str, **_: object) -> int:
         spaced = " " in text
         return 5 + (len(text.split()) * per_word[0] if spaced else len(text) * per_word[1])
 
@@ -101,7 +88,7 @@ def test_the_words_that_are_one_token_are_used(
 
 def test_a_tokenizer_that_knows_none_of_the_words(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is refused, with the way out."""
-    monkeypatch.setattr(chat, "_prompt_tokens", lambda _host, _model, text: 2 * len(text))
+    monkeypatch.setattr(chat, "_prompt_tokens", lambda _host, _model, text, **_: 2 * len(text))
     with pytest.raises(InputError, match="completions"):
         learn_chat("http://x", "m")
 
@@ -141,16 +128,13 @@ def test_a_job_of_chats_is_read_as_written(tmp_path: Path) -> None:
 def test_chats_are_loaded_and_counted(start_server: ServerStarter, tmp_path: Path) -> None:
     """Lengths by usage are those asked, template included; an empty first chunk is no token."""
     host = start_server(ttft_s=0.05, itl_s=0.01, template_tokens=12, early_chunk=1)
-    more = ["--api", "chat", "--requests", "100", "--slo", "ttft=30,tpot=5,percentile=p50"]
-    done = load(host, tmp_path, *SHORT, *more)
-    samples = [s for s in read_samples(tmp_path / "samples.jsonl") if s.in_window]
+    found = send(order(host, chat=learn_chat(host, "fake")), tmp_path)
 
-    assert done.returncode == Exit.DONE, done.stderr + done.stdout
-    assert len(samples) == 100
-    assert all(s.input_tokens == s.asked_input_tokens for s in samples)
-    assert all(s.output_tokens == 10 for s in samples)
-    assert all(s.ttft_send_s > 0.045 for s in samples)
-    assert json.loads((tmp_path / "verdict.json").read_text())["verdict"] == "met"
+    assert len(found.measured) == 60
+    assert all(s.input_tokens == s.asked_input_tokens for s in found.measured)
+    assert all(s.output_tokens == 10 for s in found.measured)
+    assert all(s.ttft_send_s > 0.045 for s in found.measured)
+    assert judged(found).outcomes == {"ok": 60}
 
 
 @pytest.mark.parametrize(
@@ -166,6 +150,6 @@ def test_what_no_chat_can_be_is_refused(
 ) -> None:
     """One line, exit code 2."""
     host = start_server(ttft_s=0.001, template_tokens=12)
-    done = load(host, tmp_path, *SHORT, "--slo", "ttft=1", *more)
+    done = run(host, tmp_path, *more)
     assert done.returncode == Exit.BAD_INPUT, done.stderr
     assert names in done.stderr.replace("\n", " ")

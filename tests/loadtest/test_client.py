@@ -1,67 +1,64 @@
-"""The client process, or several, against the bundled server: what is sent, and what is kept."""
+"""The client against the bundled server: what is sent, and what is kept."""
 
 from __future__ import annotations
 
 import itertools
 import os
 import signal
+import statistics
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import gevent
 import psutil
 import pytest
 
+from loadtest import flight
+from loadtest.arrival import Arrival, receive
+from loadtest.behaviour import Behaviour
 from loadtest.client import health
-from loadtest.comparison import TOLERANCE
 from loadtest.drive import drive
-from loadtest.order import Extent, free_load, make_job
-from loadtest.run import Run, prepare, read_run
+from loadtest.order import Extent
+from loadtest.run import prepare, read_run
 from loadtest.schedule import Shape
-from loadtest.verdict import conclude
+from loadtest.selftest import fake_server, read_truth
+from loadtest.stages import parse_stages
+from sizing.errors import Exit
 from sizing.sources import Source
 from sizing.specs.slo import SloSpec
-from sizing.specs.workload import Lengths, WorkloadSpec
+from sizing.specs.workload import Lengths
+
+from .sending import SOME, WORKLOAD, judged, order, send
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from conftest import ServerStarter
 
+    from loadtest.dispatcher import Dispatcher
     from loadtest.drive import Progress
+    from loadtest.job import Job
+    from loadtest.run import Run
 
 FAST = {"ttft_s": 0.05, "itl_s": 0.01}
-WORKLOAD = WorkloadSpec(
-    requests_per_s=60.0,
-    input_tokens=Lengths(distribution="uniform", low=16, high=64),
-    output_tokens=Lengths.fixed(10),
-)
-SOME = Extent(num_requests=60, warmup_s=0.3)
+FEW = Extent(num_requests=5, warmup_s=0)
+STRICT = SloSpec(ttft_s=0.05)
 
 
-def go(  # noqa: PLR0913  (each test names what it is about)
-    host: str,
-    folder: Path,
-    extent: Extent = SOME,
-    *,
-    source: Source | None = None,
-    rate: float = 60.0,
-    workers: int = 1,
-    on_progress: Any = None,  # noqa: ANN401  (a callback, or none)
+def drive_through(
+    job: Job, folder: Path, on_progress: Callable[[Progress], None] = lambda _: None
 ) -> Run:
-    """Run a job to its end and read it."""
-    load = free_load(
-        replace(WORKLOAD, requests_per_s=rate), SloSpec(), model="fake", vocab_size=500
-    )
-    shape = Shape(source=source or Source())
-    job = make_job(load, extent, host=host, model="fake", shape=shape, workers=workers)
+    """Run *job* as the command does, by Locust in a process of its own, or in several."""
     prepare(folder, job, job.requests(), None)
-    drive(folder, on_progress or (lambda _: None))
+    drive(folder, on_progress)
     return read_run(folder)
 
 
 def test_workers_share_one_schedule(start_server: ServerStarter, tmp_path: Path) -> None:
     """Two processes send, between them, each request of the one schedule once, when it is due."""
-    run = go(start_server(**FAST), tmp_path, workers=2)
+    run = drive_through(order(start_server(**FAST), workers=2), tmp_path)
     due = {r.index: r.due_s for r in run.schedule}
 
     assert run.client.processes == 2
@@ -70,12 +67,45 @@ def test_workers_share_one_schedule(start_server: ServerStarter, tmp_path: Path)
     assert all(s.ok for s in run.measured)
     assert all(s.due_s == pytest.approx(due[s.index], abs=1e-6) for s in run.samples)
     assert all(s.send_s >= s.due_s - 1e-6 for s in run.samples)
+    assert judged(run).outcomes == {"ok": 60}
+
+
+@pytest.mark.parametrize("tokens_per_chunk", [1, 3])
+def test_what_is_measured_is_what_the_server_did(tmp_path: Path, tokens_per_chunk: int) -> None:
+    """
+    Tokens have the times at which the server sent them, by its own log; merged or not.
+
+    An early empty chunk is no token. The median is compared: either process may be kept from
+    running between a stamp and what it stamps.
+    """
+    log = tmp_path / "log"
+    does = Behaviour(**FAST, tokens_per_chunk=tokens_per_chunk, early_chunk=1)
+    with fake_server(does, log) as host:
+        run = send(order(host, Extent(num_requests=40, warmup_s=0)), tmp_path / "run")
+    truth, origin_s = read_truth(log), run.client.origin_monotonic_s
+    chunks = [tokens_per_chunk] * (10 // tokens_per_chunk) + [10 % tokens_per_chunk]
+
+    assert len(run.measured) == 40
+    for s in run.measured:
+        assert s.chunk_tokens == tuple(filter(None, chunks))
+        assert (s.input_tokens, s.output_tokens) == (s.asked_input_tokens, 10)
+        assert s.ttft_s >= s.ttft_send_s >= 0.05 + 0.01 * (tokens_per_chunk - 1) - 0.001
+    errors_s = [
+        abs(origin_s + seen - sent)
+        for s in run.measured
+        for seen, sent in zip(s.chunk_s, truth[s.index].chunk_s, strict=True)
+    ]
+    assert statistics.median(errors_s) < 0.002
+    stamps = [truth[s.index].chunk_s for s in run.measured]
+    own_s = [(sent[-1] - sent[0]) / (10 - tokens_per_chunk) for sent in stamps]
+    tpots_s = [s.tpot_s or 0 for s in run.measured]
+    assert statistics.median(tpots_s) == pytest.approx(statistics.median(own_s), rel=0.05)
 
 
 def test_users_wait_for_their_answers(start_server: ServerStarter, tmp_path: Path) -> None:
     """A closed loop has as many requests in flight as it has users, each after its last answer."""
-    users = Source(users=3, think_s=0.05)
-    run = go(start_server(**FAST), tmp_path, Extent(num_requests=30), source=users)
+    shape = Shape(source=Source(users=3, think_s=0.05))
+    run = send(order(start_server(**FAST), Extent(num_requests=30), shape=shape), tmp_path)
     samples = {s.index: s for s in run.samples}
     followed = [
         (samples[r.previous], samples[r.index])
@@ -91,9 +121,14 @@ def test_users_wait_for_their_answers(start_server: ServerStarter, tmp_path: Pat
     assert run.job.window.length_s > 0
 
 
-def test_turns_follow_each_other(start_server: ServerStarter, tmp_path: Path) -> None:
+@pytest.mark.parametrize("vocab_size", [8, 500])
+def test_turns_follow_each_other(
+    start_server: ServerStarter, tmp_path: Path, vocab_size: int
+) -> None:
     """Each turn of a conversation is sent after the last one, and is as long as all before it."""
-    run = go(start_server(**FAST), tmp_path, source=Source(turns=3, think_s=0.02))
+    shape = Shape(source=Source(turns=3, think_s=0.02))
+    job = order(start_server(**FAST), shape=shape, vocab_size=vocab_size)
+    run = send(job, tmp_path)
     samples = {s.index: s for s in run.samples}
     turns = [
         (samples[r.previous], samples[r.index])
@@ -107,9 +142,48 @@ def test_turns_follow_each_other(start_server: ServerStarter, tmp_path: Path) ->
     assert all(b.asked_input_tokens > a.asked_input_tokens + 10 for a, b in turns)
 
 
+@pytest.mark.parametrize(
+    "shape",
+    [
+        Shape(source=Source(process="gamma", gap_cv=2.0)),
+        Shape(source=Source(users=5)),
+        Shape(source=Source(turns=2)),
+        Shape(stages=parse_stages("40x1,40-80x0.5")),
+    ],
+    ids=["gamma", "users", "turns", "stages"],
+)
+def test_every_shape_is_judged(start_server: ServerStarter, tmp_path: Path, shape: Shape) -> None:
+    """However requests come, the verdict is on all that count, each of which was answered."""
+    extent = SOME
+    if shape.closed:
+        extent = Extent(num_requests=60)
+    elif shape.stages:
+        extent = Extent(warmup_s=0.3)
+    run = send(order(start_server(**FAST), extent, shape=shape), tmp_path)
+    due = [r for r in run.schedule if r.in_window]
+
+    assert len(due) >= 30
+    assert len(run.measured) == len(due)
+    assert all(s.ok for s in run.measured)
+    assert set(judged(run).outcomes) == {"ok"}
+
+
+def test_open_loop_stays_open(start_server: ServerStarter, tmp_path: Path) -> None:
+    """While the server answers nobody requests go out all the same, and the p99 holds the wait."""
+    host = start_server(**FAST, stall_at_s=0.0, stall_s=2.5)
+    run = send(order(host, Extent(duration_s=1.0, warmup_s=0.0)), tmp_path)
+    first_s = min(s.chunk_s[0] for s in run.measured)
+    waits = judged(run).latency["ttft"]
+
+    assert sum(s.send_s < first_s for s in run.measured) == len(run.measured) > 30
+    assert waits
+    assert waits.p99_s > 1.0
+
+
 def test_connections_are_used_again(start_server: ServerStarter, tmp_path: Path) -> None:
     """One user keeps its connection; the run says how many were opened."""
-    run = go(start_server(**FAST), tmp_path, Extent(num_requests=8), source=Source(users=1))
+    shape = Shape(source=Source(users=1))
+    run = send(order(start_server(**FAST), Extent(num_requests=8), shape=shape), tmp_path)
 
     assert len(run.samples) > 8
     assert run.client.connections == 1
@@ -117,7 +191,7 @@ def test_connections_are_used_again(start_server: ServerStarter, tmp_path: Path)
 
 def test_the_servers_phases_are_kept(start_server: ServerStarter, tmp_path: Path) -> None:
     """A Server-Timing header is in each sample, in seconds."""
-    run = go(start_server(**FAST), tmp_path, Extent(num_requests=5, warmup_s=0))
+    run = send(order(start_server(**FAST), FEW), tmp_path)
 
     assert all(s.phases_s == {"prefill": 0.05, "handoff": 0.0015} for s in run.measured)
 
@@ -125,69 +199,123 @@ def test_the_servers_phases_are_kept(start_server: ServerStarter, tmp_path: Path
 def test_durations_that_are_none_are_left_out(start_server: ServerStarter, tmp_path: Path) -> None:
     """A Server-Timing header that is wrong in part costs that part, not the answer."""
     timing = f"., kept;dur=50, point;dur=., version;dur=1.2.3, ever;dur={'9' * 400}"
-    extent = Extent(num_requests=5, warmup_s=0)
-    run = go(start_server(**FAST, timing=timing), tmp_path, extent)
+    run = send(order(start_server(**FAST, timing=timing), FEW), tmp_path)
 
     assert all(s.ok and s.phases_s == {"kept": 0.05} for s in run.measured)
 
 
 @pytest.mark.parametrize(
-    ("behaviour", "outcome"),
+    ("behaviour", "outcome", "says"),
     [
-        ({"endless": 1}, "timeout"),
-        ({"mute_after_tokens": 4}, "timeout"),
-        ({"cut_after_tokens": 4}, "cut"),
-        ({"garbage": "text"}, "malformed"),
-        ({"garbage": "deep"}, "malformed"),
-        ({"garbage": "leap"}, "malformed"),
-        ({"flood": 1, "endless": 1}, "timeout"),
-        ({"usage": 0}, "no_usage"),
-        ({"fail_every": 1, "status": 307}, "bad_status"),
-        ({"fail_every": 1, "status": 500}, "bad_status"),
-        ({"fail_every": 1, "status": 429}, "shed"),
+        ({"endless": 1}, "timeout", "no end after 1 s"),
+        ({"mute_after_tokens": 4}, "timeout", "no end after 1 s"),
+        ({"cut_after_tokens": 4}, "cut", ""),
+        ({"garbage": "text"}, "malformed", "not JSON"),
+        ({"garbage": "deep"}, "malformed", "no completion chunk"),
+        ({"garbage": "leap"}, "malformed", ""),
+        ({"flood": 1, "endless": 1}, "timeout", "no end after 1 s"),
+        ({"usage": 0}, "no_usage", "no usage"),
+        ({"fail_every": 1, "status": 307}, "bad_status", "307"),
+        ({"fail_every": 1, "status": 500}, "bad_status", "told to fail"),
+        ({"fail_every": 1, "status": 429}, "shed", "429"),
     ],
 )
 def test_bad_answers_have_names(
-    start_server: ServerStarter, tmp_path: Path, behaviour: dict[str, Any], outcome: str
+    start_server: ServerStarter,
+    tmp_path: Path,
+    behaviour: dict[str, Any],
+    outcome: str,
+    says: str,
 ) -> None:
-    """However a server misbehaves, each request ends, under its name, and the run does, too."""
+    """However a server misbehaves, each request ends under its name, and the run as failed."""
     extent = Extent(num_requests=10, warmup_s=0.1, timeout_s=1.0)
-    run = go(start_server(**FAST, **behaviour), tmp_path, extent)
+    run = send(order(start_server(**FAST, **behaviour), extent), tmp_path)
+    verdict = judged(run)
 
     assert {s.outcome for s in run.measured} == {outcome}
     assert len(run.measured) == 10
-    assert all(s.detail for s in run.measured)
+    assert all(s.detail and says in s.detail for s in run.measured)
     assert run.client.stop == "complete"
+    assert (verdict.verdict, verdict.exit) == ("failed", Exit.TARGET_FAILED)
+    assert says in verdict.reasons[0]
+
+
+@pytest.mark.parametrize(("status", "outcome"), [(500, "bad_status"), (429, "shed")])
+def test_what_fails_now_and_then_is_counted(
+    start_server: ServerStarter, tmp_path: Path, status: int, outcome: str
+) -> None:
+    """Of a server that fails every third request two thirds are answered, and a third is named."""
+    host = start_server(**FAST, fail_every=3, status=status)
+    found = judged(send(order(host, Extent(num_requests=60, warmup_s=0)), tmp_path)).outcomes
+
+    assert found == {"ok": 40, outcome: 20}
 
 
 def test_a_line_without_end_is_given_up(start_server: ServerStarter, tmp_path: Path) -> None:
     """Bytes that come to nothing are not kept for ever, however long a request may take."""
     extent = Extent(num_requests=3, warmup_s=0.0, timeout_s=300.0)
-    run = go(start_server(**FAST, garbage="line", endless=1), tmp_path, extent, rate=5)
+    slow = replace(WORKLOAD, requests_per_s=5.0)
+    host = start_server(**FAST, garbage="line", endless=1)
+    run = send(order(host, extent, workload=slow), tmp_path)
 
     assert {s.outcome for s in run.measured} == {"malformed"}
     assert all("16 MiB" in (s.detail or "") for s in run.measured)
 
 
 def test_slow_server_is_not_the_clients_fault(start_server: ServerStarter, tmp_path: Path) -> None:
-    """Where a server has too few slots, requests go out on schedule and wait there."""
-    run = go(start_server(**FAST, slots=3), tmp_path, Extent(duration_s=1.5, warmup_s=0.0))
-    in_order = sorted(run.measured, key=lambda s: s.due_s)
+    """Where a server has too few slots, requests go out all the same, and wait there."""
+    host = start_server(**FAST, slots=3)
+    run = send(order(host, Extent(num_requests=60, warmup_s=0.0)), tmp_path)
+    moves = sorted([(s.send_s, 1) for s in run.samples] + [(s.end_s, -1) for s in run.samples])
 
     assert all(s.ok for s in run.measured)
-    assert in_order[-1].ttft_s > 0.5
-    assert sum(s.send_s - s.due_s < 0.25 for s in run.measured) > 0.9 * len(run.measured)
+    assert max(itertools.accumulate(step for _, step in moves)) > 3
+
+
+def test_a_client_that_cannot_keep_up_says_so(start_server: ServerStarter, tmp_path: Path) -> None:
+    """An event loop that is busy with something else makes a run invalid, whatever came back."""
+
+    def keep_busy(dispatcher: Dispatcher) -> None:
+        while dispatcher.window_left:
+            time.sleep(0.05)  # nothing else has a turn meanwhile
+            gevent.sleep(0.01)
+
+    run = send(order(start_server(**FAST)), tmp_path, keep_busy)
+    verdict = judged(run)
+
+    assert run.client.stop == "complete"
+    assert all(s.ok for s in run.measured)
+    assert (verdict.verdict, verdict.exit) == ("invalid", Exit.INCONCLUSIVE)
+    assert any("not fit: saturated: one wake-up in ten" in why for why in verdict.reasons)
 
 
 def test_a_rate_that_the_client_cannot_send(start_server: ServerStarter, tmp_path: Path) -> None:
-    """More requests a second than a process can send: it says that it was not fit, and ends."""
-    extent = Extent(duration_s=0.5, warmup_s=0.1, timeout_s=20.0)
-    run = go(start_server(ttft_s=0.01, itl_s=0.001), tmp_path, extent, rate=8000)
-    own = health(run.client, run.measured, run.job.slo)
+    """More than any process can send in time: all goes out, late, which the client says."""
+    extent = Extent(num_requests=200, warmup_s=0.0, timeout_s=1.0)
+    fast = replace(WORKLOAD, requests_per_s=20_000.0, output_tokens=Lengths.fixed(2))
+    run = send(order(start_server(ttft_s=0.01), extent, workload=fast), tmp_path)
 
-    assert own.problems
+    assert len(run.measured) == 200
     assert run.client.stop == "complete"
-    assert run.samples
+    assert any("of a TTFT" in why for why in health(run.client, run.measured, STRICT).problems)
+
+
+@pytest.mark.parametrize(("warmup_s", "counted"), [(1000.0, False), (0.0, True)])
+def test_standing_still_counts_from_the_window_on(
+    start_server: ServerStarter, tmp_path: Path, warmup_s: float, *, counted: bool
+) -> None:
+    """A process that is stopped during the warm-up has spoiled nothing that is judged."""
+
+    def stand_still(_: Dispatcher) -> None:
+        gevent.sleep(0.05)
+        time.sleep(0.8)  # as if stopped
+
+    job = order(start_server(**FAST), Extent(num_requests=60, warmup_s=0.0))
+    window = replace(job.window, start_s=warmup_s, end_s=warmup_s + 1000)
+    run = send(replace(job, window=window), tmp_path, stand_still, job.requests())
+
+    assert (run.client.still_s > 0.5) is counted
+    assert counted or run.client.still_s == 0.0
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
@@ -204,10 +332,28 @@ def test_a_lost_worker_ends_the_run(
             lost.append(workers[0].pid)
             os.kill(workers[0].pid, number)
 
-    long = Extent(duration_s=60.0, warmup_s=0.2)
-    run = go(start_server(**FAST), tmp_path, long, workers=2, on_progress=lose_one)
+    long = order(start_server(**FAST), Extent(duration_s=300.0, warmup_s=0.2), workers=2)
+    run = drive_through(long, tmp_path, lose_one)
 
     assert lost
     assert run.client.stop == "short of a worker"
     assert sum(s.ok for s in run.samples) > 20
-    assert conclude(run, TOLERANCE, require_prediction=False).verdict == "invalid"
+    assert judged(run).verdict == "invalid"
+
+
+@pytest.mark.parametrize("answer", [0, 2])
+def test_one_answer_that_the_reader_stamps_is_said(
+    start_server: ServerStarter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: int
+) -> None:
+    """A run has the kernel's stamps only if every answer has them, the first and the later."""
+    running: list[Dispatcher] = []
+
+    def read(sock: Any, size: int, flags: int = 0) -> tuple[bytes, Arrival]:  # noqa: ANN401
+        received, came = receive(sock, size, flags)
+        return received, came._replace(by_kernel=running[0].done != answer)
+
+    monkeypatch.setattr(flight, "receive", read)
+    shape = Shape(source=Source(users=1))
+    job = order(start_server(**FAST), Extent(num_requests=3), shape=shape)
+
+    assert send(job, tmp_path, running.append).client.stamps == "reader"

@@ -114,6 +114,32 @@ def test_what_lasts_as_long_as_a_request() -> None:
     assert 40 <= np.mean(found) <= 70
 
 
+@pytest.mark.parametrize(("freedom", "t"), [(5, 2.571), (10, 2.228), (30, 2.042)])
+def test_an_unsure_effect_widens_an_interval_as_student_says(freedom: float, t: float) -> None:
+    """The interval is t / z times as wide, t from the tables: so the effect is its square."""
+    effect = DesignEffect(seen=4.0, freedom=freedom)
+    sure, unsure = (share_interval(0.5, 10**6, each) for each in (4.0, effect.reckoned))
+
+    assert unsure.high is not None
+    assert sure.high is not None
+    assert (unsure.high - unsure.low) / (sure.high - sure.low) == pytest.approx(t / 1.96, rel=0.003)
+
+
+def test_what_stretches_have_in_common_is_seen_without_bias() -> None:
+    """
+    The mean over many runs of 100 stretches is the 0.6 that there is; order one would see 0.57.
+
+    It is read from the degrees of freedom: B / (1 + 2 (1 + s) / (1 - s)).
+    """
+    rng = np.random.default_rng(3)
+    found = [design_effect(persistent(rng, 100, 0.6)).freedom for _ in range(2000)]
+    ratios = (100 / np.array([freedom for freedom in found if np.isfinite(freedom)]) - 1) / 2
+    seen = (ratios - 1) / (ratios + 1)
+
+    assert len(seen) > 1900
+    assert np.mean(seen) == pytest.approx(0.6, abs=0.01)
+
+
 @given(st.floats(1, 1000), st.floats(2, 1e6))
 def test_what_is_unsure_counts_more(seen: float, freedom: float) -> None:
     """More degrees of freedom never widen an interval, without end they add nothing."""

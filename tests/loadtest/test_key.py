@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
 from loadtest.key import VARIABLES, authorization
+from loadtest.order import Extent
 from loadtest.samples import read_samples
 from sizing.errors import Exit, InputError
+
+from .command import run
+from .sending import judged, order, send
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,18 +21,6 @@ if TYPE_CHECKING:
 
 OURS, OPENAI = VARIABLES
 KEY = "secret-of-the-tests-0123456789"
-LOAD = ["--rate", "60", "--requests", "30", "--warmup", "0.1", "--seed", "1"]
-LENGTHS = ["--input-tokens", "16-64", "--output-tokens", "3"]
-
-
-def load(host: str, folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
-    """Run `loadtest run` for an SLO that nothing misses."""
-    slo = ["--slo", "ttft=30,tpot=5,percentile=p50"]
-    command = [sys.executable, "-c", "from loadtest.cli import main; main()", "run"]
-    given = ["--host", host, *LOAD, *LENGTHS, *slo, "-o", str(folder), *more]
-    return subprocess.run(
-        [*command, *given], capture_output=True, text=True, timeout=120, check=False
-    )
 
 
 @pytest.fixture(autouse=True)
@@ -64,13 +54,14 @@ def test_a_key_that_no_header_holds_is_refused_unseen(key: str) -> None:
     assert KEY not in str(refused.value)
 
 
-@pytest.mark.parametrize("more", [[], ["--api", "chat"], ["--processes", "2"]], ids=str)
+@pytest.mark.parametrize("more", [["--api", "chat"], ["--processes", "2"]], ids=str)
 def test_the_key_opens_and_is_kept_nowhere(
     start_server: ServerStarter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: list[str]
 ) -> None:
     """The list of models, the chats that teach and every request show it; no file holds it."""
     monkeypatch.setenv(OURS, KEY)
-    done = load(start_server(ttft_s=0.01, itl_s=0.001, key=KEY), tmp_path, *more)
+    host = start_server(ttft_s=0.01, itl_s=0.001, key=KEY)
+    done = run(host, tmp_path, "--requests", "30", *more)
     samples = read_samples(tmp_path / "samples.jsonl")
 
     assert len(samples) >= 30, done.stderr
@@ -88,7 +79,7 @@ def test_without_the_key_the_variable_is_named(
     """No key or a wrong one: one line with the way in, and nothing written."""
     if key:
         monkeypatch.setenv(OURS, key)
-    done = load(start_server(key=KEY), tmp_path / "out")
+    done = run(start_server(key=KEY), tmp_path / "out")
 
     assert done.returncode == Exit.TARGET_FAILED
     assert "401" in done.stderr
@@ -97,16 +88,16 @@ def test_without_the_key_the_variable_is_named(
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("api", ["completions", "chat"])
 @pytest.mark.parametrize("status", [401, 403])
 def test_where_only_answers_want_a_key_the_variable_is_named_too(
-    start_server: ServerStarter, tmp_path: Path, status: int, api: str
+    start_server: ServerStarter, tmp_path: Path, status: int
 ) -> None:
     """Models may be listed for everybody and answers kept for those with a key."""
     host = start_server(fail_every=1, status=status)
-    done = load(host, tmp_path, "--api", api)
-    said = (done.stdout + done.stderr).replace("\n", " ")
+    chat = run(host, tmp_path / "out", "--api", "chat")
+    completions = judged(send(order(host, Extent(num_requests=5, warmup_s=0)), tmp_path))
 
-    assert done.returncode == Exit.TARGET_FAILED
-    assert str(status) in said
-    assert OURS in said
+    assert (chat.returncode, completions.exit) == (Exit.TARGET_FAILED, Exit.TARGET_FAILED)
+    for said in (chat.stderr, completions.reasons[0]):
+        assert str(status) in said
+        assert OURS in said

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
-import sys
 import time
 import urllib.request
 from dataclasses import replace
@@ -14,17 +12,27 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from loadtest import selftest
 from loadtest.behaviour import Behaviour
 from loadtest.client import Client, health, merged
 from loadtest.fake_stream import FakeStream, prompt_tokens
-from loadtest.selftest import Capacity, ClientError, Level, level_job, parse_streams
+from loadtest.selftest import (
+    Capacity,
+    ClientError,
+    Level,
+    Truth,
+    client_error,
+    level_job,
+    parse_streams,
+)
 from sizing.errors import Exit, InputError
 from sizing.specs.slo import SloSpec
 
-if TYPE_CHECKING:
-    from conftest import SampleMaker, ServerStarter
+from .command import loadtest
 
-COMMAND = [sys.executable, "-c", "from loadtest.cli import main; main()"]
+if TYPE_CHECKING:
+    from conftest import RunMaker, SampleMaker, ServerStarter
+
 CLIENT = Client(
     stop="complete",
     started_unix_s=0.0,
@@ -53,21 +61,32 @@ ERROR = ClientError(
 )
 
 
-def selftest(*options: str) -> subprocess.CompletedProcess[str]:
-    """Run the command."""
-    command = [*COMMAND, "selftest", *options]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-
-
-def test_selftest_prints_the_client_error() -> None:
+def test_selftest_prints_the_client_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """The selftest loads the bundled server and prints the client's own error at each load."""
-    done = selftest("--streams", "5,3@0.04", "--seconds", "2", "--no-capacity", "--json")
+    monkeypatch.setattr(selftest, "WARMUP_S", 0.2)
+    monkeypatch.setattr(selftest, "MIN_REQUESTS", 5)
+    streams = ("--streams", "10,5@0.01", "--seconds", "1")
+    done = loadtest("selftest", *streams, "--no-capacity", "--json")
     errors = json.loads(done.stdout)["errors"]
 
     assert done.returncode in {Exit.DONE, Exit.INCONCLUSIVE}, done.stderr
-    assert [(e["streams"], e["itl_s"]) for e in errors] == [(5, 0.02), (3, 0.04)]
+    assert [(e["streams"], e["itl_s"]) for e in errors] == [(10, 0.02), (5, 0.01)]
     assert all(e["num_requests"] > 0 for e in errors)
-    assert all(0 <= e["ttft_error_p50_s"] < 0.1 for e in errors)
+    assert all(e["ttft_error_p50_s"] >= 0 for e in errors)
+
+
+def test_the_error_is_what_the_client_saw_less_what_the_server_did(
+    make_run: RunMaker, make_sample: SampleMaker
+) -> None:
+    """3 ms of TTFT too many, 1 ms of each gap: by the difference of either side's own stamps."""
+    run = make_run([make_sample(k, k / 10, ttft_s=0.053, itl_s=0.021) for k in range(20)])
+    sent = tuple(100.05 + 0.02 * k for k in range(10))
+    truth = {k: Truth(received_s=100.0, chunk_s=sent) for k in range(20)}
+    error = client_error(run, truth, Level(streams=1))
+
+    assert error.num_requests == 20
+    assert (error.ttft_error_p50_s, error.ttft_error_p99_s) == pytest.approx((0.003, 0.003))
+    assert (error.itl_error_p99_s, error.tpot_error_p99_s) == pytest.approx((0.001, 0.001))
 
 
 @pytest.mark.parametrize("text", ["", "0", "1,x", "5@0", "5@x", "5@nan"])
@@ -130,6 +149,16 @@ def test_a_client_that_stood_still_is_not_fit(make_sample: SampleMaker) -> None:
     assert merged((CLIENT, replace(CLIENT, still_s=4.0))).still_s == 4.0
 
 
+def test_a_tpot_has_the_lateness_of_two_stamps(make_sample: SampleMaker) -> None:
+    """3 ms late at most, twice, over 9 tokens: 0.67 ms, more than 5 % of 10 ms, not of 15 ms."""
+    late = replace(CLIENT, heartbeat_lag_s=(0.003,) * 100)
+    promised = {tpot_s: SloSpec(ttft_s=100.0, tpot_s=tpot_s) for tpot_s in (0.010, 0.015)}
+    samples = (make_sample(num_output=10),)
+
+    assert "0.7 ms of a TPOT" in health(late, samples, promised[0.010]).problems[0]
+    assert not health(late, samples, promised[0.015]).problems
+
+
 def test_late_arrivals_make_a_run_unfit(make_sample: SampleMaker) -> None:
     """A client that sends late by more than a twentieth of the limit proves nothing."""
     samples = tuple(make_sample(k, due_s=float(k), lag_s=0.2) for k in range(5))
@@ -147,6 +176,17 @@ def test_of_several_processes_the_worst_counts() -> None:
     assert both.connections == 6
     assert len(both.heartbeat_lag_s) == 200
     assert list(both.heartbeat_lag_s) == sorted(both.heartbeat_lag_s)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "both"),
+    [("kernel", "reader", "reader"), ("kernel", "", "kernel"), ("reader", "", "reader")],
+)
+def test_of_several_processes_each_has_its_stamps(first: str, second: str, both: str) -> None:
+    """The kernel's stamps are the run's only if no process has the reader's."""
+    clients = replace(CLIENT, stamps=first), replace(CLIENT, stamps=second)
+
+    assert merged(clients).stamps == merged(clients[::-1]).stamps == both
 
 
 class Sink:

@@ -228,6 +228,19 @@ def test_a_schedule_of_conversations_is_no_trace(tmp_path: Path) -> None:
         job(Shape(), trace=tmp_path / "schedule.jsonl")
 
 
+def test_a_window_ends_before_its_end(tmp_path: Path) -> None:
+    """What is due just when the window begins counts; what is due just when it ends does not."""
+    trace = mooncake(tmp_path / "t.jsonl", row(0), row(500), row(1000), row(1500))
+    sent = job(Shape(), Extent(warmup_s=0.5, duration_s=1.0), trace).requests()
+
+    assert [(r.due_s, r.in_window) for r in sent] == [
+        (0.0, False),
+        (0.5, True),
+        (1.0, True),
+        (1.5, False),
+    ]
+
+
 def test_a_trace_that_is_too_short_is_refused(tmp_path: Path) -> None:
     """Asked for more requests than a trace has, the job says how many there are."""
     path = mooncake(tmp_path / "t.jsonl", row(0), row(500), row(900))

@@ -119,6 +119,27 @@ def test_without_running_total_ids_and_logprobs_count(told: Callable[[int], Any]
     assert sample_of(stream).tpot_s == pytest.approx(2 / 5)
 
 
+@pytest.mark.parametrize(
+    "told",
+    [
+        [{"token_ids": [1], "text": "a"}, {"text": "bc"}, {"token_ids": [4, 5], "text": "de"}],
+        [{"token_ids": [1], "text": "a"}, {"text": ""}, {"token_ids": [4, 5], "text": "de"}],
+    ],
+    ids=["a chunk without its count", "tokens without a chunk"],
+)
+def test_counts_of_a_part_are_not_used(told: list[Any]) -> None:
+    """Chunks that do not tell of all five tokens tell of none: the first chunk counts as one."""
+    stream = CompletionStream()
+    for k, choice in enumerate(told):
+        stream.take(json.dumps({"choices": [choice]}).encode(), float(k))
+    stream.take(closing(5), 9.0)
+    stream.take(b"[DONE]", 9.0)
+    stream.finish()
+
+    assert stream.chunk_tokens == []
+    assert sample_of(stream).tpot_s == pytest.approx(2 / 4)
+
+
 def test_usage_in_the_last_chunk_alone_is_no_running_total() -> None:
     """A server that says the total once, with its last chunk, has not sent all tokens in it."""
     stream = CompletionStream()

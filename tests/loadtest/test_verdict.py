@@ -52,6 +52,8 @@ def test_failures_are_misses_and_no_latencies(make_run: RunMaker, good: list[Sam
     assert (verdict.verdict, verdict.exit) == ("missed", Exit.NEGATIVE)
     assert "120 of 4800" in verdict.reasons[0]
     assert verdict.outcomes == {"timeout": 120, "ok": 4680}
+    assert verdict.throughput.good_fraction == pytest.approx(4680 / 4800)
+    assert verdict.throughput.good_requests_per_s == pytest.approx(468.0)
     assert verdict.latency["ttft"]
     assert clean.latency["ttft"]
     assert verdict.latency["ttft"].max_s == pytest.approx(clean.latency["ttft"].max_s)
@@ -160,6 +162,19 @@ def test_what_settles_late_is_cut(make_run: RunMaker, make_sample: SampleMaker) 
     assert "more of warm-up were cut" in verdict.notes[0]
 
 
+def test_no_more_than_half_of_the_window_is_cut(
+    make_run: RunMaker, make_sample: SampleMaker
+) -> None:
+    """Where most requests come late in the window, a cold start there costs its first half."""
+    late = [
+        make_sample(k, 8 + k / 2400, ttft_s=2.0 if k < 600 else 0.05 + k % 7 / 1000)
+        for k in range(4800)
+    ]
+    window = judged(make_run, late).window
+
+    assert (window.start_s, window.length_s) == (5.0, 5.0)
+
+
 def test_an_overloaded_target_misses(make_run: RunMaker, make_sample: SampleMaker) -> None:
     """Latencies that rise to the end of the run are no warm-up: more comes than is answered."""
     rising = [make_sample(k, k / 480, ttft_s=0.1 + k / 2000) for k in range(4800)]
@@ -176,6 +191,17 @@ def test_wrong_lengths_prove_nothing(make_run: RunMaker, good: list[Sample]) -> 
 
     assert verdict.exit == Exit.INCONCLUSIVE
     assert "ignore_eos" in verdict.reasons[0]
+
+
+@pytest.mark.parametrize(("every", "verdict"), [(80, "invalid"), (200, "met")])
+@pytest.mark.parametrize("side", ["input_tokens", "output_tokens"])
+def test_hardly_any_length_may_be_wrong(
+    make_run: RunMaker, good: list[Sample], side: str, every: int, verdict: str
+) -> None:
+    """More than 1 % of the answers of another length than asked, in or out, prove nothing."""
+    lengths = [replace(s, **{side: 7}) if s.index % every == 0 else s for s in good]
+
+    assert judged(make_run, lengths).verdict == verdict
 
 
 def test_dead_target(make_run: RunMaker, good: list[Sample]) -> None:

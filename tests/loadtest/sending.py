@@ -1,0 +1,100 @@
+"""The client without Locust's process around it: the same dispatcher, in this process."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import gevent
+
+from loadtest.client import write_client
+from loadtest.comparison import TOLERANCE
+from loadtest.dispatcher import Dispatcher
+from loadtest.flight import connections
+from loadtest.order import Extent, free_load, make_job
+from loadtest.run import prepare, read_run
+from loadtest.samples import to_line
+from loadtest.verdict import conclude
+from sizing.specs.slo import SloSpec
+from sizing.specs.workload import Lengths, WorkloadSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from loadtest.chat import ChatForm
+    from loadtest.job import Job
+    from loadtest.run import Run
+    from loadtest.samples import Sample
+    from loadtest.schedule import Request, Shape
+    from loadtest.verdict import Verdict
+
+WORKLOAD = WorkloadSpec(
+    requests_per_s=60.0,
+    input_tokens=Lengths(distribution="uniform", low=16, high=64),
+    output_tokens=Lengths.fixed(10),
+)
+SOME = Extent(num_requests=60, warmup_s=0.3)
+
+
+def order(  # noqa: PLR0913  (each test names what it is about)
+    host: str,
+    extent: Extent = SOME,
+    *,
+    shape: Shape | None = None,
+    workload: WorkloadSpec = WORKLOAD,
+    vocab_size: int = 500,
+    workers: int = 1,
+    chat: ChatForm | None = None,
+) -> Job:
+    """Order a load of *host*."""
+    load = free_load(workload, SloSpec(), model="fake", vocab_size=vocab_size)
+    load = replace(load, chat=chat)
+    return make_job(load, extent, host=host, model="fake", shape=shape, workers=workers)
+
+
+def send(
+    job: Job,
+    folder: Path,
+    beside: Callable[[Dispatcher], None] | None = None,
+    requests: tuple[Request, ...] | None = None,
+) -> Run:
+    """
+    Run *job* until none that counts is left, and read what it left.
+
+    Args:
+        job: whose window says when the warm-up ends.
+        folder: of the run.
+        beside: another greenlet of the process.
+        requests: to send; if not said, those that the job draws.
+    """
+    requests = requests or job.requests()
+    prepare(folder, job, requests, None)
+    samples: list[Sample] = []
+    pool = connections(job)
+    dispatcher = Dispatcher(
+        job,
+        requests,
+        pool.get_client(job.host),
+        origin_s=time.monotonic(),
+        record=samples.append,
+    )
+
+    def end() -> None:
+        while dispatcher.window_left:
+            gevent.sleep(0.01)
+        dispatcher.end("complete")
+
+    others = [gevent.spawn(end), *([gevent.spawn(beside, dispatcher)] if beside else [])]
+    client = dispatcher.run()
+    gevent.killall(others)
+    pool.close()
+    (folder / "samples.jsonl").write_text("".join(f"{to_line(s)}\n" for s in samples))
+    write_client(client, folder / "client.json")
+    return read_run(folder)
+
+
+def judged(run: Run) -> Verdict:
+    """Judge *run*."""
+    return conclude(run, TOLERANCE, require_prediction=False)
