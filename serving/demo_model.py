@@ -27,6 +27,8 @@ CHAT_TEMPLATE = (
     "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 HASH_FILE = "sha256.json"
+DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
+"""What `config.json` may ask engines to compute in."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,39 +56,46 @@ class DemoShape:
     seed: int = 20261120
 
 
-def make_demo_model(directory: Path = DEFAULT_DIR, shape: DemoShape | None = None) -> Path:
+def make_demo_model(
+    directory: Path = DEFAULT_DIR, shape: DemoShape | None = None, dtype: str = "bf16"
+) -> Path:
     """
     Write the demo model, unless the same one is already there.
 
     Args:
         directory: made if missing; what stands there is replaced only if it is a demo model.
         shape: the default one if not given.
+        dtype: what engines compute in, a key of `DTYPES`; the weights are stored as bf16 always,
+            which float32 holds exactly.
 
     Returns:
         The absolute directory, which vLLM and `sizing` read.
 
     Raises:
-        InputError: the directory holds something else.
+        InputError: the directory holds something else, or there is no such dtype.
     """
+    if dtype not in DTYPES:
+        raise InputError("dtype", dtype, " or ".join(DTYPES))
     directory = directory.absolute()
+    shape = shape or DemoShape()
     if directory.exists() and any(directory.iterdir()):
         if not (directory / HASH_FILE).exists():
             raise InputError(
                 str(directory), "another directory", "an empty place or an earlier demo model"
             )
-        if _is_intact(directory, shape or DemoShape()):
+        if _is_intact(directory, shape, dtype):
             return directory
     # Written aside and renamed: an interrupt leaves no half model behind.
     draft = directory.with_name(directory.name + ".draft")
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(parents=True)
-    _write(draft, shape or DemoShape())
+    _write(draft, shape, dtype)
     shutil.rmtree(directory, ignore_errors=True)
     draft.rename(directory)
     return directory
 
 
-def _write(directory: Path, shape: DemoShape) -> None:
+def _write(directory: Path, shape: DemoShape, dtype: str) -> None:
     """Write tokenizer, config, weights and their hashes."""
     vocabulary, merges, words = _vocabulary()
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
@@ -95,10 +104,11 @@ def _write(directory: Path, shape: DemoShape) -> None:
     tokenizer.add_special_tokens(list(SPECIAL))
     tokenizer.save(str(directory / "tokenizer.json"))
     _write_json(directory / "tokenizer_config.json", _tokenizer_config(shape))
-    _write_json(directory / "config.json", _config(shape))
+    _write_json(directory / "config.json", _config(shape, dtype))
     _write_weights(directory / "model.safetensors", shape, words)
     hashes = {file.name: _sha256(file) for file in sorted(directory.iterdir())}
-    _write_json(directory / HASH_FILE, {"shape": asdict(shape), "files": hashes})
+    record = {"shape": asdict(shape), "dtype": dtype, "files": hashes}
+    _write_json(directory / HASH_FILE, record)
 
 
 def _vocabulary() -> tuple[dict[str, int], list[tuple[str, str]], list[int]]:
@@ -127,7 +137,7 @@ def _vocabulary() -> tuple[dict[str, int], list[tuple[str, str]], list[int]]:
     return ids, merges, [ids["".join(merge)] for merge in spaced]
 
 
-def _config(shape: DemoShape) -> dict[str, Any]:
+def _config(shape: DemoShape, dtype: str) -> dict[str, Any]:
     """Return the Hugging Face config."""
     return {
         "architectures": ["LlamaForCausalLM"],
@@ -148,7 +158,7 @@ def _config(shape: DemoShape) -> dict[str, Any]:
         "tie_word_embeddings": False,
         "bos_token_id": 0,
         "eos_token_id": 1,
-        "torch_dtype": "bfloat16",
+        "torch_dtype": DTYPES[dtype],
     }
 
 
@@ -224,12 +234,13 @@ def _bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
 
 
-def _is_intact(directory: Path, shape: DemoShape) -> bool:
+def _is_intact(directory: Path, shape: DemoShape, dtype: str) -> bool:
     """Tell whether the directory holds exactly this model."""
     try:
         record = json.loads((directory / HASH_FILE).read_text(encoding="utf-8"))
         return bool(
             record["shape"] == asdict(shape)
+            and record["dtype"] == dtype
             and record["files"].items()
             and all(_sha256(directory / name) == sha for name, sha in record["files"].items())
         )

@@ -41,7 +41,7 @@ class Endpoint:
     state: State
 
 
-def bring_up(
+def bring_up(  # noqa: PLR0913  (what is deployed, where, and what is said of it)
     deployment: Deployment,
     site: Site,
     *,
@@ -49,6 +49,7 @@ def bring_up(
     plan: Plan | None = None,
     substitute: bool = False,
     decode_engine_kwargs: Mapping[str, Any] | None = None,
+    before_start: Callable[[Deployment], None] | None = None,
 ) -> Endpoint:
     """
     Check, compile and deploy; returns when ready.
@@ -63,6 +64,8 @@ def bring_up(
         plan: the plan behind the deployment, if there is one.
         substitute: deploy what of it this CPU holds, and record every change.
         decode_engine_kwargs: further vLLM arguments of the decode pool; tests plant faults there.
+        before_start: is given what is deployed, once nothing stands in the way and if nothing runs
+            yet.
 
     Raises:
         NegativeAnswer: the deployment cannot be realised there; every reason in a line.
@@ -79,6 +82,8 @@ def bring_up(
     state = _check(deployment, site, target)
     one_host = raylets is None or len({each.address for each in raylets}) == 1
     if state is None:
+        if before_start is not None:
+            before_start(deployment)
         workers = max(pool.gpus for pool in deployment.pools)
         state = new_state(site, free_nixl_port(workers) if one_host else NIXL_PORT)
     served = compile_app(

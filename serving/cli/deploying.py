@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from serving import cpu_dtype
 from serving.deploy import Site
 from serving.deployed import bring_up
 from serving.keys import refuse_open
@@ -22,17 +23,25 @@ from serving.validate import refuse, ruled_out
 from sizing.child import terminable
 from sizing.errors import InputError, NegativeAnswer
 from sizing.plan import Deployment, Plan, read_plan_or_deployment
+from sizing.shell import talk
 
 
 def demo_model(
     directory: Annotated[Path, typer.Argument(help="Where to write it.")] = Path(
         ".minicluster/models/demo"
     ),
+    dtype: Annotated[
+        str, typer.Option(help="bf16, fp32, or auto: what this CPU computes natively.")
+    ] = "auto",
 ) -> None:
     """Make the demo model: a random-weight Llama with its own tokenizer, nothing downloaded."""
     from serving.demo_model import make_demo_model  # noqa: PLC0415  (wants tokenizers)
 
-    typer.echo(make_demo_model(directory))
+    if dtype == "auto":
+        pace = cpu_dtype.measure()
+        dtype = cpu_dtype.native_dtype(pace)
+        talk.print(cpu_dtype.choice_text(pace), highlight=False, soft_wrap=True)
+    typer.echo(make_demo_model(directory, dtype=dtype))
 
 
 def up(  # noqa: PLR0913, PLR0917  (a command's options)
@@ -92,7 +101,14 @@ def up(  # noqa: PLR0913, PLR0917  (a command's options)
     )
     deployment = located(asked.deployment if isinstance(asked, Plan) else asked, model)
     with progress() as told, terminable():
-        endpoint = bring_up(deployment, site, told=told, plan=given, substitute=substitute)
+        endpoint = bring_up(
+            deployment,
+            site,
+            told=told,
+            plan=given,
+            substitute=substitute,
+            before_start=_warn_of_dtype if kind == "cpu" else None,
+        )
     ready = endpoint.readiness
     typer.echo(f"ready: {endpoint.base_url}/v1 serves {endpoint.model_id}")
     for change in endpoint.state.changes:
@@ -117,6 +133,15 @@ def down() -> None:
         told("stopping")
         take_down(state)
     typer.echo("stopped")
+
+
+def _warn_of_dtype(deployment: Deployment) -> None:
+    """Say on stderr where this CPU is slow in a dtype of *deployment*."""
+    pace = cpu_dtype.measure()
+    for dtype in sorted({pool.dtype for pool in deployment.pools}):
+        warning = cpu_dtype.dtype_warning(dtype, pace)
+        if warning is not None:
+            talk.print(warning, style="yellow", highlight=False, soft_wrap=True)
 
 
 def target_of(plan: Plan | Deployment, asked: str, *, substitute: bool) -> str:

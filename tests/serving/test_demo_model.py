@@ -49,6 +49,24 @@ def test_damaged_model_is_made_again(tmp_path: Path) -> None:
     assert _contents(directory) == whole
 
 
+def test_model_of_another_dtype_is_made_again(tmp_path: Path) -> None:
+    """The dtype changes what config.json asks for, and the weights stay the same bytes."""
+    first = _contents(make_demo_model(tmp_path / "a", SMALL))
+    second = _contents(make_demo_model(tmp_path / "a", SMALL, "fp32"))
+    changed = {name for name in first if first[name] != second[name]}
+    assert changed == {"config.json", HASH_FILE}
+    assert json.loads(first["config.json"])["torch_dtype"] == "bfloat16"
+    assert json.loads(second["config.json"])["torch_dtype"] == "float32"
+    assert _contents(make_demo_model(tmp_path / "b", SMALL, "fp32")) == second
+
+
+def test_unknown_dtype_is_refused(tmp_path: Path) -> None:
+    """The dtypes that there are get named, and nothing is written."""
+    with pytest.raises(InputError, match="bf16 or fp32"):
+        make_demo_model(tmp_path / "a", SMALL, "int8")
+    assert not (tmp_path / "a").exists()
+
+
 def test_other_directory_is_not_overwritten(tmp_path: Path) -> None:
     """A directory that holds something else is refused and left as it is."""
     (tmp_path / "thesis.txt").write_text("mine")
