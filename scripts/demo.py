@@ -257,9 +257,7 @@ def demo_rate(calibration: Path) -> float:
     for _ in range(2):
         at_rate = ("--set", f"workload.requests_per_s={rate}", "--json")
         predict = ["predict", SCENARIO, *LAYOUT, "--calibration", str(calibration), *at_rate]
-        done = subprocess.run(
-            [BIN / "sizing", *predict], check=False, capture_output=True
-        )
+        done = subprocess.run([BIN / "sizing", *predict], check=False, capture_output=True)
         if done.returncode:
             raise StepFailed("sizing predict", done.returncode, [done.stderr.decode().strip()])
         found = json.loads(done.stdout)["prediction"]["utilisation_fraction"]

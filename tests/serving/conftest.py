@@ -1,11 +1,13 @@
-"""The demo model, and deployments of it on two cores."""
+"""The demo model, plans of it for two cores, and the deployment that engine tests share."""
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -42,15 +44,36 @@ from sizing.specs.slo import SloSpec
 from sizing.specs.step import Interference, PathCoefficients, StepCoefficients
 from sizing.specs.workload import Lengths, WorkloadSpec
 
+from .deployed import Shared, Split, driven, up
+from .faults.reference import FEW_LENGTHS, Reference, ask_bare_server
 from .forks import Forks
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 PoolMaker = Callable[..., Pool]
 DeploymentMaker = Callable[..., Deployment]
 PlanMaker = Callable[[Deployment], Plan]
 SMALL = DemoShape(num_layers=1, hidden_size=64, ffn_size=64)
+
+DEADLINE_S = 15.0
+"""
+Of prefill and of the KV hand-off on the shared deployment: what is made to miss them is waited
+for, and the longest prompt takes 2 s on a core of its own.
+"""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run what shares a deployment together, before what deploys something else."""
+    items.sort(key=_turn)
+
+
+def _turn(item: pytest.Item) -> int:
+    """Return 0 for what needs no engine, 1 for what uses the shared deployment, 2 for the rest."""
+    if item.get_closest_marker("engine") is None:
+        return 0
+    return 1 if SHARED in getattr(item, "fixturenames", ()) else 2
+
+
+SHARED = "split"
+"""Fixture of the tests that use the shared deployment."""
 
 
 @pytest.fixture(scope="session")
@@ -263,3 +286,55 @@ def front(make_deployment: DeploymentMaker, make_plan: PlanMaker, small_model: P
     deployment = make_deployment(small_model)
     plan = replace(make_plan(deployment), slo=SloSpec(ttft_s=0.5, tpot_s=0.05))
     return front_door(deployment, domains={"laptop": "d0"}, plan=plan, plan_hash="cafe")
+
+
+@pytest.fixture(scope="session")
+def reference(tmp_path_factory: pytest.TempPathFactory, demo_model: Path) -> Reference:
+    """Return what vLLM's own server answers in float32, one request at a time."""
+    log = tmp_path_factory.mktemp("reference") / "server.txt"
+    return ask_bare_server(demo_model, FEW_LENGTHS, log)
+
+
+@pytest.fixture(scope="session")
+def shared(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Shared]:
+    """Return the shared deployment: one prefill and one decode replica in float32, with a plan."""
+
+    @contextmanager
+    def start() -> Iterator[Split]:
+        names = {name for item in request.session.items for name in item.fixturenames}  # type: ignore[attr-defined]
+        if "reference" in names:  # first, so that the two do not share cores
+            request.getfixturevalue("reference")
+        place = tmp_path_factory.mktemp("shared")
+        deadlines = ("--prefill-deadline", str(DEADLINE_S), "--kv-deadline", str(DEADLINE_S))
+        spoiled = (sys.executable, str(Path(__file__).parent / "faults/spoiled.py"))
+        plan: Plan = request.getfixturevalue("exact_plan")
+        replicas = {pool.role: pool.replicas for pool in plan.pools}
+        with (
+            up(place, plan, *deadlines, serving=spoiled) as base_url,
+            driven(place, base_url, replicas=replicas, deadline_s=DEADLINE_S) as found,
+        ):
+            yield found
+
+    deployment = Shared(start)
+    yield deployment
+    deployment.end()
+
+
+@pytest.fixture(scope="module")
+def split(shared: Shared) -> Split:
+    """Have the shared deployment up."""
+    return shared.get()
+
+
+@pytest.fixture(scope="module")
+def base_url(split: Split) -> str:
+    """Return where the shared deployment answers."""
+    return split.base_url
+
+
+@pytest.fixture(scope="module")
+def place(split: Split) -> Path:
+    """Return the directory from which the shared deployment was made."""
+    return split.place

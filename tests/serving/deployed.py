@@ -1,4 +1,4 @@
-"""A plan deployed by `serving up`, in a directory of its own, and checked from outside."""
+"""Deployments of a plan by `serving up`, each in a directory of its own, and what checks them."""
 
 from __future__ import annotations
 
@@ -6,40 +6,223 @@ import json
 import os
 import subprocess
 import sys
-from contextlib import contextmanager
+import time
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.request import urlopen
+
+import pytest
 
 from serving.ports import free_ports
+from serving.processes import marked
 from sizing.child import run_child
 from sizing.plan import to_json
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from .faults.processes import Process, processes
 
-    from sizing.plan import Plan
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from contextlib import AbstractContextManager
+
+    from sizing.plan import Deployment, Plan
 
 HERE = Path(__file__).parent
+SERVING = (sys.executable, "-m", "serving.cli")
 
 LONGEST_S = 1800
 """Two thousand answers of the ten thousand bodies, at three or four a second."""
 
+REPAIR_LIMIT_S = 400.0
+"""Within which Ray Serve starts again what a test has killed, on a busy machine too."""
+
+RELEASE_LIMIT_S = 200.0
+"""Within which requests end, and KV cache that is not fetched is free again, likewise."""
+
 
 @contextmanager
-def up(place: Path, plan: Plan, **environment: str) -> Iterator[str]:
-    """Have a plan deployed from *place*; yields the endpoint."""
+def up(
+    place: Path,
+    plan: Plan | Deployment,
+    *options: str,
+    serving: Sequence[str] = SERVING,
+    **environment: str,
+) -> Iterator[str]:
+    """
+    Have a plan deployed from *place*, and nothing left of it afterwards.
+
+    Args:
+        place: the current directory of the commands.
+        plan: what to deploy.
+        options: further options of `serving up`.
+        serving: the command that deploys.
+        environment: further variables of its environment.
+
+    Yields:
+        The base URL of the endpoint.
+    """
     (place / "plan.json").write_text(to_json(plan))
     [port] = free_ports(1)
-    command = [sys.executable, "-m", "serving.cli"]
     with (place / "up.txt").open("w") as said:
-        deploy = [*command, "up", "plan.json", "--port", str(port)]
-        env = os.environ | environment
-        code = run_child(deploy, cwd=place, stdout=said, stderr=said, env=env)
-        assert code == 0, (place / "up.txt").read_text()
+        command = [*serving, "up", "plan.json", "--port", str(port), *options]
+        # Not `subprocess.run`, which at Ctrl-C would kill it before it has stopped Ray again.
+        code = run_child(command, cwd=place, stdout=said, stderr=said, env=os.environ | environment)
+    assert code == 0, (place / "up.txt").read_text()
+    cluster_id = json.loads((place / ".minicluster/serving/state.json").read_text())["cluster_id"]
     try:
         yield f"http://127.0.0.1:{port}"
     finally:
-        subprocess.run([*command, "down"], cwd=place, check=True, capture_output=True)
+        down = [*SERVING, "down"]
+        done = subprocess.run(down, cwd=place, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert marked(cluster_id) == set(), "processes left"
+    assert {file.name for file in (place / ".minicluster/serving").iterdir()} == {"logs"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Split:
+    """A deployment of two pools: where it answers, and the process that asks its insides."""
+
+    base_url: str
+    place: Path
+    replicas: dict[str, int]
+    deadline_s: float
+    driver: subprocess.Popen[str]
+
+    def __call__(self, what: str, *arguments: object) -> Any:  # noqa: ANN401
+        """Have the driver do something; raises what it raised, as text."""
+        assert self.driver.stdin is not None
+        assert self.driver.stdout is not None
+        self.driver.stdin.write(json.dumps([what, *arguments]) + "\n")
+        self.driver.stdin.flush()
+        said = json.loads(self.driver.stdout.readline())
+        if "error" in said:
+            raise RuntimeError(said["error"])
+        return said["result"]
+
+    def find(self, *roles: str) -> list[Process]:
+        """Return the processes of some roles."""
+        state = json.loads((self.place / ".minicluster/serving/state.json").read_text())
+        return [each for each in processes(state["cluster_id"]) if each.role in roles]
+
+    def wait_until_whole(self) -> None:
+        """Wait until all replicas run again, and decode has been answered by each of prefill's."""
+        deadline = time.monotonic() + REPAIR_LIMIT_S
+        whole = {f"{role.capitalize()}:demo": number for role, number in self.replicas.items()}
+        running: object = None
+        reached: set[str] = set()
+        while time.monotonic() < deadline:
+            with suppress(RuntimeError):
+                running = self("running")
+                num_found = len(self.find(*self.replicas))
+                if running == {**whole, "Ingress": 1} and num_found == sum(self.replicas.values()):
+                    reached |= self._reached()
+                    if len(reached) == self.replicas["prefill"]:
+                        return
+            time.sleep(0.2)
+        pytest.fail(f"not whole again: {running}, {reached}")
+
+    def _reached(self) -> set[str]:
+        """Return the prefill replica that one more request goes to, if one does."""
+        body = {"prompt": [2500], "max_tokens": 1}
+        order = {"prefill_deadline_s": 9.0, "kv_wait_deadline_s": 9.0}
+        phases, *_ = self("answer", "completions", body, order)
+        return {phases["prefill_replica"]} if phases.get("prefill_replica") else set()
+
+    def wait_until_inside(self, number: int) -> None:
+        """Wait until the front door has so many requests under way."""
+        until(lambda: outstanding(self.base_url) == number, f"{number} requests inside")
+
+    def wait_until_decoding(self, number: int) -> None:
+        """Wait until so many requests are under way, each with its first token."""
+        self.wait_until_inside(number)
+        waiting = 'minicluster_outstanding_requests{stage="prefill"}'
+        until(lambda: series(self.base_url)[waiting] == 0, "no request without a token")
+
+    def wait_until_released(self) -> None:
+        """Wait until no request is under way, and none holds KV cache."""
+        until(lambda: outstanding(self.base_url) == 0, "no request under way")
+
+        def free() -> bool:
+            with suppress(RuntimeError):
+                return bool(self("held") == 0)
+            return False
+
+        until(free, "no replica holds KV cache")
+
+
+@contextmanager
+def driven(
+    place: Path, base_url: str, *, replicas: dict[str, int], deadline_s: float
+) -> Iterator[Split]:
+    """Have a driver beside the deployment of *place*."""
+    command = [sys.executable, str(HERE / "faults/driver.py")]
+    pipe = subprocess.PIPE
+    with (
+        (place / "driver.txt").open("w") as said,
+        subprocess.Popen(
+            command, cwd=place, stdin=pipe, stdout=pipe, stderr=said, text=True
+        ) as driver,
+    ):
+        yield Split(
+            base_url=base_url, place=place, replicas=replicas, deadline_s=deadline_s, driver=driver
+        )
+
+
+class Shared:
+    """
+    The deployment that most engine tests use: started once, when the first of them asks for it.
+
+    Tests that deploy something else end it first: the cores are two. What asks later has it
+    started again.
+    """
+
+    def __init__(self, start: Callable[[], AbstractContextManager[Split]]) -> None:
+        """Prepare to *start* it."""
+        self._start = start
+        self._stack = ExitStack()
+        self._split: Split | None = None
+        self._failed: BaseException | None = None
+
+    def get(self) -> Split:
+        """Return it; once it did not start, it is not tried again."""
+        if self._failed is not None:
+            raise self._failed
+        if self._split is None:
+            try:
+                self._split = self._stack.enter_context(self._start())
+            except BaseException as error:
+                self._failed = error
+                raise
+        return self._split
+
+    def end(self) -> None:
+        """Take it down, if it is up."""
+        self._split = None
+        self._stack.close()
+
+
+def until(holds: Callable[[], bool], what: str, limit_s: float = RELEASE_LIMIT_S) -> None:
+    """Wait until something holds; fail after *limit_s* seconds, far more than it should take."""
+    deadline = time.monotonic() + limit_s
+    while not holds():
+        if time.monotonic() > deadline:
+            pytest.fail(f"not within {limit_s:g} s: {what}")
+        time.sleep(0.1)
+
+
+def series(base_url: str) -> dict[str, float]:
+    """Return every series of the endpoint's metrics."""
+    with urlopen(f"{base_url}/metrics", timeout=60) as answer:  # noqa: S310  (our own endpoint)
+        lines = answer.read().decode().splitlines()
+    pairs = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+    return {name: float(value) for name, value in pairs}
+
+
+def outstanding(base_url: str) -> float:
+    """Return how many requests are under way, as the endpoint itself counts them."""
+    return series(base_url)['minicluster_outstanding_requests{stage="all"}']
 
 
 def front_checks(*arguments: object) -> dict[str, Any]:

@@ -9,23 +9,14 @@ from urllib.request import Request, urlopen
 import pytest
 
 from .client import post
-from .deployed import front_checks, up
+from .deployed import front_checks, series
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from sizing.plan import Plan
+    from .deployed import Split
 
 pytestmark = pytest.mark.engine
 
 KEY = "a-secret-of-the-tests"
-
-
-@pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory, exact_plan: Plan) -> Iterator[str]:
-    """Have it deployed."""
-    with up(tmp_path_factory.mktemp("door"), exact_plan) as found:
-        yield found
 
 
 def _look(url: str) -> Any:  # noqa: ANN401
@@ -34,9 +25,9 @@ def _look(url: str) -> Any:  # noqa: ANN401
         return json.loads(answer.read())
 
 
-def test_an_unmodified_openai_client(url: str) -> None:
+def test_an_unmodified_openai_client(base_url: str) -> None:
     """Models, chats, completions and streams work as its documentation says; errors are typed."""
-    assert front_checks("openai", url, "demo", KEY) == {
+    assert front_checks("openai", base_url, "demo", KEY) == {
         "models": ["demo"],
         "chat": [4, "assistant"],
         "stream": 4,
@@ -50,10 +41,10 @@ def test_an_unmodified_openai_client(url: str) -> None:
     }
 
 
-def test_ready_and_plan_tell_the_truth(url: str) -> None:
+def test_ready_and_plan_tell_the_truth(base_url: str) -> None:
     """Both pools are up, a probe came through, and the plan names what runs."""
-    assert _look(f"{url}/ready") == {"ready": True, "lacking": []}
-    plan = _look(f"{url}/plan")
+    assert _look(f"{base_url}/ready") == {"ready": True, "lacking": []}
+    plan = _look(f"{base_url}/plan")
     for role in ("prefill", "decode"):
         [replicas] = plan["deployed"]["replicas"][role].values()
         assert replicas == {"planned": 1, "running": 1}
@@ -62,42 +53,36 @@ def test_ready_and_plan_tell_the_truth(url: str) -> None:
     assert plan["planned"]["model_id"] == "demo"
 
 
-def test_metrics_count_what_clients_got(url: str) -> None:
+def test_metrics_count_what_clients_got(split: Split, base_url: str) -> None:
     """Each request is counted once, with its way; transfers and queues are timed."""
-    before = _series(url)
+    split.wait_until_released()
+    before = series(base_url)
     for number in range(5):
         body = {"prompt": [2500 + number] * 40, "max_tokens": 6, "stream": True, "ignore_eos": True}
         raw = json.dumps(body).encode()
-        with urlopen(Request(f"{url}/v1/completions", raw), timeout=60) as answer:  # noqa: S310
+        with urlopen(Request(f"{base_url}/v1/completions", raw), timeout=60) as answer:  # noqa: S310
             assert answer.headers["X-Minicluster-Path"] == "remote"
             assert answer.read().count(b'"choices":[]') == 0  # the usage that we count by
-    after = _series(url)
+    split.wait_until_released()
+    after = series(base_url)
     grown = {name: after[name] - before.get(name, 0) for name in after}
     assert grown['minicluster_requests_total{outcome="ok",path="remote"}'] == 5
     assert grown['minicluster_tokens_total{kind="output"}'] == 30
     for name in ("ttft", "tpot", "kv_transfer", "queue", "prefill", "e2e"):
         assert grown[f"minicluster_{name}_seconds_count"] == 5, name
-    assert after['minicluster_outstanding_requests{stage="all"}'] == 0
     assert after['minicluster_replicas{domain="d0",kind="running",role="decode"}'] == 1
 
 
-def _series(url: str) -> dict[str, float]:
-    """Scrape."""
-    with urlopen(f"{url}/metrics", timeout=60) as answer:  # noqa: S310
-        lines = answer.read().decode().splitlines()
-    pairs = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
-    return {name: float(value) for name, value in pairs}
+def test_broken_bodies_do_no_harm(split: Split, base_url: str) -> None:
+    """
+    Broken bodies do no harm.
 
-
-def test_broken_bodies_do_no_harm(url: str) -> None:
-    """None is a 5xx, each 4xx names a field, and valid requests between them stay right."""
-    found = front_checks("fuzz", url, 300, 5)
+    None is a 5xx, each 4xx names a field, valid requests between them stay right, and after all
+    of them both pools answer, and nothing is under way.
+    """
+    found = front_checks("fuzz", base_url, 300, 5)
     assert found["first"] == []
     assert found["statuses"]["200"] >= 40
-
-
-def test_the_engines_live(url: str) -> None:
-    """After all this both pools answer, and nothing is under way."""
-    status, body = post(f"{url}/v1/completions", {"prompt": "Hello", "max_tokens": 3})
+    split.wait_until_released()
+    status, body = post(f"{base_url}/v1/completions", {"prompt": "Hello", "max_tokens": 3})
     assert (status, body["usage"]["completion_tokens"]) == (200, 3)
-    assert _series(url)['minicluster_outstanding_requests{stage="all"}'] == 0

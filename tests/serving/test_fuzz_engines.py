@@ -10,7 +10,7 @@ import pytest
 from serving.token_limit import MAX_OUTPUT_TOKENS
 
 from .client import post
-from .deployed import front_checks, up
+from .deployed import Shared, front_checks, up
 from .generated import schemathesis
 
 if TYPE_CHECKING:
@@ -22,8 +22,11 @@ pytestmark = [pytest.mark.engine, pytest.mark.campaign]
 
 
 @pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory, exact_plan: Plan) -> Iterator[str]:
+def url(
+    tmp_path_factory: pytest.TempPathFactory, exact_plan: Plan, shared: Shared
+) -> Iterator[str]:
     """Have it deployed with short answers: without a length they would fill the whole context."""
+    shared.end()
     with up(tmp_path_factory.mktemp("fuzz"), exact_plan, **{MAX_OUTPUT_TOKENS: "16"}) as found:
         yield found
 

@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from .conftest import DeploymentMaker, PlanMaker, PoolMaker
+    from .deployed import Shared
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.campaign]
 
 
 def test_a_mixed_pool_made_smaller(
@@ -29,8 +30,10 @@ def test_a_mixed_pool_made_smaller(
     make_deployment: DeploymentMaker,
     make_pool: PoolMaker,
     make_plan: PlanMaker,
+    shared: Shared,
 ) -> None:
     """TP 8 becomes TP 2 only where asked for; it says so, is as changed, and answers correctly."""
+    shared.end()
     pool = make_pool(
         "mixed", tp=8, gpu="h100-sxm", placement=(Placement(node="node-0", gpus=tuple(range(8))),)
     )

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from sizing.plan import Deployment
 
     from .conftest import DeploymentMaker, PlanMaker, PoolMaker
+    from .deployed import Shared
 
 LIMIT_S = 600
 CLIENTS = 3
@@ -160,8 +161,9 @@ class Shell:
 
 
 @pytest.fixture
-def shell(tmp_path: Path) -> Iterator[Shell]:
+def shell(tmp_path: Path, shared: Shared) -> Iterator[Shell]:
     """Return a place of our own, and leave nothing running there."""
+    shared.end()
     shell = Shell(tmp_path)
     yield shell
     shell("down")
@@ -169,6 +171,7 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
 
 
 @pytest.mark.engine
+@pytest.mark.campaign
 def test_replicas_move_under_load(
     tmp_path: Path,
     shell: Shell,

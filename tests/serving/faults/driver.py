@@ -1,8 +1,8 @@
 """
 Drives a deployment under test, from a process of its own: no Ray starts inside pytest.
 
-`driver.py up DEPLOYMENT PORT` deploys, with more replicas than this machine has cores if need
-be, with short deadlines, and with `spoiler.Spoiler` mixed into decode's workers.
+`driver.py up DEPLOYMENT --port PORT` deploys, with more replicas than this machine has cores if
+need be, with short deadlines, and with `spoiler.Spoiler` mixed into decode's workers.
 `driver.py` alone answers a JSON array `[what, argument …]` a line, with JSON a line.
 """
 
@@ -129,6 +129,6 @@ def operate() -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["up"]:
-        up(Path(sys.argv[2]), int(sys.argv[3]))
+        up(Path(sys.argv[2]), int(sys.argv[4]))
     else:
         operate()

@@ -11,12 +11,16 @@ from tests.serving.reference import bare_server
 from .bodies import CLASSES, words
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
 MAX_MODEL_LEN = 2048
 MAX_TOKENS = 24
 BLOCK = 32
 LONGEST = MAX_MODEL_LEN - MAX_TOKENS
+
+FEW_LENGTHS = (1, 2, 8, 31, 32, 33, 63, 64, 65, 200, 384, 513, 768, 1537, LONGEST - 1, LONGEST)
+"""Prompt lengths: the shortest and longest, and those around whole blocks of KV cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,26 +32,17 @@ class Reference:
     classes: dict[str, dict[str, Any]]
 
 
-def lengths(count: int) -> list[int]:
+def many_lengths(count: int) -> list[int]:
     """Return *count* prompt lengths: 1 to the longest, around every multiple of a block first."""
-    some = {
-        *(1, 2, 3, 5, 8, 13, 21, 50, 100, 200, 300, 700, 1000, 1500),
-        *(
-            blocks * BLOCK + beside
-            for blocks in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)
-            for beside in (-1, 0, 1)
-        ),
-        *(LONGEST - 2, LONGEST - 1, LONGEST),
-    }
     around = [n * BLOCK + beside for n in range(1, LONGEST // BLOCK) for beside in (-1, 0, 1)]
-    more = [length for length in around if length not in some]
-    step = max(1, len(more) // max(1, count - len(some)))
-    return sorted([*some, *more[::step]][:count])
+    more = [length for length in around if length not in FEW_LENGTHS]
+    step = max(1, len(more) // (count - len(FEW_LENGTHS)))
+    return sorted([*FEW_LENGTHS, *more[::step]][:count])
 
 
-def ask_bare_server(model: Path, *, num_prompts: int, log: Path) -> Reference:
-    """Start one, ask everything, stop it."""
-    prompts = tuple(words(length, 1000 + length) for length in lengths(num_prompts))
+def ask_bare_server(model: Path, prompt_lengths: Sequence[int], log: Path) -> Reference:
+    """Start one in float32, ask everything, stop it."""
+    prompts = tuple(words(length, 1000 + length) for length in prompt_lengths)
     with bare_server(model, dtype="float32", log=log, cores="0") as url:
         answers = tuple(ask(url, prompt, MAX_TOKENS, "bare") for prompt in prompts)
         classes = {}

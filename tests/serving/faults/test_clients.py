@@ -21,7 +21,7 @@ from .processes import send as signalled
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from .conftest import Split
+    from tests.serving.deployed import Split
 
 pytestmark = pytest.mark.engine
 
@@ -84,6 +84,7 @@ def test_clients_that_leave_at_a_stage(split: Split, stage: str, *, stream: bool
     try:
         bodies = [body_of(500 + seed, max_tokens=800, stream=stream) for seed in range(6)]
         clients = [_open(split, body) for body in bodies]
+        split.wait_until_inside(6)
         time.sleep(1.5)
         for client in clients:
             client.close()

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import signal
-import time
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.serving.client import send
+from tests.serving.deployed import until
 
 from .driver import DEADLINE_S
 from .load import body_of, under_way
@@ -18,38 +18,34 @@ from .processes import send as signalled
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from .conftest import Split
+    from tests.serving.deployed import Split
 
-pytestmark = pytest.mark.engine
-
-LIMIT_S = 90.0
+pytestmark = [pytest.mark.engine, pytest.mark.campaign]
 
 
 @pytest.fixture(autouse=True)
-def whole(split: Split) -> Iterator[None]:
+def whole(wide: Split) -> Iterator[None]:
     """Start and end with all replicas; what was held is released."""
-    split.wait_until_whole()
+    wide.wait_until_whole()
     yield
-    split.wait_until_whole()
-    split.wait_until_released()
+    wide.wait_until_whole()
+    wide.wait_until_released()
 
 
-@pytest.mark.parametrize(
-    "victim", ["decode", pytest.param("decode/engine", marks=pytest.mark.campaign)]
-)
-def test_decode_dies_midway(split: Split, victim: str) -> None:
+@pytest.mark.parametrize("victim", ["decode", "decode/engine"])
+def test_decode_dies_midway(wide: Split, victim: str) -> None:
     """
     Failure 4: decode's replica, or its engine, is killed while it streams.
 
     Expected: each stream ends with an error event and without [DONE]; a request that is no stream
     gets a 5xx; prefill is not hurt, its blocks are free after the lease; decode comes back.
     """
-    prefill = {each.pid for each in split.find("prefill")}
+    prefill = {each.pid for each in wide.find("prefill")}
     bodies = [body_of(1000 + seed, max_tokens=1500) for seed in range(3)]
     bodies.append(body_of(1003, max_tokens=1500, stream=False))
-    with under_way(split.base_url, bodies) as asked:
-        time.sleep(5.0)
-        kill(*split.find(victim))
+    with under_way(wide.base_url, bodies) as asked:
+        wide.wait_until_decoding(4)
+        kill(*wide.find(victim))
         *streams, whole = [each.result() for each in asked]
     for reply in streams:
         assert reply.status == 200
@@ -59,21 +55,21 @@ def test_decode_dies_midway(split: Split, victim: str) -> None:
         assert "Traceback" not in reply.error
     assert whole.status >= 500
     assert whole.error
-    assert {each.pid for each in split.find("prefill")} == prefill
-    split.wait_until_whole()
-    assert send(f"{split.base_url}/v1/completions", body_of(1004)).done
+    assert {each.pid for each in wide.find("prefill")} == prefill
+    wide.wait_until_whole()
+    assert send(f"{wide.base_url}/v1/completions", body_of(1004)).done
 
 
-def test_decode_hangs(split: Split) -> None:
+def test_decode_hangs(wide: Split) -> None:
     """
     Failure 4b: decode's replica stops moving, and an answer in one piece is wanted.
 
     Expected: 504 with Retry-After once both deadlines and the time of its tokens have passed.
     """
-    frozen = split.find("decode", "decode/engine", "decode/worker")
+    frozen = wide.find("decode", "decode/engine", "decode/worker")
     signalled(signal.SIGSTOP, *frozen)
     try:
-        url = f"{split.base_url}/v1/completions"
+        url = f"{wide.base_url}/v1/completions"
         reply = send(url, body_of(1200, max_tokens=2, stream=False))
     finally:
         signalled(signal.SIGCONT, *frozen)
@@ -82,20 +78,17 @@ def test_decode_hangs(split: Split) -> None:
     assert reply.seconds >= 2 * DEADLINE_S
 
 
-@pytest.mark.campaign
 @pytest.mark.parametrize("victim", ["controller", "ingress"])
-def test_the_managers_die(split: Split, victim: str) -> None:
+def test_the_managers_die(wide: Split, victim: str) -> None:
     """
     Failure 13: Ray Serve's controller, or our front door, is killed.
 
     Expected: at most the requests under way break; new ones are answered again, without anybody's
     doing; the engines are not touched.
     """
-    engines = {each.pid for each in split.find("prefill/engine", "decode/engine")}
-    kill(*split.find(victim))
-    deadline = time.monotonic() + LIMIT_S
-    while not send(f"{split.base_url}/v1/completions", body_of(1100), timeout_s=10).done:
-        assert time.monotonic() < deadline, "no answer any more"
-        time.sleep(0.5)
-    split.wait_until_whole()
-    assert {each.pid for each in split.find("prefill/engine", "decode/engine")} == engines
+    engines = {each.pid for each in wide.find("prefill/engine", "decode/engine")}
+    kill(*wide.find(victim))
+    url = f"{wide.base_url}/v1/completions"
+    until(lambda: send(url, body_of(1100), timeout_s=10).done, "an answer")
+    wide.wait_until_whole()
+    assert {each.pid for each in wide.find("prefill/engine", "decode/engine")} == engines

@@ -11,9 +11,13 @@ import pytest
 from tests.serving.client import ask, difference, other, send
 
 from .bodies import CLASSES, words
+from .reference import ask_bare_server, many_lengths
 
 if TYPE_CHECKING:
-    from .conftest import Split
+    from pathlib import Path
+
+    from tests.serving.deployed import Split
+
     from .reference import Reference
 
 pytestmark = pytest.mark.engine
@@ -38,6 +42,11 @@ def test_split_equals_single_engine(
     reference: Reference, split: Split, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Tokens are equal for every prompt, and best log-probabilities agree within 1e-3."""
+    _compare(split, reference, capsys)
+
+
+def _compare(split: Split, reference: Reference, capsys: pytest.CaptureFixture[str]) -> None:
+    """Ask every prompt of the reference; say how many answers are equal, and want all to be."""
     answers = [ask(split.base_url, prompt, MAX_TOKENS, "whole") for prompt in reference.prompts]
     found = {
         len(prompt): difference(right, answer, tolerance=TOLERANCE)
@@ -53,6 +62,15 @@ def test_split_equals_single_engine(
         sys.stdout.write(f"\nfloat32: {equal} of {len(answers)} answers equal, ")
         sys.stdout.write(f"log-probabilities within {worst:.1e}\n")
     assert {length: text for length, text in found.items() if text} == {}
+
+
+@pytest.mark.campaign
+def test_two_hundred_prompts(
+    split: Split, demo_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """So it is for 200 prompt lengths, around every multiple of a block."""
+    many = ask_bare_server(demo_model, many_lengths(200), tmp_path / "server.txt")
+    _compare(split, many, capsys)
 
 
 def test_a_zeroed_block_is_noticed(split: Split, reference: Reference) -> None:

@@ -15,8 +15,7 @@ from .processes import RAY, kill
 
 if TYPE_CHECKING:
     from tests.serving.client import Reply
-
-    from .conftest import Split
+    from tests.serving.deployed import Split
 
 pytestmark = [pytest.mark.engine, pytest.mark.campaign]
 
@@ -25,9 +24,6 @@ DECODE_ROUNDS = (2, 4)
 EARLY = 5
 GROWTH = 0.05
 CLIENTS = 3
-SLACK_S = 3.0
-"""Beyond a deadline: routing, and a machine whose two cores start engines meanwhile."""
-
 ROLES = (
     *tuple(
         f"{role}{part}" for role in ("prefill", "decode") for part in ("", "/engine", "/worker")
@@ -38,10 +34,10 @@ ROLES = (
 )
 
 
-def _resident(split: Split) -> dict[str, float]:
+def _resident(wide: Split) -> dict[str, float]:
     """Return resident memory by role, in MB; of several replicas the largest."""
     sizes: dict[str, float] = defaultdict(float)
-    for each in split.find(*ROLES):
+    for each in wide.find(*ROLES):
         sizes[each.role] = max(sizes[each.role], each.resident_bytes / 1e6)
     return dict(sizes)
 
@@ -54,7 +50,7 @@ def _overrun_s(reply: Reply) -> float:
     return (reply.first_s or reply.seconds) - limit_s
 
 
-def test_rounds_of_kills_under_load(split: Split, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rounds_of_kills_under_load(wide: Split, capsys: pytest.CaptureFixture[str]) -> None:
     """
     Replicas are killed for 20 rounds under load: prefill in turn, at first decode too.
 
@@ -63,27 +59,28 @@ def test_rounds_of_kills_under_load(split: Split, capsys: pytest.CaptureFixture[
     Ray's own, of 10 to 80 MB, are printed only: they keep a history of who died, and raylets of
     15 MB gain 3 without any load.
     """
-    split.wait_until_whole()
+    wide.wait_until_whole()
     early: dict[str, float] = {}
-    with Load(split.base_url, CLIENTS) as load:
+    with Load(wide.base_url, CLIENTS) as load:
         for number in range(1, ROUNDS + 1):
             # Decode early, then never: it has to outlive the prefill replicas it knew.
             role = "decode" if number in DECODE_ROUNDS else "prefill"
-            victims = split.find(role)
+            victims = wide.find(role)
             kill(victims[number % len(victims)])
             time.sleep(2)
-            split.wait_until_whole()
+            wide.wait_until_whole()
             time.sleep(1)
             if number == EARLY:
-                early = _resident(split)
+                early = _resident(wide)
             _say(capsys, f"round {number}: {role} killed, {len(load.replies)} replies so far")
-    split.wait_until_released()
-    late = _resident(split)
+    wide.wait_until_released()
+    late = _resident(wide)
     replies = load.replies
     _report(capsys, replies, early, late)
     lost = [r for r in replies if not r.done and not r.error]
     assert not lost, lost[:3]
-    assert max(_overrun_s(reply) for reply in replies) < SLACK_S
+    # The machine's two cores start engines meanwhile; what waits for nothing ends far later.
+    assert max(_overrun_s(reply) for reply in replies) < DEADLINE_S
     assert sum(r.done for r in replies) > len(replies) / 2
     grown = {role: late[role] / size - 1 for role, size in early.items() if role not in RAY}
     assert {role: share for role, share in grown.items() if share > GROWTH} == {}

@@ -8,13 +8,13 @@ import pytest
 
 from tests.serving.client import ask, difference, send
 
-from .driver import DEADLINE_S
 from .load import body_of, under_way
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from .conftest import Split
+    from tests.serving.deployed import Split
+
     from .reference import Reference
 
 pytestmark = pytest.mark.engine
@@ -45,7 +45,7 @@ def test_a_transfer_that_does_not_end(split: Split, *, stream: bool) -> None:
     assert (local.done, local.path) == (True, "local; reason=n")
     for reply in replies:
         assert (reply.status, reply.body["error"]["code"]) == (504, "kv-wait-timeout")
-        assert DEADLINE_S <= reply.seconds < 2 * DEADLINE_S
+        assert split.deadline_s <= reply.seconds < 2 * split.deadline_s
         assert int(reply.headers["retry-after"]) >= 1
 
 

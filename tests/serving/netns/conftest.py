@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from tests.serving.conftest import DeploymentMaker, PlanMaker
+    from tests.serving.deployed import Shared
 
 ROOT = Path(__file__).parents[3]
 START_S = 300
@@ -68,10 +69,12 @@ def compose(
     make_deployment: DeploymentMaker,
     make_plan: PlanMaker,
     tmp_path_factory: pytest.TempPathFactory,
+    shared: Shared,
 ) -> Iterator[Compose]:
     """Start head and workers by the commands of docker-compose.yml; mounts alone differ."""
     if not allowed():
         pytest.fail("may not make network namespaces: be root, or --ignore=tests/serving/netns")
+    shared.end()
     place = tmp_path_factory.mktemp("compose")
     plan = make_plan(make_deployment(demo_model))
     pools = tuple(

@@ -21,7 +21,7 @@ from .network import BURST_BYTES
 if TYPE_CHECKING:
     from .conftest import Compose
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.campaign]
 
 PROMPT_TOKENS = 704
 """22 blocks of 32."""
@@ -34,9 +34,6 @@ SEGMENT = 1448 / 1514
 
 TOLERANCE = 0.2
 DEADLINE_S = 2 * TTFT_S
-SLACK_S = 3.0
-"""Between a deadline and its answer on a machine where everybody waits for a core."""
-
 HANDOFF = re.compile(r"handoff;dur=([\d.]+)")
 
 
@@ -89,7 +86,6 @@ def test_kv_caches_go_over_the_link(compose: Compose) -> None:
     assert min(found.seconds) > (KV_BYTES - BURST_BYTES) * 8 / rate
 
 
-@pytest.mark.campaign
 @pytest.mark.parametrize("mbit_per_s", [50, 100, 200])
 def test_kv_transfer_takes_bytes_over_rate(compose: Compose, mbit_per_s: int) -> None:
     """The median of fifty is bytes over rate plus the fixed cost; stalls end at the deadline."""
@@ -109,7 +105,7 @@ def test_kv_transfer_takes_bytes_over_rate(compose: Compose, mbit_per_s: int) ->
         f"({found.median_s / expected_s - 1:+.0%}), worst {worst_s:.3f} s, {stalls} stalls"
     )
     assert found.median_s == pytest.approx(expected_s, rel=TOLERANCE)
-    assert worst_s < DEADLINE_S + SLACK_S
+    assert worst_s < 2 * DEADLINE_S  # what waits for nothing ends far later
 
 
 def _answered_in_time(compose: Compose) -> float:
@@ -123,7 +119,7 @@ def _answered_in_time(compose: Compose) -> float:
     seconds = time.monotonic() - started
     assert reply.status in {503, 504} or reply.error, reply
     assert not reply.done
-    assert seconds < 2 * DEADLINE_S + SLACK_S
+    assert seconds < 3 * DEADLINE_S  # both deadlines, and a third of its own for a busy machine
     return seconds
 
 

@@ -1,0 +1,32 @@
+"""
+The command `serving`, whose `up` lets tests spoil KV transfers and wait less for leases.
+
+It mixes `spoiler.Spoiler` into decode's workers, which does nothing until it is told to.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from pathlib import Path
+
+from serving import engine
+from serving.cli import deploying, main
+
+LEASE_S = 10
+"""How long prefill keeps what is not fetched; decode renews it every sixth of that."""
+
+
+def spoil() -> None:
+    """Change what `serving up` hands to the engines."""
+    os.environ["PYTHONPATH"] = os.pathsep.join(  # where workers find the spoiler
+        filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")])
+    )
+    engine.LEASE_S["shared memory"] = LEASE_S
+    kwargs = {"worker_extension_cls": "spoiler.Spoiler"}
+    deploying.bring_up = partial(deploying.bring_up, decode_engine_kwargs=kwargs)
+
+
+if __name__ == "__main__":
+    spoil()
+    main()
