@@ -1,0 +1,95 @@
+"""The README's road, command by command: measure, plan, load, learn, verify, on real engines."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sizing.errors import Exit
+
+if TYPE_CHECKING:
+    from .deployed import Split
+
+pytestmark = pytest.mark.engine
+
+SCENARIO = """
+[model]
+id = "{model}"
+weight_dtype = "fp32"        # which every CPU computes natively
+max_context_tokens = 2048
+
+[cluster]
+preset = "laptop"
+
+[workload]
+requests_per_s = 4.0
+input_tokens = {{ distribution = "uniform", low = 56, high = 112 }}
+output_tokens = {{ distribution = "uniform", low = 6, high = 14 }}
+
+[slo]                        # loose: how fast this machine is does not matter here
+ttft_s = 20.0
+tpot_s = 2.0
+percentile = "p90"
+
+[engine]
+name = "vllm"
+version = "0.29.0"
+"""
+LOAD_S = 20
+JUDGED = {Exit.DONE, Exit.NEGATIVE, Exit.INCONCLUSIVE}
+"""Exit codes of a load test that took place; which of them depends on the machine."""
+
+
+def test_the_road_of_the_readme(split: Split, demo_model: Path, tmp_path: Path) -> None:
+    """
+    Each command of the README reads what the one before it wrote.
+
+    Expected: the engines that run are timed, constants fitted to them, a plan made with these
+    deploys the pools that run, a load test of it answers every request and compares it with the
+    prediction, the constants are fitted to that load too, and what runs is still as planned.
+    """
+    split.wait_until_whole()
+    (tmp_path / "scenario.toml").write_text(SCENARIO.format(model=demo_model))
+    steps, calibration = tmp_path / "steps.csv", tmp_path / "calibration.json"
+    plan, out, refitted = tmp_path / "plan.json", tmp_path / "load", tmp_path / "refitted.json"
+
+    _run(split.place, "serving", "measure", "-o", steps)
+    _run(tmp_path, "sizing", "calibrate", "scenario.toml", "--steps", steps, "-o", calibration)
+    _run(tmp_path, "sizing", "plan", "scenario.toml", "--calibration", calibration, "-o", plan)
+    planned = json.loads(plan.read_text())
+    assert planned["inputs"]["calibration"]["key"]["dtype"] == "fp32"
+    assert {pool["role"]: (pool["replicas"], pool["tp"]) for pool in planned["pools"]} == {
+        "prefill": (1, 1),
+        "decode": (1, 1),
+    }
+
+    load = ("--host", split.base_url, "--duration", LOAD_S, "-o", out)
+    _run(tmp_path, "loadtest", "run", plan, *load, may_end_with=JUDGED)
+    verdict = json.loads((out / "verdict.json").read_text())
+    samples = [json.loads(line) for line in (out / "samples.jsonl").read_text().splitlines()]
+    assert verdict["verdict"] in {"met", "missed", "inconclusive", "invalid"}
+    assert len(samples) > LOAD_S
+    assert {sample["outcome"] for sample in samples} == {"ok"}
+
+    if verdict["verdict"] != "invalid":  # another process took the cores: nothing is learned
+        _run(tmp_path, "sizing", "calibrate", "--from", out / "samples.jsonl", "-o", refitted)
+        before, after = (json.loads(file.read_text()) for file in (calibration, refitted))
+        assert after["num_rows"] > before["num_rows"]
+        assert after["key"] == before["key"]
+    found = _run(split.place, "serving", "verify", "--json")
+    assert json.loads(found.stdout) == {"as_planned": True, "differences": [], "changes": []}
+
+
+def _run(
+    place: Path, command: str, *arguments: object, may_end_with: set[Exit] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run one of our commands, as it was installed."""
+    line = [Path(sys.executable).parent / command, *map(str, arguments)]
+    done = subprocess.run(line, cwd=place, capture_output=True, text=True, check=False)
+    assert done.returncode in (may_end_with or {Exit.DONE}), (line, done.stdout, done.stderr)
+    return done
