@@ -11,14 +11,15 @@ import pytest
 from sizing.plan import Placement
 from tests.serving.deployed import Shared, Split, driven, up
 
-from .driver import DEADLINE_S
+from .load import DEADLINE_S
+from .spoiled import CROWDED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tests.serving.conftest import DeploymentMaker, PoolMaker
 
-DRIVER = Path(__file__).parent / "driver.py"
+SPOILED = Path(__file__).parent / "spoiled.py"
 
 
 @pytest.fixture(scope="package")
@@ -39,8 +40,10 @@ def wide(
     decode = make_pool("decode", (1,), dtype="fp32")
     deployment = make_deployment(demo_model, dtype="fp32", prefill=prefill, decode=decode)
     replicas = {"prefill": 2, "decode": 1}
+    deadlines = ("--prefill-deadline", str(DEADLINE_S), "--kv-deadline", str(DEADLINE_S))
+    spoiled = (sys.executable, str(SPOILED))
     with (
-        up(place, deployment, serving=(sys.executable, str(DRIVER))) as base_url,
+        up(place, deployment, *deadlines, serving=spoiled, **{CROWDED: "1"}) as base_url,
         driven(place, base_url, replicas=replicas, deadline_s=DEADLINE_S) as found,
     ):
         yield found

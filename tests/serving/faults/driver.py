@@ -1,61 +1,20 @@
 """
-Drives a deployment under test, from a process of its own: no Ray starts inside pytest.
+Asks a deployment under test for its insides, from a process of its own: no Ray inside pytest.
 
-`driver.py up DEPLOYMENT --port PORT` deploys, with more replicas than this machine has cores if
-need be, with short deadlines, and with `spoiler.Spoiler` mixed into decode's workers.
-`driver.py` alone answers a JSON array `[what, argument …]` a line, with JSON a line.
+It answers a JSON array `[what, argument …]` a line, with JSON a line.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import sys
-from dataclasses import asdict, replace
-from pathlib import Path
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-DEADLINE_S = 8.0
-"""Of prefill, and of the hand-off: engines that share a core need seconds under load."""
-
-LEASE_S = 6
-"""How long prefill keeps what nobody fetches, so that tests need not wait for 30 s."""
-
 PREFILL, DECODE = "Prefill:demo", "Decode:demo"
-
-
-def up(deployment: Path, port: int) -> None:
-    """Deploy; returns when ready."""
-    from serving.compile import compile_app  # noqa: PLC0415
-    from serving.deploy import Site, deploy  # noqa: PLC0415
-    from serving.engine import Ground  # noqa: PLC0415
-    from serving.ports import free_nixl_port  # noqa: PLC0415
-    from sizing.plan import read_deployment, to_json  # noqa: PLC0415
-
-    os.environ["PYTHONPATH"] = os.pathsep.join(  # where workers find the spoiler
-        filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")])
-    )
-    planned = read_deployment(deployment)
-    ground = Ground(
-        target="cpu",
-        nixl_port=free_nixl_port(max(pool.gpus for pool in planned.pools)),
-        decode_engine_kwargs={"worker_extension_cls": "spoiler.Spoiler"},
-    )
-    served = compile_app(planned, ground)
-    for pool in served.pools:
-        transfer = pool.llm_config["engine_kwargs"]["kv_transfer_config"]
-        transfer["kv_connector_extra_config"]["kv_lease_duration"] = LEASE_S
-    front = replace(served.front, prefill_deadline_s=DEADLINE_S, kv_wait_deadline_s=DEADLINE_S)
-    deploy(
-        replace(served, front=front),
-        Site(target="cpu", host="127.0.0.1", port=port),
-        deployment=planned,
-        plan=to_json(planned),
-        told=lambda text: sys.stderr.write(f"{text}\n"),
-    )
 
 
 class Driver:
@@ -128,7 +87,4 @@ def operate() -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["up"]:
-        up(Path(sys.argv[2]), int(sys.argv[4]))
-    else:
-        operate()
+    operate()

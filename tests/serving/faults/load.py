@@ -15,6 +15,9 @@ from .bodies import words
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+DEADLINE_S = 8.0
+"""Of prefill, and of the hand-off, with several replicas: prompts are short then."""
+
 
 def body_of(
     seed: int, *, tokens: int = 100, max_tokens: int = 16, stream: bool = True

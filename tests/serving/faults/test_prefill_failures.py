@@ -9,8 +9,7 @@ import pytest
 
 from tests.serving.client import send
 
-from .driver import DEADLINE_S
-from .load import body_of, under_way
+from .load import DEADLINE_S, body_of, under_way
 from .processes import kill
 from .processes import send as signalled
 

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from .driver import DEADLINE_S
-from .load import Load
+from .load import DEADLINE_S, Load
 from .processes import RAY, kill
 
 if TYPE_CHECKING:
