@@ -17,30 +17,10 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.engine
 
-SCENARIO = """
-[model]
-id = "{model}"
-weight_dtype = "fp32"        # which every CPU computes natively
-max_context_tokens = 2048
+LOOSE = ("slo.ttft_s=20", "slo.tpot_s=2", "slo.percentile=p90")
+"""How fast this machine is does not matter here."""
 
-[cluster]
-preset = "laptop"
-
-[workload]
-requests_per_s = 4.0
-input_tokens = {{ distribution = "uniform", low = 56, high = 112 }}
-output_tokens = {{ distribution = "uniform", low = 6, high = 14 }}
-
-[slo]                        # loose: how fast this machine is does not matter here
-ttft_s = 20.0
-tpot_s = 2.0
-percentile = "p90"
-
-[engine]
-name = "vllm"
-version = "0.29.0"
-"""
-LOAD_S = 20
+LOAD_S = 25
 JUDGED = {Exit.DONE, Exit.NEGATIVE, Exit.INCONCLUSIVE}
 """Exit codes of a load test that took place; which of them depends on the machine."""
 
@@ -54,13 +34,15 @@ def test_the_road_of_the_readme(split: Split, demo_model: Path, tmp_path: Path) 
     prediction, the constants are fitted to that load too, and what runs is still as planned.
     """
     split.wait_until_whole()
-    (tmp_path / "scenario.toml").write_text(SCENARIO.format(model=demo_model))
+    # The README's scenario, of the model that is served, in what every CPU computes natively.
+    settings = (f"model.id={demo_model}", "model.weight_dtype=fp32", "search.pools=split", *LOOSE)
+    scenario = ("laptop", *(part for each in settings for part in ("--set", each)))
     steps, calibration = tmp_path / "steps.csv", tmp_path / "calibration.json"
     plan, out, refitted = tmp_path / "plan.json", tmp_path / "load", tmp_path / "refitted.json"
 
     _run(split.place, "serving", "measure", "-o", steps)
-    _run(tmp_path, "sizing", "calibrate", "scenario.toml", "--steps", steps, "-o", calibration)
-    _run(tmp_path, "sizing", "plan", "scenario.toml", "--calibration", calibration, "-o", plan)
+    _run(tmp_path, "sizing", "calibrate", *scenario, "--steps", steps, "-o", calibration)
+    _run(tmp_path, "sizing", "plan", *scenario, "--calibration", calibration, "-o", plan)
     planned = json.loads(plan.read_text())
     assert planned["inputs"]["calibration"]["key"]["dtype"] == "fp32"
     assert {pool["role"]: (pool["replicas"], pool["tp"]) for pool in planned["pools"]} == {
