@@ -8,8 +8,9 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import TYPE_CHECKING
 
+from serving.cluster_token import write_token
 from serving.ports import LOOPBACK, free_ports
-from serving.processes import RAYLET, environment
+from serving.processes import MARK, RAYLET, environment
 from serving.reason import first_error
 from serving.served import DEVICES_LABEL, NODE_LABEL, ROLE_LABEL
 from sizing.errors import TargetFailed
@@ -30,10 +31,15 @@ def new_session() -> Path:
 
 
 def start_nodes(
-    nodes: Sequence[RayNode], *, cluster_id: str, session: Path, told: Callable[[str], None]
+    nodes: Sequence[RayNode],
+    *,
+    cluster_id: str,
+    session: Path,
+    token: Path,
+    told: Callable[[str], None],
 ) -> str:
     """
-    Start one raylet a node, the first as the head.
+    Start one raylet a node, the first as the head; *token* becomes the file of their token.
 
     Returns:
         The cluster's address.
@@ -45,9 +51,11 @@ def start_nodes(
     port, client_port = free_ports(2)
     address = f"{LOOPBACK}:{port}"
     told(f"starting Ray: {len(nodes)} node(s)")
+    write_token(token)
+    env = environment(cluster_id, token)
     _ray_start(
         head,
-        cluster_id,
+        env,
         "--head",
         f"--port={port}",
         f"--ray-client-server-port={client_port}",
@@ -55,14 +63,14 @@ def start_nodes(
         "--include-dashboard=false",
         "--disable-usage-stats",
     )
-    join_nodes(others, cluster_id=cluster_id, address=address)
+    join_nodes(others, env, address=address)
     return address
 
 
-def join_nodes(nodes: Sequence[RayNode], *, cluster_id: str, address: str) -> None:
+def join_nodes(nodes: Sequence[RayNode], env: Mapping[str, str], *, address: str) -> None:
     """Start one raylet a node beside those of a cluster on this machine; raises as above."""
     for node in nodes:
-        _ray_start(node, cluster_id, f"--address={address}")
+        _ray_start(node, env, f"--address={address}")
 
 
 def raylet_mark(cluster_id: str, labels: Mapping[str, str]) -> str:
@@ -81,34 +89,36 @@ def ray_options(node: RayNode) -> list[str]:
     ]
 
 
-def ray_lines(nodes: Sequence[RayNode], head: str) -> Iterator[str]:
+def ray_lines(nodes: Sequence[RayNode], head: str, shared: str) -> Iterator[str]:
     """
     Yield what to type on each host so that a plan finds its nodes; the first host is the head.
 
     Args:
         nodes: raylets of the plan; those of one node run on one host.
         head: address and port that the others reach the head at.
+        shared: variables that every process of the cluster needs.
     """
     for number, node in enumerate(nodes):
         join = f"--head --port={head.rpartition(':')[2]}" if number == 0 else f"--address={head}"
         device = ",".join(map(str, node.gpus))
         visible = f"CUDA_VISIBLE_DEVICES={device} " if node.gpus else ""
         yield f"# on the host that is {node.node}{', the head' if number == 0 else ''}"
-        yield f"{visible}RAY_worker_niceness=0 ray start {join} {' '.join(ray_options(node))}"
+        options = " ".join(ray_options(node))
+        yield f"{visible}{shared} RAY_worker_niceness=0 ray start {join} {options}"
 
 
-def _ray_start(node: RayNode, cluster_id: str, *options: str) -> None:
+def _ray_start(node: RayNode, env: Mapping[str, str], *options: str) -> None:
     """Run `ray start`, which leaves its processes in the background."""
     command = [
         sys.executable,
         "-m",
-        "ray.scripts.scripts",
+        "serving.loopback",
         "start",
         *options,
         f"--node-ip-address={LOOPBACK}",
         *ray_options(node),
     ]
-    env = environment(cluster_id) | {RAYLET: raylet_mark(cluster_id, node.labels)}
+    env = {**env, RAYLET: raylet_mark(env[MARK], node.labels)}
     if node.gpus:
         env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, node.gpus))
     done = subprocess.run(  # noqa: S603  (our own interpreter)

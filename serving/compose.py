@@ -6,6 +6,7 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from serving.cluster import OBJECT_STORE_BYTES, ray_options
+from serving.cluster_token import MODE, TOKEN_PATH
 from serving.keys import KEYS_FILE
 from serving.manifest import KEYS_NAME, as_yaml
 
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 HEADER = """\
 # Written by `serving manifest PLAN --format compose`; tests hold that it still is.
 #
+#   mkdir -p .minicluster && (umask 077; openssl rand -hex 32 > .minicluster/ray-token)
+#                                             once: what Ray's processes know each other by
 #   docker compose up -d --build              head and workers, Prometheus, Grafana
 #   docker compose logs -f head               until `ready:`
 #   docker compose run --rm load              the plan's load, and the verdict
@@ -30,6 +33,9 @@ OPEN = """\
 LOCKED = """\
 # The endpoint wants an API key: KEYS=FILE, a key a line; default: ./keys.txt.
 """
+RAY_TOKEN = "ray-token"  # noqa: S105  (its name)
+"""Secret with the token of the Ray cluster, for head and workers."""
+
 HEAD_PORT = 6379
 CLIENT_KEY = "MINICLUSTER_API_KEY"
 """Variable in which `loadtest` looks for the key that it shows."""
@@ -47,10 +53,11 @@ def compose(manifest: Manifest) -> str:
     services |= {f"{node.role}-{node.node}": _worker(manifest, node) for node in nodes}
     services |= {"prometheus": _PROMETHEUS, "grafana": _GRAFANA, "load": _load(manifest)}
     whole: dict[str, Any] = {"name": "minicluster", "services": services}
-    if manifest.everybody:
-        return HEADER + OPEN + as_yaml(whole)
-    secrets = {KEYS_NAME: {"file": "${KEYS:-./keys.txt}"}}
-    return HEADER + LOCKED + as_yaml(whole | {"secrets": secrets})
+    secrets = {RAY_TOKEN: {"file": f"${{RAY_TOKEN:-./.minicluster/{RAY_TOKEN}}}"}}
+    if not manifest.everybody:
+        secrets[KEYS_NAME] = {"file": "${KEYS:-./keys.txt}"}
+    access = OPEN if manifest.everybody else LOCKED
+    return HEADER + access + as_yaml(whole | {"secrets": secrets})
 
 
 def head_command(manifest: Manifest) -> str:
@@ -78,7 +85,7 @@ def _head(manifest: Manifest) -> dict[str, Any]:
     service = _node(manifest, head_command(manifest))
     if not manifest.everybody:
         service["environment"][KEYS_FILE] = f"/run/secrets/{KEYS_NAME}"
-        service["secrets"] = [KEYS_NAME]
+        service["secrets"].append(KEYS_NAME)
     return {
         **service,
         "build": ".",
@@ -115,7 +122,12 @@ def _node(manifest: Manifest, command: str) -> dict[str, Any]:
         "image": manifest.image,
         # A dollar of the container's shell, not of compose.
         "command": ["bash", "-c", command.replace("$(", "$$(")],
-        "environment": {"RAY_AUTH_MODE": "disabled", "RAY_worker_niceness": "0"},
+        "environment": {
+            MODE: "token",
+            TOKEN_PATH: f"/run/secrets/{RAY_TOKEN}",
+            "RAY_worker_niceness": "0",
+        },
+        "secrets": [RAY_TOKEN],
         # After a restart, of the machine too; `serving up` clears what is left of the last one.
         "restart": "unless-stopped",
         "shm_size": SHM,

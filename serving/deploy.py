@@ -16,7 +16,7 @@ from serving.compile import plan_hash
 from serving.local_cluster import read_cluster
 from serving.reason import why
 from serving.served import APP
-from serving.state import HOME, State, write_state
+from serving.state import HOME, TOKEN, State, write_state
 from serving.takedown import take_down
 from sizing.errors import TargetFailed
 from sizing.plan import to_json
@@ -93,6 +93,7 @@ def deploy(
                 served.nodes,
                 cluster_id=state.cluster_id,
                 session=Path(state.session),
+                token=TOKEN,
                 told=told,
             )
             state = replace(state, address=address)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from serving.cluster_token import refuse_missing_certificates
 from serving.compile import compile_app, ray_nodes
 from serving.deploy import Site, deploy, new_state
 from serving.engine import NIXL_PORT, Ground
@@ -69,7 +70,8 @@ def bring_up(  # noqa: PLR0913  (what is deployed, where, and what is said of it
 
     Raises:
         NegativeAnswer: the deployment cannot be realised there; every reason in a line.
-        InputError: something is deployed from here already, or the port is taken.
+        InputError: something is deployed from here already, the port is taken, or there is no
+            token of that cluster.
         TargetFailed: it was started and did not get ready; nothing is left of it.
     """
     raylets = _raylets(deployment, site, told)
@@ -119,6 +121,7 @@ def _check(deployment: Deployment, site: Site, target: Target) -> State | None:
     Returns:
         The deployment that runs here to be measured, if this one can be laid over it.
     """
+    refuse_missing_certificates(os.environ)
     running = read_state()
     if running is not None and is_gone(running):
         forget(running)

@@ -1,4 +1,4 @@
-"""A plan as Kubernetes objects for KubeRay: the plan in a ConfigMap, and a RayService."""
+"""A plan as Kubernetes objects for KubeRay: a ConfigMap, a NetworkPolicy and a RayService."""
 
 from __future__ import annotations
 
@@ -17,13 +17,25 @@ PLAN_DIRECTORY = "/etc/minicluster"
 CLAIM = "minicluster-model"
 """PersistentVolumeClaim with the model, where the plan names a directory."""
 
+MEMBER = {"minicluster": NAME}
+"""Label of the cluster's pods; KubeRay gives the cluster itself a name that nobody knows before."""
+
+OPERATOR = {"app.kubernetes.io/name": "kuberay-operator"}
+"""Label of KubeRay's operator, as its Helm chart writes it."""
+
+OPERATOR_PORTS = (8265, 52365)
+"""Of the head's dashboard and its agent: the operator hands the configuration over there."""
+
 HEAD_CPU = "4"
 """For Ray's own processes, the proxy and the endpoint."""
 
 
 def ray_service(manifest: Manifest) -> str:
     """
-    Return the YAML of a ConfigMap with the plan and of a RayService (ray.io/v1, KubeRay 1.5).
+    Return the YAML of a ConfigMap with the plan, of a NetworkPolicy and of a RayService.
+
+    The RayService is of ray.io/v1, KubeRay 1.5.1 or later: its operator makes the token that the
+    processes of the cluster know each other by, as a Secret.
 
     Each raylet of the plan is a worker group of its own, for its labels are those of one node;
     KubeRay takes them at the group and refuses them among Ray's start parameters. Memory is asked
@@ -44,6 +56,7 @@ def ray_service(manifest: Manifest) -> str:
             "serveConfigV2": as_yaml(ray_serve(manifest)),
             "rayClusterConfig": {
                 "rayVersion": RAY,
+                "authOptions": {"mode": "token"},
                 "headGroupSpec": {
                     "rayStartParams": {"num-cpus": "0"},
                     "template": _head(manifest),
@@ -52,7 +65,31 @@ def ray_service(manifest: Manifest) -> str:
             },
         },
     }
-    return as_yaml(config_map, service)
+    return as_yaml(config_map, _policy(manifest, labels), service)
+
+
+def _policy(manifest: Manifest, labels: dict[str, str]) -> dict[str, Any]:
+    """Return who may reach the cluster: its own pods, the operator, and all the endpoint."""
+    operator = {"namespaceSelector": {}, "podSelector": {"matchLabels": OPERATOR}}
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": {"name": NAME, "labels": labels},
+        "spec": {
+            "podSelector": {"matchLabels": MEMBER},
+            "policyTypes": ["Ingress"],
+            "ingress": [
+                {"from": [{"podSelector": {"matchLabels": MEMBER}}]},
+                {"from": [operator], "ports": [_tcp(port) for port in OPERATOR_PORTS]},
+                {"ports": [_tcp(manifest.port)]},
+            ],
+        },
+    }
+
+
+def _tcp(port: int) -> dict[str, Any]:
+    """Return a port as a NetworkPolicy names it."""
+    return {"protocol": "TCP", "port": port}
 
 
 def _head(manifest: Manifest) -> dict[str, Any]:
@@ -96,6 +133,7 @@ def _pod(manifest: Manifest, container: str, limits: dict[str, str]) -> dict[str
         mounts.append({"name": "model", "mountPath": manifest.model_source})
         volumes.append({"name": "model", "persistentVolumeClaim": {"claimName": CLAIM}})
     return {
+        "metadata": {"labels": MEMBER},
         "spec": {
             "containers": [
                 {
@@ -106,5 +144,5 @@ def _pod(manifest: Manifest, container: str, limits: dict[str, str]) -> dict[str
                 }
             ],
             "volumes": volumes,
-        }
+        },
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import secrets
 import shutil
 from dataclasses import asdict, dataclass, replace
@@ -11,15 +12,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from serving.cluster import new_session, start_nodes
+from serving.cluster_token import refuse_missing_certificates
 from serving.processes import marked, stop
 from serving.served import RayNode
-from serving.state import HOME, read_state
+from serving.state import HOME, TOKEN, read_state
 from sizing.errors import InputError, NegativeAnswer, TargetFailed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 CLUSTER = HOME / "cluster.json"
+CLUSTER_TOKEN = HOME / "cluster-token"
 ROLES = ("prefill", "decode")
 
 
@@ -55,12 +58,13 @@ def cluster_up(nodes: Sequence[RayNode], told: Callable[[str], None]) -> LocalCl
     Start a cluster and write it down; on a failure nothing is left.
 
     Raises:
-        InputError: there is one already.
+        InputError: there is one already, or what it is to encrypt with is missing.
         TargetFailed: Ray did not start.
     """
     running = read_cluster()
     if running is not None:
         raise InputError("cluster", running.address, "none yet", "`serving cluster down`")
+    refuse_missing_certificates(os.environ)
     cluster = LocalCluster(
         cluster_id=secrets.token_hex(8),
         address="",
@@ -71,7 +75,11 @@ def cluster_up(nodes: Sequence[RayNode], told: Callable[[str], None]) -> LocalCl
     _write(cluster)
     try:
         address = start_nodes(
-            nodes, cluster_id=cluster.cluster_id, session=Path(cluster.session), told=told
+            nodes,
+            cluster_id=cluster.cluster_id,
+            session=Path(cluster.session),
+            token=CLUSTER_TOKEN,
+            told=told,
         )
     except BaseException:
         told("stopping what was started")
@@ -135,6 +143,16 @@ def read_cluster() -> LocalCluster | None:
         ) from None
 
 
+def token_file(address: str) -> Path | None:
+    """Return where the token of the cluster at *address* lies, if it was started from here."""
+    state, cluster = read_state(), read_cluster()
+    if state is not None and state.cluster_id and state.address == address:
+        return TOKEN
+    if cluster is not None and cluster.address == address:
+        return CLUSTER_TOKEN
+    return None
+
+
 def _write(cluster: LocalCluster) -> None:
     """Write the cluster down, whole or not at all."""
     HOME.mkdir(parents=True, exist_ok=True)
@@ -149,4 +167,5 @@ def _remove(cluster: LocalCluster) -> None:
     if left:
         raise TargetFailed(f"processes {sorted(left)} do not end; the cluster is kept")
     shutil.rmtree(cluster.session, ignore_errors=True)
+    CLUSTER_TOKEN.unlink(missing_ok=True)
     CLUSTER.unlink(missing_ok=True)

@@ -8,8 +8,8 @@ import socket
 from serving.engine import NIXL_PORT, NIXL_PORTS, NIXL_PORTS_APART
 from sizing.errors import TargetFailed
 
-LOOPBACK = "127.0.0.2"
-"""Where raylets of this machine talk to one another."""
+LOOPBACK = "127.0.0.1"
+"""Where all processes of a cluster on this machine listen."""
 
 
 def free_port(host: str) -> int:

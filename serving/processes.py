@@ -7,6 +7,8 @@ import signal
 import time
 from pathlib import Path
 
+from serving.cluster_token import use_token
+
 MARK = "MINICLUSTER_CLUSTER"
 """
 Environment variable that every process of a cluster inherits. It finds them by what they are,
@@ -18,21 +20,21 @@ RAYLET = "MINICLUSTER_RAYLET"
 """Likewise of one raylet, so that it can be stopped alone."""
 
 
-def environment(cluster_id: str) -> dict[str, str]:
-    """Return the environment in which the processes of a cluster are started."""
-    return {
+def environment(cluster_id: str, token: Path) -> dict[str, str]:
+    """Return the environment in which the processes of a cluster are started, with its token."""
+    variables = {
         **os.environ,
         MARK: cluster_id,
         # setproctitle would write a process's title over the place where we look for the mark.
         "SPT_NOENV": "1",
         # Ray would make way for everything else on the machine; this is what the machine is for.
         "RAY_worker_niceness": "0",
-        # Ray would ask for a token, and not everywhere, if somebody once made one on this machine.
-        "RAY_AUTH_MODE": "disabled",
         # Ray would report every call between processes to its head, which keeps 100,000 of them:
         # tens of MB, and work per request, for `ray list tasks`.
         "RAY_task_events_report_interval_ms": "0",
     }
+    use_token(variables, token)
+    return variables
 
 
 def marked(mark: str, variable: str = MARK) -> set[int]:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from serving.cluster import join_nodes, raylet_mark
 from serving.compile import replica_places
-from serving.local_cluster import read_cluster
-from serving.processes import RAYLET, stop
+from serving.local_cluster import read_cluster, token_file
+from serving.processes import RAYLET, environment, stop
 from serving.served import APP, NODE_LABEL, ROLE_LABEL, RayNode
 from serving.state import write_state
 from serving.status import by_role, look
@@ -153,8 +153,8 @@ def _ensure_room(state: State, now: Deployment, after: Pool, told: Callable[[str
     added = [p for each in replica_places(after) for p in each if p not in before]
     if _free_workers(state, after.role) >= len(added):
         return
-    cluster_id = _cluster_id(state)
-    if not cluster_id:
+    cluster_id, token = cluster_id_of(state), token_file(state.address)
+    if token is None:
         raise NegativeAnswer(
             f"no free node is labelled {ROLE_LABEL}={after.role}; start one with "
             f"--labels {ROLE_LABEL}={after.role},{NODE_LABEL}={added[0][0]}"
@@ -171,10 +171,10 @@ def _ensure_room(state: State, now: Deployment, after: Pool, told: Callable[[str
         for node in dict.fromkeys(node for node, _ in added)
     ]
     told(f"starting {len(nodes)} raylet(s) for {after.role}")
-    join_nodes(nodes, cluster_id=cluster_id, address=state.address)
+    join_nodes(nodes, environment(cluster_id, token), address=state.address)
 
 
-def _cluster_id(state: State) -> str:
+def cluster_id_of(state: State) -> str:
     """Return the mark of the cluster's processes, if we started it; else nothing."""
     cluster = read_cluster()
     ours = cluster is not None and cluster.address == state.address
@@ -189,7 +189,7 @@ def _free_workers(state: State, role: str) -> int:
 
 def _retire(state: State, role: str) -> None:
     """Stop raylets of ours that have no replica of *role* left: their devices go elsewhere."""
-    cluster_id, kind = _cluster_id(state), _kind(state)
+    cluster_id, kind = cluster_id_of(state), _kind(state)
     if not cluster_id:
         return
     for node, free in _nodes(state, role):

@@ -12,6 +12,9 @@ from sizing.errors import InputError
 
 HOME = Path(".minicluster/serving")
 STATE = HOME / "state.json"
+TOKEN = HOME / "token"
+"""Of the Ray cluster, if `serving up` started it; only its owner may read the file."""
+
 LOGS = HOME / "logs"
 """Logs of the last deployment, once it is gone."""
 
@@ -93,6 +96,7 @@ def forget(state: State) -> None:
             with suppress(OSError):
                 shutil.copytree(state.logs, LOGS, ignore_dangling_symlinks=True)
         shutil.rmtree(state.session, ignore_errors=True)
+    TOKEN.unlink(missing_ok=True)
     Path(state.plan).unlink(missing_ok=True)
     Path(state.deployment).unlink(missing_ok=True)
     STATE.unlink(missing_ok=True)

@@ -9,7 +9,6 @@ Serves until its standard input ends; the last argument is the batching interval
 from __future__ import annotations
 
 import logging
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,6 @@ NIXL_PORTS = {"default": 26_000, "0": 28_000}
 
 def main(deployment: Path, port: int, interval: str) -> None:
     """Start, say so, wait, stop."""
-    os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # as serving.processes starts it
     import ray  # noqa: PLC0415  (seconds)
     from ray import serve  # noqa: PLC0415
     from ray.serve.llm import LLMConfig, build_pd_openai_app  # noqa: PLC0415

@@ -5,14 +5,22 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from shlex import quote
 from typing import Annotated
 
 import typer
 
 from serving.cluster import ray_lines
+from serving.cluster_token import TOKEN_PATH, refuse_missing_certificates, shared_variables
 from serving.compile import ray_nodes
 from serving.keys import KEYS_FILE
-from serving.local_cluster import cluster_down, cluster_up, current_cluster, numbered_nodes
+from serving.local_cluster import (
+    CLUSTER_TOKEN,
+    cluster_down,
+    cluster_up,
+    current_cluster,
+    numbered_nodes,
+)
 from serving.manifest import KEYS_PATH
 from serving.processes import marked
 from serving.terminal import progress
@@ -49,6 +57,7 @@ def up(
         cluster = cluster_up(raylets, told)
     typer.echo(f"up: {len(raylets)} raylet(s) at {cluster.address}")
     typer.echo(f"deploy: serving up plan.json --address {cluster.address}")
+    typer.echo(f"token:  {CLUSTER_TOKEN.absolute()} ({TOKEN_PATH} from another directory)")
     typer.echo("stop:   serving cluster down")
 
 
@@ -103,8 +112,15 @@ def lines(
 ) -> None:
     """Print the `ray start` line for each host of a plan."""
     deployment = read_deployment(plan)
+    refuse_missing_certificates(os.environ)
     kind = "cpu" if deployment.pools[0].gpu == "cpu" else "gpu"
-    for line in ray_lines(ray_nodes(deployment, kind), head):
+    variables = shared_variables(os.environ)
+    shared = " ".join(f"{name}={quote(value)}" for name, value in variables.items())
+    token = quote(variables[TOKEN_PATH])
+    typer.echo("# once; the same file on every host, for none but its owner to read")
+    typer.echo(f"(umask 077; openssl rand -hex 32 > {token})")
+    for line in ray_lines(ray_nodes(deployment, kind), head, shared):
         typer.echo(line)
     typer.echo("# then, on the head; --open instead of a file of API keys lets everybody in")
-    typer.echo(f"{KEYS_FILE}={KEYS_PATH} serving up {plan} --address {head} --host 0.0.0.0")
+    up = f"serving up {plan} --address {head} --host 0.0.0.0"
+    typer.echo(f"{KEYS_FILE}={KEYS_PATH} {shared} {up}")

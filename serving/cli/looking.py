@@ -10,7 +10,8 @@ import typer
 
 from serving.limits import limits
 from serving.logs import replica_logs
-from serving.scale import SCALED
+from serving.processes import marked
+from serving.scale import SCALED, cluster_id_of
 from serving.status import current, look
 from serving.verify import differences
 from sizing.errors import NegativeAnswer
@@ -23,9 +24,19 @@ if TYPE_CHECKING:
 AsJson = Annotated[bool, typer.Option("--json", help="Print exactly the data, as JSON.")]
 
 
-def status(*, as_json: AsJson = False) -> None:
+def status(
+    *,
+    as_json: AsJson = False,
+    ports: Annotated[
+        bool,
+        typer.Option("--sockets", help="Instead: where the processes started here listen."),
+    ] = False,
+) -> None:
     """Show what is planned, what is deployed, and whether it is healthy."""
     state = current()
+    if ports:
+        _show_sockets(state, as_json=as_json)
+        return
     deployed = look(state)
     planned = read_deployment(Path(state.plan))
     rows = [
@@ -59,6 +70,25 @@ def status(*, as_json: AsJson = False) -> None:
         typer.echo(f"{row['role']:8} {row['deployed']} of {row['planned']} replicas, {healthy}")
     for change in state.changes:
         typer.echo(f"not as planned, by request: {change}")
+
+
+def _show_sockets(state: State, *, as_json: bool) -> None:
+    """Show where the cluster's processes listen, and what each answers who has no token."""
+    from serving.sockets import answers, sockets  # noqa: PLC0415  (gRPC, only where asked)
+
+    cluster_id = cluster_id_of(state)
+    if not cluster_id:
+        raise NegativeAnswer(f"{state.address} was not started from this directory")
+    rows = [
+        {"address": each.address, "port": each.port, "process": each.process, "answers": answer}
+        for each, answer in answers(sockets(marked(cluster_id)))
+    ]
+    if as_json:
+        typer.echo(json.dumps(rows))
+        return
+    for row in rows:
+        where = f"{row['address']}:{row['port']}"
+        typer.echo(f"{where:22} {row['answers']:16} {row['process']}")
 
 
 def verify(*, as_json: AsJson = False) -> None:

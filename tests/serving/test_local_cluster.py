@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from serving.cluster import ray_lines, raylet_mark
+from serving.cluster_token import CERTIFICATES, TOKEN_PATH, USE_TLS
 from serving.keys import KEYS_FILE
 from serving.local_cluster import CLUSTER, current_cluster, numbered_nodes, read_cluster
 from serving.served import RayNode
@@ -85,11 +86,38 @@ def test_lines_for_hosts(
     up = done.stdout.splitlines()[-1]
     assert "serving up deployment.json --address 10.0.0.1:7000 --host 0.0.0.0" in up
     assert up.startswith(f"{KEYS_FILE}=")  # nobody is let in without a key
+    shared = "RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH=/etc/minicluster-keys/ray-token "
+    assert all(shared in line for line in [*lines, up])
+    assert "(umask 077; openssl rand -hex 32 > /etc/minicluster-keys/ray-token)" in done.stdout
+
+
+def test_lines_pass_on_what_is_set_here(
+    tmp_path: Path,
+    small_model: Path,
+    make_deployment: DeploymentMaker,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Token path and certificates of this shell are those of every host, if they are there."""
+    (tmp_path / "deployment.json").write_text(to_json(make_deployment(small_model)))
+    monkeypatch.setenv(TOKEN_PATH, "/my token")
+    monkeypatch.setenv(USE_TLS, "1")
+    refused = _cluster(tmp_path, "lines", "deployment.json")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert f"{CERTIFICATES[0]} is missing" in refused.stderr
+    for name in CERTIFICATES:
+        (tmp_path / name).write_text("")
+        monkeypatch.setenv(name, str(tmp_path / name))
+    done = _cluster(tmp_path, "lines", "deployment.json")
+    lines = [line for line in done.stdout.splitlines() if " ray start " in line or "up" in line]
+    starts = [line for line in lines if not line.startswith("#")]
+    assert len(starts) == 3
+    for line in starts:
+        assert f"{TOKEN_PATH}='/my token' {USE_TLS}=1 {CERTIFICATES[0]}={tmp_path}/" in line
 
 
 def test_gpus_of_a_host_are_its_own() -> None:
     """A raylet on GPUs sees those of the plan, and no others."""
     node = RayNode(node="node-3", role="decode", cores=(), gpus=(4, 5))
-    line = list(ray_lines([node], "h:1"))[-1]
-    assert line.startswith("CUDA_VISIBLE_DEVICES=4,5 ")
+    line = list(ray_lines([node], "h:1", "SHARED=1"))[-1]
+    assert line.startswith("CUDA_VISIBLE_DEVICES=4,5 SHARED=1 ")
     assert "--num-gpus=2" in line

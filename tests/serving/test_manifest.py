@@ -14,6 +14,7 @@ import yaml
 
 from loadtest.key import VARIABLES
 from serving.cli.manifest import manifest_of
+from serving.cluster_token import MODE, TOKEN_PATH
 from serving.compose import compose
 from serving.imported import imported
 from serving.keys import KEYS_FILE
@@ -85,7 +86,7 @@ def test_ray_serve_takes_it(demo: Manifest) -> None:
 
 def test_kuberay_objects(demo: Manifest, demo_plan: Plan) -> None:
     """The RayService holds the same configuration, and a labelled group for each raylet."""
-    config_map, service = yaml.safe_load_all(ray_service(demo))
+    config_map, _, service = yaml.safe_load_all(ray_service(demo))
     assert plan_from(json.loads(config_map["data"]["plan.json"]), place="x") == demo_plan
     assert (service["apiVersion"], service["kind"]) == ("ray.io/v1", "RayService")
     assert yaml.safe_load(service["spec"]["serveConfigV2"]) == ray_serve(demo)
@@ -123,7 +124,7 @@ def test_gpus_of_kubernetes_and_compose(
     plan = make_plan(make_deployment(small_model, **pools))
     gpu = replace(plan.inputs.gpu, name="h100-sxm", kind="gpu", vendor="nvidia")
     manifest = _manifest(replace(plan, inputs=replace(plan.inputs, gpu=gpu)))
-    _, service = yaml.safe_load_all(ray_service(manifest))
+    _, _, service = yaml.safe_load_all(ray_service(manifest))
     limits = [
         group["template"]["spec"]["containers"][0]["resources"]["limits"]
         for group in service["spec"]["rayClusterConfig"]["workerGroupSpecs"]
@@ -218,12 +219,17 @@ def test_nobody_comes_in_without_a_key_unless_asked_for(
     """Every format has a file of keys where the endpoint is, there alone; or says it is open."""
     whole = yaml.safe_load(compose(demo))
     file = "/run/secrets/minicluster-keys"
-    assert whole["secrets"] == {"minicluster-keys": {"file": "${KEYS:-./keys.txt}"}}
+    assert whole["secrets"]["minicluster-keys"] == {"file": "${KEYS:-./keys.txt}"}
     assert whole["services"]["head"]["environment"][KEYS_FILE] == file
-    assert [name for name, each in whole["services"].items() if "secrets" in each] == ["head"]
+    holders = [
+        name
+        for name, each in whole["services"].items()
+        if "minicluster-keys" in each.get("secrets", ())
+    ]
+    assert holders == ["head"]
     (tmp_path / "compose.yml").write_text(compose(demo))
     _is_valid(tmp_path / "compose.yml")
-    _, service = yaml.safe_load_all(ray_service(demo))
+    _, _, service = yaml.safe_load_all(ray_service(demo))
     (application,) = yaml.safe_load(service["spec"]["serveConfigV2"])["applications"]
     path = Path(application["runtime_env"]["env_vars"][KEYS_FILE])
     pod = service["spec"]["rayClusterConfig"]["headGroupSpec"]["template"]["spec"]
@@ -239,6 +245,39 @@ def test_nobody_comes_in_without_a_key_unless_asked_for(
     (tmp_path / "plan.json").write_text(to_json(demo_plan))
     said = _serving(tmp_path, "manifest", "plan.json", "--format", "ray-serve", "--open").stdout
     assert "access: open" in said
+
+
+def test_rays_processes_share_a_token_that_is_a_secret(demo: Manifest) -> None:
+    """Head and workers, and no other service, have the token's file; it is not in the file."""
+    for opened in (False, True):
+        whole = yaml.safe_load(compose(replace(demo, everybody=opened)))
+        secret = {"file": "${RAY_TOKEN:-./.minicluster/ray-token}"}
+        assert whole["secrets"]["ray-token"] == secret
+        for name, service in whole["services"].items():
+            variables = service.get("environment", {})
+            rays = {key: variables[key] for key in variables if key.startswith("RAY_AUTH")}
+            if name in {"head", "prefill-node-0", "decode-node-0"}:
+                assert "ray-token" in service["secrets"]
+                assert rays == {MODE: "token", TOKEN_PATH: "/run/secrets/ray-token"}
+            else:
+                assert "ray-token" not in service.get("secrets", ())
+                assert not rays
+
+
+def test_pods_are_reached_by_those_that_need_to(demo: Manifest) -> None:
+    """KubeRay makes the token; the policy holds for each pod, and lets others to the endpoint."""
+    _, policy, service = yaml.safe_load_all(ray_service(demo))
+    cluster = service["spec"]["rayClusterConfig"]
+    assert cluster["authOptions"] == {"mode": "token"}
+    assert (policy["apiVersion"], policy["kind"]) == ("networking.k8s.io/v1", "NetworkPolicy")
+    own = policy["spec"]["podSelector"]["matchLabels"]
+    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+        assert own.items() <= group["template"]["metadata"]["labels"].items()
+    ours, operator, everybody = policy["spec"]["ingress"]
+    assert ours == {"from": [{"podSelector": {"matchLabels": own}}]}
+    assert [each["port"] for each in operator["ports"]] == [8265, 52365]
+    assert everybody == {"ports": [{"protocol": "TCP", "port": 8000}]}
+    assert policy["spec"]["policyTypes"] == ["Ingress"]
 
 
 def test_compose_file_is_valid() -> None:

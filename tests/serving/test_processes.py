@@ -4,6 +4,7 @@ import secrets
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from serving.processes import environment, marked, stop
@@ -12,6 +13,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 import pytest
+
+TOKEN = Path("token")
+"""None of these processes needs one."""
 
 ORPHANS = """
 import os, signal, subprocess, sys, time
@@ -32,7 +36,7 @@ def cluster_id() -> Iterator[str]:
 
 def _start(cluster_id: str) -> None:
     """Leave two orphans behind, in sessions of their own, one that ignores SIGTERM."""
-    subprocess.run([sys.executable, "-c", ORPHANS], env=environment(cluster_id), check=True)
+    subprocess.run([sys.executable, "-c", ORPHANS], env=environment(cluster_id, TOKEN), check=True)
 
 
 def test_orphans_are_found_and_stopped(cluster_id: str) -> None:
@@ -53,7 +57,7 @@ def test_others_are_left_alone(cluster_id: str) -> None:
 
 def test_a_zombie_is_no_process(cluster_id: str) -> None:
     """A process that has ended, and that nobody has waited for, does not count."""
-    child = subprocess.Popen([sys.executable, "-c", ""], env=environment(cluster_id))
+    child = subprocess.Popen([sys.executable, "-c", ""], env=environment(cluster_id, TOKEN))
     deadline = time.monotonic() + 20
     while marked(cluster_id) and time.monotonic() < deadline:
         time.sleep(0.05)

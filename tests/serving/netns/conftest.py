@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
+from serving.cluster_token import write_token
 from serving.processes import environment, stop
 from sizing.plan import to_json
 
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[3]
 START_S = 300
+TOKEN_FILE = "ray-token"  # noqa: S105  (its name)
+"""File of the cluster's token, on every host."""
+
 TTFT_S = 5.0
 """The plan's limit: deadlines of prefill and of the KV hand-off are twice as long."""
 
@@ -56,7 +60,7 @@ class Compose:
         return subprocess.run(
             [*head, sys.executable, "-m", "serving.cli", *arguments],
             cwd=self.place,
-            env=environment("") | {"MINICLUSTER_CLUSTER": ""},
+            env=environment("", self.place / TOKEN_FILE),
             capture_output=True,
             text=True,
             check=False,
@@ -85,6 +89,7 @@ def compose(
     model = replace(plan.model, source=".minicluster/models/demo")
     plan = replace(plan, pools=pools, model=model, slo=replace(plan.slo, ttft_s=TTFT_S))
     (place / "plan.json").write_text(to_json(plan))
+    write_token(place / TOKEN_FILE)
     services = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
     nodes = {name: each for name, each in services.items() if "shm_size" in each}
     mounts = {"/etc/minicluster/plan.json": place / "plan.json", "/models/demo": demo_model}
@@ -94,10 +99,13 @@ def compose(
         try:
             for name, service in nodes.items():
                 if name != "head":
-                    _wait_for_ray(hosts["head"], mark)
-                env = (
-                    environment(mark) | service["environment"] | {"RAY_TMPDIR": str(ray_directory)}
-                )
+                    _wait_for_ray(hosts["head"], environment(mark, place / TOKEN_FILE))
+                # The token does not lie where a container has its secrets.
+                env = {
+                    **service["environment"],
+                    **environment(mark, place / TOKEN_FILE),
+                    "RAY_TMPDIR": str(ray_directory),
+                }
                 env["PATH"] = f"{Path(sys.executable).parent}:/usr/sbin:/usr/bin:/sbin:/bin"
                 command = _command(service, mounts)
                 log = place / f"{name}.log"
@@ -119,14 +127,14 @@ def _command(service: dict[str, Any], mounts: Mapping[str, Path]) -> list[str]:
     return command
 
 
-def _wait_for_ray(head: Host, mark: str) -> None:
+def _wait_for_ray(head: Host, env: dict[str, str]) -> None:
     """Wait as `depends_on: service_healthy` does."""
     deadline = time.monotonic() + START_S
     inside = ("ip", "netns", "exec", head.namespace, sys.executable, "-m", "ray.scripts.scripts")
     while time.monotonic() < deadline:
         done = subprocess.run(
             [*inside, "health-check", "--address", f"{head.address}:6379"],
-            env=environment(mark),
+            env=env,
             capture_output=True,
             check=False,
         )
