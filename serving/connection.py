@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
@@ -48,9 +49,11 @@ def connected(address: str) -> Iterator[None]:
         TargetFailed: nobody answers there.
     """
     refuse_missing_certificates(os.environ)
+    if not _answers(address):
+        raise TargetFailed(f"no Ray cluster at {address}: nobody listens there")
     local = address.startswith("127.")
     with _with_token_of(address), loopback() if local else nullcontext():
-        _ask(address)
+        _show_token(address)
         try:
             ray.init(
                 address=address,
@@ -95,11 +98,28 @@ def _with_token_of(address: str) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _ask(address: str) -> None:
-    """Raise where no head answers at `host:port`; Ray itself would try again for many minutes."""
+def _answers(address: str) -> bool:
+    """Tell whether somebody listens at `host:port`; Ray itself would try again for many minutes."""
+    if not _is_host_and_port(address):
+        return True
     host, _, port = address.rpartition(":")
-    if "/" in host or not port.isdigit():
-        return  # another form of an address, that Ray knows
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S):
+            return True
+    except OSError:
+        return False
+
+
+def _is_host_and_port(address: str) -> bool:
+    """Tell this form of an address from the others that Ray knows."""
+    host, _, port = address.rpartition(":")
+    return "/" not in host and port.isdigit()
+
+
+def _show_token(address: str) -> None:
+    """Raise where the head refuses the token; Ray would try for 20 s, and not say why it fails."""
+    if not _is_host_and_port(address):
+        return
     with init_grpc_channel(address) as channel:
         try:
             channel.unary_unary(FIRST_CALL)(b"", timeout=CONNECT_S)
@@ -110,4 +130,4 @@ def _ask(address: str) -> None:
                     os.environ.get(TOKEN_PATH),
                     f"the token of the Ray cluster at {address}, which refuses this one",
                 ) from None
-            raise TargetFailed(f"no Ray cluster at {address}: nobody answers there") from None
+            raise TargetFailed(f"no Ray cluster at {address}: no answer") from None

@@ -153,7 +153,7 @@ def test_somebody_elses_cluster(
     assert (code, "which refuses this one" in said) == (2, True)
     [port] = free_ports(1)
     code, said = _up(tmp_path, plan, f"127.0.0.1:{port}", **{TOKEN: "0" * 64})
-    assert (code, "nobody answers there" in said) == (5, True)
+    assert (code, "nobody listens there" in said) == (5, True)
 
 
 def test_encryption_wants_its_files(tmp_path: Path) -> None:
