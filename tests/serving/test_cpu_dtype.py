@@ -74,7 +74,7 @@ def test_avx2_only_gives_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
     Without AVX-512, fp32 is native by a real timing.
 
     torch's matrix products are oneDNN's: ONEDNN_MAX_CPU_ISA=AVX2 takes its bf16 kernels away, and
-    bf16 falls from 3.6 times fp32's pace to a fifth or less of it (EPYC with avx512_bf16).
+    bf16 falls from four times fp32's pace to a quarter of it (EPYC with avx512_bf16).
     ATEN_CPU_CAPABILITY=avx2 alone leaves these products as they are.
     """
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
