@@ -106,7 +106,7 @@ def grid() -> tuple[Step, ...]:
         Step(
             name=f"decode batch {batch} at {context} tokens, alone",
             tokens=batch * (context + DECODE_STEPS),
-            run=partial(_decode, batch=batch, context=context),
+            run=partial(time_decode, batch=batch, context=context),
         )
         for batch, context in DECODE_POINTS
     ]
@@ -270,7 +270,7 @@ def _covered(spans: NDArray[np.float64]) -> float:
     return float(covered_s)
 
 
-async def _decode(watch: Stopwatch, *, batch: int, context: int) -> tuple[GridPoint, ...]:
+async def time_decode(watch: Stopwatch, *, batch: int, context: int) -> tuple[GridPoint, ...]:
     """Seconds a step takes while exactly *batch* sequences are decoded."""
     streams = [Stream() for _ in range(batch)]
 

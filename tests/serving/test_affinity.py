@@ -4,9 +4,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from serving.affinity import KEEP_AFFINITY
+from serving.affinity import KEEP_AFFINITY, niceness_is_local
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from .forks import Forks
 
 pytestmark = pytest.mark.xdist_group("vllm")  # one worker imports it
@@ -47,3 +49,26 @@ def test_elsewhere_it_does_nothing(forks: Forks) -> None:
     """Where our replicas' variable is not set, vLLM and NIXL are left as they are."""
     rests, _, recheck, spins, _ = _look(forks, **{KEEP_AFFINITY: "0"})
     assert (rests, recheck, spins) == ("False", "5000", "1")
+
+
+@pytest.mark.parametrize(
+    ("autogroup", "cgroup", "local"),
+    [
+        ("1", "0::/\n", True),
+        ("0", "0::/\n", False),
+        ("0", "0::/user.slice/user-1000.slice/session-2.scope\n", True),
+        ("0", "9:name=systemd:/x\n4:memory:/x\n1:cpu,cpuacct:/\n0::/\n", False),
+        ("0", "4:memory:/x\n1:cpu,cpuacct:/docker/7f\n", True),
+        (None, "0::/\n", False),
+        ("1", None, False),
+    ],
+)
+def test_workers_make_way_for_their_own_cluster_alone(
+    tmp_path: Path, autogroup: str | None, cgroup: str | None, *, local: bool
+) -> None:
+    """Niceness is used only where the kernel counts it inside a session or control group."""
+    for name, text in (("autogroup", autogroup), ("cgroup", cgroup)):
+        if text is not None:
+            (tmp_path / name).write_text(text)
+
+    assert niceness_is_local(tmp_path / "autogroup", tmp_path / "cgroup") is local

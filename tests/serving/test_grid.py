@@ -13,12 +13,15 @@ from aiohttp import web
 
 from serving import grid
 from serving.stopwatch import Stopwatch, Stream
+from sizing.contention import CpuTimes
 from sizing.errors import TargetFailed
 
 from .virtual_time import run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
+
+    from serving.grid import GridPoint
 
 PREFILL_S = 0.0002
 STEP_S = 0.02
@@ -27,16 +30,20 @@ STEP_S = 0.02
 class Endpoint:
     """One prompt at a time in prefill, then all sequences together, one token a step."""
 
-    def __init__(self, *, breaks_after: int | None = None) -> None:
-        """Break streams off after *breaks_after* tokens."""
+    def __init__(
+        self, *, breaks_after: int | None = None, step_s: float = STEP_S, hangs: bool = False
+    ) -> None:
+        """Break streams off after *breaks_after* tokens; never answer a prompt where it *hangs*."""
         self.turn = asyncio.Lock()
         self.breaks_after = breaks_after
+        self.step_s = step_s
+        self.hangs = hangs
 
     async def prefill(self, request: web.Request) -> web.Response:
         """Answer /internal/prefill."""
         body = await request.json()
         async with self.turn:
-            await asyncio.sleep(PREFILL_S * len(body["prompt"]))
+            await asyncio.sleep(1e6 if self.hangs else PREFILL_S * len(body["prompt"]))
         return web.json_response({})
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
@@ -51,7 +58,7 @@ class Endpoint:
                 break
             chunk = {"choices": [{"text": "x"}], "usage": {"completion_tokens": token}}
             await answer.write(f"data: {json.dumps(chunk)}\n\n".encode())
-            await asyncio.sleep(STEP_S)
+            await asyncio.sleep(self.step_s)
         return answer
 
 
@@ -86,23 +93,53 @@ def against(
     return run(serve())
 
 
-def test_every_point_of_the_grid_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each length and batch once, alone and in service; steps near what the endpoint takes."""
+def clock_of(*others: float) -> Callable[[], CpuTimes]:
+    """Return a processor clock by which each timing in turn loses that share to others."""
+    shares = iter(others)
+    now = {"at_s": 0.0, "busy_s": 0.0, "calls": 0.0}
+
+    def clock() -> CpuTimes:
+        if now["calls"] % 2:
+            now["at_s"] += 1.0
+            now["busy_s"] += next(shares, 0.0)
+        now["calls"] += 1
+        return CpuTimes(at_s=now["at_s"], busy_s=now["busy_s"], ours_s=0.0, cores=1)
+
+    return clock
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time a grid of seven points."""
     monkeypatch.setattr(grid, "PREFILL_TOKENS", (50, 400))
     monkeypatch.setattr(grid, "PATH_TOKENS", (50,))
-    monkeypatch.setattr(grid, "DECODE_BATCHES", (1, 3))
-    monkeypatch.setattr(grid, "DECODE_CONTEXTS", (16,))
-    monkeypatch.setattr(grid, "DECODE_WINDOW_S", 0.3)
-    monkeypatch.setattr(grid, "SERVICE_TOKENS", (200,))
-    monkeypatch.setattr(grid, "PROMPT_PER_ANSWER", (100, 10))
+    monkeypatch.setattr(grid, "DECODE_POINTS", ((1, 16), (3, 16)))
+    monkeypatch.setattr(grid, "SERVICE_POINTS", ((200, 2), (200, 20)))
+
+
+def timed(others: tuple[float, ...] = ()) -> tuple[list[GridPoint], list[str]]:
+    """Time the grid against the endpoint; return the rows, and what was told."""
     told: list[str] = []
-
-    points = against(Endpoint(), lambda watch: grid.time_grid(watch, told.append))
-
+    points = against(
+        Endpoint(), lambda watch: grid.time_grid(watch, told.append, clock_of(*others))
+    )
     assert isinstance(points, tuple)
-    kinds = [(p.phase, p.tokens, p.batch, p.other_busy_fraction) for p in points]
-    assert len(kinds) == 2 * (2 + 2 + 2 * 2 + 2)
-    assert [k[:2] for k in kinds[:10]] == [k[:2] for k in kinds[10:]]
+    return [*points], told
+
+
+@pytest.mark.usefixtures("small")
+def test_every_point_of_the_grid_is_timed() -> None:
+    """Each length and batch once, alone and in service; steps near what the endpoint takes."""
+    points, told = timed()
+
+    assert [(p.phase, p.tokens) for p in points if not p.other_busy_fraction] == [
+        ("prefill", 50),
+        ("prefill", 400),
+        ("decode", 0),
+        ("decode", 0),
+        ("request", 50),
+        ("path", 50),
+    ]
     prefill = {
         p.tokens: p.seconds for p in points if p.phase == "prefill" and not p.other_busy_fraction
     }
@@ -111,12 +148,43 @@ def test_every_point_of_the_grid_is_timed(monkeypatch: pytest.MonkeyPatch) -> No
     assert prefill[400] > prefill[50]
     steps = [p.seconds for p in points if p.phase == "decode"]
     assert min(steps) > 0.8 * STEP_S
-    few, many, *_ = (p for p in points if p.phase == "prefill" and p.other_busy_fraction)
+    few, many = (p for p in points if p.phase == "prefill" and p.other_busy_fraction)
     # Little's law: a prompt every 40 ms, each with one gap of 20 ms in decode, or with nineteen.
     assert few.other_batch == pytest.approx(1 * STEP_S / few.seconds, rel=0.3)
     assert many.other_batch == pytest.approx(19 * STEP_S / many.seconds, rel=0.3)
     assert few.other_busy_fraction < 0.8 < many.other_busy_fraction <= 1.0
-    assert told[-1].startswith("measuring 14 of 14")
+    assert told[0] == "warm-up"
+    assert told[-1].startswith("measuring 7 of 7: path with 50 tokens (")
+    assert "about" in told[-1]
+
+
+@pytest.mark.usefixtures("small")
+def test_a_disturbed_point_is_timed_once_more() -> None:
+    """The less disturbed of two timings counts, with what others took then; others stay one."""
+    points, _ = timed((0.0, 0.4, 0.3, 0.0, 0.5, 0.6))
+
+    assert [p.others_fraction for p in points[:4]] == pytest.approx([0.0, 0.3, 0.0, 0.5])
+
+
+def test_a_slow_machine_has_time() -> None:
+    """Steps are counted until there are eight, however long they take."""
+    slow = Endpoint(step_s=0.4)
+    points = against(slow, lambda watch: grid.time_decode(watch, batch=2, context=16))
+
+    assert isinstance(points, tuple)
+    assert points[0].repeats >= 8
+    assert points[0].seconds == pytest.approx(0.4, rel=0.1)
+
+
+@pytest.mark.usefixtures("small")
+def test_what_hangs_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A point is given up after ten times what it should take, and a minute."""
+    monkeypatch.setattr(grid, "WARM_UP_TOKENS", 10_000_000)
+
+    with pytest.raises(TargetFailed, match="prefill of 50 tokens, alone did not end within 60 s"):
+        against(
+            Endpoint(hangs=True), lambda watch: grid.time_grid(watch, lambda _: None, clock_of())
+        )
 
 
 def test_a_stream_that_breaks_off_is_an_error() -> None:

@@ -61,9 +61,9 @@ def served(make_deployment: DeploymentMaker, small_model: Path, front: FrontDoor
 @pytest.mark.parametrize(
     ("facts", "probe", "says"),
     [
-        (TimeoutError(), None, "no prefill replica answers: nothing within 60 s"),
+        (TimeoutError(), None, "no prefill replica answers: nothing within 600 s"),
         (RayActorError(), None, "no prefill replica answers: .*Actor"),
-        (None, TimeoutError(), "a KV transfer did not come within 60 s"),
+        (None, TimeoutError(), "a KV transfer did not come within 600 s"),
         (None, RayActorError(), "a prefill replica went away during its probe: .*Actor"),
     ],
 )

@@ -19,6 +19,7 @@ from ray.serve._private.client import ServeControllerClient
 from ray.serve._private.controller import ServeController
 from ray.serve._private.replica import Replica, UserCallableWrapper
 from ray.serve.api import RunTarget
+from ray.serve.deployment import Application
 from ray.serve.handle import DeploymentHandle
 from serving.loopback import loopback
 from serving.serve_compat import STRAIGHT
@@ -35,6 +36,9 @@ print(
     "_controller" in inspect.getsource(ServeControllerClient.__init__),
     leave.index("_drain_ongoing_requests") < leave.index("await self.shutdown()"),
     local == "127.0.0.1",
+    "deployment._version or get_random_string()"
+    in inspect.getsource(ServeControllerClient.deploy_applications),
+    "_bound_deployment" in inspect.getsource(Application.__init__),
     "await" in end and "self._callable.__del__" in end,
 )
 """
@@ -42,7 +46,7 @@ print(
 
 def test_every_private_name_is_there(forks: Forks) -> None:
     """What we take from Ray Serve beyond its promises exists in the pinned version."""
-    assert forks.run(CHECK)[-1].split() == ["True"] * 8
+    assert forks.run(CHECK)[-1].split() == ["True"] * 10
 
 
 LOG = """

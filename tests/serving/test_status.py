@@ -76,6 +76,7 @@ def test_verify_lists_what_does_not_run_or_answer(
         plan=str(file),
         deployment=str(file),
         target="cpu",
+        planned=False,
         changes=(),
         address="",
         base_url="",

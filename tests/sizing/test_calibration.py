@@ -217,3 +217,17 @@ def test_rows_of_two_machines_are_refused(tmp_path: Path) -> None:
 
     with pytest.raises(InputError, match="several machines"):
         read_measurements(tmp_path / "steps.csv")
+
+
+def test_a_disturbed_row_counts_less() -> None:
+    """A row that others took the core from bends no line; a machine always busy fits as it is."""
+    true = [row("prefill", 0.01 + 0.001 * tokens, tokens=tokens) for tokens in (16, 64, 256, 512)]
+    late = replace(true[-1], seconds=2 * true[-1].seconds, others_fraction=0.8)
+    alike = [replace(each, others_fraction=0.5) for each in true]
+
+    fitted = fit_prefill([*true[:-1], true[-1], late])
+    unknowing = fit_prefill([*true[:-1], true[-1], replace(late, others_fraction=0.0)])
+
+    assert fitted.per_prefill_token_s == pytest.approx(0.001, rel=0.05)
+    assert unknowing.per_prefill_token_s != pytest.approx(0.001, rel=0.05)
+    assert fit_prefill(alike) == fit_prefill(true)

@@ -35,7 +35,7 @@ SMALL = {
     "num_attention_heads": 8,
     "num_key_value_heads": 8,
     "vocab_size": 1000,
-    "max_position_embeddings": 512,
+    "max_position_embeddings": 2048,
     "torch_dtype": "bfloat16",
 }
 TRUTH = Scales(prefill=1.2, decode=0.85, prefill_beside=1.5, decode_beside=1.3)
@@ -72,7 +72,9 @@ def run_of(
     parts = seen.parts_s
     return Observed(
         name=f"run {seed}",
-        plan=plan,
+        deployment=plan.deployment,
+        step_model=plan.step_model,
+        calibration=plan.inputs.calibration,
         arrivals=arrivals,
         counts=np.arange(len(arrivals)) >= 50,
         ttft_s=seen.ttft_s,
@@ -111,10 +113,10 @@ def test_what_a_run_cannot_tell_stays_at_the_prior(plan: Plan) -> None:
     assert found.decode_beside == pytest.approx(1.0, abs=0.1)
 
 
-def written(run: Observed, folder: Path, **changes: object) -> Path:
+def written(plan: Plan, run: Observed, folder: Path, **changes: object) -> Path:
     """Write *run* as `loadtest run` does."""
     folder.mkdir(exist_ok=True)
-    (folder / "plan.json").write_text(to_json(run.plan))
+    (folder / "plan.json").write_text(to_json(plan))
     lines = []
     for k in range(len(run.arrivals)):
         due_s, tokens = float(run.arrivals.due_s[k]), int(run.arrivals.output_tokens[k])
@@ -140,7 +142,7 @@ def written(run: Observed, folder: Path, **changes: object) -> Path:
 def test_the_warm_up_is_the_one_that_the_verdict_cut(plan: Plan, tmp_path: Path) -> None:
     """What counts for the verdict counts for the refit, and nothing else."""
     run = run_of(plan, Scales(), seed=6, num=200)
-    path = written(run, tmp_path / "run")
+    path = written(plan, run, tmp_path / "run")
     without = read_observed(path, None)
     start_s = float(run.arrivals.due_s[100])
     verdict = path.parent / "verdict.json"
@@ -174,7 +176,7 @@ def shed(samples: Path, every: int) -> Path:
 def test_requests_turned_away_are_not_simulated(plan: Plan, tmp_path: Path) -> None:
     """Who was shed is no arrival of an engine; what was answered stays as it was."""
     run = run_of(plan, Scales(), seed=6, num=200)
-    path = shed(written(run, tmp_path / "run"), every=10)
+    path = shed(written(plan, run, tmp_path / "run"), every=10)
     found = read_observed(path, None)
 
     left = np.delete(np.arange(len(run.arrivals)), np.s_[::10])
@@ -186,7 +188,9 @@ def test_requests_turned_away_are_not_simulated(plan: Plan, tmp_path: Path) -> N
 def test_many_turned_away_are_refused(plan: Plan, tmp_path: Path) -> None:
     """One in ten is left out, and said; of one in two nothing can be learned."""
     run = run_of(plan, Scales(), seed=6, num=300)
-    few = calibrate("--from", shed(written(run, tmp_path), every=10), "-o", tmp_path / "out.json")
+    few = calibrate(
+        "--from", shed(written(plan, run, tmp_path), every=10), "-o", tmp_path / "out.json"
+    )
     many = calibrate("--from", shed(tmp_path / "samples.jsonl", every=2), "-o", tmp_path / "x.json")
 
     assert few.returncode == Exit.DONE, few.stderr
@@ -199,8 +203,8 @@ def test_many_turned_away_are_refused(plan: Plan, tmp_path: Path) -> None:
 def test_a_run_that_proves_nothing_is_not_fitted(plan: Plan, verdict: str, tmp_path: Path) -> None:
     """Its verdict is named, and the way out: it may be compared with."""
     run = run_of(plan, Scales(), seed=6, num=200)
-    bad = judged(written(run, tmp_path / "bad"), verdict)
-    good = judged(written(run, tmp_path / "good"), "missed")
+    bad = judged(written(plan, run, tmp_path / "bad"), verdict)
+    good = judged(written(plan, run, tmp_path / "good"), "missed")
 
     with pytest.raises(InputError, match=rf"bad.*'{verdict}'.*--hold-out"):
         check_runs([read_observed(good, None), read_observed(bad, None)], [])
@@ -227,13 +231,12 @@ def test_one_fit_has_one_beginning(plan: Plan) -> None:
 
 def planned_with(run: Observed, calibration: CalibrationSpec | None) -> Observed:
     """Return *run* as if its plan came from *calibration*."""
-    inputs = replace(run.plan.inputs, calibration=calibration)
-    return replace(run, plan=replace(run.plan, inputs=inputs))
+    return replace(run, calibration=calibration)
 
 
 def test_shared_blocks_are_those_of_the_schedule(plan: Plan, tmp_path: Path) -> None:
     """A run of a trace is simulated with the prefix hits that it had."""
-    path = written(run_of(plan, Scales(), seed=7, num=200), tmp_path / "run")
+    path = written(plan, run_of(plan, Scales(), seed=7, num=200), tmp_path / "run")
     schedule = path.parent / "schedule.jsonl"
     assert read_observed(path, None).arrivals.content is None
     schedule.write_text('{"index": 1, "content": [4, 5]}\n{"index": 0, "content": []}\n')
@@ -249,7 +252,7 @@ def test_shared_blocks_are_those_of_the_schedule(plan: Plan, tmp_path: Path) -> 
 
 def test_prefix_and_conversations_are_those_of_the_schedule(plan: Plan, tmp_path: Path) -> None:
     """What prompts share is simulated as it was sent."""
-    path = written(run_of(plan, Scales(), seed=7, num=200), tmp_path / "run")
+    path = written(plan, run_of(plan, Scales(), seed=7, num=200), tmp_path / "run")
     assert read_observed(path, None).arrivals.prefix_tokens is None
     rows = [{"index": 1, "prefix_tokens": 32, "session": 5}, {"index": 0, "session": None}]
     (path.parent / "schedule.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
@@ -278,7 +281,7 @@ def calibrate(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 def test_samples_are_read_as_they_were_written(plan: Plan, tmp_path: Path) -> None:
     """Latencies and phases come out as the definitions of docs/model.md have them."""
     run = run_of(plan, Scales(), seed=6, num=200)
-    again = read_observed(written(run, tmp_path), None)
+    again = read_observed(written(plan, run, tmp_path), None)
 
     assert again.ttft_s == pytest.approx(run.ttft_s)
     assert again.tpot_s == pytest.approx(run.tpot_s, nan_ok=True)
@@ -288,8 +291,10 @@ def test_samples_are_read_as_they_were_written(plan: Plan, tmp_path: Path) -> No
 
 def test_command_writes_a_calibration(plan: Plan, tmp_path: Path) -> None:
     """From a run comes a calibration that `sizing plan` reads, and the errors on another run."""
-    first = written(run_of(plan, TRUTH, seed=7, num=300), tmp_path / "first")
-    second = judged(written(run_of(plan, TRUTH, seed=8, num=300), tmp_path / "second"), "invalid")
+    first = written(plan, run_of(plan, TRUTH, seed=7, num=300), tmp_path / "first")
+    second = judged(
+        written(plan, run_of(plan, TRUTH, seed=8, num=300), tmp_path / "second"), "invalid"
+    )
     out = tmp_path / "again.json"
     done = calibrate("--from", first, "--hold-out", second, "-o", out, "--json")
 
@@ -319,7 +324,7 @@ def test_command_writes_a_calibration(plan: Plan, tmp_path: Path) -> None:
 )
 def test_bad_samples_are_refused(plan: Plan, tmp_path: Path, break_it: object, says: str) -> None:
     """What is no run gets one line: place, value, expectation; exit 2."""
-    path = written(run_of(plan, Scales(), seed=9, num=100), tmp_path)
+    path = written(plan, run_of(plan, Scales(), seed=9, num=100), tmp_path)
     break_it(path)  # type: ignore[operator]
     done = calibrate("--from", path, "-o", tmp_path / "out.json")
 

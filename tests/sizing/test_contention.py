@@ -1,0 +1,40 @@
+"""What other processes take of the cores, from the kernel's own clocks."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from sizing.contention import CpuTimes, cpu_times, others_fraction
+
+
+def at(at_s: float, busy_s: float, ours_s: float) -> CpuTimes:
+    """Return the clocks of two cores."""
+    return CpuTimes(at_s=at_s, busy_s=busy_s, ours_s=ours_s, cores=2)
+
+
+@pytest.mark.parametrize(
+    ("busy_s", "ours_s", "fraction"),
+    [(0.0, 0.0, 0.0), (10.0, 10.0, 0.0), (10.0, 4.0, 0.3), (20.0, 0.0, 1.0), (3.0, 3.5, 0.0)],
+)
+def test_what_is_busy_and_not_ours_is_others(busy_s: float, ours_s: float, fraction: float) -> None:
+    """Of 10 s on two cores others took what was busy and not ours; clocks that disagree: none."""
+    assert others_fraction(at(5.0, 1.0, 1.0), at(15.0, 1.0 + busy_s, 1.0 + ours_s)) == fraction
+
+
+def test_our_own_time_is_counted() -> None:
+    """What this process computes is its own time, as the kernel counts it, and a core's."""
+    start, spent = cpu_times([os.getpid()]), os.times()
+    while sum(os.times()[:2]) - sum(spent[:2]) < 0.3:
+        pass
+    end = cpu_times([os.getpid()])
+
+    assert end.ours_s - start.ours_s == pytest.approx(0.3, abs=0.05)
+    assert end.busy_s - start.busy_s >= 0.2
+    assert end.cores == len(os.sched_getaffinity(0))
+
+
+def test_a_process_that_is_gone_has_no_time() -> None:
+    """Pids that end between two looks are left out."""
+    assert cpu_times([2**22 + 1]).ours_s == 0.0
