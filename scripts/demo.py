@@ -178,7 +178,7 @@ def main() -> int:
     AGAIN.mkdir(parents=True)
     os.environ[MARK] = mark = secrets.token_hex(8)
     demo = Demo(screen=screen, mark=mark, begun=cpu_times({os.getpid()}))
-    keep = False
+    keep, code = False, int(Exit.BUG)
     try:
         with terminable():
             code = steps(demo)
@@ -189,6 +189,8 @@ def main() -> int:
         screen.say("interrupted")
         code = Exit.INTERRUPTED
     finally:
+        ended = {"exit_code": int(code), "others_fraction": demo.disturbed_fraction()}
+        (OUT / "demo.json").write_text(json.dumps(ended) + "\n", encoding="utf-8")
         # However often Ctrl-C is pressed from here on, `serving down` runs to its end.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         if not keep and RUNNING.exists():

@@ -74,6 +74,7 @@ def validation_page() -> str:
                 *_static_rows(),
                 *_op_fits(),
                 *_demo_runs(),
+                *_demo_repeats(),
                 *_held_out(),
             ]
         )
@@ -183,6 +184,41 @@ def _demo_runs() -> list[str]:
         lines.append(f"| {number} | {run['requests_per_s']:.2f} | " + " | ".join(cells) + " |")
     notes = [f"Run {n}: {run['note']}." for n, run in enumerate(table["runs"], 1) if "note" in run]
     return [*lines, "", *notes]
+
+
+def _demo_repeats() -> list[str]:
+    """Return whether the demo always ends, on a quiet machine and beside busy loops."""
+    path = PUBLISHED / "demo_repeats.toml"
+    if not path.exists():
+        return []
+    table = tomllib.loads(path.read_text(encoding="utf-8"))
+    lines = [
+        "",
+        "### The demo, again and again",
+        "",
+        (
+            f"`benchmarks/demo_runs.py` on {table['machine']}, {table['date']}, nothing else running"
+            " but the busy loops named. Errors: predicted / measured - 1 of the means, TTFT and"
+            " TPOT; of the first load, whose constants come from timed steps and a burst, and of the"
+            " second, at another rate after a refit to the first."
+        ),
+        "",
+        "| run | busy loops | seconds | exit | verdict | others' share | judged | first load |"
+        " second load | left running |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for number, run in enumerate(table["runs"], start=1):
+        first, second = (
+            ", ".join(f"{run[which][name]:+.0%}" for name in ("ttft", "tpot") if name in run[which])
+            for which in ("first", "second")
+        )
+        judged = " and ".join(map(str, run["requests"]))
+        lines.append(
+            f"| {number} | {run['loops']} | {run['seconds']} | {run['exit_code']} |"
+            f" {run['verdict']} | {run['others_fraction']:.0%} | {judged} | {first} | {second} |"
+            f" {run['left']} |"
+        )
+    return lines
 
 
 def _held_out() -> list[str]:

@@ -16,7 +16,10 @@ BUSY_COLUMNS = (0, 1, 2, 5, 6, 7)
 and guest, which user holds already. Source: proc(5)."""
 
 STAT_UTIME = 11
-"""Position of utime after the command in /proc/PID/stat; stime and those of children follow."""
+"""
+Position of utime after the command in /proc/PID/stat; stime, and both of children that have ended
+and were waited for, follow. Source: proc(5).
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +70,7 @@ def others_fraction(start: CpuTimes, end: CpuTimes) -> float:
     Steal, which a hypervisor gave to other machines, counts as theirs.
 
     Ignores:
-        Processes of ours that ended in between: their time seems to be others'.
+        Processes of ours that ended in between without one of ours waiting for them.
     """
     others_s = (end.busy_s - start.busy_s) - (end.ours_s - start.ours_s)
     return min(1.0, max(0.0, others_s / (end.cores * (end.at_s - start.at_s))))
@@ -81,4 +84,4 @@ def _process_ticks(pid: int) -> int:
         return 0
     # The command, in parentheses, may itself hold blanks and parentheses.
     fields = stat.rpartition(")")[2].split()
-    return int(fields[STAT_UTIME]) + int(fields[STAT_UTIME + 1])
+    return sum(map(int, fields[STAT_UTIME : STAT_UTIME + 4]))
