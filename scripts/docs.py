@@ -197,14 +197,16 @@ def _demo_repeats() -> list[str]:
         "### The demo, again and again",
         "",
         (
-            f"`benchmarks/demo_runs.py` on {table['machine']}, {table['date']}, nothing else running"
-            " but the busy loops named. Errors: predicted / measured - 1 of the means, TTFT and"
-            " TPOT; of the first load, whose constants come from timed steps and a burst, and of the"
-            " second, at another rate after a refit to the first."
+            f"`benchmarks/demo_runs.py` on {table['machine']}, {table['date']}, nothing else"
+            " running but the busy loops named. Errors: predicted / measured - 1 of the means,"
+            " TTFT and TPOT; of the first load, whose constants come from timed steps and a burst,"
+            " and of the second, at another rate after a refit to the first."
         ),
         "",
-        "| run | busy loops | seconds | exit | verdict | others' share | judged | first load |"
-        " second load | left running |",
+        (
+            "| run | busy loops | seconds | exit | verdict | others' share | judged | first load |"
+            " second load | left running |"
+        ),
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for number, run in enumerate(table["runs"], start=1):

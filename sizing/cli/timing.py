@@ -99,7 +99,7 @@ def _with_burst(
         )
         return fitted
     schedule = folder.with_suffix(".schedule.jsonl")
-    _write_schedule(schedule, load, rate)
+    write_schedule(schedule, load, rate)
     _command(
         *("loadtest", "run", "--trace", schedule, "--warmup", WARM_UP_S, "-o", folder),
         *("--host", _endpoint(), "--model", deployment.model.id),
@@ -133,7 +133,7 @@ def burst_rate(model: StepModel, load: WorkloadSpec) -> float:
     return min(BURST_UTILISATION / prefill_s, BURST_SEQUENCES / (step_s * float(answers.mean())))
 
 
-def _write_schedule(path: Path, load: WorkloadSpec, rate: float) -> None:
+def write_schedule(path: Path, load: WorkloadSpec, rate: float) -> None:
     """Write Poisson arrivals of the scenario's lengths as a trace that `loadtest run` sends."""
     length_s = min(BURST_LIMIT_S, WARM_UP_S + BURST_REQUESTS / rate)
     arrivals = drawn(load, Source(), count=round(length_s * rate), seed=0)
