@@ -50,6 +50,8 @@ class DemoRun:
         others_fraction: share of the cores that other processes took, loops included.
         left: processes of it that were there afterwards.
         first, second: error of the predicted means of each load, by metric.
+        first_s, second_s: the measured means.
+        requests: judged, of each load.
     """
 
     loops: int
@@ -60,6 +62,8 @@ class DemoRun:
     left: int
     first: dict[str, float]
     second: dict[str, float]
+    first_s: dict[str, float]
+    second_s: dict[str, float]
     requests: tuple[int, int]
 
     @property
@@ -106,8 +110,10 @@ def demo(loops: int) -> DemoRun:
         verdict=str(first.get("verdict", "")),
         others_fraction=float(_read(OUT / "demo.json").get("others_fraction", 0.0)),
         left=len(marked(mark, MARK)),
-        first=_errors(first),
-        second=_errors(second),
+        first=_means(first, "error_fraction"),
+        second=_means(second, "error_fraction"),
+        first_s=_means(first, "measured_s"),
+        second_s=_means(second, "measured_s"),
         requests=(_requests(first), _requests(second)),
     )
 
@@ -120,10 +126,10 @@ def _read(file: Path) -> dict[str, Any]:
     return found
 
 
-def _errors(verdict: dict[str, Any]) -> dict[str, float]:
+def _means(verdict: dict[str, Any], name: str) -> dict[str, float]:
     rows = (verdict.get("comparison") or {}).get("rows", [])
     return {
-        row["metric"]: round(row["error_fraction"], 4)
+        row["metric"]: round(row[name], 4)
         for row in rows
         if row["statistic"] == "mean" and row["metric"] in {"ttft", "tpot"}
     }

@@ -38,8 +38,8 @@ BURST_UTILISATION = 0.45
 BURST_SEQUENCES = 4.0
 """In decode, mean: a quarter of the largest batch that was timed."""
 
-BURST_REQUESTS = 160
-BURST_LIMIT_S = 30.0
+BURST_REQUESTS = 270
+BURST_LIMIT_S = 35.0
 WARM_UP_S = 5.0
 """Length of the burst: so many requests after its warm-up, but no longer than the limit."""
 

@@ -58,9 +58,9 @@ def test_slow_decoding_bounds_the_burst() -> None:
     assert burst_rate(model(0.2), LOAD) == pytest.approx(4 / (10 * 0.2))
 
 
-@pytest.mark.parametrize(("rate", "length_s"), [(10.0, 21.0), (2.0, 30.0)])
+@pytest.mark.parametrize(("rate", "length_s"), [(10.0, 32.0), (2.0, 35.0)])
 def test_the_schedule_is_a_trace_of_the_rate(tmp_path: Path, rate: float, length_s: float) -> None:
-    """160 requests behind 5 s of warm-up, at most 30 s, of the scenario's lengths."""
+    """270 requests behind 5 s of warm-up, at most 35 s, of the scenario's lengths."""
     file = tmp_path / "burst.schedule.jsonl"
     write_schedule(file, LOAD, rate)
     arrivals = read_trace(file).arrivals
