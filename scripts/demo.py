@@ -220,6 +220,7 @@ def steps(demo: Demo) -> int:
     first = load(demo, plan, host, REQUESTS, OUT, seed=0)
     if first["verdict"] == "invalid":
         say("5/6, 6/6 left out: there is nothing to learn from a run that was invalid")
+        name_disturbance(demo, first)
         summary(demo, first, None)
         return int(first["exit_code"])
     say("5/6 refit the constants to what was measured, and plan another load with them")
@@ -244,6 +245,20 @@ def load(
     demo.command("loadtest", "run", plan, "--host", host, *extent, endings=ENDED)
     verdict: dict[str, Any] = json.loads((folder / "verdict.json").read_text(encoding="utf-8"))
     return verdict
+
+
+def name_disturbance(demo: Demo, verdict: dict[str, Any]) -> None:
+    """Put what other processes took before the reasons why a run is invalid."""
+    others = demo.disturbed_fraction()
+    if others > TOO_BUSY:
+        verdict["reasons"] = [busy_text(others), *verdict["reasons"]]
+        text = json.dumps(verdict, indent=2) + "\n"
+        (OUT / "verdict.json").write_text(text, encoding="utf-8")
+
+
+def busy_text(others: float) -> str:
+    """Return the reason that other processes are."""
+    return f"other processes took {others:.0%} of the cores"
 
 
 def make_plan(demo: Demo, calibration: Path, rate: float, path: Path) -> Path:
@@ -293,7 +308,7 @@ def summary(demo: Demo, first: dict[str, Any], second: dict[str, Any] | None) ->
     others = demo.disturbed_fraction()
     lines += ["", *(f"SLO: {line}" for line in promised(first))]
     if others > TOO_BUSY:
-        lines += [f"other processes took {others:.0%} of the cores: expect larger errors"]
+        lines += [f"{busy_text(others)}: expect larger errors"]
     spent = time.monotonic() - demo.begun.at_s
     lines += [
         f"verdict: {first['verdict'].upper()}{'; ' if first['reasons'] else ''}"
@@ -341,7 +356,7 @@ def give_up(demo: Demo, failed: StepFailed) -> int:
         verdict, code = "invalid", Exit.INCONCLUSIVE
     else:
         verdict, code = ("infeasible" if failed.code == Exit.NEGATIVE else "failed"), failed.code
-    reasons = [f"other processes took {others:.0%} of the cores"] if busy else []
+    reasons = [busy_text(others)] if busy else []
     reasons += [str(failed), *failed.said[-3:]]
     record = {"verdict": verdict, "exit_code": int(code), "reasons": reasons}
     (OUT / "verdict.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
