@@ -184,6 +184,7 @@ def write(runs: list[DemoRun], cores: int) -> None:
         "# Written by benchmarks/demo_runs.py --write; errors: predicted / measured - 1 of means.",
         f'machine = "{cores} cores of an {processor()}, {platform.system()} {platform.release()}"',
         f'date = "{datetime.now(UTC).date().isoformat()}"',
+        "notes = []",
     ]
     for run in runs:
         lines += ["", "[[runs]]"]

@@ -188,10 +188,7 @@ def _demo_runs() -> list[str]:
 
 def _demo_repeats() -> list[str]:
     """Return whether the demo always ends, on a quiet machine and beside busy loops."""
-    path = PUBLISHED / "demo_repeats.toml"
-    if not path.exists():
-        return []
-    table = tomllib.loads(path.read_text(encoding="utf-8"))
+    table = tomllib.loads((PUBLISHED / "demo_repeats.toml").read_text(encoding="utf-8"))
     lines = [
         "",
         "### The demo, again and again",
@@ -220,7 +217,7 @@ def _demo_repeats() -> list[str]:
             f" {run['verdict']} | {run['others_fraction']:.0%} | {judged} | {first} | {second} |"
             f" {run['left']} |"
         )
-    return lines
+    return [*lines, "", *(f"{note[0].upper()}{note[1:]}." for note in table["notes"])]
 
 
 def _held_out() -> list[str]:
