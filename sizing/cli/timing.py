@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -68,9 +68,10 @@ def timed_engine(inputs: Inputs, steps: Path, *, name: str, keep: bool) -> Calib
     deployment = draft_deployment(inputs)
     draft = steps.with_suffix(".deployment.json")
     write_whole(draft, to_json(deployment))
-    _command("serving", "up", draft, "--port", 0)
-    kept = False
+    kept = _status() is not None  # what was up before us is not ours to take down
     try:
+        _command("serving", "up", draft, "--port", 0)
+        kept = False
         _command("serving", "measure", "-o", steps)
         fitted = fit_calibration(read_measurements(steps), name=name)
         fitted = _with_burst(inputs, deployment, fitted, steps.with_suffix(".burst"))
@@ -148,11 +149,20 @@ def write_schedule(path: Path, load: WorkloadSpec, rate: float) -> None:
 
 def _endpoint() -> str:
     """Return the address of what `serving up` deployed."""
-    status = [_found("serving"), "status", "--json"]
-    done = subprocess.run(status, check=False, stdout=subprocess.PIPE)  # noqa: S603  (ours)
+    status = _status()
+    if status is None:
+        raise TargetFailed("`serving status` knows of no deployment that `serving up` made")
+    return str(status["base_url"])
+
+
+def _status() -> dict[str, Any] | None:
+    """Return what `serving status` says of this directory; `None`: nothing is deployed from it."""
+    line = [_found("serving"), "status", "--json"]
+    done = subprocess.run(line, check=False, capture_output=True)  # noqa: S603  (ours)
     if done.returncode:
-        raise TargetFailed(f"`serving status` ended with exit code {done.returncode}")
-    return str(json.loads(done.stdout)["base_url"])
+        return None
+    status: dict[str, Any] = json.loads(done.stdout)
+    return status
 
 
 def _command(
