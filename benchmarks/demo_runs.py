@@ -37,7 +37,7 @@ ROWS = Path(__file__).parents[1] / "tests" / "published" / "demo_repeats.toml"
 MARK = "MINICLUSTER_DEMO_RUN"
 ENDINGS = (0, 3, 4)
 LIMIT_S = 1800.0
-"""Of one run: far more than any should take, so that one that hangs ends the series."""
+"""Limit of one run. It is far more than a run takes, so that only a run that hangs is ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +68,7 @@ class DemoRun:
 
     @property
     def counts(self) -> bool:
-        """Whether it ended as it should."""
+        """The run ended with an allowed exit code and a verdict, and left no process."""
         return self.exit_code in ENDINGS and bool(self.verdict) and not self.left
 
 
