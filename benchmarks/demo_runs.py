@@ -147,11 +147,12 @@ def same_load(times: int) -> list[dict[str, float]]:
     try:
         for _ in range(times):
             extent = ["--requests", str(SAME_REQUESTS), "--seed", "0", "-o", str(OUT / "same")]
-            subprocess.run([*load, *extent], check=False, **silent)
+            subprocess.run([*load, *extent], check=False, **silent)  # noqa: S603  (ours)
             means.append(_means(_read(OUT / "same" / "verdict.json"), "measured_s"))
             shutil.rmtree(OUT / "same", ignore_errors=True)
     finally:
-        subprocess.run([f"{command}/serving", "down"], check=True, **silent)
+        down = [f"{command}/serving", "down"]
+        subprocess.run(down, check=True, **silent)  # noqa: S603  (ours)
     return means
 
 
@@ -198,7 +199,8 @@ def main() -> int:
     for metric in ("ttft", "tpot") if len(same) > 1 else ():
         means = [each[metric] for each in same]
         told = ", ".join(f"{1e3 * each:.1f}" for each in means)
-        print(f"same load, {metric.upper()} mean: {told} ms; spread {stdev(means) / mean(means):.0%}")
+        spread = stdev(means) / mean(means)
+        print(f"same load, {metric.upper()} mean: {told} ms; standard deviation {spread:.0%}")
     quiet = [run for run in runs if not run.loops and run.first and run.second]
     for which in ("first", "second") if quiet else ():
         for metric in ("ttft", "tpot"):
