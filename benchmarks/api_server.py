@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 import httpx
 
-from serving.demo_model import DemoShape, make_demo_model
+from serving.measurement.demo_model import DemoShape, make_demo_model
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -25,9 +25,9 @@ import numpy as np
 import psutil
 from third_party import BENCH, tokenizer
 
-from loadtest.behaviour import Behaviour
-from loadtest.run import prepare
-from loadtest.selftest import (
+from loadtest.run.folder import prepare
+from loadtest.selftest.mock_config import Behaviour
+from loadtest.selftest.selftest import (
     OUTPUT_TOKENS,
     TTFT_S,
     ClientError,
@@ -40,8 +40,8 @@ from loadtest.selftest import (
 )
 
 if TYPE_CHECKING:
-    from loadtest.job import Job
-    from loadtest.selftest import Truth
+    from loadtest.run.job import Job
+    from loadtest.selftest.selftest import Truth
 
 MOST_STREAMS = 2000
 """Raised no further; no client here follows as many."""
@@ -188,9 +188,9 @@ async def plain(folder: Path) -> None:
     """Send the schedule in *folder* with aiohttp, as simply as one can."""
     import aiohttp  # noqa: PLC0415  (only this client's process needs it)
 
-    from loadtest.job import read_job  # noqa: PLC0415
-    from loadtest.prompt import Prompts  # noqa: PLC0415
-    from loadtest.schedule import read_schedule  # noqa: PLC0415
+    from loadtest.client.prompts import Prompts  # noqa: PLC0415
+    from loadtest.run.job import read_job  # noqa: PLC0415
+    from loadtest.run.schedule import read_schedule  # noqa: PLC0415
 
     job = read_job(folder / "run.json")
     requests = [r for r in read_schedule(folder / "schedule.jsonl") if r.due_s < job.window.end_s]

@@ -29,8 +29,8 @@ from pathlib import Path
 from statistics import mean, median, stdev
 from typing import TYPE_CHECKING, Any
 
-from serving.processes import marked
-from sizing.machine import processor
+from minicluster.machine import processor
+from serving.cluster.processes import marked
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -29,14 +29,14 @@ from endpoints.bare import servers, split_stream
 from endpoints.client import Sample, body, stream
 from endpoints.demo import away, demo, pool, up
 
-from serving.ports import free_ports
-from sizing.errors import Exit, TargetFailed
-from sizing.plan import Placement, to_json
+from minicluster.errors import Exit, TargetFailed
+from minicluster.plan import Placement, to_json
+from serving.cluster.ports import free_ports
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
-    from sizing.plan import Deployment
+    from minicluster.plan import Deployment
 
     Ask = Callable[[aiohttp.ClientSession, dict[str, Any]], Awaitable[Sample]]
 

@@ -17,14 +17,14 @@ from pathlib import Path
 
 import numpy as np
 
-from loadtest.behaviour import Behaviour
-from loadtest.drive import drive
-from loadtest.order import Extent, free_load, make_job
-from loadtest.run import Run, prepare, read_run
-from loadtest.selftest import fake_server
-from loadtest.spread import quantile
-from sizing.specs.slo import SloSpec
-from sizing.specs.workload import Lengths, WorkloadSpec
+from loadtest.client.launch import drive
+from loadtest.run.folder import Run, prepare, read_run
+from loadtest.run.run_config import Extent, free_load, make_job
+from loadtest.selftest.mock_config import Behaviour
+from loadtest.selftest.selftest import fake_server
+from minicluster.specs.slo import SloSpec
+from minicluster.specs.workload import Lengths, WorkloadSpec
+from minicluster.stats.quantiles import quantile
 
 STALL_AT_S, STALL_S = 5.0, 2.0
 RATES = (5.0, 10.0, 20.0, 40.0, 75.0)

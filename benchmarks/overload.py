@@ -22,16 +22,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 from endpoints.client import Sample, body, open_loop, percentile_ms
 
-from serving.deploy import Site
-from serving.deployed import bring_up
-from serving.ports import free_ports
-from serving.takedown import take_down
-from sizing.arrivals import poisson_arrivals
-from sizing.errors import Exit
-from sizing.plan import read_plan
+from minicluster.errors import Exit
+from minicluster.plan import read_plan
+from minicluster.workload.arrivals import poisson_arrivals
+from serving.cluster.ports import free_ports
+from serving.operations.deploy import Site
+from serving.operations.deployed import bring_up
+from serving.operations.down import take_down
 
 if TYPE_CHECKING:
-    from sizing.plan import Plan
+    from minicluster.plan import Plan
 
 WARM_UP_S = 10.0
 """At the planned rate, then as long at the rate of the run; neither is judged."""

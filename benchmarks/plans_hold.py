@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sizing.cli.inputs import read_inputs
-from sizing.search.search import Found, search
-from sizing.search.trial import Trials
+from sizing.planner.search import Found, search
+from sizing.planner.trial import Trials
 
 if TYPE_CHECKING:
-    from sizing.plan import Inputs
-    from sizing.search.candidate import Candidate
+    from minicluster.plan import Inputs
+    from sizing.planner.candidate import Candidate
 
 SCENARIOS = (
     "llama-3.1-8b-h100",

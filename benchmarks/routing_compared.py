@@ -20,9 +20,9 @@ import numpy as np
 from endpoints.client import Sample, body, open_loop, percentile_ms, stream
 from endpoints.demo import away, demo, pool, up
 
-from sizing.arrivals import poisson_arrivals
-from sizing.plan import Placement
-from sizing.specs.workload import Lengths, WorkloadSpec
+from minicluster.plan import Placement
+from minicluster.specs.workload import Lengths, WorkloadSpec
+from minicluster.workload.arrivals import poisson_arrivals
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,13 +13,13 @@ from __future__ import annotations
 import statistics
 import time
 
-from sizing.simulation.limits import EngineLimits
-from sizing.simulation.step import FittedStep
+from minicluster.engine_model.limits import EngineLimits
+from minicluster.engine_model.step_seconds import FittedStep
+from minicluster.specs.step import StepCoefficients
+from minicluster.specs.workload import Lengths, WorkloadSpec
+from minicluster.workload.sources import Source, drawn
 from sizing.simulation.system import Path, SimulatedPool, System
 from sizing.simulation.tandem import Tandem
-from sizing.sources import Source, drawn
-from sizing.specs.step import StepCoefficients
-from sizing.specs.workload import Lengths, WorkloadSpec
 
 STEP = StepCoefficients(
     base_s=3e-3,

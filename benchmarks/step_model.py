@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from minicluster.specs.slicing import Slicing
 from sizing import catalog
 from sizing.latency.load import decode_load, prefill_load
 from sizing.latency.step import Machine, step_s
-from sizing.specs.slicing import Slicing
 
 if TYPE_CHECKING:
     from collections.abc import Callable

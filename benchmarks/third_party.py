@@ -33,17 +33,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from loadtest.behaviour import Behaviour
-from loadtest.drive import drive
-from loadtest.order import Extent, free_load, make_job
-from loadtest.run import prepare, read_run
-from loadtest.schedule import Shape
-from loadtest.selftest import fake_server
-from loadtest.target import check_model
-from sizing.errors import Exit
-from sizing.sources import Source
-from sizing.specs.slo import SloSpec
-from sizing.specs.workload import Lengths, WorkloadSpec
+from loadtest.client.endpoint import check_model
+from loadtest.client.launch import drive
+from loadtest.run.folder import prepare, read_run
+from loadtest.run.run_config import Extent, free_load, make_job
+from loadtest.run.schedule import Shape
+from loadtest.selftest.mock_config import Behaviour
+from loadtest.selftest.selftest import fake_server
+from minicluster.errors import Exit
+from minicluster.specs.slo import SloSpec
+from minicluster.specs.workload import Lengths, WorkloadSpec
+from minicluster.workload.sources import Source
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

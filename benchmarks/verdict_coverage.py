@@ -20,12 +20,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from loadtest.confidence import share_interval
-from loadtest.decision import judged
-from loadtest.evidence import settling_of
-from loadtest.promise import judge_limit, proven
-from loadtest.schedule import Window
-from loadtest.spread import LEVELS
+from loadtest.run.schedule import Window
+from loadtest.verdict.decision import judged
+from loadtest.verdict.slo import judge_limit, proven
+from loadtest.verdict.window import settling_of
+from minicluster.stats.confidence import share_interval
+from minicluster.stats.quantiles import LEVELS
 
 SERVERS = 40
 SERVICE_S = 1.46

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from verdict_coverage import FIRST_SHARE, HEAD, Cell, cell_of, row, verdicts, waits_s
 
-from loadtest.schedule import Window
-from loadtest.spread import LEVELS
+from loadtest.run.schedule import Window
+from minicluster.stats.quantiles import LEVELS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from sizing.errors import Exit
+from minicluster.errors import Exit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -29,10 +29,10 @@ from html import escape
 from pathlib import Path
 from typing import IO, Any
 
-from serving.processes import marked
-from sizing.child import run_child, terminable
-from sizing.contention import CpuTimes, cpu_times, others_fraction
-from sizing.errors import Exit
+from minicluster.command import run_child, terminable
+from minicluster.contention import CpuTimes, cpu_times, others_fraction
+from minicluster.errors import Exit
+from serving.cluster.processes import marked
 
 BIN = Path(sys.executable).parent
 OUT = Path("out/demo")

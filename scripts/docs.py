@@ -18,12 +18,12 @@ import numpy as np
 import seeds
 import training_runs
 
+from minicluster.specs.slicing import Slicing
 from sizing import catalog
+from sizing.catalog.schema import scenario_keys
+from sizing.evidence.subject import nearest_engine
 from sizing.latency.load import prefill_load
 from sizing.latency.step import Machine, step_s
-from sizing.schema import scenario_keys
-from sizing.specs.slicing import Slicing
-from sizing.validation.subject import nearest_engine
 
 ROOT = Path(__file__).parents[1]
 PUBLISHED = ROOT / "tests" / "published"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from itertools import groupby
 
+from sizing.evidence.evidence import read_evidence
 from sizing.report.validation import figures
-from sizing.validation.evidence import read_evidence
 
 KNOWN_BEFORE = (
     "These errors are not those of rows that nobody had seen. What was done with them:",

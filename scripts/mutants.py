@@ -29,7 +29,7 @@ from xml.etree import ElementTree as ET
 
 from mutation_places import PROBE, ROOT, Mutant, draw, insert_probe, tracked
 
-from sizing.errors import Exit
+from minicluster.errors import Exit
 
 PACKAGES = ("sizing", "serving", "loadtest")
 PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider")

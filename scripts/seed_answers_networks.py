@@ -29,8 +29,8 @@ from seed_figures import (
 )
 
 from sizing import catalog
-from sizing.fabric.rail_only import optimal_model_parallel
-from sizing.fabric.study import savings_range, study
+from sizing.network.rail_only import optimal_model_parallel
+from sizing.network.study import savings_range, study
 from sizing.training.closed_forms import training_s
 
 NETWORKS: list[Entry] = [

@@ -27,10 +27,10 @@ from seed_figures import (
     topology,
 )
 
+from minicluster.specs.inventory import inventory_of
+from minicluster.specs.parameters import num_parameters
 from sizing import catalog
 from sizing.cli.long_context import LENGTHS
-from sizing.specs.inventory import inventory_of
-from sizing.specs.parameters import num_parameters
 from sizing.training.closed_forms import achieved_flops_per_s, training_s, weight_set_bytes
 from sizing.training.flops import training_flops
 

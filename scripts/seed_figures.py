@@ -7,36 +7,27 @@ from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING
 
+from minicluster.errors import InputError
+from minicluster.specs.inventory import inventory_of
 from sizing import catalog
-from sizing.errors import InputError
-from sizing.fabric.bill import Bill, Order, bill
-from sizing.fabric.built import BuiltBill, built_bill
-from sizing.fabric.collective import Question, answer
-from sizing.fabric.pools import PoolRules, place_pools
-from sizing.fabric.rail_only import (
-    gains,
-    iteration,
-    relative_performance,
-    traffic,
-    with_batch,
-)
-from sizing.fabric.ranks import Degrees, RankPlan, place_ranks
-from sizing.fabric.room import rooms
-from sizing.fabric.seats import Want
 from sizing.latency.collectives import all_reduce_s
-from sizing.specs.inventory import inventory_of
-from sizing.study.rule import find_rule, gpus_by_compute
-from sizing.training.closed_forms import (
-    scale_factor,
-    training_s,
-)
+from sizing.network.bill import Bill, Order, bill
+from sizing.network.built import BuiltBill, built_bill
+from sizing.network.collective import Question, answer
+from sizing.network.pools import PoolRules, place_pools
+from sizing.network.rail_only import gains, iteration, relative_performance, traffic, with_batch
+from sizing.network.ranks import Degrees, RankPlan, place_ranks
+from sizing.network.room import rooms
+from sizing.network.seats import Want
+from sizing.planner.studies.rule import find_rule, gpus_by_compute
+from sizing.training.closed_forms import scale_factor, training_s
 from sizing.training.estimate import estimate
 from sizing.training.flops import step_flops, training_flops
 from sizing.training.request import TrainingRequest
 
 if TYPE_CHECKING:
-    from sizing.fabric.rail_only import Traffic
-    from sizing.specs.tier import Tier
+    from minicluster.specs.tier import Tier
+    from sizing.network.rail_only import Traffic
 
 DAY, YEAR, MONTH = 86_400.0, 365.25 * 86_400.0, 365.25 / 12 * 86_400.0
 Value = float | bool | tuple[float, ...]

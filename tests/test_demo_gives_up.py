@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sizing.contention import cpu_times
+from minicluster.contention import cpu_times
 
 if TYPE_CHECKING:
     from types import ModuleType

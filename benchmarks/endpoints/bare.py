@@ -15,9 +15,9 @@ from urllib.request import urlopen
 import aiohttp
 
 from endpoints.client import Sample, stream
-from serving.engine import Ground, engine_kwargs, environment
-from serving.ports import free_ports
-from sizing.errors import TargetFailed
+from minicluster.errors import TargetFailed
+from serving.cluster.ports import free_ports
+from serving.deployment.engine_args import Ground, engine_kwargs, environment
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     import aiohttp
 
-    from sizing.plan import Deployment, Pool
+    from minicluster.plan import Deployment, Pool
 
 STARTS_WITHIN_S = 240.0
 PREFILL = {

@@ -9,15 +9,23 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from serving.compile import compile_app
-from serving.demo_model import make_demo_model
-from serving.deploy import Site, deploy
-from serving.engine import Ground
-from serving.ports import free_nixl_port, free_ports
-from serving.takedown import take_down
-from sizing.plan import Deployment, EngineSettings, Placement, PlanModel, Pool, Routing, to_json
-from sizing.specs.architecture import architecture_hash
-from sizing.specs.model import ModelSpec
+from minicluster.plan import (
+    Deployment,
+    EngineSettings,
+    Placement,
+    PlanModel,
+    Pool,
+    Routing,
+    to_json,
+)
+from minicluster.specs.architecture import architecture_hash
+from minicluster.specs.model import ModelSpec
+from serving.cluster.ports import free_nixl_port, free_ports
+from serving.deployment.compile import compile_app
+from serving.deployment.engine_args import Ground
+from serving.measurement.demo_model import make_demo_model
+from serving.operations.deploy import Site, deploy
+from serving.operations.down import take_down
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,8 +13,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from serving.engine import Ground, engine_kwargs, environment
-from sizing.plan import read_deployment
+from minicluster.plan import read_deployment
+from serving.deployment.engine_args import Ground, engine_kwargs, environment
 
 NIXL_PORTS = {"default": 26_000, "0": 28_000}
 

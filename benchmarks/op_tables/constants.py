@@ -8,6 +8,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from minicluster.specs.efficiency import (
+    DecodeAttentionEfficiency,
+    GemmEfficiency,
+    GpuEfficiency,
+    PrefillAttentionEfficiency,
+    StreamEfficiency,
+)
 from op_tables import shapes, tables
 from op_tables.bounds import (
     DECODE_BOUNDS,
@@ -18,20 +25,13 @@ from op_tables.bounds import (
 )
 from op_tables.solver import solved
 from sizing.latency.roofline import timed
-from sizing.specs.efficiency import (
-    DecodeAttentionEfficiency,
-    GemmEfficiency,
-    GpuEfficiency,
-    PrefillAttentionEfficiency,
-    StreamEfficiency,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from minicluster.specs.gpu import GpuSpec
     from op_tables.tables import Table
     from sizing.latency.op import Op
-    from sizing.specs.gpu import GpuSpec
 
 SMALLEST, LARGEST = 1024, 2**28
 """Bytes of the collectives kept: less costs the same, more goes at the last bandwidth."""

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from minicluster.specs.model import DTYPE_BYTES
 from sizing.latency.op import ACTIVATION_BYTES, Op, Work
-from sizing.specs.model import DTYPE_BYTES
 
 if TYPE_CHECKING:
     from op_tables.tables import Table

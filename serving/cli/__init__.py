@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NoReturn
 
+from minicluster.shell import run
 from serving.cli.app import app
-from sizing.shell import run
 
 
 def main() -> NoReturn:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import typer
 
 from serving.cli.cluster import app as cluster
-from serving.cli.deploying import demo_model, down, up
-from serving.cli.looking import logs, status, verify
+from serving.cli.deploy import demo_model, down, up
+from serving.cli.inspect import logs, status, verify
 from serving.cli.manifest import manifest
 from serving.cli.scale import scale
-from serving.measure import measure
+from serving.measurement.measure import measure
 
 app = typer.Typer(
     help="Serve a plan: split prefill and decode, or mixed pools, on Ray Serve and vLLM.",

@@ -10,23 +10,23 @@ from typing import Annotated
 
 import typer
 
-from serving.cluster import ray_lines
-from serving.cluster_token import TOKEN_PATH, refuse_missing_certificates, shared_variables
-from serving.compile import ray_nodes
-from serving.keys import KEYS_FILE
-from serving.local_cluster import (
+from minicluster.command import terminable
+from minicluster.errors import InputError
+from minicluster.plan import read_deployment
+from serving.api.api_keys import KEYS_FILE
+from serving.cluster.local_cluster import (
     CLUSTER_TOKEN,
     cluster_down,
     cluster_up,
     current_cluster,
     numbered_nodes,
 )
-from serving.manifest import KEYS_PATH
-from serving.processes import marked
-from serving.terminal import progress
-from sizing.child import terminable
-from sizing.errors import InputError
-from sizing.plan import read_deployment
+from serving.cluster.processes import marked
+from serving.cluster.raylets import ray_lines
+from serving.cluster.token import TOKEN_PATH, refuse_missing_certificates, shared_variables
+from serving.deployment.compile import ray_nodes
+from serving.deployment.manifest import KEYS_PATH
+from serving.operations.progress import progress
 
 app = typer.Typer(help="A labelled Ray cluster to deploy on.", no_args_is_help=True)
 
@@ -69,7 +69,7 @@ def status(
     cluster = current_cluster()
     import ray  # noqa: PLC0415  (a second to import)
 
-    from serving.connection import connected  # noqa: PLC0415
+    from serving.cluster.connection import connected  # noqa: PLC0415
 
     with connected(cluster.address):
         alive = [node["Labels"] for node in ray.nodes() if node["Alive"]]

@@ -8,14 +8,14 @@ from typing import Annotated
 
 import typer
 
-from serving.compile import compile_app
-from serving.compose import compose
-from serving.engine import Ground
-from serving.kubernetes import PLAN_DIRECTORY, ray_service
-from serving.manifest import Manifest, as_yaml, ray_serve
-from serving.target import is_directory, located
-from sizing.errors import InputError, NegativeAnswer
-from sizing.plan import Plan, read_plan, to_json
+from minicluster.errors import InputError, NegativeAnswer
+from minicluster.plan import Plan, read_plan, to_json
+from serving.deployment.compile import compile_app
+from serving.deployment.compose import compose
+from serving.deployment.engine_args import Ground
+from serving.deployment.kubernetes import PLAN_DIRECTORY, ray_service
+from serving.deployment.manifest import Manifest, as_yaml, ray_serve
+from serving.deployment.target import is_directory, located
 
 FORMATS = {
     "ray-serve": lambda manifest: as_yaml(ray_serve(manifest)),

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from serving.attainment import scrape, seen_between
-from serving.balance import Advice, Share, advise
-from serving.scale import SCALED, moves
-from serving.scale import scale as bring_to
-from serving.status import current
-from serving.terminal import progress
-from sizing.errors import Inconclusive, InputError, NegativeAnswer
-from sizing.plan import read_deployment, read_plan
+from minicluster.errors import Inconclusive, InputError, NegativeAnswer
+from minicluster.plan import read_deployment, read_plan
+from serving.operations.progress import progress
+from serving.operations.scale import SCALED, moves
+from serving.operations.scale import scale as bring_to
+from serving.operations.scaling_policy import Advice, Share, advise
+from serving.operations.slo_metrics import scrape, seen_between
+from serving.operations.status import current
 
 if TYPE_CHECKING:
-    from serving.state import State
+    from serving.cluster.state import State
 
 
 def scale(

@@ -8,23 +8,23 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from minicluster.config import parse, read_toml
+from minicluster.errors import InputError
+from minicluster.specs.cluster import ClusterSpec
+from minicluster.specs.fabric import FailureSpec
+from minicluster.specs.switch import SwitchSpec
+from minicluster.specs.tier import NAMES as UNITS_BY_NAME
+from minicluster.specs.tier import TierSpec
+from minicluster.specs.topology import topology_of
 from sizing.catalog.folder import exists, files, unknown
 from sizing.catalog.gpu import find_gpu
-from sizing.config import parse, read_toml
-from sizing.errors import InputError
-from sizing.specs.cluster import ClusterSpec
-from sizing.specs.fabric import FailureSpec
-from sizing.specs.switch import SwitchSpec
-from sizing.specs.tier import NAMES as UNITS_BY_NAME
-from sizing.specs.tier import TierSpec
-from sizing.specs.topology import topology_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from sizing.specs.gpu import GpuSpec
-    from sizing.specs.scenario import ClusterChoice
-    from sizing.specs.topology import Topology
+    from minicluster.specs.gpu import GpuSpec
+    from minicluster.specs.scenario import ClusterChoice
+    from minicluster.specs.topology import Topology
 
 BANDWIDTH = re.compile(r"band|bw|bps|_per_s|gb|gbit", re.IGNORECASE)
 """What keys look like that mean a bandwidth."""

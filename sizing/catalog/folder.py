@@ -6,7 +6,7 @@ import difflib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sizing.errors import InputError
+from minicluster.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

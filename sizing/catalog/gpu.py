@@ -6,11 +6,11 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TYPE_CHECKING
 
+from minicluster.config import parse, read_toml
+from minicluster.specs.collective import CollectiveEntry
+from minicluster.specs.gpu import GpuSpec
+from minicluster.specs.library import Collectives
 from sizing.catalog.folder import files, unknown
-from sizing.config import parse, read_toml
-from sizing.specs.collective import CollectiveEntry
-from sizing.specs.gpu import GpuSpec
-from sizing.specs.library import Collectives
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -7,20 +7,20 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from minicluster.config import parse, read_toml
+from minicluster.errors import InputError
+from minicluster.specs.checks import STRICT
+from minicluster.specs.gpu import Source
+from minicluster.specs.precision import with_weight_dtype
 from sizing.catalog.folder import exists, files, unknown
-from sizing.config import parse, read_toml
-from sizing.errors import InputError
-from sizing.huggingface.names import repackaged
-from sizing.huggingface.reader import model_from, read_config
-from sizing.specs.checks import STRICT
-from sizing.specs.gpu import Source
-from sizing.specs.precision import with_weight_dtype
+from sizing.catalog.huggingface.names import repackaged
+from sizing.catalog.huggingface.reader import model_from, read_config
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from sizing.specs.model import ModelSpec
-    from sizing.specs.scenario import ModelChoice
+    from minicluster.specs.model import ModelSpec
+    from minicluster.specs.scenario import ModelChoice
 
 DEMO_MODEL = ".minicluster/models/demo"
 

@@ -6,22 +6,22 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from minicluster.config import overridden, parse, parse_scenario, read_toml
+from minicluster.errors import InputError
+from minicluster.specs.engine import EngineProfile
+from minicluster.specs.study import Conventions
 from sizing.catalog.cluster import find_cluster
 from sizing.catalog.folder import exists, files, unknown
 from sizing.catalog.gpu import find_gpu
 from sizing.catalog.model import chosen_model
-from sizing.config import overridden, parse, parse_scenario, read_toml
-from sizing.errors import InputError
-from sizing.specs.engine import EngineProfile
-from sizing.specs.study import Conventions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sizing.specs.cluster import ClusterSpec
-    from sizing.specs.gpu import GpuSpec
-    from sizing.specs.model import ModelSpec
-    from sizing.specs.scenario import EngineChoice, ScenarioSpec
+    from minicluster.specs.cluster import ClusterSpec
+    from minicluster.specs.gpu import GpuSpec
+    from minicluster.specs.model import ModelSpec
+    from minicluster.specs.scenario import EngineChoice, ScenarioSpec
 
 
 class Resolved(NamedTuple):

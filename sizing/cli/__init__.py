@@ -7,8 +7,8 @@ from typing import NoReturn
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # matrices of 16 x 16: threads only cost
 
+from minicluster.shell import run
 from sizing.cli.app import app
-from sizing.shell import run
 
 
 def main() -> NoReturn:

@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
+from minicluster.errors import InputError
+from minicluster.machine import this_machine
+from minicluster.shell import talk
+from minicluster.specs.measurement import read_measurements
 from sizing.cli.inputs import read_inputs
 from sizing.cli.plan import write_whole
 from sizing.cli.refit import recalibrate
 from sizing.cli.timing import timed_engine
-from sizing.errors import InputError
 from sizing.latency.calibration import fit_calibration, read_calibration
-from sizing.machine import this_machine
-from sizing.shell import talk
-from sizing.specs.measurement import read_measurements
 
 if TYPE_CHECKING:
-    from sizing.specs.calibration import CalibrationSpec
-    from sizing.specs.model import ModelSpec
+    from minicluster.specs.calibration import CalibrationSpec
+    from minicluster.specs.model import ModelSpec
 
 
 def calibrate(  # noqa: PLR0913  (a command's options)

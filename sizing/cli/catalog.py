@@ -12,17 +12,17 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from minicluster.errors import InputError
+from minicluster.shell import talk
+from minicluster.specs.parameters import num_active_parameters, num_parameters
 from sizing import catalog
-from sizing.errors import InputError
+from sizing.catalog.schema import scenario_keys
 from sizing.latency.memory import kv_bytes_per_token
-from sizing.schema import scenario_keys
-from sizing.shell import talk
-from sizing.specs.parameters import num_active_parameters, num_parameters
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from sizing.specs.gpu import GpuSpec, Source
+    from minicluster.specs.gpu import GpuSpec, Source
 
 AsJson = Annotated[bool, typer.Option("--json", help="print exactly the data")]
 

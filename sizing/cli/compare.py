@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.progress import track
 
+from minicluster.errors import Exit, InputError
+from minicluster.shell import talk
+from minicluster.specs.checks import one_of
 from sizing import catalog
 from sizing.cli.console import wide_console
 from sizing.cli.inputs import naming, read_inputs
 from sizing.cli.plan import CALIBRATION, OVERRIDES  # noqa: TC001  (Typer reads the annotations)
-from sizing.errors import Exit, InputError
+from sizing.planner.studies.answer import OBJECTIVES, Answer, answered, cheapest, data
+from sizing.planner.studies.cost import require_price
 from sizing.report.study import comparison_lines, comparison_table
-from sizing.shell import talk
-from sizing.specs.checks import one_of
-from sizing.study.answer import OBJECTIVES, Answer, answered, cheapest, data
-from sizing.study.cost import require_price
 
 if TYPE_CHECKING:
-    from sizing.plan import Inputs
+    from minicluster.plan import Inputs
 
 
 def compare(  # noqa: PLR0913, PLR0917  (a command's options)

@@ -11,9 +11,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from sizing.plan import read_plan
+from minicluster.plan import read_plan
+from sizing.planner.explanation import explain_plan
 from sizing.report.explanation import explanation_tables
-from sizing.search.explanation import explain_plan
 
 
 def explain(

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from minicluster.errors import InputError
 from sizing import catalog
-from sizing.errors import InputError
-from sizing.fabric.bill import Order, bill
-from sizing.fabric.built import built_bill
-from sizing.fabric.collective import Question, answer
-from sizing.fabric.ecmp import Hashing, collisions
-from sizing.fabric.study import study
 from sizing.latency.collectives import CROSSES
 from sizing.latency.library import left_out, with_gpu_points
+from sizing.network.bill import Order, bill
+from sizing.network.built import built_bill
+from sizing.network.collective import Question, answer
+from sizing.network.ecmp import Hashing, collisions
+from sizing.network.study import study
 from sizing.report.fabric import (
     answer_table,
     bill_table,

@@ -6,17 +6,17 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
+from minicluster.config import parse_scenario
+from minicluster.errors import InputError
+from minicluster.plan import Inputs
 from sizing import catalog
-from sizing.config import parse_scenario
-from sizing.errors import InputError
 from sizing.latency.calibration import read_calibration
-from sizing.plan import Inputs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from sizing.plan import Plan
+    from minicluster.plan import Plan
 
 
 def read_inputs(scenario: Path, overrides: list[str], calibration: Path | None) -> Inputs:

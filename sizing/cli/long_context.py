@@ -12,18 +12,18 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from minicluster.errors import InputError
+from minicluster.specs.slicing import Slicing
 from sizing.cli.inputs import naming, read_inputs
 from sizing.cli.plan import OVERRIDES  # noqa: TC001  (Typer reads the annotations)
-from sizing.errors import InputError
+from sizing.planner.studies.long_context import long_prompt
+from sizing.planner.studies.rule import find_rule
 from sizing.report.long_context import (
     answers_table,
     long_context_lines,
     long_context_table,
     token_table,
 )
-from sizing.specs.slicing import Slicing
-from sizing.study.long_context import long_prompt
-from sizing.study.rule import find_rule
 
 SLICING = re.compile(r"TP([1-9]\d{0,5})(?:xPP([1-9]\d{0,5}))?", re.IGNORECASE)
 LENGTHS = "32768,65536,100000,131072"

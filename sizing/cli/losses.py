@@ -11,14 +11,14 @@ from typing import Annotated
 import typer
 from rich.progress import track
 
+from minicluster.errors import Exit, InputError
+from minicluster.plan import read_plan
+from minicluster.shell import talk
+from minicluster.specs.checks import not_negative, positive
 from sizing.cli.console import wide_console
 from sizing.cli.simulate import MOST
-from sizing.errors import Exit, InputError
-from sizing.plan import read_plan
+from sizing.planner.studies.loss import losses as lost
 from sizing.report.study import losses_note, losses_table
-from sizing.shell import talk
-from sizing.specs.checks import not_negative, positive
-from sizing.study.loss import losses as lost
 
 
 def losses(

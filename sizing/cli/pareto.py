@@ -9,24 +9,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from minicluster.errors import Exit, NegativeAnswer
+from minicluster.shell import talk
+from minicluster.specs.checks import one_of
 from sizing.cli.console import wide_console
 from sizing.cli.inputs import naming, read_inputs
 from sizing.cli.plan import CALIBRATION, OVERRIDES  # noqa: TC001  (Typer reads the annotations)
-from sizing.errors import Exit, NegativeAnswer
+from sizing.planner.evaluated import evaluations, in_order
+from sizing.planner.studies.answer import OBJECTIVES
+from sizing.planner.studies.cost import require_price
+from sizing.planner.studies.pareto import fronts
 from sizing.report.study import front_table
-from sizing.search.evaluated import evaluations, in_order
-from sizing.shell import talk
-from sizing.specs.checks import one_of
-from sizing.study.answer import OBJECTIVES
-from sizing.study.cost import require_price
-from sizing.study.pareto import fronts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sizing.plan import Inputs
-    from sizing.search.evaluated import Evaluated
-    from sizing.study.pareto import Front
+    from minicluster.plan import Inputs
+    from sizing.planner.evaluated import Evaluated
+    from sizing.planner.studies.pareto import Front
 
 
 def pareto(

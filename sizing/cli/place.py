@@ -11,33 +11,33 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from minicluster.config import parse, read_toml
+from minicluster.errors import InputError
+from minicluster.plan import read_plan
+from minicluster.shell import talk
+from minicluster.specs.checks import not_negative
+from minicluster.specs.inventory import Inventory, Node, inventory_of
+from minicluster.specs.topology import Topology, topology_of
+from minicluster.workload.arrivals import length_quantiles
 from sizing import catalog
-from sizing.arrivals import length_quantiles
 from sizing.cli.console import wide_console
 from sizing.cli.inputs import naming
 from sizing.cli.keys import with_keys
 from sizing.cli.plan import write_whole
-from sizing.config import parse, read_toml
-from sizing.errors import InputError
-from sizing.fabric import emission
-from sizing.fabric.crossing import crossing
-from sizing.fabric.pools import PoolPlan, PoolRules, place_pools
-from sizing.fabric.ranks import Degrees, RankPlan, RankRules, place_ranks
-from sizing.fabric.room import rooms
-from sizing.fabric.seats import Seat, Want
 from sizing.latency.memory import kv_bytes_per_token
-from sizing.plan import read_plan
+from sizing.network import emission
+from sizing.network.crossing import crossing
+from sizing.network.pools import PoolPlan, PoolRules, place_pools
+from sizing.network.ranks import Degrees, RankPlan, RankRules, place_ranks
+from sizing.network.room import rooms
+from sizing.network.seats import Seat, Want
 from sizing.report.placement import crossing_lines, cuts_table, seats_table
-from sizing.shell import talk
-from sizing.specs.checks import not_negative
-from sizing.specs.inventory import Inventory, Node, inventory_of
-from sizing.specs.topology import Topology, topology_of
 
 if TYPE_CHECKING:
-    from sizing.fabric.crossing import Crossing
-    from sizing.fabric.room import Room
-    from sizing.plan import Plan
-    from sizing.specs.cluster import ClusterSpec
+    from minicluster.plan import Plan
+    from minicluster.specs.cluster import ClusterSpec
+    from sizing.network.crossing import Crossing
+    from sizing.network.room import Room
 
 FORMATS = ("ray", "kueue", "volcano", "slurm", "ranks")
 

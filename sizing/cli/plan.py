@@ -12,16 +12,16 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from minicluster.errors import Exit, InputError, NegativeAnswer
+from minicluster.plan import Plan, to_json
+from minicluster.shell import talk
 from sizing.cli.inputs import naming, read_inputs
-from sizing.errors import Exit, InputError, NegativeAnswer
-from sizing.fabric.crossing import crossing
-from sizing.plan import Plan, to_json
+from sizing.network.crossing import crossing
+from sizing.planner.proposal import propose
+from sizing.planner.search import Infeasible, search
 from sizing.report.confidence import confidence_lines
 from sizing.report.placement import crossing_lines
 from sizing.report.tables import latency_table, layout_table, summary
-from sizing.search.proposal import propose
-from sizing.search.search import Infeasible, search
-from sizing.shell import talk
 
 OVERRIDES = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="override a scenario key")

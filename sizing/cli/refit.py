@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 from rich.table import Table
 
+from minicluster.shell import talk
 from sizing.cli.plan import write_whole
-from sizing.refit.evidence import SOUND, check_runs
-from sizing.refit.fit import Residual, fit_scales, recalibrated, residuals
-from sizing.refit.observed import Observed, read_observed
-from sizing.refit.scales import scaled
-from sizing.shell import talk
+from sizing.evidence.refit.evidence import SOUND, check_runs
+from sizing.evidence.refit.fit import Residual, fit_scales, recalibrated, residuals
+from sizing.evidence.refit.observed import Observed, read_observed
+from sizing.evidence.refit.scales import scaled
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from sizing.plan import StepModel
-    from sizing.refit.scales import Scales
+    from minicluster.plan import StepModel
+    from sizing.evidence.refit.scales import Scales
 
 
 def recalibrate(

@@ -10,15 +10,15 @@ from typing import Annotated
 import typer
 from rich.progress import track
 
+from minicluster.errors import NegativeAnswer
+from minicluster.shell import talk
 from sizing.cli.console import wide_console
 from sizing.cli.inputs import naming, read_inputs
 from sizing.cli.plan import CALIBRATION, OVERRIDES  # noqa: TC001  (Typer reads the annotations)
-from sizing.errors import NegativeAnswer
+from sizing.planner.studies.answer import answered, data
+from sizing.planner.studies.sensitivity import CHANGES, VARIED
+from sizing.planner.studies.sensitivity import sensitivity as changed
 from sizing.report.study import sensitivity_table
-from sizing.shell import talk
-from sizing.study.answer import answered, data
-from sizing.study.sensitivity import CHANGES, VARIED
-from sizing.study.sensitivity import sensitivity as changed
 
 
 def sensitivity(

@@ -12,10 +12,14 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
+from minicluster.errors import InputError
+from minicluster.plan import read_plan
+from minicluster.shell import talk
+from minicluster.specs.checks import not_negative, positive
+from minicluster.workload.sources import Source, drawn
+from minicluster.workload.traces import read_trace
 from sizing.cli.inputs import with_overrides
 from sizing.cli.plan import OVERRIDES  # noqa: TC001  (Typer reads the annotations)
-from sizing.errors import InputError
-from sizing.plan import read_plan
 from sizing.report.simulation import (
     pools_table,
     simulated_table,
@@ -23,15 +27,11 @@ from sizing.report.simulation import (
     simulation_summary,
     write_requests,
 )
-from sizing.shell import talk
 from sizing.simulation.planned import simulate_plan
-from sizing.sources import Source, drawn
-from sizing.specs.checks import not_negative, positive
-from sizing.traces import read_trace
 
 if TYPE_CHECKING:
-    from sizing.arrivals import Arrivals
-    from sizing.plan import Plan
+    from minicluster.plan import Plan
+    from minicluster.workload.arrivals import Arrivals
 
 MOST = 10_000_000
 """Requests of one run; it is bounded by counts, never by seconds."""

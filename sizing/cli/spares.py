@@ -10,10 +10,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from minicluster.errors import InputError
+from minicluster.specs.scenario import ClusterChoice
 from sizing import catalog
-from sizing.errors import InputError
-from sizing.fabric.spares import spares as fewest
-from sizing.specs.scenario import ClusterChoice
+from sizing.network.spares import spares as fewest
 
 HOUR = 3600.0
 

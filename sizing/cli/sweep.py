@@ -10,14 +10,14 @@ from typing import Annotated
 import typer
 from rich.progress import track
 
+from minicluster.errors import Exit, InputError
+from minicluster.shell import talk
 from sizing.cli.console import wide_console
 from sizing.cli.inputs import read_inputs
 from sizing.cli.plan import CALIBRATION, OVERRIDES  # noqa: TC001  (Typer reads the annotations)
-from sizing.errors import Exit, InputError
+from sizing.planner.studies.answer import Answer, answered, data
+from sizing.planner.studies.sweep import parse_key, points
 from sizing.report.study import sweep_table
-from sizing.shell import talk
-from sizing.study.answer import Answer, answered, data
-from sizing.study.sweep import parse_key, points
 
 
 def sweep(

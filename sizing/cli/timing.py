@@ -12,25 +12,24 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sizing import steptime
-from sizing.arrivals import length_quantiles
-from sizing.child import run_child
+from minicluster.command import run_child
+from minicluster.errors import Exit, InputError, TargetFailed
+from minicluster.plan import StepModel, step_time, to_json
+from minicluster.shell import talk
+from minicluster.specs.measurement import read_measurements
+from minicluster.workload.arrivals import length_quantiles
+from minicluster.workload.sources import Source, drawn
 from sizing.cli.plan import write_whole
-from sizing.errors import Exit, InputError, TargetFailed
+from sizing.evidence.refit.evidence import SOUND
+from sizing.evidence.refit.fit import fit_scales, recalibrated
+from sizing.evidence.refit.observed import FEWEST, observed
 from sizing.latency.calibration import fit_calibration
-from sizing.plan import StepModel, to_json
-from sizing.refit.evidence import SOUND
-from sizing.refit.fit import fit_scales, recalibrated
-from sizing.refit.observed import FEWEST, observed
-from sizing.search.draft import draft_deployment
-from sizing.shell import talk
-from sizing.sources import Source, drawn
-from sizing.specs.measurement import read_measurements
+from sizing.planner.draft import draft_deployment
 
 if TYPE_CHECKING:
-    from sizing.plan import Deployment, Inputs
-    from sizing.specs.calibration import CalibrationSpec
-    from sizing.specs.workload import WorkloadSpec
+    from minicluster.plan import Deployment, Inputs
+    from minicluster.specs.calibration import CalibrationSpec
+    from minicluster.specs.workload import WorkloadSpec
 
 BURST_UTILISATION = 0.45
 """Of prefill, as timed in service: enough to queue, not so much that the tail is all noise."""
@@ -127,9 +126,9 @@ def burst_rate(model: StepModel, load: WorkloadSpec) -> float:
     prompts = length_quantiles(load.input_tokens, QUANTILES)
     answers = length_quantiles(load.output_tokens, QUANTILES)
     between = model.interference
-    prefill_s = float(np.mean(steptime.prefill_s(model.prefill, prompts)))
+    prefill_s = float(np.mean(step_time.prefill_s(model.prefill, prompts)))
     prefill_s = prefill_s * (1 + between.prefill_fraction) + between.prefill_per_request_s
-    step_s = float(steptime.decode_s(model.decode, BURST_SEQUENCES, prompts.mean()))
+    step_s = float(step_time.decode_s(model.decode, BURST_SEQUENCES, prompts.mean()))
     step_s *= 1 + between.decode_fraction
     return min(BURST_UTILISATION / prefill_s, BURST_SEQUENCES / (step_s * float(answers.mean())))
 

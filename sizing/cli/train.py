@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from minicluster.config import parse, read_toml
+from minicluster.errors import InputError, NegativeAnswer
 from sizing import catalog
 from sizing.cli.console import wide_console
 from sizing.cli.keys import with_keys
-from sizing.config import parse, read_toml
-from sizing.errors import InputError, NegativeAnswer
 from sizing.report.training import layouts_table, training_table
 from sizing.training.closed_forms import rule_of_thumb
 from sizing.training.estimate import estimate

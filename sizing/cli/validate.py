@@ -16,7 +16,14 @@ import typer
 from rich.console import Console
 from rich.progress import track
 
+from minicluster.shell import talk
 from sizing.cli.plan import write_whole
+from sizing.evidence.calibration import calibrated
+from sizing.evidence.coverage import tried
+from sizing.evidence.evidence import evidence_of, read_evidence, to_json
+from sizing.evidence.output import record, to_csv
+from sizing.evidence.table import read_rows
+from sizing.evidence.validate import judge, refusals, residuals, slices
 from sizing.report.validation import (
     claims_table,
     coverage_table,
@@ -26,18 +33,11 @@ from sizing.report.validation import (
     scalars_table,
     tails_table,
 )
-from sizing.shell import talk
-from sizing.validation.calibration import calibrated
-from sizing.validation.coverage import tried
-from sizing.validation.evidence import evidence_of, read_evidence, to_json
-from sizing.validation.output import record, to_csv
-from sizing.validation.table import read_rows
-from sizing.validation.validate import judge, refusals, residuals, slices
 
 if TYPE_CHECKING:
-    from sizing.validation.calibration import Calibrated
-    from sizing.validation.coverage import Tried
-    from sizing.validation.verdict import Verdict
+    from sizing.evidence.calibration import Calibrated
+    from sizing.evidence.coverage import Tried
+    from sizing.evidence.verdict import Verdict
 
 FAR = 300.0
 """Times as long as predicted: another unit rather than an error."""

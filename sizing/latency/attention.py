@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from minicluster.specs.model import DTYPE_BYTES
 from sizing.latency.latent import latent_ops
 from sizing.latency.linear import linear_ops
 from sizing.latency.op import Op, gemm
 from sizing.latency.scores import Scores
-from sizing.specs.model import DTYPE_BYTES
 
 if TYPE_CHECKING:
+    from minicluster.specs.model import ModelSpec
     from sizing.latency.load import StepLoad
-    from sizing.specs.model import ModelSpec
 
 
 def attention_ops(model: ModelSpec, load: StepLoad, *, tp: int) -> tuple[Op, ...]:

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sizing import steptime
-from sizing.config import parse
-from sizing.errors import InputError
+from minicluster.config import parse
+from minicluster.errors import InputError
+from minicluster.plan import step_time
+from minicluster.specs.calibration import CalibrationSpec
+from minicluster.specs.step import Interference, PathCoefficients, StepCoefficients
 from sizing.latency.bent_line import fit_bent_line
 from sizing.latency.nnls import nonnegative_least_squares
-from sizing.specs.calibration import CalibrationSpec
-from sizing.specs.step import Interference, PathCoefficients, StepCoefficients
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from sizing.specs.measurement import Measurement
+    from minicluster.specs.measurement import Measurement
 
 LEAST_ROWS = 3
 """A line with a bend needs this many points before its residual means anything."""
@@ -149,13 +149,13 @@ def fit_path(
         0.0,
         float(
             np.median(
-                [row.seconds - float(steptime.prefill_s(prefill, row.tokens)) for row in request]
+                [row.seconds - float(step_time.prefill_s(prefill, row.tokens)) for row in request]
             )
         ),
     )
     tokens = np.array([row.tokens for row in path], dtype=np.float64)
     measured = np.array([row.seconds for row in path])
-    steps = steptime.prefill_s(prefill, tokens) + steptime.decode_s(decode, 1, tokens)
+    steps = step_time.prefill_s(prefill, tokens) + step_time.decode_s(decode, 1, tokens)
     pull = np.maximum(measured - steps - request_s, 0.0)
     base, per_token = nonnegative_least_squares(
         np.column_stack([np.ones_like(tokens), tokens]) / measured[:, None], pull / measured
@@ -183,13 +183,13 @@ def fit_interference(
     steps = [row for row in rows if row.phase == "decode"]
     while_busy, per_sequence, per_prompt = _longer(
         np.array([row.seconds for row in prompts]),
-        steptime.prefill_s(prefill, [row.tokens for row in prompts]),
+        step_time.prefill_s(prefill, [row.tokens for row in prompts]),
         fractions=np.array([(1.0, row.other_batch) for row in prompts]),
         times=np.ones(len(prompts)),
     )
     beside_prefill, per_join = _longer(
         np.array([row.seconds for row in steps]),
-        steptime.decode_s(decode, [row.batch for row in steps], [row.context for row in steps]),
+        step_time.decode_s(decode, [row.batch for row in steps], [row.context for row in steps]),
         fractions=np.array([(row.other_busy_fraction,) for row in steps]),
         times=np.array([row.joins for row in steps]),
     )

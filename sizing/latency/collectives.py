@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sizing.errors import InputError
+from minicluster.errors import InputError
+from minicluster.specs.topology import topology_of
 from sizing.latency.exchange import Exchange
 from sizing.latency.library import measured_s
 from sizing.latency.roofline import efficiency_of
 from sizing.latency.tiered import TRAFFIC, tiered_s
-from sizing.specs.topology import topology_of
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
-    from sizing.specs.cluster import ClusterSpec
-    from sizing.specs.efficiency import CollectiveTable, Tables
-    from sizing.specs.gpu import GpuSpec
+    from minicluster.specs.cluster import ClusterSpec
+    from minicluster.specs.efficiency import CollectiveTable, Tables
+    from minicluster.specs.gpu import GpuSpec
 
 CROSSES = "nccl"
 """The library whose collectives cross HB domains."""

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from minicluster.specs.model import DTYPE_BYTES
 from sizing.latency.exchange import Exchange
 from sizing.latency.op import ACTIVATION_BYTES
-from sizing.specs.model import DTYPE_BYTES
 
 if TYPE_CHECKING:
+    from minicluster.specs.model import ModelSpec
+    from minicluster.specs.slicing import Slicing
     from sizing.latency.load import StepLoad
-    from sizing.specs.model import ModelSpec
-    from sizing.specs.slicing import Slicing
 
 
 NORM_BYTES = 4

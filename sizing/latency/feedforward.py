@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from minicluster.specs.model import DTYPE_BYTES
 from sizing.latency.experts import busiest_share, experts_touched
 from sizing.latency.op import ACTIVATION_BYTES, Op, Work, gemm
-from sizing.specs.model import DTYPE_BYTES
 
 if TYPE_CHECKING:
+    from minicluster.specs.model import ModelSpec, MoeSpec
+    from minicluster.specs.slicing import Slicing
     from sizing.latency.load import StepLoad
-    from sizing.specs.model import ModelSpec, MoeSpec
-    from sizing.specs.slicing import Slicing
 
 
 def feedforward_ops(model: ModelSpec, load: StepLoad, *, slicing: Slicing) -> tuple[Op, ...]:

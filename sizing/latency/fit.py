@@ -6,18 +6,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from minicluster.specs.step import PathCoefficients, StepCoefficients
 from sizing.latency.bent_line import fit_bent_line
 from sizing.latency.collectives import kv_pull_s_per_byte
 from sizing.latency.load import decode_load, pairs, prefill_load
 from sizing.latency.memory import kv_bytes_per_sequence
 from sizing.latency.step import Machine, step_s
-from sizing.specs.step import PathCoefficients, StepCoefficients
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from sizing.specs.model import ModelSpec
-    from sizing.specs.slicing import Slicing
+    from minicluster.specs.model import ModelSpec
+    from minicluster.specs.slicing import Slicing
 
 GRID = 24
 """Points along each axis of a fit."""

@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from minicluster.specs.model import DTYPE_BYTES
 from sizing.latency.op import Op, gemm
 from sizing.latency.scores import Scores
-from sizing.specs.model import DTYPE_BYTES
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from minicluster.specs.model import IndexSpec, MlaSpec, ModelSpec
     from sizing.latency.load import StepLoad
-    from sizing.specs.model import IndexSpec, MlaSpec, ModelSpec
 
 SPARSE_HEADS = 64
 """FlashMLA's sparse kernels pad heads to a multiple of it on Hopper (vLLM 0.29.0, SGLang 0.5)."""

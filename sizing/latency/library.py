@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sizing.errors import InputError
+from minicluster.errors import InputError
 from sizing.latency.roofline import efficiency_of
 
 if TYPE_CHECKING:
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
-    from sizing.specs.gpu import GpuSpec
-    from sizing.specs.library import MeasuredCollective
+    from minicluster.specs.gpu import GpuSpec
+    from minicluster.specs.library import MeasuredCollective
 
 SMALL_BYTES = 2**20
 """Up to here a collective is mostly latency."""

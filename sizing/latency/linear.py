@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from minicluster.specs.model import DTYPE_BYTES
 from sizing.latency.op import ACTIVATION_BYTES, Op, Work, gemm
-from sizing.specs.model import DTYPE_BYTES
 
 if TYPE_CHECKING:
+    from minicluster.specs.model import LinearSpec, ModelSpec
     from sizing.latency.load import StepLoad
-    from sizing.specs.model import LinearSpec, ModelSpec
 
 CHUNK = 64
 """Tokens that prefill handles at once (flash-linear-attention, used by vLLM and SGLang)."""

@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from minicluster.specs.model import DTYPE_BYTES
+from minicluster.specs.slicing import Slicing
 from sizing.latency.latent import INDEX_SCALE_BYTES
 from sizing.latency.weights import stage_layers, weight_bytes
 from sizing.latency.working import activation_bytes, exchange_bytes
-from sizing.specs.model import DTYPE_BYTES
-from sizing.specs.slicing import Slicing
 
 if TYPE_CHECKING:
-    from sizing.specs.engine import EngineProfile
-    from sizing.specs.gpu import GpuSpec
-    from sizing.specs.model import ModelSpec
+    from minicluster.specs.engine import EngineProfile
+    from minicluster.specs.gpu import GpuSpec
+    from minicluster.specs.model import ModelSpec
 
 __all__ = [
     "kv_bytes_per_sequence",

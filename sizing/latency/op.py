@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from sizing.specs.model import DTYPE_BYTES
+from minicluster.specs.model import DTYPE_BYTES
 
 ACTIVATION_BYTES = DTYPE_BYTES["bf16"]
 """Activations are kept in 16 bits whatever the dtype of the weights."""

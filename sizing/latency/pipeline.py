@@ -11,8 +11,8 @@ from sizing.latency.load import prefill_load
 from sizing.latency.step import ONCE, step_terms
 
 if TYPE_CHECKING:
+    from minicluster.specs.slicing import Slicing
     from sizing.latency.step import Machine, Term
-    from sizing.specs.slicing import Slicing
 
 FINEST = 512
 """Tokens of the smallest chunk that is tried: finer ones read the weights too often to pay."""

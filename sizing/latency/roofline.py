@@ -8,21 +8,21 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from sizing.errors import InputError
+from minicluster.errors import InputError
 from sizing.latency.op import ACTIVATION_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sizing.latency.op import Op
-    from sizing.specs.efficiency import (
+    from minicluster.specs.efficiency import (
         DecodeAttentionEfficiency,
         GemmEfficiency,
         GpuEfficiency,
         PrefillAttentionEfficiency,
         StreamEfficiency,
     )
-    from sizing.specs.gpu import GpuSpec
+    from minicluster.specs.gpu import GpuSpec
+    from sizing.latency.op import Op
 
 TILES = ((128, 256), (64, 128))
 """Rows and columns of a GEMM's result that one SM computes at a time: large and small kernels."""

@@ -8,22 +8,22 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from minicluster.specs.cluster import ClusterSpec
+from minicluster.specs.engine import EngineProfile
+from minicluster.specs.gpu import GpuSpec
+from minicluster.specs.model import ModelSpec
 from sizing.latency.collectives import exchange_s
 from sizing.latency.communication import step_exchanges
 from sizing.latency.roofline import efficiency_of, multiply_dtype, timed
 from sizing.latency.work import step_ops
-from sizing.specs.cluster import ClusterSpec
-from sizing.specs.engine import EngineProfile
-from sizing.specs.gpu import GpuSpec
-from sizing.specs.model import ModelSpec
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from minicluster.specs.slicing import Slicing
     from sizing.latency.exchange import Exchange
     from sizing.latency.load import StepLoad
     from sizing.latency.op import Op
-    from sizing.specs.slicing import Slicing
 
 BOUNDS = ("compute", "memory bandwidth", "network", "launch")
 

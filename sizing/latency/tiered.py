@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sizing.errors import InputError
-from sizing.specs.library import BUS_SIZES
+from minicluster.errors import InputError
+from minicluster.specs.library import BUS_SIZES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from numpy.typing import ArrayLike, NDArray
 
-    from sizing.specs.library import Protocol
-    from sizing.specs.topology import Topology
+    from minicluster.specs.library import Protocol
+    from minicluster.specs.topology import Topology
 
 OVERLAP_LEFT = 0.2
 """Share of the shorter part that a hierarchical collective does not hide behind the longer one."""

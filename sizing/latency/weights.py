@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from sizing.specs.model import DTYPE_BYTES, weight_value_bytes
-from sizing.specs.parameters import parameters
-from sizing.specs.slicing import Slicing
+from minicluster.specs.model import DTYPE_BYTES, weight_value_bytes
+from minicluster.specs.parameters import parameters
+from minicluster.specs.slicing import Slicing
 
 if TYPE_CHECKING:
-    from sizing.specs.model import ModelSpec
+    from minicluster.specs.model import ModelSpec
 
 FP4_MULTIPLE = 256
 """To a multiple of this vLLM 0.29.0 pads the hidden size of fp4 experts (Marlin, TensorRT-LLM)."""

@@ -9,9 +9,9 @@ from sizing.latency.feedforward import feedforward_ops
 from sizing.latency.op import ACTIVATION_BYTES, Op, Work, gemm
 
 if TYPE_CHECKING:
+    from minicluster.specs.model import ModelSpec
+    from minicluster.specs.slicing import Slicing
     from sizing.latency.load import StepLoad
-    from sizing.specs.model import ModelSpec
-    from sizing.specs.slicing import Slicing
 
 
 def step_ops(model: ModelSpec, load: StepLoad, *, slicing: Slicing) -> tuple[Op, ...]:

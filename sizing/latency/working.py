@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from sizing.latency.op import ACTIVATION_BYTES
 
 if TYPE_CHECKING:
-    from sizing.specs.engine import EngineProfile
-    from sizing.specs.model import ModelSpec
-    from sizing.specs.slicing import Slicing
+    from minicluster.specs.engine import EngineProfile
+    from minicluster.specs.model import ModelSpec
+    from minicluster.specs.slicing import Slicing
 
 SAMPLER_BYTES_PER_LOGIT = 38.4
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from sizing.plan import Plan
+    from minicluster.plan import Plan
 
 
 def confidence_lines(plan: Plan) -> list[str]:

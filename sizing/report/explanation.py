@@ -11,7 +11,7 @@ from sizing.report.tables import seconds
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from sizing.search.explanation import Explanation
+    from sizing.planner.explanation import Explanation
 
 
 def explanation_tables(found: Explanation) -> Iterator[Table]:

@@ -6,19 +6,19 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from sizing.fabric.study import savings_range
+from sizing.network.study import savings_range
 from sizing.report.tables import seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from sizing.fabric.bill import Bill
-    from sizing.fabric.built import BuiltBill
-    from sizing.fabric.collective import Answer
-    from sizing.fabric.ecmp import Collisions
-    from sizing.fabric.study import Study
+    from minicluster.specs.topology import Topology
     from sizing.latency.library import LeftOut
-    from sizing.specs.topology import Topology
+    from sizing.network.bill import Bill
+    from sizing.network.built import BuiltBill
+    from sizing.network.collective import Answer
+    from sizing.network.ecmp import Collisions
+    from sizing.network.study import Study
 
 SHOWN = 1e9
 """People read bandwidths in GB/s."""

@@ -10,7 +10,7 @@ from sizing.report.chart import rectangle, svg
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from sizing.plan import Plan, Pool
+    from minicluster.plan import Plan, Pool
 
 WIDTH = 1060
 BOX, GAP, PADDING, HEAD = 26, 4, 10, 20

@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
+from sizing.planner.studies.long_context import SIZES, preferences
 from sizing.report.tables import seconds
-from sizing.study.long_context import SIZES, preferences
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from sizing.plan import Inputs
-    from sizing.study.long_context import Difference, LongPrompt, Timed
-    from sizing.study.rule import ComputeRule
+    from minicluster.plan import Inputs
+    from sizing.planner.studies.long_context import Difference, LongPrompt, Timed
+    from sizing.planner.studies.rule import ComputeRule
 
 
 SPENT = {

@@ -6,13 +6,12 @@ import html
 from importlib import resources
 from typing import TYPE_CHECKING
 
+from minicluster.workload.sources import Source, drawn
+from sizing.planner.evaluated import evaluated
+from sizing.planner.studies.answer import figures, layout_of
+from sizing.planner.studies.loss import as_confident
 from sizing.report.layout_drawing import layout_drawing
-from sizing.report.page_charts import (
-    fronts_charts,
-    latency_charts,
-    legend,
-    over_time_charts,
-)
+from sizing.report.page_charts import fronts_charts, latency_charts, legend, over_time_charts
 from sizing.report.page_facts import (
     STATISTICS,
     assumption_rows,
@@ -21,16 +20,12 @@ from sizing.report.page_facts import (
     source_rows,
 )
 from sizing.report.tables import free_gpus, kinds_of, seconds
-from sizing.search.evaluated import evaluated
 from sizing.simulation.planned import simulate_plan
-from sizing.sources import Source, drawn
-from sizing.study.answer import figures, layout_of
-from sizing.study.loss import as_confident
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from sizing.plan import Plan
+    from minicluster.plan import Plan
 
 REQUESTS = 20_000
 SEED = 0

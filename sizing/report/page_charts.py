@@ -6,20 +6,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from sizing.planner.studies.cost import running
+from sizing.planner.studies.pareto import fronts
 from sizing.report.chart import Series, at_tail, chart, horizontal, tail, vertical
-from sizing.study.cost import running
-from sizing.study.pareto import fronts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from sizing.plan import Plan
+    from minicluster.plan import Plan
+    from sizing.planner.evaluated import Evaluated
+    from sizing.planner.studies.pareto import Front
     from sizing.report.axes import Axis
-    from sizing.search.evaluated import Evaluated
     from sizing.simulation.outcome import Outcome
-    from sizing.study.pareto import Front
 
 LEVELS = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 MS = 1e3

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sizing.planner.studies.cost import DATASHEET, running
 from sizing.report.tables import kinds_of, seconds, size, sliced
-from sizing.study.cost import DATASHEET, running
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from sizing.plan import Plan
+    from minicluster.plan import Plan
     from sizing.simulation.outcome import Outcome
     from sizing.simulation.statistics import Interval
 

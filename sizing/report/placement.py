@@ -9,9 +9,9 @@ from rich.table import Table
 from sizing.report.tables import seconds
 
 if TYPE_CHECKING:
-    from sizing.fabric.crossing import Crossing
-    from sizing.fabric.pools import PoolPlan
-    from sizing.fabric.ranks import RankPlan
+    from sizing.network.crossing import Crossing
+    from sizing.network.pools import PoolPlan
+    from sizing.network.ranks import RankPlan
 
 
 def cuts_table(found: RankPlan) -> Table:

@@ -15,9 +15,9 @@ from sizing.report.tables import seconds
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from minicluster.specs.slo import SloSpec
     from sizing.simulation.outcome import Outcome
     from sizing.simulation.statistics import Interval
-    from sizing.specs.slo import SloSpec
 
 NAMES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2e": "E2E", "stall": "longest stall"}
 

@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
+from sizing.planner.studies.answer import figures
 from sizing.report.tables import seconds
-from sizing.study.answer import figures
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from sizing.plan import Confidence
-    from sizing.search.evaluated import Evaluated
-    from sizing.study.answer import Answer
-    from sizing.study.loss import Loss
-    from sizing.study.pareto import Front
-    from sizing.study.sensitivity import Changed
-    from sizing.study.sweep import Swept
+    from minicluster.plan import Confidence
+    from sizing.planner.evaluated import Evaluated
+    from sizing.planner.studies.answer import Answer
+    from sizing.planner.studies.loss import Loss
+    from sizing.planner.studies.pareto import Front
+    from sizing.planner.studies.sensitivity import Changed
+    from sizing.planner.studies.sweep import Swept
 
 LEFT = ("scenario", "layout", "then binds", "bound by", "number", "what binds", "lost", "missed")
 MOST_ROWS = 20

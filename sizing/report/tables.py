@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
-from sizing.specs.slo import PERCENTILES
-from sizing.study.cost import running
+from minicluster.specs.slo import PERCENTILES
+from sizing.planner.studies.cost import running
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from sizing.plan import Latency, Plan, Pool, Prediction
-    from sizing.plan.prediction import Confidence
-    from sizing.specs.slo import SloSpec
-    from sizing.study.cost import Running
+    from minicluster.plan import Latency, Plan, Pool, Prediction
+    from minicluster.plan.prediction import Confidence
+    from minicluster.specs.slo import SloSpec
+    from sizing.planner.studies.cost import Running
 
 GB = 1e9
 MB = 1e6

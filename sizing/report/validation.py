@@ -12,11 +12,11 @@ from sizing.report.tables import seconds
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from sizing.validation.coverage import Claim, Coverage
-    from sizing.validation.residual import ErrorSummary
-    from sizing.validation.scalar import Scalars
-    from sizing.validation.validate import SliceErrors
-    from sizing.validation.verdict import Verdict
+    from sizing.evidence.coverage import Claim, Coverage
+    from sizing.evidence.residual import ErrorSummary
+    from sizing.evidence.scalar import Scalars
+    from sizing.evidence.validate import SliceErrors
+    from sizing.evidence.verdict import Verdict
 
 
 def errors_table(by: str, slices: Iterable[SliceErrors]) -> Table:

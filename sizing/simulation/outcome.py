@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from sizing.errors import InputError
+from minicluster.errors import InputError
 from sizing.simulation.statistics import (
     QUANTILES,
     Interval,
@@ -22,7 +22,7 @@ from sizing.simulation.tandem import Tandem
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sizing.arrivals import Arrivals
+    from minicluster.workload.arrivals import Arrivals
     from sizing.simulation.system import System
 
 Column = NDArray[np.float64]

@@ -5,19 +5,19 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from sizing.errors import InputError
+from minicluster.engine_model.core_sharing import SharedDecode, SharedPrefill
+from minicluster.engine_model.limits import EngineLimits
+from minicluster.engine_model.step_seconds import FittedStep
+from minicluster.errors import InputError
 from sizing.latency.memory import kv_bytes_per_sequence, kv_bytes_per_token
-from sizing.simulation.limits import EngineLimits
 from sizing.simulation.outcome import simulate
-from sizing.simulation.sharing import SharedDecode, SharedPrefill
-from sizing.simulation.step import FittedStep
 from sizing.simulation.system import Path, SimulatedPool, System
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sizing.arrivals import Arrivals
-    from sizing.plan import Deployment, Plan, Pool, StepModel
+    from minicluster.plan import Deployment, Plan, Pool, StepModel
+    from minicluster.workload.arrivals import Arrivals
     from sizing.simulation.outcome import Outcome
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sizing.student import student
+from minicluster.stats.student_t import student
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

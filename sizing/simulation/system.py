@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sizing.errors import InputError
-from sizing.simulation.limits import EngineLimits
-from sizing.simulation.step import StepTime
-from sizing.specs.checks import not_negative, one_of, positive
+from minicluster.engine_model.limits import EngineLimits
+from minicluster.engine_model.step_seconds import StepTime
+from minicluster.errors import InputError
+from minicluster.specs.checks import not_negative, one_of, positive
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,20 +8,20 @@ from heapq import heappop, heappush
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from sizing.errors import NegativeAnswer
-from sizing.routing import chooser, counts_tokens
-from sizing.simulation.content import ContentCache
-from sizing.simulation.conversation import ConversationCache
-from sizing.simulation.ledger import Ledger
+from minicluster.engine_model.conversation_cache import ConversationCache
+from minicluster.engine_model.core_sharing import SharedDecode, SharedPrefill
+from minicluster.engine_model.prefix_blocks import ContentCache
+from minicluster.engine_model.replica import Replica
+from minicluster.engine_model.request_table import Ledger
+from minicluster.errors import NegativeAnswer
+from minicluster.routing import chooser, counts_tokens
 from sizing.simulation.links import Links
-from sizing.simulation.replica import Replica
-from sizing.simulation.sharing import SharedDecode, SharedPrefill
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sizing.arrivals import Arrivals
-    from sizing.simulation.prefix import PrefixCache
+    from minicluster.engine_model.prefix_cache import PrefixCache
+    from minicluster.workload.arrivals import Arrivals
     from sizing.simulation.system import SimulatedPool, System
 
 ARRIVAL, PULL, PULLED, STRETCH = range(4)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sizing.specs.checks import positive
+from minicluster.specs.checks import positive
 from sizing.training.flops import training_flops
 
 if TYPE_CHECKING:

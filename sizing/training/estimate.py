@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from sizing.errors import InputError
-from sizing.fabric.failures import checkpoint_interval_s, effective_fraction, job_mtbf_s
+from minicluster.errors import InputError
+from minicluster.specs.checks import not_negative, positive
+from minicluster.specs.cluster import ClusterSpec
+from minicluster.specs.gpu import GpuSpec
 from sizing.latency.collectives import exchange_s
 from sizing.latency.roofline import multiply_dtype
-from sizing.specs.checks import not_negative, positive
-from sizing.specs.cluster import ClusterSpec
-from sizing.specs.gpu import GpuSpec
+from sizing.network.failures import checkpoint_interval_s, effective_fraction, job_mtbf_s
 from sizing.training.closed_forms import scale_factor
 from sizing.training.flops import StepFlops, step_flops
 from sizing.training.layout import TrainingLayout

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from minicluster.specs.slicing import Slicing
 from sizing.latency.load import pairs, prefill_load
 from sizing.latency.work import step_ops
-from sizing.specs.slicing import Slicing
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sizing.errors import InputError
-from sizing.specs.checks import STRICT, one_of, positive
-from sizing.specs.model import ModelSpec
+from minicluster.errors import InputError
+from minicluster.specs.checks import STRICT, one_of, positive
+from minicluster.specs.model import ModelSpec
 
 RECOMPUTES = ("none", "selective", "full")
 ATTENTIONS = ("materialised", "flash")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sizing.errors import InputError
-from sizing.specs.checks import STRICT, positive
+from minicluster.errors import InputError
+from minicluster.specs.checks import STRICT, positive
 
 if TYPE_CHECKING:
     from sizing.training.job import TrainingJob

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sizing.specs.parameters import parameters
+from minicluster.specs.parameters import parameters
 
 if TYPE_CHECKING:
-    from sizing.specs.model import ModelSpec
+    from minicluster.specs.model import ModelSpec
     from sizing.training.job import TrainingJob
     from sizing.training.layout import TrainingLayout
 

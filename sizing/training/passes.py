@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from minicluster.specs.model import DTYPE_BYTES
+from minicluster.specs.slicing import Slicing
 from sizing.latency.load import StepLoad
 from sizing.latency.op import ACTIVATION_BYTES, Op, Work, gemm
 from sizing.latency.work import step_ops
-from sizing.specs.model import DTYPE_BYTES
-from sizing.specs.slicing import Slicing
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -5,18 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from minicluster.errors import InputError
+from minicluster.specs.checks import STRICT, positive
+from minicluster.specs.model import ModelSpec
+from minicluster.specs.scenario import ClusterChoice
 from sizing import catalog
-from sizing.errors import InputError
-from sizing.specs.checks import STRICT, positive
-from sizing.specs.model import ModelSpec
-from sizing.specs.scenario import ClusterChoice
 from sizing.training.estimate import Interruptions, TrainingMachine
 from sizing.training.job import TrainingJob
 from sizing.training.layout import TrainingLayout
 
 if TYPE_CHECKING:
-    from sizing.specs.cluster import ClusterSpec
-    from sizing.specs.gpu import GpuSpec
+    from minicluster.specs.cluster import ClusterSpec
+    from minicluster.specs.gpu import GpuSpec
 
 PLAIN_RATIO = 4
 """Feed-forward over hidden size of a plain (GPT) feed-forward; gated ones take two thirds."""

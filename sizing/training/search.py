@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from sizing.errors import NegativeAnswer
+from minicluster.errors import NegativeAnswer
 from sizing.training.layout import TrainingLayout
 from sizing.training.memory import training_memory
 from sizing.training.step import training_step

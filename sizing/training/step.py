@@ -13,9 +13,9 @@ from sizing.training.passes import passes
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from minicluster.specs.gpu import GpuSpec
     from sizing.latency.exchange import Exchange
     from sizing.latency.op import Op
-    from sizing.specs.gpu import GpuSpec
     from sizing.training.job import TrainingJob
     from sizing.training.layout import TrainingLayout
 

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
-from loadtest.cli import main
-from loadtest.samples import Sample, read_samples
+from loadtest.cli.app import main
+from minicluster.workload.samples import Sample, read_samples
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-COMMAND = [sys.executable, "-c", "from loadtest.cli import main; main()"]
+COMMAND = [sys.executable, "-c", "from loadtest.cli.app import main; main()"]
 """For tests of the process itself: its signals and its end."""
 PATIENT = "ttft=30,tpot=5,percentile=p50"
 """An SLO that no answer misses; whether a run proves it depends on the machine."""

@@ -13,12 +13,11 @@ from dataclasses import replace
 
 import pytest
 
-from loadtest.client import Client
-from loadtest.job import Job
-from loadtest.run import PLAN, Run
-from loadtest.samples import Sample
-from loadtest.schedule import Request, Window
-from sizing.plan import (
+from loadtest.run.client_health import Client
+from loadtest.run.folder import PLAN, Run
+from loadtest.run.job import Job
+from loadtest.run.schedule import Request, Window
+from minicluster.plan import (
     SCHEMA_VERSION,
     CalibrationNote,
     Cost,
@@ -37,14 +36,15 @@ from sizing.plan import (
     StepModel,
     Validation,
 )
-from sizing.specs.cluster import ClusterSpec
-from sizing.specs.engine import EngineProfile
-from sizing.specs.gpu import GpuSpec
-from sizing.specs.model import ModelSpec
-from sizing.specs.scenario import ClusterChoice, ModelChoice, ScenarioSpec
-from sizing.specs.slo import SloSpec
-from sizing.specs.step import Interference, PathCoefficients, StepCoefficients
-from sizing.specs.workload import Lengths, WorkloadSpec
+from minicluster.specs.cluster import ClusterSpec
+from minicluster.specs.engine import EngineProfile
+from minicluster.specs.gpu import GpuSpec
+from minicluster.specs.model import ModelSpec
+from minicluster.specs.scenario import ClusterChoice, ModelChoice, ScenarioSpec
+from minicluster.specs.slo import SloSpec
+from minicluster.specs.step import Interference, PathCoefficients, StepCoefficients
+from minicluster.specs.workload import Lengths, WorkloadSpec
+from minicluster.workload.samples import Sample
 
 PlanMaker = Callable[..., Plan]
 SampleMaker = Callable[..., Sample]
@@ -218,7 +218,7 @@ def start_server() -> Iterator[ServerStarter]:
             for part in (f"--{name.replace('_', '-')}", str(value))
         ]
         server = subprocess.Popen(
-            [sys.executable, "-m", "loadtest.fake_server", *options],
+            [sys.executable, "-m", "loadtest.selftest.mock_server", *options],
             stdout=subprocess.PIPE,
             text=True,
         )

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from loadtest.job import Job
-from loadtest.schedule import Window
-from sizing.specs.slo import SloSpec
-from sizing.specs.workload import Lengths, WorkloadSpec
+from loadtest.run.job import Job
+from loadtest.run.schedule import Window
+from minicluster.specs.slo import SloSpec
+from minicluster.specs.workload import Lengths, WorkloadSpec
 
 JOB = Job(
     host="http://127.0.0.1:1",

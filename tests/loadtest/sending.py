@@ -8,27 +8,26 @@ from typing import TYPE_CHECKING
 
 import gevent
 
-from loadtest.client import write_client
-from loadtest.comparison import TOLERANCE
-from loadtest.dispatcher import Dispatcher
-from loadtest.flight import connections
-from loadtest.order import Extent, free_load, make_job
-from loadtest.run import prepare, read_run
-from loadtest.samples import to_line
-from loadtest.verdict import conclude
-from sizing.specs.slo import SloSpec
-from sizing.specs.workload import Lengths, WorkloadSpec
+from loadtest.client.dispatcher import Dispatcher
+from loadtest.client.request import connections
+from loadtest.run.client_health import write_client
+from loadtest.run.folder import prepare, read_run
+from loadtest.run.run_config import Extent, free_load, make_job
+from loadtest.verdict.prediction import TOLERANCE
+from loadtest.verdict.verdict import conclude
+from minicluster.specs.slo import SloSpec
+from minicluster.specs.workload import Lengths, WorkloadSpec
+from minicluster.workload.samples import to_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from loadtest.chat import ChatForm
-    from loadtest.job import Job
-    from loadtest.run import Run
-    from loadtest.samples import Sample
-    from loadtest.schedule import Request, Shape
-    from loadtest.verdict import Verdict
+    from loadtest.run.folder import Run
+    from loadtest.run.job import ChatForm, Job
+    from loadtest.run.schedule import Request, Shape
+    from loadtest.verdict.verdict import Verdict
+    from minicluster.workload.samples import Sample
 
 WORKLOAD = WorkloadSpec(
     requests_per_s=60.0,

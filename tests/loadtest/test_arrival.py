@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 import gevent
 import pytest
 
-from loadtest import arrival
-from loadtest.arrival import ask_for_stamps, receive
-from loadtest.behaviour import Behaviour
-from loadtest.order import Extent
-from loadtest.selftest import fake_server, read_truth
+from loadtest.client import kernel_timestamps
+from loadtest.client.kernel_timestamps import ask_for_stamps, receive
+from loadtest.run.run_config import Extent
+from loadtest.selftest.mock_config import Behaviour
+from loadtest.selftest.selftest import fake_server, read_truth
 
 from .sending import order, send
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from loadtest.dispatcher import Dispatcher
+    from loadtest.client.dispatcher import Dispatcher
 
 LATE_S = 0.05
 
@@ -81,7 +81,7 @@ def test_a_wall_clock_that_was_set_stamps_nothing(
     near, far = ends
     near.send(b"token")
     wall_s = time.time()
-    monkeypatch.setattr(arrival, "time", lambda: wall_s + set_by_s)
+    monkeypatch.setattr(kernel_timestamps, "time", lambda: wall_s + set_by_s)
     before_s = time.monotonic()
     _, came = receive(far, 100)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from loadtest.samples import read_samples
-from sizing.errors import Exit
-from sizing.plan import to_json
+from minicluster.errors import Exit
+from minicluster.plan import to_json
+from minicluster.workload.samples import read_samples
 
 from .command import FAST, answered, loadtest, run, verdict_in
 

@@ -11,17 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest import studies
-from loadtest.capacity import Probe, capacity, next_rate
-from loadtest.client import Client, write_client
-from loadtest.samples import Sample, to_line
-from loadtest.schedule import read_schedule
-from loadtest.search import Search, go_on, resumed, to_json
-from loadtest.studies import _exit
-from loadtest.versus_page import search_lines
-from sizing.errors import Exit, Inconclusive, InputError
-from sizing.plan import to_json as plan_json
-from sizing.specs.slo import SloSpec
+from loadtest.cli import studies
+from loadtest.cli.studies import _exit
+from loadtest.report.compare_page import search_lines
+from loadtest.run.client_health import Client, write_client
+from loadtest.run.schedule import read_schedule
+from loadtest.studies.capacity import Probe, capacity, next_rate
+from loadtest.studies.capacity_search import Search, go_on, resumed, to_json
+from minicluster.errors import Exit, Inconclusive, InputError
+from minicluster.plan import to_json as plan_json
+from minicluster.specs.slo import SloSpec
+from minicluster.workload.samples import Sample, to_line
 
 from .command import loadtest
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from conftest import PlanMaker, ServerStarter
 
-    from loadtest.verdict import Verdict
+    from loadtest.verdict.verdict import Verdict
 
 
 def probe(rate: float, holds: bool | None) -> Probe:  # noqa: FBT001

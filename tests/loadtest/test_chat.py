@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest import chat
-from loadtest.chat import KNOWN, ChatForm, learn_chat
-from loadtest.job import read_job, write_job
-from loadtest.prompt import Prompts
-from loadtest.schedule import Request
-from sizing.errors import Exit, InputError, TargetFailed
+from loadtest.client import chat
+from loadtest.client.chat import KNOWN, learn_chat
+from loadtest.client.prompts import Prompts
+from loadtest.run.job import ChatForm, read_job, write_job
+from loadtest.run.schedule import Request
+from minicluster.errors import Exit, InputError, TargetFailed
 
 from .command import run
 from .jobs import JOB as SOME

@@ -12,14 +12,14 @@ import pytest
 import yaml
 from typer.main import get_command
 
-import loadtest.cli
+import loadtest.cli.app
 import serving.cli
 import sizing.cli
-from loadtest.confidence import samples_needed
-from loadtest.spread import LEVELS
+from minicluster.stats.confidence import samples_needed
+from minicluster.stats.quantiles import LEVELS
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "ci.yml"
-APPS = {"loadtest": loadtest.cli.app, "serving": serving.cli.app, "sizing": sizing.cli.app}
+APPS = {"loadtest": loadtest.cli.app.app, "serving": serving.cli.app, "sizing": sizing.cli.app}
 
 
 def commands() -> list[list[str]]:

@@ -14,20 +14,20 @@ import gevent
 import psutil
 import pytest
 
-from loadtest import flight
-from loadtest.arrival import Arrival, receive
-from loadtest.behaviour import Behaviour
-from loadtest.client import health
-from loadtest.drive import drive
-from loadtest.order import Extent
-from loadtest.run import prepare, read_run
-from loadtest.schedule import Shape
-from loadtest.selftest import fake_server, read_truth
-from loadtest.stages import parse_stages
-from sizing.errors import Exit
-from sizing.sources import Source
-from sizing.specs.slo import SloSpec
-from sizing.specs.workload import Lengths
+from loadtest.client import request
+from loadtest.client.kernel_timestamps import Arrival, receive
+from loadtest.client.launch import drive
+from loadtest.run.client_health import health
+from loadtest.run.folder import prepare, read_run
+from loadtest.run.run_config import Extent
+from loadtest.run.schedule import Shape
+from loadtest.run.stages import parse_stages
+from loadtest.selftest.mock_config import Behaviour
+from loadtest.selftest.selftest import fake_server, read_truth
+from minicluster.errors import Exit
+from minicluster.specs.slo import SloSpec
+from minicluster.specs.workload import Lengths
+from minicluster.workload.sources import Source
 
 from .sending import SOME, WORKLOAD, judged, order, send
 
@@ -37,10 +37,10 @@ if TYPE_CHECKING:
 
     from conftest import ServerStarter
 
-    from loadtest.dispatcher import Dispatcher
-    from loadtest.drive import Progress
-    from loadtest.job import Job
-    from loadtest.run import Run
+    from loadtest.client.dispatcher import Dispatcher
+    from loadtest.client.launch import Progress
+    from loadtest.run.folder import Run
+    from loadtest.run.job import Job
 
 FAST = {"ttft_s": 0.05, "itl_s": 0.01}
 FEW = Extent(num_requests=5, warmup_s=0)
@@ -352,7 +352,7 @@ def test_one_answer_that_the_reader_stamps_is_said(
         received, came = receive(sock, size, flags)
         return received, came._replace(by_kernel=running[0].done != answer)
 
-    monkeypatch.setattr(flight, "receive", read)
+    monkeypatch.setattr(request, "receive", read)
     shape = Shape(source=Source(users=1))
     job = order(start_server(**FAST), Extent(num_requests=3), shape=shape)
 

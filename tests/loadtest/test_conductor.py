@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from loadtest.client import Client, read_client
-from loadtest.conductor import Conductor
+from loadtest.client.coordinator import Conductor
+from loadtest.run.client_health import Client, read_client
 
 from .jobs import JOB
 

@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.confidence import (
+from loadtest.verdict.warmup import settled_from
+from minicluster.stats.bootstrap import Difference, differences, holm
+from minicluster.stats.confidence import (
     INDEPENDENT,
     RESERVE,
     DesignEffect,
@@ -20,8 +22,6 @@ from loadtest.confidence import (
     samples_needed,
     share_interval,
 )
-from loadtest.significance import Difference, differences, holm
-from loadtest.warmup import settled_from
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 from verdict_coverage import cell_of, measure

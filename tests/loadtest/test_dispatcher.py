@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 import gevent
 import pytest
 
-from loadtest.dispatcher import Dispatcher
-from loadtest.flight import Flight
-from loadtest.prompt import Prompts
-from loadtest.schedule import Request
+from loadtest.client.dispatcher import Dispatcher
+from loadtest.client.prompts import Prompts
+from loadtest.client.request import Flight
+from loadtest.run.schedule import Request
 
 from .jobs import JOB
 
 if TYPE_CHECKING:
-    from loadtest.samples import Sample
+    from minicluster.workload.samples import Sample
 
 FIRST = Request(index=0, due_s=0.0, input_tokens=32, output_tokens=5, in_window=True)
 THEN = replace(FIRST, index=1, previous=0)

@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from loadtest.job import default_warmup_s, read_job, timeout_s, write_job
-from loadtest.schedule import Shape
-from loadtest.stages import parse_stages
-from sizing.errors import InputError
-from sizing.sources import Source
-from sizing.specs.workload import Lengths
+from loadtest.run.job import default_warmup_s, read_job, timeout_s, write_job
+from loadtest.run.schedule import Shape
+from loadtest.run.stages import parse_stages
+from minicluster.errors import InputError
+from minicluster.specs.workload import Lengths
+from minicluster.workload.sources import Source
 
 from .jobs import JOB
 

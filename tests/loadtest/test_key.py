@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from loadtest.key import VARIABLES, authorization
-from loadtest.order import Extent
-from loadtest.samples import read_samples
-from sizing.errors import Exit, InputError
+from loadtest.client.api_key import VARIABLES, authorization
+from loadtest.run.run_config import Extent
+from minicluster.errors import Exit, InputError
+from minicluster.workload.samples import read_samples
 
 from .command import run
 from .sending import judged, order, send

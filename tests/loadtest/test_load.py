@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.load import busy_fraction, mean_concurrent, pool_loads, utilisations
-from loadtest.schedule import Window
-from sizing.specs.step import Interference
+from loadtest.run.schedule import Window
+from loadtest.verdict.utilisation import busy_fraction, mean_concurrent, pool_loads, utilisations
+from minicluster.specs.step import Interference
 
 if TYPE_CHECKING:
     from conftest import PlanMaker, SampleMaker

@@ -17,13 +17,13 @@ import psutil
 import pytest
 
 import loadtest
-from loadtest.comparison import TOLERANCE
-from loadtest.order import Extent, free_load, make_job
-from loadtest.run import prepare, read_run
-from loadtest.verdict import conclude
-from sizing.errors import Exit
-from sizing.specs.slo import SloSpec
-from sizing.specs.workload import Lengths, WorkloadSpec
+from loadtest.run.folder import prepare, read_run
+from loadtest.run.run_config import Extent, free_load, make_job
+from loadtest.verdict.prediction import TOLERANCE
+from loadtest.verdict.verdict import conclude
+from minicluster.errors import Exit
+from minicluster.specs.slo import SloSpec
+from minicluster.specs.workload import Lengths, WorkloadSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

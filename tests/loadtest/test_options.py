@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import pytest
 from typer.testing import CliRunner
 
-from loadtest.cli import app, main
-from loadtest.order import default_requests
-from loadtest.search import enough_requests
-from sizing.errors import Exit
-from sizing.specs.slo import SloSpec
+from loadtest.cli.app import app, main
+from loadtest.run.run_config import default_requests
+from loadtest.studies.capacity_search import enough_requests
+from minicluster.errors import Exit
+from minicluster.specs.slo import SloSpec
 
 from .command import loadtest, run
 

@@ -14,20 +14,20 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from loadtest.capacity import Probe
-from loadtest.comparison import TOLERANCE
-from loadtest.foreseen import Foreseen
-from loadtest.replay import Foretold, Replay
-from loadtest.report import page
-from loadtest.search import Search
-from loadtest.verdict import conclude
-from loadtest.versus import compare_runs
-from loadtest.versus_page import search_page, versus_page
+from loadtest.report.compare_page import search_page, versus_page
+from loadtest.report.page import page
+from loadtest.studies.capacity import Probe
+from loadtest.studies.capacity_search import Search
+from loadtest.studies.compare import compare_runs
+from loadtest.verdict.goodput_curve import Foreseen
+from loadtest.verdict.prediction import TOLERANCE
+from loadtest.verdict.resimulation import Foretold, Replay
+from loadtest.verdict.verdict import conclude
 
 if TYPE_CHECKING:
     from conftest import RunMaker, SampleMaker
 
-    from loadtest.run import Run
+    from loadtest.run.folder import Run
 
 pytestmark = pytest.mark.browser
 

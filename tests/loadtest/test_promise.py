@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.confidence import design_effect, samples_needed
-from loadtest.promise import count_good, judge, judge_limit, parse_slo
-from loadtest.samples import Sample
-from loadtest.spread import LEVELS
-from sizing.errors import InputError
-from sizing.specs.slo import SloSpec
+from loadtest.verdict.slo import count_good, judge, judge_limit, parse_slo
+from minicluster.errors import InputError
+from minicluster.specs.slo import SloSpec
+from minicluster.stats.confidence import design_effect, samples_needed
+from minicluster.stats.quantiles import LEVELS
+from minicluster.workload.samples import Sample
 
 if TYPE_CHECKING:
     from conftest import SampleMaker

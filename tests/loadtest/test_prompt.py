@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.prompt import Prompts
-from loadtest.schedule import Request
+from loadtest.client.prompts import Prompts
+from loadtest.run.schedule import Request
 
 from .jobs import JOB
 

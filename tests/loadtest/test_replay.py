@@ -9,20 +9,20 @@ from xml.etree import ElementTree as ET
 import numpy as np
 import pytest
 
-from loadtest.client import write_client
-from loadtest.comparison import TOLERANCE
-from loadtest.foreseen import foresee
-from loadtest.junit import to_junit
-from loadtest.phases import compare_phases
-from loadtest.publish import Terms, publish
-from loadtest.replay import let_in, replay
-from loadtest.run import prepare
-from loadtest.samples import to_line
-from loadtest.schedule import Request
-from loadtest.verdict import Verdict, conclude
-from loadtest.versus import compare_runs
-from sizing.errors import InputError, MiniclusterError
-from sizing.plan import to_json
+from loadtest.report.judge import Terms, publish
+from loadtest.report.junit import to_junit
+from loadtest.run.client_health import write_client
+from loadtest.run.folder import prepare
+from loadtest.run.schedule import Request
+from loadtest.studies.compare import compare_runs
+from loadtest.verdict.goodput_curve import foresee
+from loadtest.verdict.phases import compare_phases
+from loadtest.verdict.prediction import TOLERANCE
+from loadtest.verdict.resimulation import let_in, replay
+from loadtest.verdict.verdict import Verdict, conclude
+from minicluster.errors import InputError, MiniclusterError
+from minicluster.plan import to_json
+from minicluster.workload.samples import to_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
     from conftest import PlanMaker, RunMaker, SampleMaker
 
-    from loadtest.client import Client
-    from loadtest.run import Run
-    from loadtest.samples import Sample
+    from loadtest.run.client_health import Client
+    from loadtest.run.folder import Run
+    from minicluster.workload.samples import Sample
 
 QUICK = Terms(tolerance=TOLERANCE, foresee=False)
 

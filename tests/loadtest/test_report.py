@@ -11,16 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from loadtest.chart import distribution, over_time, round_ticks
-from loadtest.comparison import TOLERANCE
-from loadtest.report import page
-from loadtest.table import milliseconds, print_verdict
-from loadtest.verdict import conclude
+from loadtest.report.chart import distribution, over_time, round_ticks
+from loadtest.report.page import page
+from loadtest.report.table import milliseconds, print_verdict
+from loadtest.verdict.prediction import TOLERANCE
+from loadtest.verdict.verdict import conclude
 
 if TYPE_CHECKING:
     from conftest import RunMaker, SampleMaker
 
-    from loadtest.samples import Sample
+    from minicluster.workload.samples import Sample
 
 VOID = {"meta", "br", "line", "circle", "rect", "polyline"}
 

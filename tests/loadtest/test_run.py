@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from loadtest import foreseen
-from sizing.errors import Exit
-from sizing.plan import to_json
-from sizing.specs.slo import SloSpec
+from loadtest.verdict import goodput_curve
+from minicluster.errors import Exit
+from minicluster.plan import to_json
+from minicluster.specs.slo import SloSpec
 
 from .command import COMMAND, FAST, PATIENT, SHORT, answered, loadtest, run, verdict_in
 
@@ -44,7 +44,7 @@ def test_planned_run_compares_with_the_prediction(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With a plan the table has all three columns; a prediction far off fails where required."""
-    monkeypatch.setattr(foreseen, "LOADS", (1.1,))  # each is a process of its own
+    monkeypatch.setattr(goodput_curve, "LOADS", (1.1,))  # each is a process of its own
     host = start_server(ttft_s=0.05, itl_s=0.02)
     plan = tmp_path / "plan.json"
     plan.write_text(to_json(make_plan(ttft_s=5.0, slo=SloSpec(ttft_s=30.0, tpot_s=5.0))))
@@ -129,7 +129,8 @@ def test_client_ends_with_its_parent(start_server: ServerStarter, tmp_path: Path
 def test_importing_the_command_patches_nothing() -> None:
     """Locust and gevent stay in the client process."""
     code = (
-        "import loadtest.cli, loadtest.selftest, sys; print({'locust', 'gevent'} & {*sys.modules})"
+        "import loadtest.cli, loadtest.selftest.selftest, sys;"
+        " print({'locust', 'gevent'} & {*sys.modules})"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.samples import OUTCOMES, Sample, read_samples, to_line
-from sizing.errors import InputError
-from sizing.request_outcome import TURNED_AWAY
+from minicluster.errors import InputError
+from minicluster.workload.request_outcome import TURNED_AWAY
+from minicluster.workload.samples import OUTCOMES, Sample, read_samples, to_line
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.schedule import (
+from loadtest.run.schedule import (
     Request,
     Shape,
     Window,
@@ -18,10 +18,10 @@ from loadtest.schedule import (
     window_of,
     write_schedule,
 )
-from sizing.arrivals import poisson_arrivals
-from sizing.errors import InputError
-from sizing.sources import Source, drawn
-from sizing.specs.workload import Lengths, WorkloadSpec
+from minicluster.errors import InputError
+from minicluster.specs.workload import Lengths, WorkloadSpec
+from minicluster.workload.arrivals import poisson_arrivals
+from minicluster.workload.sources import Source, drawn
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from loadtest import selftest
-from loadtest.behaviour import Behaviour
-from loadtest.client import Client, health, merged
-from loadtest.fake_stream import FakeStream, prompt_tokens
-from loadtest.selftest import (
+from loadtest.run.client_health import Client, health, merged
+from loadtest.selftest import selftest
+from loadtest.selftest.mock_config import Behaviour
+from loadtest.selftest.mock_stream import FakeStream, prompt_tokens
+from loadtest.selftest.selftest import (
     Capacity,
     ClientError,
     Level,
@@ -25,8 +25,8 @@ from loadtest.selftest import (
     level_job,
     parse_streams,
 )
-from sizing.errors import Exit, InputError
-from sizing.specs.slo import SloSpec
+from minicluster.errors import Exit, InputError
+from minicluster.specs.slo import SloSpec
 
 from .command import loadtest
 

@@ -9,20 +9,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.order import Extent, free_load, make_job
-from loadtest.prompt import Prompts
-from loadtest.schedule import Shape, read_schedule, write_schedule
-from loadtest.stages import Stage, duration_s, expected_requests, parse_stages, staged
-from sizing.errors import InputError
-from sizing.sources import Source
-from sizing.specs.slo import SloSpec
-from sizing.specs.workload import Lengths, WorkloadSpec
-from sizing.traces import read_trace
+from loadtest.client.prompts import Prompts
+from loadtest.run.run_config import Extent, free_load, make_job
+from loadtest.run.schedule import Shape, read_schedule, write_schedule
+from loadtest.run.stages import Stage, duration_s, expected_requests, parse_stages, staged
+from minicluster.errors import InputError
+from minicluster.specs.slo import SloSpec
+from minicluster.specs.workload import Lengths, WorkloadSpec
+from minicluster.workload.sources import Source
+from minicluster.workload.traces import read_trace
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from loadtest.job import Job
+    from loadtest.run.job import Job
 
 LOAD = free_load(
     WorkloadSpec(

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.spread import LEVELS, quantile, spread
+from minicluster.stats.quantiles import LEVELS, quantile, spread
 
 SECONDS = st.lists(st.floats(0, 1e3), min_size=1, max_size=300)
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.sse import MAX_EVENT_BYTES, EventParser
-from loadtest.stream import StreamError
+from loadtest.client.sse import MAX_EVENT_BYTES, EventParser
+from loadtest.client.stream import StreamError
 
 LINES = st.sampled_from(
     [b"data: {}", b"data:[DONE]", b"data", b": comment", b"event: x", b"", b"data:  two", b"\xff"]

@@ -4,12 +4,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from loadtest.stall import find_stalls
+from loadtest.verdict.stall import find_stalls
 
 if TYPE_CHECKING:
     from conftest import SampleMaker
 
-    from loadtest.samples import Sample
+    from minicluster.workload.samples import Sample
 
 
 def steady(make_sample: SampleMaker, count: int) -> list[Sample]:

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.samples import Sample
-from loadtest.stream import CompletionStream, StreamError
+from loadtest.client.stream import CompletionStream, StreamError
+from minicluster.workload.samples import Sample
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from loadtest.capacity import Probe
-from loadtest.search import Search
-from loadtest.selftest import ClientError
-from loadtest.table import bare_milliseconds, print_client_errors
-from loadtest.versus import compare_runs
-from loadtest.versus_page import search_table, versus_table
+from loadtest.report.compare_page import search_table, versus_table
+from loadtest.report.table import bare_milliseconds, print_client_errors
+from loadtest.selftest.selftest import ClientError
+from loadtest.studies.capacity import Probe
+from loadtest.studies.capacity_search import Search
+from loadtest.studies.compare import compare_runs
 
 if TYPE_CHECKING:
     from conftest import RunMaker, SampleMaker
 
-    from loadtest.run import Run
+    from loadtest.run.folder import Run
 
 ERROR = ClientError(
     streams=200,

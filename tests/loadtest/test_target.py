@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from loadtest.key import VARIABLES
-from loadtest.target import served_models
-from sizing.errors import TargetFailed
+from loadtest.client.api_key import VARIABLES
+from loadtest.client.endpoint import served_models
+from minicluster.errors import TargetFailed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -16,11 +16,11 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from loadtest.chat import learn_chat
-from loadtest.key import VARIABLES
-from loadtest.order import Extent
-from loadtest.target import served_models
-from sizing.errors import Exit, TargetFailed
+from loadtest.client.api_key import VARIABLES
+from loadtest.client.chat import learn_chat
+from loadtest.client.endpoint import served_models
+from loadtest.run.run_config import Extent
+from minicluster.errors import Exit, TargetFailed
 
 from .command import FAST, answered, run
 from .sending import order, send

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from loadtest.comparison import TOLERANCE, parse_tolerance
-from loadtest.evidence import evidence_of
-from loadtest.verdict import Verdict, conclude, to_json
-from sizing.errors import Exit, InputError
+from loadtest.verdict.prediction import TOLERANCE, parse_tolerance
+from loadtest.verdict.verdict import Verdict, conclude, to_json
+from loadtest.verdict.window import evidence_of
+from minicluster.errors import Exit, InputError
 
 if TYPE_CHECKING:
     from conftest import RunMaker, SampleMaker
 
-    from loadtest.samples import Sample
+    from minicluster.workload.samples import Sample
 
 
 @pytest.fixture

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from loadtest.evidence import evidence_of
-from loadtest.versus import compare_runs, to_json
-from loadtest.versus_page import change_rows, difference_text, versus_lines
+from loadtest.report.compare_page import change_rows, difference_text, versus_lines
+from loadtest.studies.compare import compare_runs, to_json
+from loadtest.verdict.window import evidence_of
 
 if TYPE_CHECKING:
     from conftest import RunMaker, SampleMaker
 
-    from loadtest.samples import Sample
+    from minicluster.workload.samples import Sample
 
 NAMES = ("a", "b")
 

@@ -11,10 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from serving.demo_model import DemoShape, make_demo_model
-from serving.front import FrontDoor, front_door
-from serving.target import Target
-from sizing.plan import (
+from minicluster.plan import (
     SCHEMA_VERSION,
     CalibrationNote,
     Cost,
@@ -34,15 +31,18 @@ from sizing.plan import (
     StepModel,
     Validation,
 )
-from sizing.specs.architecture import architecture_hash
-from sizing.specs.cluster import ClusterSpec
-from sizing.specs.engine import EngineProfile
-from sizing.specs.gpu import GpuSpec
-from sizing.specs.model import ModelSpec
-from sizing.specs.scenario import ClusterChoice, ModelChoice, ScenarioSpec
-from sizing.specs.slo import SloSpec
-from sizing.specs.step import Interference, PathCoefficients, StepCoefficients
-from sizing.specs.workload import Lengths, WorkloadSpec
+from minicluster.specs.architecture import architecture_hash
+from minicluster.specs.cluster import ClusterSpec
+from minicluster.specs.engine import EngineProfile
+from minicluster.specs.gpu import GpuSpec
+from minicluster.specs.model import ModelSpec
+from minicluster.specs.scenario import ClusterChoice, ModelChoice, ScenarioSpec
+from minicluster.specs.slo import SloSpec
+from minicluster.specs.step import Interference, PathCoefficients, StepCoefficients
+from minicluster.specs.workload import Lengths, WorkloadSpec
+from serving.deployment.target import Target
+from serving.measurement.demo_model import DemoShape, make_demo_model
+from serving.protocol.endpoint_config import FrontDoor, front_door
 
 from .deployed import Shared, Split, driven, up
 from .faults.reference import FEW_LENGTHS, Reference, ask_bare_server

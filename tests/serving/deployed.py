@@ -15,10 +15,10 @@ from urllib.request import urlopen
 
 import pytest
 
-from serving.ports import free_ports
-from serving.processes import marked
-from sizing.child import run_child
-from sizing.plan import to_json
+from minicluster.command import run_child
+from minicluster.plan import to_json
+from serving.cluster.ports import free_ports
+from serving.cluster.processes import marked
 
 from .faults.processes import Process, processes
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
-    from sizing.plan import Deployment, Plan
+    from minicluster.plan import Deployment, Plan
 
 HERE = Path(__file__).parent
 SERVING = (sys.executable, "-m", "serving.cli")

@@ -7,9 +7,9 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from serving.phases import Begun, Phases, PrefillTiming
-from serving.prompt_size import text_bytes
-from serving.requests import Refusal
+from serving.protocol.phases import Begun, Phases, PrefillTiming
+from serving.protocol.refusal import Refusal
+from serving.request.prompt_length import text_bytes
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator

@@ -10,8 +10,8 @@ import urllib.request
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from serving.affinity import KEEP_AFFINITY
-from serving.ports import free_ports
+from serving.cluster.ports import free_ports
+from serving.cluster.processes import KEEP_AFFINITY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any
 import uvicorn
 from fake_servers import FakeServers
 
-from serving.engine_request import engine_request, for_prefill
-from serving.front import front_door
-from serving.front_app import front_app
-from serving.requests import Refusal
-from sizing.plan import read_plan
+from minicluster.plan import read_plan
+from serving.api.app import front_app
+from serving.protocol.endpoint_config import front_door
+from serving.protocol.refusal import Refusal
+from serving.replicas.engine_request import engine_request, for_prefill
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from serving.phases import Begun
+    from serving.protocol.phases import Begun
 
 
 class SchemaServers(FakeServers):

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from serving.admission import Asked, Forecast, Load, Margin, Shed, decide, forecast, work_s
-from sizing.plan import StepModel
-from sizing.specs.slo import SloSpec
-from sizing.specs.step import Interference, PathCoefficients, StepCoefficients
+from minicluster.plan import StepModel
+from minicluster.specs.slo import SloSpec
+from minicluster.specs.step import Interference, PathCoefficients, StepCoefficients
+from serving.admission.policy import Asked, Forecast, Load, Margin, Shed, decide, forecast, work_s
 
 
 def _step(**terms: float) -> StepCoefficients:

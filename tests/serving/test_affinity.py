@@ -4,7 +4,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from serving.affinity import KEEP_AFFINITY, niceness_is_local
+from serving.cluster.processes import KEEP_AFFINITY
+from serving.replicas.vllm_plugin import niceness_is_local
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.xdist_group("vllm")  # one worker imports it
 
 LOOK = """
-from serving.affinity import keep_planned_cores
+from serving.replicas.vllm_plugin import keep_planned_cores
 keep_planned_cores()
 from nixl import _api
 from vllm.distributed.device_communicators import shm_broadcast

@@ -13,9 +13,9 @@ from .virtual_time import run
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Ray's own
-    from serving import alive
-    from serving.alive import NoReplica, while_live
-    from serving.handles import Handles
+    from serving.replicas import live_replicas
+    from serving.replicas.live_replicas import NoReplica, while_live
+    from serving.replicas.prefill_handles import Handles
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def live(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
     """Return how many replicas there are at each look; the last stays."""
     counts: list[int | None] = [1]
     monkeypatch.setattr(
-        alive, "live_replicas", lambda _: counts.pop(0) if len(counts) > 1 else counts[0]
+        live_replicas, "live_replicas", lambda _: counts.pop(0) if len(counts) > 1 else counts[0]
     )
     return counts
 

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from serving.order import Order
-from serving.phases import Begun, Prefilled
-from serving.requests import Refusal
-from serving.servers import EngineFailed
+from serving.protocol.backend import EngineFailed
+from serving.protocol.phases import Begun, Prefilled
+from serving.protocol.refusal import Refusal
+from serving.protocol.request_policy import Order
 
 from .virtual_time import run
 
@@ -71,11 +71,11 @@ class Reach:
 
 @pytest.fixture(scope="module")
 def module() -> Any:  # noqa: ANN401
-    """Return `serving.answering`, whose imports warn of themselves."""
+    """Return `serving.replicas.generation`, whose imports warn of themselves."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        from serving import answering  # noqa: PLC0415
-    return answering
+        from serving.replicas import generation  # noqa: PLC0415
+    return generation
 
 
 @pytest.fixture

@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from serving.asked import asked_of
-from serving.front import FrontDoor, front_door
-from serving.prompt_size import UNTAUGHT, TextSize
-from serving.requests import check
+from serving.admission.request_cost import asked_of
+from serving.protocol.endpoint_config import FrontDoor, front_door
+from serving.request.prompt_length import UNTAUGHT, TextSize
+from serving.request.validation import check
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from serving.admission import Asked
+    from serving.admission.policy import Asked
 
     from .conftest import DeploymentMaker, PlanMaker
 

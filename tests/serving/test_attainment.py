@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 
-from serving.attainment import read_histograms, seen_between
-from sizing.errors import TargetFailed
-from sizing.specs.slo import SloSpec
+from minicluster.errors import TargetFailed
+from minicluster.specs.slo import SloSpec
+from serving.operations.slo_metrics import read_histograms, seen_between
 
 SLO = SloSpec(ttft_s=1.0, tpot_s=0.05)
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.balance import Seen, Share, advise, moved_replicas
-from sizing.specs.slo import SloSpec
+from minicluster.specs.slo import SloSpec
+from serving.operations.scaling_policy import Seen, Share, advise, moved_replicas
 
 SLO = SloSpec(ttft_s=1.0, tpot_s=0.05)
 GOOD = Seen(

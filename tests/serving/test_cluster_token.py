@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING
 import grpc
 import pytest
 
-from serving.cluster_token import (
+from minicluster.errors import InputError
+from minicluster.plan import to_json
+from serving.cluster.connection import FIRST_CALL
+from serving.cluster.local_cluster import CLUSTER_TOKEN, LocalCluster, token_file
+from serving.cluster.ports import free_ports
+from serving.cluster.processes import environment
+from serving.cluster.state import HOME, State, forget, write_state
+from serving.cluster.state import TOKEN as OWN_TOKEN
+from serving.cluster.token import (
     CERTIFICATES,
     MODE,
     TOKEN,
@@ -21,14 +29,6 @@ from serving.cluster_token import (
     refuse_missing_certificates,
     write_token,
 )
-from serving.connection import FIRST_CALL
-from serving.local_cluster import CLUSTER_TOKEN, LocalCluster, token_file
-from serving.ports import free_ports
-from serving.processes import environment
-from serving.state import HOME, State, forget, write_state
-from serving.state import TOKEN as OWN_TOKEN
-from sizing.errors import InputError
-from sizing.plan import to_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -89,7 +89,7 @@ def test_a_token_goes_with_its_cluster(tmp_path: Path, monkeypatch: pytest.Monke
     state = _state("127.0.0.1:1", "feedfacefeedface")
     write_token(OWN_TOKEN)
     write_state(state)
-    monkeypatch.setattr("serving.local_cluster.read_cluster", lambda: cluster)
+    monkeypatch.setattr("serving.cluster.local_cluster.read_cluster", lambda: cluster)
     found = [token_file(f"127.0.0.1:{port}") for port in (1, 2, 3)]
     assert found == [OWN_TOKEN, CLUSTER_TOKEN, None]
     forget(state)

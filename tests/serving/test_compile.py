@@ -10,17 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.compile import compile_app, domains, replica_devices
-from serving.engine import Ground
-from serving.front import front_from, to_plain
-from serving.served import CORES, DEVICES_LABEL, NODE_LABEL, ROLE_LABEL, planned_cores
-from sizing.plan import Placement
-from sizing.specs.slo import SloSpec
+from minicluster.plan import Placement
+from minicluster.specs.slo import SloSpec
+from serving.deployment.compile import compile_app, domains, replica_devices
+from serving.deployment.engine_args import Ground
+from serving.protocol.app_spec import CORES, DEVICES_LABEL, NODE_LABEL, ROLE_LABEL, planned_cores
+from serving.protocol.endpoint_config import front_from, to_plain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from sizing.plan import Deployment, Plan
+    from minicluster.plan import Deployment, Plan
 
     from .conftest import DeploymentMaker, PlanMaker, PoolMaker
 

@@ -9,12 +9,19 @@ from typing import TYPE_CHECKING
 import pytest
 from typer.testing import CliRunner
 
-from serving import cpu_dtype, deployed
+from minicluster.errors import InputError, TargetFailed
+from minicluster.plan import to_json
 from serving.cli.app import app
-from serving.cpu_dtype import CpuPace, choice_text, cpu_flags, dtype_warning, native_dtype
+from serving.measurement import cpu_dtype
+from serving.measurement.cpu_dtype import (
+    CpuPace,
+    choice_text,
+    cpu_flags,
+    dtype_warning,
+    native_dtype,
+)
+from serving.operations import deployed
 from sizing import catalog
-from sizing.errors import InputError, TargetFailed
-from sizing.plan import to_json
 
 if TYPE_CHECKING:
     from .conftest import DeploymentMaker, PlanMaker

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from serving.compile import compile_app
-from serving.engine import Ground
-from serving.metrics import Metrics
+from serving.api.metrics import Metrics
+from serving.deployment.compile import compile_app
+from serving.deployment.engine_args import Ground
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from serving.processes import marked
-from sizing.errors import Exit
+from minicluster.errors import Exit
+from serving.cluster.processes import marked
 
 if TYPE_CHECKING:
     from .deployed import Shared

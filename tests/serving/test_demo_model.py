@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from tokenizers import Tokenizer
 
-from serving.demo_model import HASH_FILE, _bfloat16, _vocabulary, make_demo_model
-from sizing.errors import InputError
+from minicluster.errors import InputError
+from serving.measurement.demo_model import HASH_FILE, _bfloat16, _vocabulary, make_demo_model
 
 from .conftest import SMALL
 

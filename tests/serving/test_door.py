@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from serving.requests import Refusal
-from sizing.specs.slo import SloSpec
+from minicluster.specs.slo import SloSpec
+from serving.protocol.refusal import Refusal
 
 from .fake_servers import FakeServers
 from .visitor import HI, KEY, LOCKED, ONE, one, used
@@ -19,7 +19,7 @@ from .visitor import HI, KEY, LOCKED, ONE, one, used
 if TYPE_CHECKING:
     import httpx
 
-    from serving.front import FrontDoor
+    from serving.protocol.endpoint_config import FrontDoor
 
 BROKEN = FakeServers(ttft_s="no time")  # type: ignore[arg-type]
 """Servers that raise TypeError."""

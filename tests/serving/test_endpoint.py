@@ -14,7 +14,7 @@ from urllib.request import urlopen
 
 import pytest
 
-from serving.ports import free_ports
+from serving.cluster.ports import free_ports
 
 from .client import events, post
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from serving.answer_length import LENGTHS
-from serving.requests import IGNORED, Refusal
+from serving.protocol.refusal import Refusal
+from serving.request.answer_length import LENGTHS
+from serving.request.validation import IGNORED
 
 pytestmark = pytest.mark.xdist_group("vllm")  # one worker imports it
 
@@ -20,10 +21,10 @@ CALL = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{
 
 @pytest.fixture(scope="module")
 def vllm() -> Any:  # noqa: ANN401
-    """Return `serving.engine_request`, whose imports take seconds and warn of themselves."""
+    """Return the module, whose imports take seconds and warn of themselves."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        from serving import engine_request  # noqa: PLC0415
+        from serving.replicas import engine_request  # noqa: PLC0415
     return engine_request
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from serving.first_token import Answer
+from serving.replicas.pending_answer import Answer
 
 from .virtual_time import run
 
@@ -131,7 +131,7 @@ def test_what_never_arrives_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         answer = Answer(engine.stream(), begun=None, in_flight=True)
         local = Answer(Engine().stream(), begun=None, in_flight=False)
         before = answer.stuck
-        monkeypatch.setattr("serving.first_token.STUCK_S", -1.0)
+        monkeypatch.setattr("serving.replicas.pending_answer.STUCK_S", -1.0)
         during = answer.stuck
         engine.go.set()
         await answer.first_token(5.0)

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 import uvicorn
 
-from serving.front import front_door
-from serving.front_app import front_app
-from serving.ports import free_ports
+from serving.api.app import front_app
+from serving.cluster.ports import free_ports
+from serving.protocol.endpoint_config import front_door
 
 from .browser import opened
 from .fake_servers import FakeServers
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from serving.front import FrontDoor
+    from serving.protocol.endpoint_config import FrontDoor
 
     from .conftest import DeploymentMaker, PlanMaker
 

@@ -13,8 +13,8 @@ from urllib.request import urlopen
 
 import pytest
 
-from serving.ports import free_ports
-from sizing.plan import to_json
+from minicluster.plan import to_json
+from serving.cluster.ports import free_ports
 
 from .generated import schemathesis
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from serving.token_limit import MAX_OUTPUT_TOKENS
+from serving.request.token_limit import MAX_OUTPUT_TOKENS
 
 from .client import post
 from .deployed import Shared, front_checks, up
@@ -16,7 +16,7 @@ from .generated import schemathesis
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from sizing.plan import Plan
+    from minicluster.plan import Plan
 
 pytestmark = [pytest.mark.engine, pytest.mark.campaign]
 

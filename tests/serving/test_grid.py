@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 from aiohttp import web
 
-from serving import grid
-from serving.stopwatch import Stopwatch, Stream
-from sizing.contention import CpuTimes
-from sizing.errors import TargetFailed
+from minicluster.contention import CpuTimes
+from minicluster.errors import TargetFailed
+from serving.measurement import step_benchmark
+from serving.measurement.timing_client import Stopwatch, Stream
 
 from .virtual_time import run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-    from serving.grid import GridPoint
+    from serving.measurement.step_benchmark import GridPoint
 
 PREFILL_S = 0.0002
 STEP_S = 0.02
@@ -111,17 +111,17 @@ def clock_of(*others: float) -> Callable[[], CpuTimes]:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Time a grid of seven points."""
-    monkeypatch.setattr(grid, "PREFILL_TOKENS", (50, 400))
-    monkeypatch.setattr(grid, "PATH_TOKENS", (50,))
-    monkeypatch.setattr(grid, "DECODE_POINTS", ((1, 16), (3, 16)))
-    monkeypatch.setattr(grid, "SERVICE_POINTS", ((200, 2), (200, 20)))
+    monkeypatch.setattr(step_benchmark, "PREFILL_TOKENS", (50, 400))
+    monkeypatch.setattr(step_benchmark, "PATH_TOKENS", (50,))
+    monkeypatch.setattr(step_benchmark, "DECODE_POINTS", ((1, 16), (3, 16)))
+    monkeypatch.setattr(step_benchmark, "SERVICE_POINTS", ((200, 2), (200, 20)))
 
 
 def timed(others: tuple[float, ...] = ()) -> tuple[list[GridPoint], list[str]]:
     """Time the grid against the endpoint; return the rows, and what was told."""
     told: list[str] = []
     points = against(
-        Endpoint(), lambda watch: grid.time_grid(watch, told.append, clock_of(*others))
+        Endpoint(), lambda watch: step_benchmark.time_grid(watch, told.append, clock_of(*others))
     )
     assert isinstance(points, tuple)
     return [*points], told
@@ -169,7 +169,7 @@ def test_a_disturbed_point_is_timed_once_more() -> None:
 def test_a_slow_machine_has_time() -> None:
     """Steps are counted until there are eight, however long they take."""
     slow = Endpoint(step_s=0.4)
-    points = against(slow, lambda watch: grid.time_decode(watch, batch=2, context=16))
+    points = against(slow, lambda watch: step_benchmark.time_decode(watch, batch=2, context=16))
 
     assert isinstance(points, tuple)
     assert points[0].repeats >= 8
@@ -179,11 +179,12 @@ def test_a_slow_machine_has_time() -> None:
 @pytest.mark.usefixtures("small")
 def test_what_hangs_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """A point is given up after ten times what it should take, and a minute."""
-    monkeypatch.setattr(grid, "WARM_UP_TOKENS", 10_000_000)
+    monkeypatch.setattr(step_benchmark, "WARM_UP_TOKENS", 10_000_000)
 
     with pytest.raises(TargetFailed, match="prefill of 50 tokens, alone did not end within 60 s"):
         against(
-            Endpoint(hangs=True), lambda watch: grid.time_grid(watch, lambda _: None, clock_of())
+            Endpoint(hangs=True),
+            lambda watch: step_benchmark.time_grid(watch, lambda _: None, clock_of()),
         )
 
 

@@ -11,18 +11,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.admission import Asked, Forecast, Load, Margin, Shed, decide, forecast
-from serving.front import front_door
-from serving.guard import GUARD, Guard, Misses, Visit, read_guard
-from sizing.errors import InputError
-from sizing.plan import StepModel
-from sizing.specs.slo import SloSpec
-from sizing.specs.step import Interference, PathCoefficients, StepCoefficients
+from minicluster.errors import InputError
+from minicluster.plan import StepModel
+from minicluster.specs.slo import SloSpec
+from minicluster.specs.step import Interference, PathCoefficients, StepCoefficients
+from serving.admission.controller import GUARD, Guard, Misses, Visit, read_guard
+from serving.admission.policy import Asked, Forecast, Load, Margin, Shed, decide, forecast
+from serving.protocol.endpoint_config import front_door
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from serving.front import FrontDoor
+    from serving.protocol.endpoint_config import FrontDoor
 
     from .conftest import DeploymentMaker
 

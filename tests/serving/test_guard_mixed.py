@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from serving.admission import Asked, Shed
-from serving.asked import asked_of
-from serving.front import FrontDoor, front_door
-from serving.guard import Guard, Visit
-from serving.metrics import Metrics
-from serving.prompt_size import UNTAUGHT
-from sizing.plan import Placement
-from sizing.specs.slo import SloSpec
+from minicluster.plan import Placement
+from minicluster.specs.slo import SloSpec
+from serving.admission.controller import Guard, Visit
+from serving.admission.policy import Asked, Shed
+from serving.admission.request_cost import asked_of
+from serving.api.metrics import Metrics
+from serving.protocol.endpoint_config import FrontDoor, front_door
+from serving.request.prompt_length import UNTAUGHT
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from serving.patience import Patience
-from serving.phases import PrefillTiming
-from serving.requests import Refusal, Refused
+from serving.protocol.phases import PrefillTiming
+from serving.protocol.refusal import Refusal
+from serving.replicas import live_replicas, serve_backend
+from serving.replicas.timeouts import Patience
+from serving.request.validation import Refused
 
 from .virtual_time import run
 
@@ -19,8 +21,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Ray's own
     from ray.exceptions import RayActorError
 
-    from serving import alive, handled_servers
-    from serving.handled_servers import HandledServers
+    from serving.replicas.serve_backend import HandledServers
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -77,8 +78,8 @@ def ask(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[list[Any], Respo
         take: int | None = None,
         **body: object,
     ) -> tuple[list[Any], Response]:
-        monkeypatch.setattr(handled_servers, "live_replicas", lambda _handle: live)
-        monkeypatch.setattr(alive, "live_replicas", lambda _handle: later)
+        monkeypatch.setattr(serve_backend, "live_replicas", lambda _handle: live)
+        monkeypatch.setattr(live_replicas, "live_replicas", lambda _handle: later)
         answer = SimpleNamespace(remote=lambda _kind, _body: response)
         handle: Any = SimpleNamespace(answer=answer, deployment_name="Decode:demo")
         handle.options = lambda **_options: handle
@@ -174,8 +175,8 @@ def time_prefill(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """Return what times a prompt, through a handle with so many live replicas."""
 
     def make(response: Response, *, live: int = 1, later: int = 1, **body: object) -> Any:  # noqa: ANN401
-        monkeypatch.setattr(handled_servers, "live_replicas", lambda _handle: live)
-        monkeypatch.setattr(alive, "live_replicas", lambda _handle: later)
+        monkeypatch.setattr(serve_backend, "live_replicas", lambda _handle: live)
+        monkeypatch.setattr(live_replicas, "live_replicas", lambda _handle: later)
         handle: Any = SimpleNamespace(deployment_name="Prefill:demo")
         handle.time_prefill = SimpleNamespace(remote=lambda _body: response)
         servers = HandledServers({}, {"d0": handle}, PATIENCE)

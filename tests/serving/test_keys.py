@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from serving.keys import KEYS, KEYS_FILE, key_of, read_keys, refuse_open
-from sizing.errors import InputError
+from minicluster.errors import InputError
+from serving.api.api_keys import KEYS, KEYS_FILE, key_of, read_keys, refuse_open
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from serving.lately import Lately
+from serving.api.cached_value import Lately
 
 from .virtual_time import run
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.learned_size import LearnedSize, teaching_bytes
-from serving.prompt_size import prompt_tokens, prompts_in
+from serving.request.learned_length import LearnedSize, teaching_bytes
+from serving.request.prompt_length import prompt_tokens, prompts_in
 
 HI = {"role": "user", "content": "hi"}
 

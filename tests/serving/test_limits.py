@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from serving.cli.looking import bounds
-from serving.compile import compile_app
-from serving.engine import Ground
-from serving.limits import limits
-from serving.state import State
-from sizing.plan import Placement, to_json
+from minicluster.plan import Placement, to_json
+from serving.cli.inspect import bounds
+from serving.cluster.state import State
+from serving.deployment.compile import compile_app
+from serving.deployment.engine_args import Ground
+from serving.deployment.limits import limits
 
 if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
 
-    from sizing.plan import Plan
+    from minicluster.plan import Plan
 
     from .conftest import DeploymentMaker, PlanMaker
 

@@ -12,7 +12,7 @@ from starlette.applications import Starlette
 from starlette.responses import JSONResponse, StreamingResponse
 from starlette.routing import Route
 
-from serving.listener import PARTS_AHEAD, Listener
+from serving.api.http_server import PARTS_AHEAD, Listener
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

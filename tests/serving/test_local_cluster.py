@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from serving.cluster import ray_lines, raylet_mark
-from serving.cluster_token import CERTIFICATES, TOKEN_PATH, USE_TLS
-from serving.keys import KEYS_FILE
-from serving.local_cluster import CLUSTER, current_cluster, numbered_nodes, read_cluster
-from serving.served import RayNode
-from serving.state import HOME
-from sizing.errors import InputError, NegativeAnswer
-from sizing.plan import to_json
+from minicluster.errors import InputError, NegativeAnswer
+from minicluster.plan import to_json
+from serving.api.api_keys import KEYS_FILE
+from serving.cluster.local_cluster import CLUSTER, current_cluster, numbered_nodes, read_cluster
+from serving.cluster.raylets import ray_lines, raylet_mark
+from serving.cluster.state import HOME
+from serving.cluster.token import CERTIFICATES, TOKEN_PATH, USE_TLS
+from serving.protocol.app_spec import RayNode
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from serving.requests import Refusal
+from serving.protocol.refusal import Refusal
 
 from .fake_servers import FakeServers
 from .visitor import KEY, LOCKED, ONE, one, used
@@ -14,7 +14,7 @@ from .visitor import KEY, LOCKED, ONE, one, used
 if TYPE_CHECKING:
     import httpx
 
-    from serving.front import FrontDoor
+    from serving.protocol.endpoint_config import FrontDoor
 
 LOOKED_AT = ["/v1/models", "/v1/models/demo", "/plan", "/metrics"]
 

@@ -12,21 +12,21 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from loadtest.key import VARIABLES
+from loadtest.client.api_key import VARIABLES
+from minicluster.errors import InputError, NegativeAnswer
+from minicluster.plan import Deployable, plan_from, to_json
+from serving.api.api_keys import KEYS_FILE
 from serving.cli.manifest import manifest_of
-from serving.cluster_token import MODE, TOKEN_PATH
-from serving.compose import compose
-from serving.imported import imported
-from serving.keys import KEYS_FILE
-from serving.kubernetes import ray_service
-from serving.manifest import as_yaml, ray_serve
-from serving.served import NODE_LABEL, ROLE_LABEL
-from sizing.errors import InputError, NegativeAnswer
-from sizing.plan import Deployable, plan_from, to_json
+from serving.cluster.token import MODE, TOKEN_PATH
+from serving.deployment.compose import compose
+from serving.deployment.import_path import imported
+from serving.deployment.kubernetes import ray_service
+from serving.deployment.manifest import as_yaml, ray_serve
+from serving.protocol.app_spec import NODE_LABEL, ROLE_LABEL
 
 if TYPE_CHECKING:
-    from serving.manifest import Manifest
-    from sizing.plan import Plan
+    from minicluster.plan import Plan
+    from serving.deployment.manifest import Manifest
 
     from .conftest import DeploymentMaker, PlanMaker, PoolMaker
 
@@ -76,7 +76,7 @@ def test_ray_serve_takes_it(demo: Manifest) -> None:
 
     config = ServeDeploySchema.model_validate(yaml.safe_load(as_yaml(ray_serve(demo))))
     (application,) = config.applications
-    assert application.import_path == "serving.app:from_plan"
+    assert application.import_path == "serving.replicas.app:from_plan"
     for pool, deployment in zip(demo.served.pools, application.deployments, strict=True):
         compiled = pool.llm_config["deployment_config"]
         assert deployment.name == pool.name

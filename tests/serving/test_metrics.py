@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from serving.front import front_door
-from serving.metrics import Metrics
+from serving.api.metrics import Metrics
+from serving.protocol.endpoint_config import front_door
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,7 +31,7 @@ SIMULATED = {
     "kv transfer": 0.05,
     "first decode step": 0.00078,
 }
-"""The phases of a plan, as `sizing.traffic` and `sizing.simulation` call them."""
+"""The phases of a plan, as `sizing.queueing` and `sizing.simulation` call them."""
 
 
 def _planned(front: object) -> dict[str, float | None]:

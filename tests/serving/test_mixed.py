@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from serving.ports import free_ports
-from sizing.plan import Placement, to_json
+from minicluster.plan import Placement, to_json
+from serving.cluster.ports import free_ports
 
 from .client import send
 

@@ -6,7 +6,10 @@ import sys
 import time
 from contextlib import suppress
 
-ENGINE = "from serving.orphan import end_with_replica; end_with_replica(); print(1, flush=True); "
+ENGINE = (
+    "from serving.replicas.end_with_replica import end_with_replica;"
+    " end_with_replica(); print(1, flush=True); "
+)
 REPLICA = f"""
 import os, subprocess, sys
 os.environ["MINICLUSTER_REPLICA"] = str(os.getpid())

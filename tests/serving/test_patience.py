@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from serving.front import front_door
-from serving.patience import Patience, patience_of
-from sizing.specs.slo import SloSpec
+from minicluster.specs.slo import SloSpec
+from serving.protocol.endpoint_config import front_door
+from serving.replicas.timeouts import Patience, patience_of
 
 if TYPE_CHECKING:
     from pathlib import Path

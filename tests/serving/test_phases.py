@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from serving.phases import PATH_HEADER, Phases
+from serving.protocol.phases import PATH_HEADER, Phases
 
 
 def test_prefill_is_told_with_its_queue_and_its_step() -> None:

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from serving.order import Order
-from serving.phases import Prefilled
-from serving.prefills import Remote, prefill_elsewhere
-from serving.requests import Refusal
-from serving.retry import DIED, NO_REPLICA, TIMEOUT, Local, choose_domain
+from serving.protocol.phases import Prefilled
+from serving.protocol.refusal import Refusal
+from serving.protocol.request_policy import Order
+from serving.replicas.remote_prefill import Remote, prefill_elsewhere
+from serving.request.retry import DIED, NO_REPLICA, TIMEOUT, Local, choose_domain
 
 from .virtual_time import run
 

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from serving.processes import environment, marked, stop
+from serving.cluster.processes import environment, marked, stop
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -21,7 +21,7 @@ from ray.llm._internal.serve.engines.vllm.kv_transfer.base import DefaultPDProto
 from ray.llm._internal.serve.engines.vllm.vllm_engine import VLLMEngine
 from ray.serve.llm.deployment import PDPrefillServer
 from ray.serve.llm.openai_api_models import CompletionRequest
-from serving.engine_request import REMOTE_DECODE
+from serving.replicas.engine_request import REMOTE_DECODE
 from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
 from vllm.entrypoints.openai.completion.serving import OpenAIServingCompletion
 from vllm.v1.engine.async_llm import AsyncLLM

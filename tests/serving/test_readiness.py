@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from serving import readiness
-from serving.front import FrontDoor, front_door
-from serving.guard import Guard
-from serving.metrics import Metrics
-from serving.phases import Phases
-from serving.readiness import ReadyCheck
-from serving.requests import Refusal
+from serving.admission.controller import Guard
+from serving.api import readiness
+from serving.api.metrics import Metrics
+from serving.api.readiness import ReadyCheck
+from serving.protocol.endpoint_config import FrontDoor, front_door
+from serving.protocol.phases import Phases
+from serving.protocol.refusal import Refusal
 
 from .fake_servers import FakeServers
 from .virtual_time import run

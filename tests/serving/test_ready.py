@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sizing.errors import TargetFailed
+from minicluster.errors import TargetFailed
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Ray's own
     from ray.exceptions import RayActorError
 
-    from serving import ready
+    from serving.operations import probe
 
 if TYPE_CHECKING:
     from pathlib import Path
     from urllib.request import Request
 
-    from serving.front import FrontDoor
+    from serving.protocol.endpoint_config import FrontDoor
 
     from .conftest import DeploymentMaker
 
@@ -40,11 +40,11 @@ def test_it_keeps_the_operators_limit(
         bodies.append(json.loads(request.data))
         return nullcontext([b'data: {"choices": []}\n', b"\n", b"data: [DONE]\n"])
 
-    monkeypatch.setattr(ready.urllib.request, "urlopen", opened)
+    monkeypatch.setattr(probe.urllib.request, "urlopen", opened)
     monkeypatch.delenv("MINICLUSTER_MAX_OUTPUT_TOKENS", raising=False)
     if limit is not None:
         monkeypatch.setenv("MINICLUSTER_MAX_OUTPUT_TOKENS", limit)
-    assert ready.stream_completion("http://door", "demo", [1, 2]) >= 0
+    assert probe.stream_completion("http://door", "demo", [1, 2]) >= 0
     assert [body["max_tokens"] for body in bodies] == [asked]
 
 
@@ -93,10 +93,10 @@ def test_replicas_that_do_not_answer_are_named_in_a_line(
 
     response = SimpleNamespace(result=result, cancel=cancel)
     handle = SimpleNamespace(facts=SimpleNamespace(remote=lambda: response))
-    monkeypatch.setattr(ready.serve, "get_deployment_handle", lambda *_: handle)
-    monkeypatch.setattr(ready, "broadcast", broadcast)
+    monkeypatch.setattr(probe.serve, "get_deployment_handle", lambda *_: handle)
+    monkeypatch.setattr(probe, "broadcast", broadcast)
     with pytest.raises(TargetFailed, match=says) as failed:
-        ready.wait_until_ready(served, base_url="http://door", vocab_size=500, told=lambda _: None)
+        probe.wait_until_ready(served, base_url="http://door", vocab_size=500, told=lambda _: None)
 
     assert "\n" not in str(failed.value)
     assert cancelled == (["facts"] if facts else [])

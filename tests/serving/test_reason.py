@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from serving.reason import why
+from serving.cluster.log_errors import why
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from serving.cluster_token import MODE, write_token
-from serving.processes import environment
+from serving.cluster.processes import environment
+from serving.cluster.token import MODE, write_token
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.requests import Refusal, Refused, check, parse_body
+from serving.protocol.refusal import Refusal
+from serving.request.validation import Refused, check, parse_body
 
 LIMITS = {"model_id": "demo", "max_model_len": 100}
 HI = [{"role": "user", "content": "hi"}]

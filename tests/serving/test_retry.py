@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.order import Order
-from serving.request_class import may_be_short, must_be_local, short_enough
-from serving.requests import Refusal
-from serving.retry import DIED, NO_REPLICA, TIMEOUT, Local, Try, next_step
+from serving.protocol.refusal import Refusal
+from serving.protocol.request_policy import Order
+from serving.request.prefill_eligibility import may_be_short, must_be_local, short_enough
+from serving.request.retry import DIED, NO_REPLICA, TIMEOUT, Local, Try, next_step
 
 FAIL = Order(prefill_deadline_s=2.0, kv_wait_deadline_s=2.0)
 LOCAL = Order(prefill_deadline_s=2.0, kv_wait_deadline_s=2.0, fallback="local")

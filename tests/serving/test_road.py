@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sizing.errors import Exit
+from minicluster.errors import Exit
 
 if TYPE_CHECKING:
     from .deployed import Split

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.outstanding import Outstanding
-from serving.prompt_size import prompt_tokens
-from sizing.routing import POLICIES, chooser, counts_tokens
+from minicluster.routing import POLICIES, chooser, counts_tokens
+from serving.replicas.outstanding import Outstanding
+from serving.request.prompt_length import prompt_tokens
 
 from .virtual_time import run
 
@@ -30,7 +30,7 @@ with warnings.catch_warnings():
     )
     from ray.serve.request_router import PendingRequest
 
-    from serving.router import PlannedRouter
+    from serving.replicas.router import PlannedRouter
 
 if TYPE_CHECKING:
     from collections.abc import Callable

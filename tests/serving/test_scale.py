@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from serving.ports import free_ports
-from serving.scale import moves, scale
-from serving.state import State
-from sizing.errors import InputError, NegativeAnswer
-from sizing.plan import Placement, to_json
+from minicluster.errors import InputError, NegativeAnswer
+from minicluster.plan import Placement, to_json
+from serving.cluster.ports import free_ports
+from serving.cluster.state import State
+from serving.operations.scale import moves, scale
 
 from .client import Reply, send
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from sizing.plan import Deployment
+    from minicluster.plan import Deployment
 
     from .conftest import DeploymentMaker, PlanMaker, PoolMaker
     from .deployed import Shared

@@ -21,8 +21,8 @@ from ray.serve._private.replica import Replica, UserCallableWrapper
 from ray.serve.api import RunTarget
 from ray.serve.deployment import Application
 from ray.serve.handle import DeploymentHandle
-from serving.loopback import loopback
-from serving.serve_compat import STRAIGHT
+from serving.cluster.loopback import loopback
+from serving.cluster.serve_compat import STRAIGHT
 with loopback():
     local = services.resolve_ip_for_localhost("127.0.0.1")
 leave = inspect.getsource(Replica._perform_graceful_shutdown)
@@ -55,7 +55,7 @@ from logging.handlers import MemoryHandler, RotatingFileHandler
 from ray.serve._private.logging_utils import SERVE_LOGGER_NAME, get_component_logger_file_path
 from types import SimpleNamespace
 import ray
-from serving.serve_compat import keep_log
+from serving.cluster.serve_compat import keep_log
 logger = logging.getLogger(SERVE_LOGGER_NAME)
 logger.addHandler(MemoryHandler(1, target=RotatingFileHandler(sys.argv[1] + "/replica.log")))
 keep_log()

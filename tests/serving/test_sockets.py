@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from serving.processes import marked
+from serving.cluster.processes import marked
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from serving.logs import replica_logs
-from serving.state import HOME, LOGS, STATE, State, forget, read_state, write_state
-from serving.status import current, is_gone
-from sizing.errors import InputError, NegativeAnswer, TargetFailed
+from minicluster.errors import InputError, NegativeAnswer, TargetFailed
+from serving.cluster.logs import replica_logs
+from serving.cluster.state import HOME, LOGS, STATE, State, forget, read_state, write_state
+from serving.operations.status import current, is_gone
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -111,7 +111,7 @@ def test_somebody_elses_cluster_is_gone(
     monkeypatch: pytest.MonkeyPatch, recorded: str, running: str, *, gone: bool
 ) -> None:
     """A deployment is forgotten only where the very cluster that it is on runs no more."""
-    monkeypatch.setattr("serving.connection.instance_of", lambda _address: running)
+    monkeypatch.setattr("serving.cluster.connection.instance_of", lambda _address: running)
     assert is_gone(replace(_state(""), cluster_id="", instance=recorded)) is gone
 
 

@@ -10,16 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from serving import connection, status
-from serving.cli import looking
-from sizing.errors import NegativeAnswer
-from sizing.plan import to_json
+from minicluster.errors import NegativeAnswer
+from minicluster.plan import to_json
+from serving.cli import inspect
+from serving.cluster import connection
+from serving.operations import status
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Ray's own
     from ray import serve
 
-    from serving import serve_compat
+    from serving.cluster import serve_compat
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -83,9 +84,9 @@ def test_verify_lists_what_does_not_run_or_answer(
         deadlines_s=(None, None),
         token_limit=None,
     )
-    monkeypatch.setattr(looking, "current", lambda: state)
+    monkeypatch.setattr(inspect, "current", lambda: state)
     with pytest.raises(NegativeAnswer) as negative:
-        looking.verify(as_json=True)
+        inspect.verify(as_json=True)
     assert negative.value.exit_code == 3
     found = json.loads(capsys.readouterr().out)["differences"]
     assert "prefill.replicas: deployed 0, planned 1" in found

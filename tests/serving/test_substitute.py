@@ -7,16 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.substitute import substituted
-from serving.validate import findings
-from sizing.errors import NegativeAnswer
-from sizing.plan import Placement
+from minicluster.errors import NegativeAnswer
+from minicluster.plan import Placement
+from serving.deployment.cpu_fallback import substituted
+from serving.deployment.feasibility import findings
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from serving.target import Target
-    from sizing.plan import Deployment
+    from minicluster.plan import Deployment
+    from serving.deployment.target import Target
 
     from .conftest import DeploymentMaker, PoolMaker
 

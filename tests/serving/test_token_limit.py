@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.requests import Refused
-from serving.token_limit import read_token_limit, within
-from sizing.errors import InputError
+from minicluster.errors import InputError
+from serving.request.token_limit import read_token_limit, within
+from serving.request.validation import Refused
 
 CONTEXT = 200
 JSON = st.recursive(

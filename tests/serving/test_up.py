@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sizing.plan import Deployable, to_json
+from minicluster.plan import Deployable, to_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from sizing.plan import Plan
+    from minicluster.plan import Plan
 
     from .conftest import DeploymentMaker, PlanMaker, PoolMaker
 

@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from serving import deployed
-from serving.compile import compile_app
-from serving.deploy import Site
-from serving.engine import Ground
-from serving.ports import free_port
-from serving.state import State, write_state
-from sizing.errors import InputError
-from sizing.plan import to_json
+from minicluster.errors import InputError
+from minicluster.plan import to_json
+from serving.cluster.ports import free_port
+from serving.cluster.state import State, write_state
+from serving.deployment.compile import compile_app
+from serving.deployment.engine_args import Ground
+from serving.operations import deployed
+from serving.operations.deploy import Site
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from sizing.plan import Plan
+    from minicluster.plan import Plan
 
     from .conftest import DeploymentMaker, PlanMaker
 

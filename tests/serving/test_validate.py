@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from serving.served import NODE_LABEL, ROLE_LABEL
-from serving.validate import findings
-from sizing.plan import Placement
+from minicluster.plan import Placement
+from serving.deployment.feasibility import findings
+from serving.protocol.app_spec import NODE_LABEL, ROLE_LABEL
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from serving.target import Target
+    from serving.deployment.target import Target
 
     from .conftest import DeploymentMaker, PoolMaker
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 
-from serving.front_app import front_app
+from serving.api.app import front_app
 
 from .fake_servers import FakeServers
 from .virtual_time import run
@@ -15,7 +15,7 @@ from .virtual_time import run
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from serving.front import FrontDoor
+    from serving.protocol.endpoint_config import FrontDoor
 
     Use = Callable[[httpx.AsyncClient], Awaitable[Any]]
 

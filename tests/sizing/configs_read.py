@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from sizing.huggingface.families import FAMILIES
-from sizing.huggingface.reader import model_from
+from sizing.catalog.huggingface.families import FAMILIES
+from sizing.catalog.huggingface.reader import model_from
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",

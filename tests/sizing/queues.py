@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from sizing.plan import StepModel
-from sizing.specs.step import Interference, PathCoefficients, StepCoefficients
-from sizing.specs.workload import Lengths, WorkloadSpec
-from sizing.traffic.spread import CENTRES, STANDARD_NORMAL, WEIGHTS, Spread, constant, spread
-from sizing.traffic.stage import Stage, Tandem
+from minicluster.plan import StepModel
+from minicluster.specs.step import Interference, PathCoefficients, StepCoefficients
+from minicluster.specs.workload import Lengths, WorkloadSpec
+from sizing.queueing.spread import CENTRES, STANDARD_NORMAL, WEIGHTS, Spread, constant, spread
+from sizing.queueing.stage import Stage, Tandem
 
 LOGNORMAL = Spread(values=np.exp(0.8326 * STANDARD_NORMAL))  # coefficient of variation 1
 SERVICES = {

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from minicluster.plan import Inputs, Plan
+from minicluster.specs.scenario import ClusterChoice, ModelChoice, ScenarioSpec, SearchChoice
+from minicluster.specs.slo import SloSpec
+from minicluster.specs.workload import Lengths, WorkloadSpec
 from sizing import catalog
-from sizing.plan import Inputs, Plan
-from sizing.search.proposal import propose
-from sizing.search.search import Found, search
-from sizing.specs.scenario import ClusterChoice, ModelChoice, ScenarioSpec, SearchChoice
-from sizing.specs.slo import SloSpec
-from sizing.specs.workload import Lengths, WorkloadSpec
+from sizing.planner.proposal import propose
+from sizing.planner.search import Found, search
 
 LARGE = ScenarioSpec(
     model=ModelChoice(id="llama-3.1-70b"),

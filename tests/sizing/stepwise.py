@@ -6,12 +6,12 @@ import random
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from sizing.routing import chooser, counts_tokens
+from minicluster.routing import chooser, counts_tokens
 
 if TYPE_CHECKING:
-    from sizing.arrivals import Arrivals
-    from sizing.simulation.limits import EngineLimits
-    from sizing.simulation.step import StepTime
+    from minicluster.engine_model.limits import EngineLimits
+    from minicluster.engine_model.step_seconds import StepTime
+    from minicluster.workload.arrivals import Arrivals
     from sizing.simulation.system import System
 
 

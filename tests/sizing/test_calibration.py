@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sizing.errors import InputError
+from minicluster.errors import InputError
+from minicluster.specs.calibration import CalibrationKey
+from minicluster.specs.measurement import Measurement, read_measurements, write_measurements
 from sizing.latency.calibration import fit_calibration, fit_decode, fit_prefill
 from sizing.latency.nnls import nonnegative_least_squares
-from sizing.specs.calibration import CalibrationKey
-from sizing.specs.measurement import Measurement, read_measurements, write_measurements
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from serving.grid import DECODE_POINTS, PATH_TOKENS, PREFILL_TOKENS, grid
-from sizing import steptime
+from minicluster.plan import step_time
+from minicluster.specs.measurement import Measurement, read_measurements
+from serving.measurement.step_benchmark import DECODE_POINTS, PATH_TOKENS, PREFILL_TOKENS, grid
 from sizing.latency.calibration import fit_calibration
-from sizing.specs.measurement import Measurement, read_measurements
 
 if TYPE_CHECKING:
-    from sizing.specs.calibration import CalibrationSpec
+    from minicluster.specs.calibration import CalibrationSpec
 
 ROWS = read_measurements(Path(__file__).parents[1] / "published" / "steps_40_points.csv")
 FIRST_PASS = ROWS[: len(ROWS) // 2]
@@ -45,7 +45,7 @@ def is_timed(row: Measurement) -> bool:
 
 def predicted_s(fitted: CalibrationSpec, row: Measurement) -> float:
     """Return what the constants say of a row (docs/model.md, eq. S2, S3, C2, C3)."""
-    prefill_s = float(steptime.prefill_s(fitted.prefill, row.tokens))
+    prefill_s = float(step_time.prefill_s(fitted.prefill, row.tokens))
     beside = fitted.interference
     if row.phase == "prefill":
         if not row.other_busy_fraction:
@@ -53,14 +53,14 @@ def predicted_s(fitted: CalibrationSpec, row: Measurement) -> float:
         share = beside.prefill_fraction + beside.prefill_per_sequence_fraction * row.other_batch
         return prefill_s * (1 + share) + beside.prefill_per_request_s
     if row.phase == "decode":
-        step_s = float(steptime.decode_s(fitted.decode, row.batch, row.context))
+        step_s = float(step_time.decode_s(fitted.decode, row.batch, row.context))
         slower = 1 + beside.decode_fraction * row.other_busy_fraction
         return step_s * slower + beside.decode_per_request_s * row.joins
     path = fitted.path
     if row.phase == "request":
         return prefill_s + path.request_s
     pull_s = path.transfer_base_s + path.transfer_per_token_s * row.tokens
-    step_s = float(steptime.decode_s(fitted.decode, 1, row.tokens))
+    step_s = float(step_time.decode_s(fitted.decode, 1, row.tokens))
     return prefill_s + step_s + path.request_s + pull_s
 
 

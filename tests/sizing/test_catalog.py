@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from minicluster.config import parse, read_toml
+from minicluster.errors import InputError
+from minicluster.specs.architecture import architecture_hash
+from minicluster.specs.cluster import ClusterSpec
+from minicluster.specs.collective import CollectiveEntry
+from minicluster.specs.engine import EngineProfile
+from minicluster.specs.gpu import GpuSpec, Source
+from minicluster.specs.scenario import ClusterChoice, EngineChoice
+from minicluster.specs.study import Conventions
+from minicluster.specs.switch import SwitchSpec
 from sizing import catalog
 from sizing.catalog import find_cluster, find_engine, find_gpu, find_model, folder
-from sizing.config import parse, read_toml
-from sizing.errors import InputError
-from sizing.specs.architecture import architecture_hash
-from sizing.specs.cluster import ClusterSpec
-from sizing.specs.collective import CollectiveEntry
-from sizing.specs.engine import EngineProfile
-from sizing.specs.gpu import GpuSpec, Source
-from sizing.specs.scenario import ClusterChoice, EngineChoice
-from sizing.specs.study import Conventions
-from sizing.specs.switch import SwitchSpec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

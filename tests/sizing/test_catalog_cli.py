@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sizing import catalog
-from sizing.schema import scenario_keys
+from sizing.catalog.schema import scenario_keys
 
 if TYPE_CHECKING:
     from .conftest import Sizing

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sizing.child import run_child
+from minicluster.command import run_child
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,7 +27,7 @@ pathlib.Path("cleaned").write_text(str(len(told)))
 """
 PARENT = """
 import signal, sys
-from sizing.child import run_child
+from minicluster.command import run_child
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in jobs run in the background
 try:
     run_child([sys.executable, "child.py"])

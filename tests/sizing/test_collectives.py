@@ -14,17 +14,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from minicluster.errors import InputError
+from minicluster.specs.efficiency import CollectiveTable
 from sizing import catalog
 from sizing.cli.app import app
-from sizing.errors import InputError
-from sizing.fabric.collective import Question, answer
 from sizing.latency.collectives import all_reduce_s
 from sizing.latency.library import SMALL_BYTES, left_out, with_gpu_points
 from sizing.latency.tiered import network, tiered_s
-from sizing.specs.efficiency import CollectiveTable
+from sizing.network.collective import Question, answer
 
 if TYPE_CHECKING:
-    from sizing.specs.library import MeasuredCollective
+    from minicluster.specs.library import MeasuredCollective
 
 
 def run(*arguments: str) -> tuple[int, str]:

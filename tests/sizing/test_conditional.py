@@ -8,26 +8,26 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from minicluster.plan import Inputs, plan_from, to_json
+from minicluster.specs.scenario import ClusterChoice, ModelChoice, ScenarioSpec, SearchChoice
+from minicluster.specs.slicing import Slicing
+from minicluster.specs.slo import SloSpec
+from minicluster.specs.workload import Lengths, WorkloadSpec
+from minicluster.workload.sources import Source, drawn
 from sizing import catalog
-from sizing.plan import Inputs, plan_from, to_json
-from sizing.search.answer import Found
-from sizing.search.candidate import smallest
-from sizing.search.conditional import conditional
-from sizing.search.evidence import StepErrors
-from sizing.search.explanation import explain_plan, planned
-from sizing.search.layout import Layout, Shape
-from sizing.search.proposal import propose
-from sizing.search.search import search
-from sizing.search.step_models import StepModels
-from sizing.search.trial import Trials
-from sizing.search.work import Work
+from sizing.planner.answer import Found
+from sizing.planner.candidate import smallest
+from sizing.planner.conditional import conditional
+from sizing.planner.evidence import StepErrors
+from sizing.planner.explanation import explain_plan, planned
+from sizing.planner.layout import Layout, Shape
+from sizing.planner.proposal import propose
+from sizing.planner.search import search
+from sizing.planner.step_models import StepModels
+from sizing.planner.trial import Trials
+from sizing.planner.work import Work
+from sizing.queueing.forecast import forecast
 from sizing.simulation.planned import simulate_plan
-from sizing.sources import Source, drawn
-from sizing.specs.scenario import ClusterChoice, ModelChoice, ScenarioSpec, SearchChoice
-from sizing.specs.slicing import Slicing
-from sizing.specs.slo import SloSpec
-from sizing.specs.workload import Lengths, WorkloadSpec
-from sizing.traffic.forecast import forecast
 
 SCENARIO = ScenarioSpec(
     model=ModelChoice(id="llama-3.1-70b"),

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from sizing.contention import CpuTimes, cpu_times, others_fraction
+from minicluster.contention import CpuTimes, cpu_times, others_fraction
 
 
 def at(at_s: float, busy_s: float, ours_s: float) -> CpuTimes:

@@ -9,21 +9,21 @@ from typing import TYPE_CHECKING
 import pytest
 from typer.testing import CliRunner
 
+from minicluster.errors import InputError
+from minicluster.plan import to_json
 from sizing import catalog
 from sizing.cli.app import app
 from sizing.cli.inputs import read_inputs
-from sizing.errors import InputError
-from sizing.fabric.crossing import crossing
-from sizing.fabric.spares import availability_of
-from sizing.plan import to_json
-from sizing.search.proposal import propose
-from sizing.search.search import Found, search
-from sizing.study.loss import losses
+from sizing.network.crossing import crossing
+from sizing.network.spares import availability_of
+from sizing.planner.proposal import propose
+from sizing.planner.search import Found, search
+from sizing.planner.studies.loss import losses
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from sizing.plan import Plan
+    from minicluster.plan import Plan
 
 SMALL = catalog.files("scenarios")["llama-3.1-8b-h100"]
 LARGE = catalog.files("scenarios")["llama-3.1-70b-h100-2rps"]

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from sizing.fabric import emission
-from sizing.fabric.pools import PoolRules, place_pools
-from sizing.fabric.ranks import Degrees, RankPlan, place_ranks
-from sizing.fabric.room import rooms
-from sizing.fabric.seats import Seat, Want
-from sizing.specs.inventory import Inventory, Node
+from minicluster.specs.inventory import Inventory, Node
+from sizing.network import emission
+from sizing.network.pools import PoolRules, place_pools
+from sizing.network.ranks import Degrees, RankPlan, place_ranks
+from sizing.network.room import rooms
+from sizing.network.seats import Seat, Want
 
 NAME = re.compile(r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$")
 LABEL = re.compile(r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$")

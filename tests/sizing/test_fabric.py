@@ -10,15 +10,15 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from minicluster.errors import InputError
+from minicluster.specs.fabric import KINDS
 from sizing import catalog
 from sizing.cli.app import app
-from sizing.errors import InputError
-from sizing.fabric.bill import Order, bill
-from sizing.fabric.built import built_bill
-from sizing.fabric.ecmp import Hashing, collisions
-from sizing.fabric.study import study
-from sizing.fabric.tree import tree
-from sizing.specs.fabric import KINDS
+from sizing.network.bill import Order, bill
+from sizing.network.built import built_bill
+from sizing.network.ecmp import Hashing, collisions
+from sizing.network.study import study
+from sizing.network.tree import tree
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,20 +11,20 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from sizing.arrivals import poisson_arrivals
-from sizing.specs.step import Interference
-from sizing.specs.workload import Lengths
-from sizing.steptime import decode_s, prefill_s, transfer_s
-from sizing.traffic.forecast import at_rate, capacity_requests_per_s, couple, forecast
-from sizing.traffic.prefill import batch_s
-from sizing.traffic.spread import WEIGHTS, poisson
+from minicluster.plan.step_time import decode_s, prefill_s, transfer_s
+from minicluster.specs.step import Interference
+from minicluster.specs.workload import Lengths
+from minicluster.workload.arrivals import poisson_arrivals
+from sizing.queueing.forecast import at_rate, capacity_requests_per_s, couple, forecast
+from sizing.queueing.prefill import batch_s
+from sizing.queueing.spread import WEIGHTS, poisson
 
 from .queues import PATH, STEP, tandem
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from sizing.traffic.stage import Tandem
+    from sizing.queueing.stage import Tandem
 
 
 class Simulation:

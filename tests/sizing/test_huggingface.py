@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from minicluster.errors import InputError
 from sizing import catalog
-from sizing.errors import InputError
-from sizing.huggingface.families import FAMILIES
-from sizing.huggingface.reader import read_config
+from sizing.catalog.huggingface.families import FAMILIES
+from sizing.catalog.huggingface.reader import read_config
 
 from .configs_read import LLAMA, of_family, read
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from sizing.huggingface.families import FAMILIES
-from sizing.huggingface.reader import model_from
-from sizing.specs.parameters import num_parameters
+from minicluster.specs.parameters import num_parameters
+from sizing.catalog.huggingface.families import FAMILIES
+from sizing.catalog.huggingface.reader import model_from
 
 SMALL = {
     "hidden_size": 64,

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from minicluster.errors import Exit, InputError
+from minicluster.specs.architecture import ARCHITECTURE_KEYS
 from sizing import catalog
-from sizing.errors import Exit, InputError
-from sizing.huggingface.families import FAMILIES
-from sizing.huggingface.reader import read_config
-from sizing.specs.architecture import ARCHITECTURE_KEYS
+from sizing.catalog.huggingface.families import FAMILIES
+from sizing.catalog.huggingface.reader import read_config
 
 from .configs_read import EXPERTS, LATENT, LLAMA, of_family, read
 

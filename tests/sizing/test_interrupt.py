@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, NoReturn
 
 import pytest
 
+from minicluster.plan import read_plan
 from sizing.cli import main
-from sizing.plan import read_plan
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 SCENARIO = "llama-3.1-70b-h100"
-SEARCH = "sizing.search.search"
+SEARCH = "sizing.planner.search"
 
 
 def interrupted(*_: object) -> NoReturn:

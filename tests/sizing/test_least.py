@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sizing.search.closed_form import least, least_near
+from sizing.planner.closed_form import least, least_near
 
 
 @given(threshold=st.integers(1, 5000), start=st.integers(1, 50))

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from sizing.traffic.least_tokens import least_tokens_wait
-from sizing.traffic.spread import CENTRES, STANDARD_NORMAL, WEIGHTS, Spread, spread
-from sizing.traffic.stage import Stage, Tandem
-from sizing.traffic.two_choices import two_choices_wait
+from sizing.queueing.least_tokens import least_tokens_wait
+from sizing.queueing.spread import CENTRES, STANDARD_NORMAL, WEIGHTS, Spread, spread
+from sizing.queueing.stage import Stage, Tandem
+from sizing.queueing.two_choices import two_choices_wait
 
 from .queues import LOGNORMAL, tandem
 

@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from minicluster.specs.slicing import Slicing
 from sizing.cli.inputs import read_inputs
 from sizing.cli.long_context import parse_slicing
 from sizing.latency.load import prefill_load
 from sizing.latency.pipeline import BUBBLE, chunked_prefill
 from sizing.latency.step import stage_s
-from sizing.search.step_models import machine
-from sizing.specs.slicing import Slicing
-from sizing.study.long_context import LongPrompt, long_prompt, preferences
-from sizing.study.rule import find_rule
+from sizing.planner.step_models import machine
+from sizing.planner.studies.long_context import LongPrompt, long_prompt, preferences
+from sizing.planner.studies.rule import find_rule
 
 if TYPE_CHECKING:
-    from sizing.plan import Inputs
+    from minicluster.plan import Inputs
 
     from .conftest import Sizing
 

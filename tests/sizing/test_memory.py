@@ -12,6 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from minicluster.specs.model import ModelSpec
+from minicluster.specs.parameters import num_parameters, parameters
+from minicluster.specs.parameters import weight_bytes as all_weight_bytes
+from minicluster.specs.scenario import EngineChoice
+from minicluster.specs.slicing import Slicing
 from sizing import catalog
 from sizing.catalog import find_engine
 from sizing.latency import working
@@ -23,14 +28,9 @@ from sizing.latency.memory import (
     state_bytes,
 )
 from sizing.latency.weights import stage_layers, stage_weight_bytes, weight_bytes
-from sizing.specs.model import ModelSpec
-from sizing.specs.parameters import num_parameters, parameters
-from sizing.specs.parameters import weight_bytes as all_weight_bytes
-from sizing.specs.scenario import EngineChoice
-from sizing.specs.slicing import Slicing
 
 if TYPE_CHECKING:
-    from sizing.specs.engine import EngineProfile
+    from minicluster.specs.engine import EngineProfile
 
 MEASURED = tomllib.loads(
     (Path(__file__).parents[1] / "published" / "vllm_memory.toml").read_text(encoding="utf-8")

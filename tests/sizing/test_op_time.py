@@ -10,6 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from minicluster.specs.efficiency import CollectiveTable
+from minicluster.specs.slicing import Slicing
 from sizing import catalog
 from sizing.latency.collectives import exchange_s, looked_up_s
 from sizing.latency.exchange import PATTERNS, Exchange
@@ -17,13 +19,11 @@ from sizing.latency.load import decode_load, prefill_load
 from sizing.latency.op import gemm
 from sizing.latency.roofline import op_time, smooth_max
 from sizing.latency.step import Machine, stage_s, step_s, step_terms
-from sizing.specs.efficiency import CollectiveTable
-from sizing.specs.slicing import Slicing
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from sizing.specs.gpu import GpuSpec
+    from minicluster.specs.gpu import GpuSpec
 
 GPUS = [name for name, entry in catalog.gpus().items() if entry.spec.kind == "gpu"]
 

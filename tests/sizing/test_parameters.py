@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sizing import catalog
-from sizing.specs.model import ModelSpec, MoeSpec
-from sizing.specs.parameters import (
+from minicluster.specs.model import ModelSpec, MoeSpec
+from minicluster.specs.parameters import (
     num_active_parameters,
     num_parameters,
     parameters,
     weight_bytes,
 )
+from sizing import catalog
 
 PUBLISHED = tomllib.loads(
     (Path(__file__).parents[1] / "published" / "parameter_counts.toml").read_text(encoding="utf-8")

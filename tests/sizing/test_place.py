@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from minicluster.errors import InputError, NegativeAnswer
+from minicluster.specs.inventory import Inventory, Node, inventory_of
+from minicluster.specs.topology import topology_of
 from sizing import catalog
-from sizing.errors import InputError, NegativeAnswer
-from sizing.fabric.pools import PoolPlan, PoolRules, place_pools
-from sizing.fabric.ranks import Degrees, RankRules, place_ranks
-from sizing.fabric.room import Room, rooms
-from sizing.fabric.seats import Want
-from sizing.specs.inventory import Inventory, Node, inventory_of
-from sizing.specs.topology import topology_of
+from sizing.network.pools import PoolPlan, PoolRules, place_pools
+from sizing.network.ranks import Degrees, RankRules, place_ranks
+from sizing.network.room import Room, rooms
+from sizing.network.seats import Want
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -173,7 +173,7 @@ def test_plan_of_64_gpus_is_proved_optimal_on_every_preset() -> None:
 def test_local_search_keeps_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond the limit of work, cost stays between the exact one and the bound below it."""
     exact = pooled(preset("roce-24k")[0], (24, 12), (4, 8))
-    monkeypatch.setattr("sizing.fabric.pools.WORK_LIMIT", 0)
+    monkeypatch.setattr("sizing.network.pools.WORK_LIMIT", 0)
     found = pooled(preset("roce-24k")[0], (24, 12), (4, 8))
 
     assert found.method == "search"
@@ -276,7 +276,7 @@ def test_local_search_never_beats_the_exact_one(
     with pytest.MonkeyPatch.context() as patch:
         try:
             exact = pooled(inventory, counts, (2, 4))
-            patch.setattr("sizing.fabric.pools.WORK_LIMIT", 0)
+            patch.setattr("sizing.network.pools.WORK_LIMIT", 0)
             found = pooled(inventory, counts, (2, 4))
         except NegativeAnswer:
             return
@@ -295,7 +295,7 @@ def test_alignment_moves_no_group_out_of_its_domain(
     try:
         found = pooled(inventory, counts, (2, 4))
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("sizing.fabric.rails.MOST_SEATS", 0)
+            patch.setattr("sizing.network.rails.MOST_SEATS", 0)
             packed_only = pooled(inventory, counts, (2, 4))
     except NegativeAnswer:
         return

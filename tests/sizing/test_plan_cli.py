@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from minicluster.plan import read_plan
 from sizing import catalog
-from sizing.plan import read_plan
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sizing.traffic.queue import erlang_c, pooled_wait, single_server_wait
-from sizing.traffic.spread import CENTRES, WEIGHTS, Spread, constant, normal, spread
+from sizing.queueing.queue import erlang_c, pooled_wait, single_server_wait
+from sizing.queueing.spread import CENTRES, WEIGHTS, Spread, constant, normal, spread
 
 EXPONENTIAL = spread(-np.log(1 - CENTRES), WEIGHTS)
 LOADS = st.floats(0.05, 0.95)

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING
 import pytest
 from typer.testing import CliRunner
 
+from minicluster.errors import InputError
 from sizing import catalog
 from sizing.cli.app import app
-from sizing.errors import InputError
-from sizing.fabric.rail_only import (
+from sizing.network.rail_only import (
     gains,
     iteration,
     optimal_model_parallel,
     relative_performance,
     with_batch,
 )
-from sizing.fabric.study import savings_range, study
+from sizing.network.study import savings_range, study
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from sizing.arrivals import poisson_arrivals
+from minicluster.errors import Exit, InputError
+from minicluster.plan import Plan, read_plan, to_json
+from minicluster.workload.arrivals import poisson_arrivals
 from sizing.catalog import find_model
-from sizing.errors import Exit, InputError
+from sizing.evidence.refit.evidence import check_runs
+from sizing.evidence.refit.fit import fit_scales, residuals
+from sizing.evidence.refit.observed import Observed, read_observed
+from sizing.evidence.refit.scales import Scales, scaled
 from sizing.latency.calibration import read_calibration
-from sizing.plan import Plan, read_plan, to_json
-from sizing.refit.evidence import check_runs
-from sizing.refit.fit import fit_scales, residuals
-from sizing.refit.observed import Observed, read_observed
-from sizing.refit.scales import Scales, scaled
 from sizing.simulation.outcome import simulate
 from sizing.simulation.planned import deployed_system
 
 if TYPE_CHECKING:
-    from sizing.specs.calibration import CalibrationSpec
+    from minicluster.specs.calibration import CalibrationSpec
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 SMALL = {

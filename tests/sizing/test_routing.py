@@ -8,8 +8,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from sizing.errors import InputError
-from sizing.routing import POLICIES, chooser, counts_tokens
+from minicluster.errors import InputError
+from minicluster.routing import POLICIES, chooser, counts_tokens
 
 
 def shares(policy: str, loads: list[float], *, rng: object) -> list[float]:

@@ -13,13 +13,13 @@ import typer
 from hypothesis import given
 from hypothesis import strategies as st
 
+from minicluster.config import parse, parse_scenario
+from minicluster.errors import InputError
+from minicluster.shell import run
+from minicluster.specs.scenario import LIMITS, ScenarioSpec
+from minicluster.specs.workload import Lengths
 from sizing import catalog
-from sizing.config import parse, parse_scenario
-from sizing.errors import InputError
-from sizing.schema import scenario_keys
-from sizing.shell import run
-from sizing.specs.scenario import LIMITS, ScenarioSpec
-from sizing.specs.workload import Lengths
+from sizing.catalog.schema import scenario_keys
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,16 +10,19 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from minicluster.errors import InputError, NegativeAnswer
+from minicluster.plan import Inputs, plan_from, to_json
+from minicluster.specs.scenario import ClusterChoice, ModelChoice, SearchChoice
+from minicluster.specs.slicing import Slicing
+from minicluster.specs.workload import Lengths
 from sizing import catalog
-from sizing.errors import InputError, NegativeAnswer
-from sizing.plan import Inputs, plan_from, to_json
-from sizing.search.candidate import smallest
-from sizing.search.closed_form import fewest_by_utilisation
-from sizing.search.evidence import StepErrors, step_errors
-from sizing.search.explanation import explain_plan, planned
-from sizing.search.given import Size
-from sizing.search.given import given as predict_given
-from sizing.search.layout import (
+from sizing.planner.candidate import smallest
+from sizing.planner.closed_form import fewest_by_utilisation
+from sizing.planner.evidence import StepErrors, step_errors
+from sizing.planner.explanation import explain_plan, planned
+from sizing.planner.given import Size
+from sizing.planner.given import given as predict_given
+from sizing.planner.layout import (
     Layout,
     Shape,
     legal_shapes,
@@ -27,15 +30,12 @@ from sizing.search.layout import (
     pairing_rule,
     profile_rule,
 )
-from sizing.search.proposal import propose
-from sizing.search.search import Infeasible, Search, search
-from sizing.search.slo import meets
-from sizing.search.step_models import StepModels
-from sizing.search.trial import FRESH_SEED, Trials, judge
-from sizing.specs.scenario import ClusterChoice, ModelChoice, SearchChoice
-from sizing.specs.slicing import Slicing
-from sizing.specs.workload import Lengths
-from sizing.traffic.forecast import at_rate, forecast
+from sizing.planner.proposal import propose
+from sizing.planner.search import Infeasible, Search, search
+from sizing.planner.slo import meets
+from sizing.planner.step_models import StepModels
+from sizing.planner.trial import FRESH_SEED, Trials, judge
+from sizing.queueing.forecast import at_rate, forecast
 
 from .scenarios import LARGE, SMALL, at, found, inputs, proposed
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sizing import catalog
-from sizing.search.placement import place
+from sizing.planner.placement import place
 
 
 @given(

@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from sizing.arrivals import Arrivals
-from sizing.errors import InputError
-from sizing.simulation.limits import EngineLimits
+from minicluster.engine_model.core_sharing import SharedDecode, SharedPrefill
+from minicluster.engine_model.limits import EngineLimits
+from minicluster.engine_model.step_seconds import FittedStep
+from minicluster.errors import InputError
+from minicluster.specs.step import Interference, StepCoefficients
+from minicluster.specs.workload import Lengths, WorkloadSpec
+from minicluster.workload.arrivals import Arrivals
+from minicluster.workload.sources import Source, drawn
+from sizing.queueing.queue import single_server_wait
+from sizing.queueing.spread import spread
 from sizing.simulation.outcome import simulate
-from sizing.simulation.sharing import SharedDecode, SharedPrefill
-from sizing.simulation.step import FittedStep
 from sizing.simulation.system import Path, SimulatedPool, System
-from sizing.sources import Source, drawn
-from sizing.specs.step import Interference, StepCoefficients
-from sizing.specs.workload import Lengths, WorkloadSpec
-from sizing.traffic.queue import single_server_wait
-from sizing.traffic.spread import spread
 
 if TYPE_CHECKING:
     from collections.abc import Callable

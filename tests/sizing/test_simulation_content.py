@@ -7,12 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sizing.arrivals import Arrivals
-from sizing.simulation.limits import EngineLimits
+from minicluster.engine_model.limits import EngineLimits
+from minicluster.engine_model.step_seconds import FittedStep
+from minicluster.specs.step import StepCoefficients
+from minicluster.workload.arrivals import Arrivals
 from sizing.simulation.outcome import Outcome, simulate
-from sizing.simulation.step import FittedStep
 from sizing.simulation.system import Path, SimulatedPool, System
-from sizing.specs.step import StepCoefficients
 
 STEP = FittedStep(
     StepCoefficients(

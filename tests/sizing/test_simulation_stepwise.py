@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sizing.arrivals import Arrivals
-from sizing.simulation.limits import EngineLimits
-from sizing.simulation.step import FittedStep
+from minicluster.engine_model.limits import EngineLimits
+from minicluster.engine_model.step_seconds import FittedStep
+from minicluster.specs.step import StepCoefficients
+from minicluster.workload.arrivals import Arrivals
 from sizing.simulation.system import Path, SimulatedPool, System
 from sizing.simulation.tandem import Tandem
-from sizing.specs.step import StepCoefficients
 
 from .stepwise import StepTandem
 

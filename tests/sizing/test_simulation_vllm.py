@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sizing.simulation.content import ContentCache
-from sizing.simulation.ledger import Ledger
-from sizing.simulation.limits import EngineLimits
-from sizing.simulation.replica import Replica
-from sizing.simulation.step import FittedStep
-from sizing.specs.step import StepCoefficients
+from minicluster.engine_model.limits import EngineLimits
+from minicluster.engine_model.prefix_blocks import ContentCache
+from minicluster.engine_model.replica import Replica
+from minicluster.engine_model.request_table import Ledger
+from minicluster.engine_model.step_seconds import FittedStep
+from minicluster.specs.step import StepCoefficients
 
 DRIVER = Path(__file__).with_name("vllm_scheduler.py")
 CASES = 200

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sizing.arrivals import poisson_arrivals
-from sizing.errors import InputError
-from sizing.sources import Source, drawn
-from sizing.specs.workload import Lengths, WorkloadSpec
+from minicluster.errors import InputError
+from minicluster.specs.workload import Lengths, WorkloadSpec
+from minicluster.workload.arrivals import poisson_arrivals
+from minicluster.workload.sources import Source, drawn
 
 WORKLOAD = WorkloadSpec(
     requests_per_s=4.0,

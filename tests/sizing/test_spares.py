@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sizing.errors import InputError
-from sizing.fabric.failures import checkpoint_interval_s, effective_fraction, job_mtbf_s
-from sizing.fabric.spares import availability_of, distribution, replica_spares, spares
+from minicluster.errors import InputError
+from sizing.network.failures import checkpoint_interval_s, effective_fraction, job_mtbf_s
+from sizing.network.spares import availability_of, distribution, replica_spares, spares
 
 if TYPE_CHECKING:
     from .conftest import Sizing

@@ -12,16 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sizing import catalog
-from sizing.errors import InputError
-from sizing.latency.collectives import all_gather_s, all_reduce_s, kv_pull_s_per_byte, looked_up_s
-from sizing.latency.experts import experts_touched
-from sizing.latency.fit import decode_coefficients, prefill_coefficients
-from sizing.latency.load import decode_load, pairs, prefill_load
-from sizing.latency.roofline import multiply_dtype
-from sizing.latency.step import Machine, beyond_hb_domain_s, step_s, step_terms
-from sizing.latency.work import step_ops
-from sizing.specs.efficiency import (
+from minicluster.errors import InputError
+from minicluster.plan.step_time import decode_s, prefill_s
+from minicluster.specs.efficiency import (
     CollectiveTable,
     DecodeAttentionEfficiency,
     GemmEfficiency,
@@ -29,13 +22,20 @@ from sizing.specs.efficiency import (
     PrefillAttentionEfficiency,
     StreamEfficiency,
 )
-from sizing.specs.library import Collectives
-from sizing.specs.parameters import num_active_parameters
-from sizing.specs.slicing import Slicing
-from sizing.steptime import decode_s, prefill_s
+from minicluster.specs.library import Collectives
+from minicluster.specs.parameters import num_active_parameters
+from minicluster.specs.slicing import Slicing
+from sizing import catalog
+from sizing.latency.collectives import all_gather_s, all_reduce_s, kv_pull_s_per_byte, looked_up_s
+from sizing.latency.experts import experts_touched
+from sizing.latency.fit import decode_coefficients, prefill_coefficients
+from sizing.latency.load import decode_load, pairs, prefill_load
+from sizing.latency.roofline import multiply_dtype
+from sizing.latency.step import Machine, beyond_hb_domain_s, step_s, step_terms
+from sizing.latency.work import step_ops
 
 if TYPE_CHECKING:
-    from sizing.specs.gpu import GpuSpec
+    from minicluster.specs.gpu import GpuSpec
 
 PUBLISHED = Path(__file__).parents[1] / "published" / "static_prefill.toml"
 MODELS = (

@@ -15,20 +15,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from minicluster.errors import InputError
+from minicluster.plan import read_plan
 from sizing.cli.inputs import read_inputs
-from sizing.errors import InputError
-from sizing.plan import read_plan
+from sizing.planner.studies.cost import running
+from sizing.planner.studies.loss import losses, without_one
+from sizing.planner.studies.pareto import front
+from sizing.planner.studies.sensitivity import CHANGES, changed_inputs
+from sizing.planner.studies.sweep import parse_key, points
 from sizing.report.page import plan_page
-from sizing.study.cost import running
-from sizing.study.loss import losses, without_one
-from sizing.study.pareto import front
-from sizing.study.sensitivity import CHANGES, changed_inputs
-from sizing.study.sweep import parse_key, points
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sizing.plan import Plan
+    from minicluster.plan import Plan
 
     from .conftest import Sizing
 
@@ -164,7 +164,7 @@ def stopping(function: Any, after: int) -> Any:  # noqa: ANN401
     ("command", "module", "name"),
     [
         (("sweep", SCENARIO, "--key", FLOORS), "sizing.cli.sweep", "answered"),
-        (("pareto", SCENARIO), "sizing.search.evaluated", "_evaluate"),
+        (("pareto", SCENARIO), "sizing.planner.evaluated", "_evaluate"),
     ],
 )  # fmt: skip
 def test_an_interrupt_leaves_what_there_is(

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from minicluster.plan import StepModel
+from minicluster.specs.step import Interference, PathCoefficients, StepCoefficients
+from minicluster.specs.workload import Lengths, WorkloadSpec
+from minicluster.workload.traces import read_trace
 from sizing.cli.timing import burst_rate, write_schedule
-from sizing.plan import StepModel
-from sizing.specs.step import Interference, PathCoefficients, StepCoefficients
-from sizing.specs.workload import Lengths, WorkloadSpec
-from sizing.traces import read_trace
 
 if TYPE_CHECKING:
     from pathlib import Path

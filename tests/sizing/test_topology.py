@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from minicluster.errors import InputError
+from minicluster.specs.inventory import Inventory, Node, inventory_of
+from minicluster.specs.tier import Tier, TierSpec
+from minicluster.specs.topology import topology_of
 from sizing import catalog
-from sizing.errors import InputError
-from sizing.specs.inventory import Inventory, Node, inventory_of
-from sizing.specs.tier import Tier, TierSpec
-from sizing.specs.topology import topology_of
 
 if TYPE_CHECKING:
     from pathlib import Path

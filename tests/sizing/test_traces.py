@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from sizing.errors import InputError
-from sizing.traces import read_trace
+from minicluster.errors import InputError
+from minicluster.workload.traces import read_trace
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sizing.errors import InputError
+from minicluster.errors import InputError
 from sizing.training.closed_forms import scale_factor, training_s, weight_set_bytes
 from sizing.training.estimate import TrainingMachine, estimate
 from sizing.training.flops import step_flops, training_flops

@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sizing.search.answer import Verdict
-from sizing.search.candidate import smallest
-from sizing.search.confirmation import confirmed
-from sizing.search.evidence import StepErrors
-from sizing.search.layout import Layout
-from sizing.search.step_models import StepModels
-from sizing.search.trial import FRESH_SEED, Trials
+from sizing.planner.answer import Verdict
+from sizing.planner.candidate import smallest
+from sizing.planner.confirmation import confirmed
+from sizing.planner.evidence import StepErrors
+from sizing.planner.layout import Layout
+from sizing.planner.step_models import StepModels
+from sizing.planner.trial import FRESH_SEED, Trials
 
 from .scenarios import SMALL, at, proposed
 
 if TYPE_CHECKING:
-    from sizing.search.candidate import Candidate
+    from sizing.planner.candidate import Candidate
 
 RATE = 5.0
 LOOSE_S = 0.3

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sizing.traffic.queue import single_server_wait
-from sizing.traffic.spread import WEIGHTS, Spread, constant
-from sizing.traffic.two_choices import two_choices_wait
+from sizing.queueing.queue import single_server_wait
+from sizing.queueing.spread import WEIGHTS, Spread, constant
+from sizing.queueing.two_choices import two_choices_wait
 
 from .queues import SERVICES
 

@@ -10,13 +10,13 @@ import pytest
 
 from sizing import catalog
 from sizing.cli.inputs import read_inputs
+from sizing.evidence.prediction import predict_row
+from sizing.evidence.row import Row, row_from
+from sizing.evidence.steps import step_table
+from sizing.evidence.subject import nearest_engine, subject_of
 from sizing.latency.load import StepLoad, decode_load
 from sizing.latency.step import step_s
-from sizing.search.evidence import interval_around, validation
-from sizing.validation.prediction import predict_row
-from sizing.validation.row import Row, row_from
-from sizing.validation.steps import step_table
-from sizing.validation.subject import nearest_engine, subject_of
+from sizing.planner.evidence import interval_around, validation
 
 CELLS = {
     "id": "one", "model": "meta-llama/Llama-3.1-70B", "gpu": "h100-sxm", "engine": "vllm",

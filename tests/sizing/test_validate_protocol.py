@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from sizing.validation.prediction import predict_row
-from sizing.validation.protocol import protocol_of, protocols, recipe_of
-from sizing.validation.row import Row, row_from
+from sizing.evidence.prediction import predict_row
+from sizing.evidence.protocol import protocol_of, protocols, recipe_of
+from sizing.evidence.row import Row, row_from
 
 CELLS = {
     "id": "one", "source": "blis", "model": "mistralai/Mistral-Nemo-Instruct-2407",

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sizing.validation.load import repeated, requests
-from sizing.validation.replay import Replay, Replica, Request
-from sizing.validation.rules import RULES
-from sizing.validation.steps import StepTable
+from sizing.evidence.load import repeated, requests
+from sizing.evidence.replay import Replay, Replica, Request
+from sizing.evidence.rules import RULES
+from sizing.evidence.steps import StepTable
 
 PROMPT_TOKEN_S = 1e-3
 STEP_S = 1e-2

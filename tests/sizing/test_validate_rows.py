@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sizing.errors import InputError
-from sizing.validation.row import Row, row_from
-from sizing.validation.table import Refused, read_rows
+from minicluster.errors import InputError
+from sizing.evidence.row import Row, row_from
+from sizing.evidence.table import Refused, read_rows
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from sizing.validation.replay import Request
-from sizing.validation.row import row_from
-from sizing.validation.slots import decode_slots, recipe_slots
-from sizing.validation.subject import subject_of
-from sizing.validation.tandem import Pools, passed
+from sizing.evidence.replay import Request
+from sizing.evidence.row import row_from
+from sizing.evidence.slots import decode_slots, recipe_slots
+from sizing.evidence.subject import subject_of
+from sizing.evidence.tandem import Pools, passed
 
 CELLS = {
     "id": "one", "model": "deepseek-ai/DeepSeek-V3", "gpu": "h100-sxm", "engine": "trtllm",

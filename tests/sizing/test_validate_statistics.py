@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sizing.validation.coverage import CONFIDENCES, tried
-from sizing.validation.fold import fold_of
-from sizing.validation.interval import LEVELS, fit_intervals
-from sizing.validation.prediction import RowPrediction
-from sizing.validation.residual import Residual, summarise
-from sizing.validation.row import Row, row_from
-from sizing.validation.scalar import corrected, fit_scalars, in_fitted_half
-from sizing.validation.verdict import Verdict
+from sizing.evidence.coverage import CONFIDENCES, tried
+from sizing.evidence.fold import fold_of
+from sizing.evidence.interval import LEVELS, fit_intervals
+from sizing.evidence.prediction import RowPrediction
+from sizing.evidence.residual import Residual, summarise
+from sizing.evidence.row import Row, row_from
+from sizing.evidence.scalar import corrected, fit_scalars, in_fitted_half
+from sizing.evidence.verdict import Verdict
 
 
 def residuals(spread: float, count: int = 400, bias: float = 0.0) -> list[Residual]:

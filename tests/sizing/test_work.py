@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from minicluster.specs.parameters import num_active_parameters
+from minicluster.specs.slicing import Slicing
 from sizing import catalog
 from sizing.latency.communication import step_exchanges
 from sizing.latency.experts import busiest_share, experts_touched, popularity_variance
 from sizing.latency.load import StepLoad, decode_load, keys_in_reach, pairs, prefill_load
 from sizing.latency.work import step_ops
-from sizing.specs.parameters import num_active_parameters
-from sizing.specs.slicing import Slicing
 
 MODELS = tuple(catalog.models())
 SLICINGS = [

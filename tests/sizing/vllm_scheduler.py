@@ -24,8 +24,8 @@ from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
-from sizing.simulation.step import FittedStep
-from sizing.specs.step import StepCoefficients
+from minicluster.engine_model.step_seconds import FittedStep
+from minicluster.specs.step import StepCoefficients
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sizing.plan import Placement
+from minicluster.plan import Placement
 from tests.serving.deployed import Shared, Split, driven, up
 
 from .load import DEADLINE_S

@@ -29,7 +29,7 @@ class Driver:
         """Return how many replicas run, by deployment."""
         from ray import serve  # noqa: PLC0415
 
-        from serving.served import APP  # noqa: PLC0415
+        from serving.protocol.app_spec import APP  # noqa: PLC0415
 
         deployments = serve.status().applications[APP].deployments
         return {
@@ -39,15 +39,15 @@ class Driver:
 
     def held(self) -> int:
         """Return of how many replicas some request still holds KV cache."""
-        from serving.ray_compat import broadcast  # noqa: PLC0415
+        from serving.replicas.engine_compat import broadcast  # noqa: PLC0415
 
         handles = [_handle(name) for name in (PREFILL, DECODE)]
         return [free for each in handles for free in broadcast(each, "kv_is_free")].count(False)
 
     def answer(self, kind: str, body: dict[str, Any], order: dict[str, Any]) -> list[Any]:
         """Ask decode itself, with an order of the test's."""
-        from serving.order import Order  # noqa: PLC0415
-        from serving.requests import Refusal  # noqa: PLC0415
+        from serving.protocol.refusal import Refusal  # noqa: PLC0415
+        from serving.protocol.request_policy import Order  # noqa: PLC0415
 
         handle = _handle(DECODE).options(stream=True)
         begun, *later = handle.answer.remote(kind, {"model": "demo", **body}, order=Order(**order))
@@ -60,7 +60,7 @@ def _handle(name: str) -> Any:  # noqa: ANN401
     """Return a handle that knows its replicas."""
     from ray import serve  # noqa: PLC0415
 
-    from serving.served import APP  # noqa: PLC0415
+    from serving.protocol.app_spec import APP  # noqa: PLC0415
 
     handle = serve.get_deployment_handle(name, APP)
     handle.facts.remote().result(timeout_s=60)
@@ -69,8 +69,8 @@ def _handle(name: str) -> Any:  # noqa: ANN401
 
 def operate() -> None:
     """Answer what is asked until nobody asks."""
-    from serving.connection import connected  # noqa: PLC0415
-    from serving.status import current  # noqa: PLC0415
+    from serving.cluster.connection import connected  # noqa: PLC0415
+    from serving.operations.status import current  # noqa: PLC0415
 
     answers, sys.stdout = sys.stdout, sys.stderr  # libraries talk on stdout
     asked = Driver()

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from serving.processes import marked
+from serving.cluster.processes import marked
 
 TITLES = {
     "prefill": "ray::ServeReplica:minicluster:Prefill",

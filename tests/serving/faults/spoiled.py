@@ -11,8 +11,9 @@ import os
 from functools import partial
 from pathlib import Path
 
-from serving import deployed, engine
-from serving.cli import deploying, main
+from serving.cli import deploy, main
+from serving.deployment import engine_args
+from serving.operations import deployed
 
 CROWDED = "MINICLUSTER_TEST_CROWDED"
 
@@ -25,11 +26,11 @@ def spoil() -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join(  # where workers find the spoiler
         filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")])
     )
-    engine.LEASE_S["shared memory"] = LEASE_S
+    engine_args.LEASE_S["shared memory"] = LEASE_S
     if CROWDED in os.environ:
         deployed.findings = lambda _deployment, _target: ()
     kwargs = {"worker_extension_cls": "spoiler.Spoiler"}
-    deploying.bring_up = partial(deploying.bring_up, decode_engine_kwargs=kwargs)
+    deploy.bring_up = partial(deploy.bring_up, decode_engine_kwargs=kwargs)
 
 
 if __name__ == "__main__":

@@ -126,7 +126,7 @@ def test_remote_equals_local(split: Split, name: str) -> None:
 
 
 def _one(body: dict[str, Any]) -> object:
-    """Return the prompt out of a list of one, as `serving.requests.check` does."""
+    """Return the prompt out of a list of one, as `serving.request.validation.check` does."""
     prompt = body.get("prompt")
     return prompt[0] if isinstance(prompt, list) and isinstance(prompt[0], list) else prompt
 

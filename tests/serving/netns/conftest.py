@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from serving.cluster_token import write_token
-from serving.processes import environment, stop
-from sizing.plan import to_json
+from minicluster.plan import to_json
+from serving.cluster.processes import environment, stop
+from serving.cluster.token import write_token
 
 from .network import Host, allowed, network
 

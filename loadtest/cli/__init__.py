@@ -1,0 +1,5 @@
+"""The `loadtest` command."""
+
+from loadtest.cli.app import main
+
+__all__ = ["main"]

@@ -1,0 +1,1 @@
+"""The load generator: Locust processes, dispatcher, streams and prompts."""

@@ -1,0 +1,222 @@
+"""One request on its way: sent, followed to the end of its stream, classified."""
+
+from __future__ import annotations
+
+# isort: off
+import gevent  # first: what follows imports a patched standard library
+import gevent.socket
+import gevent.ssl
+
+# isort: on
+import contextlib
+import errno
+import math
+import re
+import time
+from collections.abc import Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from geventhttpclient.client import HTTPClient, HTTPClientPool
+from geventhttpclient.response import HTTPParseError
+
+from loadtest.client.api_key import way_in
+from loadtest.client.kernel_timestamps import Arrival, ask_for_stamps, receive
+from loadtest.client.sse import EventParser
+from loadtest.client.stream import CompletionStream, StreamError
+from loadtest.client.tls import client_context
+from loadtest.run.schedule import Request
+from minicluster.workload.samples import Sample
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from geventhttpclient.response import HTTPSocketPoolResponse
+
+    from loadtest.run.job import Job
+
+
+OK = 200
+SHED = (429, 503)
+CLOSING_S = 1.0
+BLOCK_BYTES = 65536
+SHORTEST_S = 1e-6
+"""A sleep in which the loop looks at its timers and for what has arrived; after `sleep(0)` it may
+first go round dozens of times among those who ask for no more."""
+PIECES_A_TURN = 4
+"""Read without a turn of the loop: more come only from a stream that is faster than its reader."""
+TIMING = re.compile(r"([\w.-]+)\s*;[^,]*?dur=([0-9.]+)")
+"""An entry of a `Server-Timing` header (W3C) with a duration in milliseconds."""
+
+LAST_READ: ContextVar[Arrival] = ContextVar("LAST_READ")
+"""Of this greenlet; a response that ends in its first read has let go of its socket already."""
+
+
+class StampedSocket(gevent.socket.socket):  # type: ignore[misc]
+    """A socket whose reads are stamped by the kernel; TLS, which reads by itself, has no stamps."""
+
+    def __init__(self, *kind: int) -> None:
+        """Open a socket of this family, type and protocol."""
+        super().__init__(*kind)
+        ask_for_stamps(self)
+
+    def recv(self, size: int, flags: int = 0) -> bytes:
+        """Read up to *size* bytes; `LAST_READ` says when they arrived."""
+        received, arrival = receive(self, size, flags)
+        LAST_READ.set(arrival)
+        return received
+
+
+def connections(job: Job) -> HTTPClientPool:
+    """Return clients for any number of streams: Locust's own hold 10 connections, and queue."""
+
+    def context(**_: object) -> gevent.ssl.SSLContext:
+        return client_context(gevent.ssl.SSLContext, insecure=job.insecure)
+
+    return HTTPClientPool(
+        concurrency=1_000_000,
+        insecure=job.insecure,
+        ssl_context_factory=context,
+        connection_timeout=job.timeout_s,
+        network_timeout=job.timeout_s,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flight:
+    """
+    One request and what it needs to be sent.
+
+    Attributes:
+        due_s: scheduled arrival.
+        timeout_s: from the send.
+        origin_s: start of the run on the monotonic clock.
+        headers: of every request, the key among them.
+        stream: what came back so far.
+    """
+
+    request: Request
+    due_s: float
+    path: str
+    body: bytes
+    name: str
+    http: HTTPClient
+    timeout_s: float
+    origin_s: float
+    stream: CompletionStream
+    headers: Mapping[str, str] = field(repr=False)
+
+    def now(self) -> float:
+        """Seconds since the start of the run."""
+        return time.monotonic() - self.origin_s
+
+    def fly(self) -> Sample:
+        """Send it and follow its stream; whatever happens becomes a sample."""
+        send_s = self.now()
+        outcome, detail = "ok", None
+        try:
+            with gevent.Timeout(self.timeout_s):
+                self._follow()
+        except StreamError as error:
+            outcome, detail = error.outcome, str(error)
+        except gevent.Timeout:
+            outcome, detail = "timeout", f"no end after {self.timeout_s:g} s"
+        except gevent.GreenletExit:
+            outcome, detail = "unfinished", None
+        except (OSError, HTTPParseError) as error:
+            outcome, detail = _broken(error), f"{type(error).__name__}: {error}"
+        except Exception as error:  # noqa: BLE001  (what nobody foresaw is a sample, too)
+            outcome, detail = "malformed", f"{type(error).__name__}: {error}"[:200]
+        stream = self.stream
+        return Sample(
+            index=self.request.index,
+            in_window=self.request.in_window,
+            due_s=self.due_s,
+            send_s=send_s,
+            end_s=self.now(),
+            asked_input_tokens=self.request.input_tokens,
+            asked_output_tokens=self.request.output_tokens,
+            input_tokens=stream.input_tokens,
+            output_tokens=stream.output_tokens,
+            chunk_s=tuple(stream.chunk_s),
+            chunk_tokens=tuple(stream.chunk_tokens),
+            outcome=outcome,
+            detail=detail,
+            phases_s={name: t for name, t in stream.metrics_s.items() if math.isfinite(t)},
+            cached_tokens=stream.cached_tokens,
+        )
+
+    def _follow(self) -> None:
+        """Read the answer as it comes; an event's stamp is when its last byte arrived."""
+        headers = {**self.headers, "x-request-id": self.name}
+        response = self.http.request("POST", self.path, body=self.body, headers=headers)
+        try:
+            status = response.status_code
+            if status != OK:
+                text = bytes(response.read(200)).decode(errors="replace")
+                outcome = "shed" if status in SHED else "bad_status"
+                raise StreamError(outcome, f"{status}{way_in(status)}: {text}")
+            self.stream.metrics_s |= _timings(response.get("server-timing"))
+            parser = EventParser()
+            for received in _pieces(response):
+                arrival = LAST_READ.get(None) or Arrival(time.monotonic(), by_kernel=False)
+                self.stream.by_kernel &= arrival.by_kernel
+                for data in parser.feed(received):
+                    self.stream.take(data, arrival.at_s - self.origin_s)
+                if self.stream.done:
+                    break
+            self.stream.finish()
+            # Read on to the end of the message, for then the connection can be used again.
+            with gevent.Timeout(CLOSING_S, False):  # noqa: FBT003  (gevent's own signature)
+                for _ in _pieces(response):
+                    pass
+        finally:
+            response.release()
+
+
+def _pieces(response: HTTPSocketPoolResponse) -> Iterator[bytes]:
+    """
+    Yield what has arrived of the body, whenever something has.
+
+    The response's own `read` waits for as many bytes as asked for, and its `readline` looks for
+    every line end by itself, which is a quarter of the time that an event takes.
+    """
+    buffer = response._body_buffer  # noqa: SLF001  (pinned; there is no public way to not wait)
+    loop = gevent.get_hub().loop
+    turn, read = loop.iteration, 0
+    while True:
+        if buffer:
+            yield bytes(buffer)
+            del buffer[:]
+        if response.message_complete:
+            return
+        if read == PIECES_A_TURN:
+            gevent.sleep(SHORTEST_S)
+            read = 0
+        elif loop.iteration != turn:
+            turn, read = loop.iteration, 0
+        response.feed(response._sock.recv(BLOCK_BYTES))  # noqa: SLF001
+        read += 1
+
+
+def _timings(header: object) -> dict[str, float]:
+    """Read a `Server-Timing` header, in seconds by name; nothing where there is none."""
+    if not isinstance(header, str):
+        return {}
+    timings = {}
+    for name, value in TIMING.findall(header):
+        with contextlib.suppress(ValueError):  # 1.2.3 is no number
+            timings[name] = float(value) / 1e3
+    return timings
+
+
+def _broken(error: Exception) -> str:
+    """Name the outcome of a request whose connection broke, or never came about."""
+    if isinstance(error, TimeoutError):
+        return "timeout"
+    if isinstance(error, OSError) and error.errno in {errno.EMFILE, errno.ENFILE, errno.ENOMEM}:
+        return "client"
+    if isinstance(error, ConnectionResetError | BrokenPipeError | HTTPParseError):
+        return "cut"
+    return "refused"

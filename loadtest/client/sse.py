@@ -1,0 +1,49 @@
+"""Server-sent events: bytes, cut anywhere, to the data of the events."""
+
+from __future__ import annotations
+
+from loadtest.client.stream import StreamError
+
+MAX_EVENT_BYTES = 1 << 24
+"""Of an event that has not ended: more than the ids of a prompt of a million tokens."""
+
+
+class EventParser:
+    """
+    Parse a `text/event-stream` as its bytes arrive.
+
+    Lines end in LF or CRLF. Comments and every field but `data` are skipped; an event that
+    its blank line does not close is not delivered, as the standard has it.
+    """
+
+    def __init__(self) -> None:
+        """Start at the beginning of a stream."""
+        self._received = bytearray()
+        self._data: list[bytes] = []
+        self._data_bytes = 0
+
+    def feed(self, received: bytes) -> list[bytes]:
+        """
+        Take the next bytes, return the data of the events that they complete.
+
+        Raises:
+            StreamError: an event that is far longer than any, and has not ended yet.
+
+        """
+        new = len(self._received)  # what came before holds no line end
+        self._received += received
+        events = []
+        while (end := self._received.find(b"\n", new)) >= 0:
+            line = bytes(self._received[:end]).removesuffix(b"\r")
+            del self._received[: end + 1]
+            new = 0
+            if line.startswith(b"data:"):
+                self._data.append(line[5:].removeprefix(b" "))
+                self._data_bytes += end + 1
+            elif not line and self._data:
+                events.append(b"\n".join(self._data))
+                self._data.clear()
+                self._data_bytes = 0
+        if len(self._received) + self._data_bytes > MAX_EVENT_BYTES:
+            raise StreamError("malformed", f"an event of more than {MAX_EVENT_BYTES >> 20} MiB")
+        return events

@@ -1,0 +1,1 @@
+"""A run on the terminal, as an HTML page, as JUnit XML."""

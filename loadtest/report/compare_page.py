@@ -1,0 +1,190 @@
+"""Two runs, or the tries of a search, as tables and self-contained pages."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+
+from loadtest.report.chart import FOUND, distribution, goodput
+from loadtest.report.html import document, escape, legend, paragraph, section, table
+from loadtest.report.table import milliseconds
+from loadtest.verdict.window import evidence_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from loadtest.run.folder import Run
+    from loadtest.studies.capacity_search import Search
+    from loadtest.studies.compare import Side, Versus
+
+NAMES = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "E2E"}
+CHANGE_HEADS = ("", "first", "second", "difference, 95 %", "")
+FOUND_WORDS = {True: "holds", False: "misses", None: "open"}
+
+
+def change_rows(versus: Versus) -> Iterator[tuple[str, ...]]:
+    """Yield a row for the requests that met the SLO, then one for each statistic."""
+    good = versus.good
+    yield (
+        "good requests",
+        f"{versus.first.good_fraction:.2%}",
+        f"{versus.second.good_fraction:.2%}",
+        f"{100 * good.low:+z.2f} to {100 * good.high:+z.2f} points",
+        "differs" if good.significant else "chance",
+    )
+    for change in versus.changes:
+        yield (
+            f"{NAMES[change.metric]} {change.statistic}",
+            milliseconds(change.first_s),
+            milliseconds(change.second_s),
+            difference_text(change.low_s, change.high_s),
+            "differs" if change.significant else "chance",
+        )
+
+
+def difference_text(low_s: float, high_s: float) -> str:
+    """Write an interval of seconds in the unit that its larger end has in `milliseconds`."""
+    most_s = max(abs(low_s), abs(high_s))
+    if most_s >= 1:
+        return f"{low_s:+z.2f} to {high_s:+z.2f} s"
+    digits = 1 if most_s >= 0.01 else 2  # noqa: PLR2004
+    return f"{1000 * low_s:+z.{digits}f} to {1000 * high_s:+z.{digits}f} ms"
+
+
+def versus_lines(versus: Versus) -> Iterator[str]:
+    """Say which runs they are, and what weakens the comparison."""
+    yield f"first:  {_side(versus.first)}"
+    yield f"second: {_side(versus.second)}"
+    yield (
+        "compared request by request: both had the same schedule"
+        if versus.paired
+        else "compared as two runs of their own: their schedules differ"
+    )
+    yield (
+        f"what differs does so by more than chance at 5 % for all {len(versus.changes) + 1} "
+        "figures together; each interval is one of 95 % by itself"
+    )
+    yield from versus.notes
+
+
+def versus_table(versus: Versus) -> Table:
+    """Return the table of a terminal."""
+    found = Table(title="second less first")
+    for head in CHANGE_HEADS:
+        found.add_column(head, justify="right" if head else "left")
+    for row in change_rows(versus):
+        found.add_row(*row)
+    return found
+
+
+def versus_page(versus: Versus, first: Run, second: Run) -> str:
+    """Draw both runs: table, and distributions over each other."""
+    lines = "".join(map(paragraph, versus_lines(versus)))
+    drawn = []
+    for metric in ("ttft", "tpot"):
+        values = [
+            [v for s in evidence_of(run).answered if (v := getattr(s, f"{metric}_s")) is not None]
+            for run in (first, second)
+        ]
+        if all(values):
+            marks = legend({"measured": "first", "predicted": "second"})
+            chart = distribution(values[0], predicted_s={}, foretold_s=values[1], limit=None)
+            drawn.append(section(f"{NAMES[metric]}: distribution", marks + chart))
+    differ = [versus.good.significant, *(change.significant for change in versus.changes)]
+    title = f"{sum(differ)} of {len(differ)} figures differ"
+    return document(
+        title,
+        f"<header><h1>{escape(title)}</h1>{lines}</header>",
+        section("Second less first", table(CHANGE_HEADS, change_rows(versus))),
+        f'<div class="charts">{"".join(drawn)}</div>',
+    )
+
+
+def probe_heads(search: Search) -> tuple[str, ...]:
+    """Name the columns of `probe_rows`."""
+    latencies = (f"TTFT {search.percentile}", f"TPOT {search.percentile}")
+    return ("requests/s", "SLO", "met it", "goodput/s", *latencies, "requests")
+
+
+def probe_rows(search: Search) -> Iterator[tuple[str, ...]]:
+    """Yield a row for each try, by rate."""
+    for probe in sorted(search.probes, key=lambda p: p.requests_per_s):
+        yield (
+            f"{probe.requests_per_s:.2f}",
+            FOUND_WORDS[probe.holds],
+            f"{probe.attained_fraction:.2%}",
+            f"{probe.good_requests_per_s:.2f}",
+            "endless" if probe.ttft_s is None else milliseconds(probe.ttft_s),
+            "-" if probe.tpot_s is None else milliseconds(probe.tpot_s),
+            str(probe.num_requests),
+        )
+
+
+def search_lines(search: Search) -> Iterator[str]:
+    """Say between which tries the limit lies, how far the plan's word is from it, what is open."""
+    found, error = search.found, ""
+    if found.low is not None and found.high is not None:
+        yield (
+            f"the SLO holds at {found.low:.2f} requests/s and misses at {found.high:.2f}: "
+            "the limit lies between"
+        )
+        low, high = (search.predicted_requests_per_s / end - 1 for end in (found.high, found.low))
+        error = f": {low:+.0%} to {high:+.0%} off the measured limit"
+    elif found.low is not None:
+        yield f"the SLO holds at {found.low:.2f} requests/s; no rate tried misses"
+    else:
+        holds = "is known to hold" if found.unclear else "holds"
+        yield f"no rate tried {holds} the SLO"
+    yield (
+        f"the plan has it hold up to {search.predicted_requests_per_s:.2f} requests/s{error}; "
+        f"its pools saturate at {search.saturation_requests_per_s:.2f} requests/s"
+    )
+    if found.unclear:
+        rates = ", ".join(f"{rate:.2f}" for rate in found.unclear)
+        yield (
+            f"open at {rates} requests/s: no run of at most {search.most_requests} requests "
+            "(--most-requests) tells whether the SLO holds there"
+        )
+
+
+def search_table(search: Search) -> Table:
+    """Return the table of a terminal."""
+    found = Table(title="tries")
+    for head in probe_heads(search):
+        found.add_column(head, justify="right")
+    for row in probe_rows(search):
+        found.add_row(*row)
+    return found
+
+
+def search_page(search: Search) -> str:
+    """Draw goodput against load with its knee."""
+    first, *more = search_lines(search)
+    title, middle = first[0].upper() + first[1:], search.found.middle
+    points = [(p.requests_per_s, p.good_requests_per_s, p.holds) for p in search.probes]
+    limits = {"predicted": search.predicted_requests_per_s}
+    if middle is not None:
+        limits["measured"] = middle
+    tried = {holds for _, _, holds in points}
+    marks = {
+        **{FOUND[holds]: word for holds, word in FOUND_WORDS.items() if holds in tried},
+        **({"measured": "measured limit (middle between both)"} if middle is not None else {}),
+        "limit-predicted": "predicted limit",
+        "ideal": "all that is offered",
+    }
+    return document(
+        title,
+        f"<header><h1>{escape(title)}</h1>{''.join(map(paragraph, more))}</header>",
+        section("Goodput against load", legend(marks) + goodput(points, limits)),
+        section("Tries", table(probe_heads(search), probe_rows(search))),
+    )
+
+
+def _side(side: Side) -> str:
+    return (
+        f"{side.name}: {side.answered} of {side.requests} answered, "
+        f"{side.offered_requests_per_s:.2f} requests/s, {side.good_fraction:.2%} met the SLO "
+        f"(95 % interval {side.good_low:.2%} to {side.good_high:.2%}), "
+        f"goodput {side.good_requests_per_s:.2f} requests/s"
+    )

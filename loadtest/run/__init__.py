@@ -1,0 +1,1 @@
+"""What a load test sends: job, schedule, stages, and the folder that keeps the run."""

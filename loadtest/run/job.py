@@ -1,0 +1,153 @@
+"""A load test as ordered: target, load, window and promise, kept in `run.json`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING
+
+from loadtest.run.schedule import Shape, Window, draw
+from loadtest.run.stages import Stage
+from minicluster.errors import InputError
+from minicluster.specs.slo import SloSpec
+from minicluster.specs.workload import Lengths, WorkloadSpec
+from minicluster.workload.sources import Source
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from loadtest.run.schedule import Request
+
+SCHEMA_VERSION = 1
+MIN_WARMUP_S = 5.0
+MIN_TIMEOUT_S = 30.0
+
+FIRST_PLAIN_TOKEN = 3
+"""Ids below it are special (unknown, begin, end) in most vocabularies."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatForm:
+    """
+    How chats are written so that their length is known without a tokenizer here.
+
+    Attributes:
+        words: each one token, wherever it stands behind the first.
+        separator: between words.
+        overhead_tokens: of the model's chat template around one message.
+    """
+
+    words: tuple[str, ...]
+    separator: str
+    overhead_tokens: int
+
+    def text(self, numbers: list[int]) -> str:
+        """Return the message of these words."""
+        return self.separator.join([self.words[number] for number in numbers])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """
+    Everything one run needs to know.
+
+    Attributes:
+        host: base address of the endpoint, without `/v1`.
+        prompt_salt: drawn anew for each run, so that no run finds an earlier one's prompts in
+            the server's prefix cache.
+        timeout_s: of one request, from its send.
+        shape: how requests come.
+        num_requests: that count, where a closed loop keeps its window open for them.
+        workers: client processes that share the schedule.
+        plan: name of the plan's copy beside `run.json`; `None`: a run without a plan.
+        chat: how chats are written; `None`: completions of token ids.
+        insecure: whether any certificate is taken, and no key shown.
+    """
+
+    schema_version: int = SCHEMA_VERSION
+    host: str
+    model: str
+    vocab_size: int
+    seed: int
+    prompt_salt: int
+    workload: WorkloadSpec
+    slo: SloSpec
+    window: Window
+    timeout_s: float
+    shape: Shape = field(default_factory=Shape)
+    num_requests: int = 0
+    workers: int = 1
+    plan: str | None
+    chat: ChatForm | None = None
+    insecure: bool = False
+
+    def requests(self) -> tuple[Request, ...]:
+        """Draw the schedule; equal jobs, equal schedules."""
+        return draw(
+            self.workload, self.shape, self.window, seed=self.seed, num_requests=self.num_requests
+        )
+
+
+def default_warmup_s(e2e_s: float) -> float:
+    """
+    Return the warm-up: three times what one request takes, at least 5 s.
+
+    After one request's time the number in the system no longer grows for lack of history;
+    the other two are for queues to settle.
+    """
+    return max(MIN_WARMUP_S, 3 * e2e_s)
+
+
+def slowest_s(slo: SloSpec, workload: WorkloadSpec) -> float:
+    """Return the time that the SLO allows the longest request."""
+    per_token_s = slo.tpot_s or slo.itl_s or 0.0
+    return slo.ttft_s + per_token_s * workload.output_tokens.max_tokens
+
+
+def timeout_s(slo: SloSpec, workload: WorkloadSpec) -> float:
+    """Return when a request is given up: ten times what the SLO allows, at least 30 s."""
+    return max(MIN_TIMEOUT_S, 10 * slowest_s(slo, workload))
+
+
+def write_job(job: Job, path: Path) -> None:
+    """Write *job* as JSON."""
+    path.write_text(json.dumps(asdict(job), indent=2) + "\n", encoding="utf-8")
+
+
+def read_job(path: Path) -> Job:
+    """
+    Read a job.
+
+    Raises:
+        InputError: no such file, or not one that this version wrote.
+
+    """
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(str(path), error.strerror, "a run that `loadtest run` wrote") from None
+    except ValueError as error:
+        raise InputError(str(path), str(error), "JSON, as `loadtest run` writes it") from None
+    if not isinstance(raw, dict) or raw.get("schema_version") != SCHEMA_VERSION:
+        version = raw.get("schema_version") if isinstance(raw, dict) else None
+        raise InputError(f"{path}: schema_version", version, str(SCHEMA_VERSION))
+    try:
+        load = raw.pop("workload")
+        load["input_tokens"] = Lengths(**load["input_tokens"])
+        load["output_tokens"] = Lengths(**load["output_tokens"])
+        shape = raw.pop("shape", {"source": {}, "stages": ()})
+        chat = raw.pop("chat", None)
+        return Job(
+            workload=WorkloadSpec(**load),
+            slo=SloSpec(**raw.pop("slo")),
+            window=Window(**raw.pop("window")),
+            shape=Shape(
+                source=Source(**shape["source"]),
+                stages=tuple(Stage(**stage) for stage in shape["stages"]),
+                skip_unanswered=shape.get("skip_unanswered", False),
+            ),
+            chat=chat and ChatForm(**chat | {"words": tuple(chat["words"])}),
+            **raw,
+        )
+    except (KeyError, TypeError) as error:
+        raise InputError(str(path), str(error), "a run as `loadtest run` writes it") from None

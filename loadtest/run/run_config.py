@@ -1,0 +1,302 @@
+"""From what the user asked for to a job."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from loadtest.run.folder import PLAN
+from loadtest.run.job import (
+    FIRST_PLAIN_TOKEN,
+    ChatForm,
+    Job,
+    default_warmup_s,
+    slowest_s,
+    timeout_s,
+)
+from loadtest.run.schedule import WARMUP_ROUNDS, Shape, Window, window_of
+from loadtest.run.stages import Stage, duration_s, mean_per_s
+from minicluster.errors import InputError
+from minicluster.specs.slo import SloSpec
+from minicluster.specs.workload import Lengths, WorkloadSpec
+from minicluster.stats.confidence import samples_needed
+from minicluster.stats.quantiles import LEVELS
+from minicluster.workload.traces import read_trace
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from loadtest.run.schedule import Request
+    from minicluster.plan import Plan
+    from minicluster.workload.traces import Trace
+
+SPARE = 1.2
+"""More than the fewest requests that could prove the SLO kept: some will miss."""
+MAX_WORKERS = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """
+    What to send and what is promised.
+
+    Attributes:
+        model: served name; `None`: the only one served.
+        vocab_size: prompts are random token ids below it.
+        e2e_s: how long one request is expected to take.
+        chat: how chats are written; `None`: completions.
+    """
+
+    model: str | None
+    vocab_size: int
+    workload: WorkloadSpec
+    slo: SloSpec
+    e2e_s: float
+    planned: bool
+    chat: ChatForm | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extent:
+    """
+    How long to measure: seconds or requests, after a warm-up; `None`: the default.
+
+    Attributes:
+        timeout_s: after which a request is given up.
+    """
+
+    duration_s: float | None = None
+    num_requests: int | None = None
+    warmup_s: float | None = None
+    timeout_s: float | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Check that it is one way of saying it, with sense."""
+        if self.duration_s is not None and self.num_requests is not None:
+            raise InputError("--requests", self.num_requests, "not together with --duration")
+        if self.duration_s is not None and not 0 < self.duration_s < float("inf"):
+            raise InputError("--duration", self.duration_s, "more than 0 seconds")
+        if self.num_requests is not None and self.num_requests < 1:
+            raise InputError("--requests", self.num_requests, "at least 1")
+        if self.warmup_s is not None and not 0 <= self.warmup_s < float("inf"):
+            raise InputError("--warmup", self.warmup_s, "0 seconds or more")
+        if self.timeout_s is not None and not 0 < self.timeout_s < float("inf"):
+            raise InputError("--timeout", self.timeout_s, "more than 0 seconds")
+        if self.seed < 0:
+            raise InputError("--seed", self.seed, "0 or more")
+
+
+def planned_load(plan: Plan) -> Load:
+    """Return the load and the promise that *plan* is for."""
+    return Load(
+        model=plan.model.id,
+        vocab_size=plan.inputs.model.vocab_size,
+        workload=plan.workload,
+        slo=plan.slo,
+        e2e_s=plan.prediction.e2e.mean_s,
+        planned=True,
+    )
+
+
+def free_load(workload: WorkloadSpec, slo: SloSpec, *, model: str | None, vocab_size: int) -> Load:
+    """Return a load without a plan; a request is expected to take what the SLO allows it."""
+    if vocab_size <= FIRST_PLAIN_TOKEN:
+        raise InputError("--vocab-size", vocab_size, f"more than {FIRST_PLAIN_TOKEN}")
+    return Load(
+        model=model,
+        vocab_size=vocab_size,
+        workload=workload,
+        slo=slo,
+        e2e_s=slowest_s(slo, workload),
+        planned=False,
+    )
+
+
+def traced(load: Load, path: Path, trace: Trace) -> Load:
+    """Return *load* with arrivals, lengths and shared prefix of *trace*, which *path* holds."""
+    arrivals, prefix = trace.arrivals, trace.arrivals.prefix_tokens
+    span_s = float(arrivals.due_s[-1])
+    workload = WorkloadSpec(
+        requests_per_s=(len(arrivals) - 1) / span_s if span_s else float(len(arrivals)),
+        input_tokens=_range(arrivals.input_tokens.min(), arrivals.input_tokens.max()),
+        output_tokens=_range(arrivals.output_tokens.min(), arrivals.output_tokens.max()),
+        prefix_tokens=0 if prefix is None else int(prefix.max()),
+        trace=str(path),
+    )
+    return replace(load, workload=workload)
+
+
+def make_job(
+    load: Load,
+    extent: Extent,
+    *,
+    host: str,
+    model: str,
+    shape: Shape | None = None,
+    workers: int = 1,
+) -> Job:
+    """
+    Fix window, time limit and prompts of a run against *host*.
+
+    Raises:
+        InputError: extent, shape and load do not go together.
+    """
+    if not 1 <= workers <= MAX_WORKERS:
+        raise InputError("--processes", workers, f"from 1 to {MAX_WORKERS}")
+    shape = shape or Shape()
+    if load.workload.trace:
+        path = Path(load.workload.trace)
+        load = traced(load, path, read_trace(path, skip_unanswered=shape.skip_unanswered))
+    check_order(load, extent, shape)
+    warmup_s = extent.warmup_s if extent.warmup_s is not None else default_warmup_s(load.e2e_s)
+    workload = load.workload
+    if shape.stages:
+        workload = replace(workload, requests_per_s=mean_per_s(shape.stages))
+        shape, warmup_s = _led_in(shape, warmup_s)
+    limit_s = extent.timeout_s or timeout_s(load.slo, workload)
+    source = shape.source
+    drain_s = source.turns * limit_s + (source.turns - 1) * source.think_s
+    base = Window(start_s=warmup_s, end_s=warmup_s, drain_s=drain_s)
+    job = Job(
+        host=host,
+        model=model,
+        vocab_size=load.vocab_size,
+        seed=extent.seed,
+        prompt_salt=time.time_ns(),
+        workload=workload,
+        slo=load.slo,
+        window=base,
+        timeout_s=limit_s,
+        shape=shape,
+        num_requests=extent.num_requests or default_requests(load.slo),
+        workers=workers,
+        plan=PLAN if load.planned else None,
+        chat=load.chat,
+    )
+    return replace(job, window=_window(job, extent, load.e2e_s))
+
+
+def _window(job: Job, extent: Extent, e2e_s: float) -> Window:
+    """Return which arrivals count; of a closed loop only about when."""
+    base, shape = job.window, job.shape
+    if shape.closed:
+        round_s = e2e_s + shape.source.think_s
+        rounds = job.num_requests / (shape.source.users or 1)
+        start_s = WARMUP_ROUNDS * round_s
+        return replace(base, start_s=start_s, end_s=start_s + rounds * round_s)
+    if extent.duration_s is not None:
+        return replace(base, end_s=base.start_s + extent.duration_s)
+    if shape.stages:
+        return replace(base, end_s=duration_s(shape.stages))
+    if job.workload.trace and extent.num_requests is None:
+        trace = read_trace(Path(job.workload.trace), skip_unanswered=shape.skip_unanswered)
+        last_s = float(trace.arrivals.due_s[-1])
+        return replace(base, end_s=last_s + 1 / job.workload.requests_per_s)
+    return window_of(job.workload, shape, base, num_requests=job.num_requests, seed=job.seed)
+
+
+def _led_in(shape: Shape, warmup_s: float) -> tuple[Shape, float]:
+    """Put the warm-up before the stages, at their first rate; a ramp from nothing needs none."""
+    per_s = shape.stages[0].start_per_s
+    if not per_s or not warmup_s:
+        return shape, 0.0
+    lead_in = Stage(start_per_s=per_s, end_per_s=per_s, duration_s=warmup_s)
+    return replace(shape, stages=(lead_in, *shape.stages)), warmup_s
+
+
+def check_order(load: Load, extent: Extent, shape: Shape) -> None:
+    """
+    Refuse what would silently be ignored.
+
+    Raises:
+        InputError: options that do not go together.
+    """
+    for given, option, what in (
+        (shape.closed, "--users", "a closed loop ends with --requests"),
+        (bool(shape.stages), "--stages", "the stages say how long"),
+    ):
+        if given and extent.duration_s is not None:
+            raise InputError("--duration", extent.duration_s, f"none with {option}: {what}")
+    if shape.stages and extent.num_requests is not None:
+        raise InputError("--requests", extent.num_requests, "none with --stages")
+    if shape.closed and extent.warmup_s is not None:
+        raise InputError(
+            "--warmup",
+            extent.warmup_s,
+            f"none with --users: each user's first {WARMUP_ROUNDS} requests do not count",
+        )
+    _check_shape(load, shape)
+
+
+def _check_shape(load: Load, shape: Shape) -> None:
+    """Refuse ways to come that this load has no use for."""
+    source = shape.source
+    if load.chat and source.turns > 1:
+        raise InputError(
+            "--turns", source.turns, "1 with --api chat: what a template adds to a turn varies"
+        )
+    if load.workload.trace and replace(shape, skip_unanswered=False) != Shape():
+        raise InputError("--trace", load.workload.trace, "none with other arrivals: it has its own")
+    if shape.skip_unanswered and not load.workload.trace:
+        raise InputError("--trace", None, "a file, whose lines --skip-unanswered may leave out")
+    if source.think_s and not shape.closed and source.turns == 1:
+        raise InputError(
+            "--think", source.think_s, "--users or --turns with it: else nobody waits for an answer"
+        )
+
+
+def check_prompts(job: Job, requests: Sequence[Request]) -> None:
+    """
+    Refuse chats that are shorter than what the template puts around them.
+
+    Raises:
+        InputError: the shortest prompt of *requests* has no room for a word.
+    """
+    shortest = min(request.input_tokens for request in requests)
+    if job.chat and shortest <= job.chat.overhead_tokens:
+        raise InputError(
+            "--api",
+            f"chat with prompts of {shortest} tokens",
+            f"more than {job.chat.overhead_tokens}, which the chat template takes alone",
+        )
+
+
+def _range(low: int, high: int) -> Lengths:
+    """Return lengths from *low* to *high*."""
+    if low == high:
+        return Lengths.fixed(int(low))
+    return Lengths(distribution="uniform", low=int(low), high=int(high))
+
+
+def default_requests(slo: SloSpec) -> int:
+    """Return how many requests it takes to prove that *slo* is kept, if hardly one misses it."""
+    return round(SPARE * samples_needed(LEVELS[slo.percentile]))
+
+
+def parse_lengths(text: str, option: str) -> Lengths:
+    """
+    Read token counts: `512`, `256-768` (uniform), or `lognormal:MEDIAN:SIGMA:LONGEST`.
+
+    Raises:
+        InputError: none of these, or numbers without sense; *option* is named.
+
+    """
+    try:
+        if text.startswith("lognormal:"):
+            _, median, sigma, high = text.split(":")
+            return Lengths(
+                distribution="lognormal", median=float(median), sigma=float(sigma), high=int(high)
+            )
+        low, dash, high = text.partition("-")
+        if dash and low:
+            return Lengths(distribution="uniform", low=int(low), high=int(high))
+        return Lengths.fixed(int(text))
+    except ValueError:
+        raise InputError(
+            option, text, "tokens: 512, 256-768, or lognormal:MEDIAN:SIGMA:LONGEST"
+        ) from None
+    except InputError as error:
+        raise InputError(f"{option} {error.place}", error.value, error.expectation) from None

@@ -1,0 +1,287 @@
+"""Who is sent when, and how long: one request, one line of `schedule.jsonl`."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from loadtest.run.stages import Stage, expected_requests, staged
+from minicluster.errors import InputError
+from minicluster.workload.arrivals import Arrivals
+from minicluster.workload.sources import Source, drawn
+from minicluster.workload.traces import read_trace
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from minicluster.specs.workload import WorkloadSpec
+
+MAX_REQUESTS = 1_000_000
+"""No run is longer: the schedule and the answers are kept by one process."""
+WARMUP_ROUNDS = 3
+"""Closed loop: requests of each user before those that count."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """
+    One request to send; `in_window` if it counts.
+
+    Attributes:
+        due_s: scheduled arrival, seconds after the start; 0 if it waits for `previous`.
+        previous: index of the request that has to be answered first; `None`: none.
+        think_s: from that answer to this arrival.
+        session: conversation that it is a turn of; its prompt holds what was said before.
+        content: ids of its prompt's first blocks of 512 tokens, from a trace; equal ids, equal
+            tokens.
+        prefix_tokens: of its prompt, the same in all prompts of the run.
+    """
+
+    index: int
+    due_s: float
+    input_tokens: int
+    output_tokens: int
+    in_window: bool
+    previous: int | None = None
+    think_s: float = 0.0
+    session: int | None = None
+    content: tuple[int, ...] = ()
+    prefix_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """
+    Which scheduled arrivals count: those in [start_s, end_s).
+
+    Arrivals go on behind the window, for at most `drain_s`, so that its last requests meet
+    the same load as its first.
+    """
+
+    start_s: float
+    end_s: float
+    drain_s: float
+
+    @property
+    def length_s(self) -> float:
+        """Length of the window."""
+        return self.end_s - self.start_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """
+    How requests come.
+
+    Attributes:
+        source: gaps, users and turns, as in the simulation.
+        stages: rates that change, from the start of the run on; none: the workload's rate.
+        skip_unanswered: of a trace, leave out requests that generated nothing.
+    """
+
+    source: Source = field(default_factory=Source)
+    stages: tuple[Stage, ...] = ()
+    skip_unanswered: bool = False
+
+    def __post_init__(self) -> None:
+        """Check that the parts go together."""
+        if self.stages and self.closed:
+            raise InputError("--stages", "with --users", "one of both: a closed loop has no rate")
+
+    @property
+    def closed(self) -> bool:
+        """Whether users wait for answers, so that nobody knows the arrivals beforehand."""
+        return self.source.users is not None
+
+
+def draw(
+    workload: WorkloadSpec, shape: Shape, window: Window, *, seed: int, num_requests: int = 0
+) -> tuple[Request, ...]:
+    """
+    Draw the requests of a run; equal seeds, equal schedules.
+
+    Args:
+        workload: rate and lengths, or a trace.
+        shape: how they come.
+        window: which of them count; a conversation counts as a whole if its first turn does.
+        seed: the simulator draws the same requests from it (`minicluster.workload.sources`).
+        num_requests: closed loop only, where the window is open until so many have come.
+
+    Raises:
+        InputError: more requests than one client can hold, or none in the window.
+    """
+    if shape.closed:
+        return _closed_loop(workload, shape.source, num_requests, seed)
+    arrivals = _open_loop(workload, shape, window.end_s + window.drain_s, seed)
+    starts = _starts_s(arrivals, shape)
+    counts = (window.start_s <= starts) & (starts < window.end_s)
+    if not counts.any():
+        raise InputError(
+            "duration_s",
+            window.length_s,
+            f"a window in which something arrives at {workload.requests_per_s:g} requests/s",
+        )
+    return _requests(arrivals, counts)
+
+
+def window_of(
+    workload: WorkloadSpec, shape: Shape, base: Window, *, num_requests: int, seed: int
+) -> Window:
+    """
+    Return *base* ended so that *num_requests* of the arrivals of *seed* fall into it.
+
+    Conversations fall into it as a whole, so that there may be some requests more.
+
+    Raises:
+        InputError: a trace has fewer.
+    """
+    wanted = -(-num_requests // shape.source.turns)
+    # Ten standard deviations more than needed: the arrival that closes the window is there.
+    spread = (shape.source.gap_cv or 1.0) * math.sqrt(wanted)
+    longest_s = (wanted + 10 * spread + 10) * shape.source.turns / workload.requests_per_s
+    horizon_s = base.start_s + sum(s.duration_s for s in shape.stages) + longest_s
+    arrivals = _open_loop(workload, shape, horizon_s, seed)
+    first = arrivals.due_s[_starts_s(arrivals, shape) == arrivals.due_s]
+    first = first[first >= base.start_s]
+    if workload.trace and len(first) == wanted:
+        return replace(base, end_s=float(arrivals.due_s[-1]) + 1 / workload.requests_per_s)
+    if len(first) <= wanted:
+        raise InputError(
+            "--requests",
+            num_requests,
+            f"at most {len(first)}: no more come after {base.start_s:g} s",
+            "a shorter --warmup, or all of a trace by leaving --requests out",
+        )
+    return replace(base, end_s=float(first[wanted - 1] + first[wanted]) / 2)
+
+
+def share(requests: Sequence[Request], part: int, parts: int) -> tuple[Request, ...]:
+    """
+    Return what worker *part* of *parts* sends: every so-manieth arrival, with what waits for it.
+
+    The union over all workers is exactly *requests*, so that their number changes no arrival.
+    """
+    owner: dict[int, int] = {}
+    roots = 0
+    for request in requests:
+        if request.previous is None:
+            owner[request.index] = roots % parts
+            roots += 1
+        else:
+            owner[request.index] = owner[request.previous]
+    return tuple(r for r in requests if owner[r.index] == part)
+
+
+def _open_loop(workload: WorkloadSpec, shape: Shape, horizon_s: float, seed: int) -> Arrivals:
+    """Draw arrivals until *horizon_s*, or read them."""
+    if workload.trace:
+        read = read_trace(Path(workload.trace), skip_unanswered=shape.skip_unanswered)
+        # Each request has a time of its own: none waits for an answer, as turns do.
+        return _until(replace(read.arrivals, session=None), horizon_s)
+    rate, source = workload.requests_per_s, shape.source
+    expected = expected_requests(shape.stages, horizon_s) if shape.stages else rate * horizon_s
+    if expected > MAX_REQUESTS:
+        raise InputError(
+            "schedule",
+            f"{expected:.3g} requests",
+            f"at most {MAX_REQUESTS} for one client",
+            "a lower rate or a shorter run",
+        )
+    spread = (source.gap_cv or 1.0) * math.sqrt(expected * source.turns)
+    count = (int(expected + 10 * spread) // source.turns + 10) * source.turns
+    arrivals = drawn(workload, source, count=count, seed=seed)
+    if shape.stages:
+        arrivals = replace(arrivals, due_s=staged(arrivals.due_s, rate, shape.stages))
+    return _until(arrivals, horizon_s)
+
+
+def _starts_s(arrivals: Arrivals, shape: Shape) -> NDArray[np.float64]:
+    """Return when each one's conversation starts, which without turns is its arrival."""
+    if arrivals.session is None:
+        return arrivals.due_s
+    return arrivals.due_s[arrivals.session * shape.source.turns]
+
+
+def _until(arrivals: Arrivals, horizon_s: float) -> Arrivals:
+    """Cut *arrivals* at the first one that starts after *horizon_s*."""
+    late = np.flatnonzero(np.isfinite(arrivals.due_s) & (arrivals.due_s >= horizon_s))
+    if not len(late):
+        return arrivals
+    return Arrivals(**{c.name: _cut(getattr(arrivals, c.name), late[0]) for c in fields(Arrivals)})
+
+
+def _cut(column: Any, count: int) -> Any:  # noqa: ANN401  (a column of any type, or none)
+    return None if column is None else column[:count]
+
+
+def _closed_loop(
+    workload: WorkloadSpec, source: Source, num_requests: int, seed: int
+) -> tuple[Request, ...]:
+    """Draw every user's warm-up, *num_requests* that count, and more to keep up the load."""
+    users = source.users or 0
+    first = WARMUP_ROUNDS * users
+    count = first + num_requests + max(4 * users, num_requests // 2)
+    if count > MAX_REQUESTS:
+        raise InputError("schedule", f"{count} requests", f"at most {MAX_REQUESTS} for one client")
+    number = np.arange(count)
+    counts = (first <= number) & (number < first + num_requests)
+    return _requests(drawn(workload, source, count=count, seed=seed), counts)
+
+
+def _requests(arrivals: Arrivals, counts: NDArray[np.bool_]) -> tuple[Request, ...]:
+    """Turn columns into requests."""
+
+    def column(values: NDArray[Any] | None, missing: object) -> list[Any]:
+        return [missing] * len(arrivals) if values is None else values.tolist()
+
+    rows = zip(
+        column(arrivals.due_s, None),
+        arrivals.input_tokens.tolist(),
+        arrivals.output_tokens.tolist(),
+        counts.tolist(),
+        column(arrivals.previous, -1),
+        column(arrivals.think_s, 0.0),
+        column(arrivals.session, None),
+        [()] * len(arrivals) if arrivals.content is None else arrivals.content,
+        column(arrivals.prefix_tokens, 0),
+        strict=True,
+    )
+    return tuple(
+        Request(
+            index=index,
+            due_s=due_s if previous < 0 else 0.0,
+            input_tokens=num_input,
+            output_tokens=num_output,
+            in_window=in_window,
+            previous=previous if previous >= 0 else None,
+            think_s=think_s if previous >= 0 else 0.0,
+            session=session,
+            content=content,
+            prefix_tokens=min(prefix, num_input),
+        )
+        for index, (
+            due_s, num_input, num_output, in_window, previous, think_s, session, content, prefix,
+        ) in enumerate(rows)
+    )  # fmt: skip
+
+
+def write_schedule(requests: Sequence[Request], path: Path) -> None:
+    """Write *requests*, a line each."""
+    path.write_text("".join(json.dumps(asdict(r)) + "\n" for r in requests), encoding="utf-8")
+
+
+def read_schedule(path: Path) -> tuple[Request, ...]:
+    """Read what `write_schedule` wrote."""
+    with path.open(encoding="utf-8") as file:
+        return tuple(_request(json.loads(line)) for line in file)
+
+
+def _request(row: dict[str, Any]) -> Request:
+    return Request(**row | {"content": tuple(row.get("content", ()))})

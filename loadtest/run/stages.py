@@ -1,0 +1,113 @@
+"""Rates that change while the test runs: steps and ramps."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from minicluster.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+EXAMPLE = "stages like 5x60,10x60,10-40x120 (requests/s x seconds; a-b is a ramp)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """
+    A time of *duration_s* in which the rate goes from *start_per_s* to *end_per_s*.
+
+    Raises:
+        InputError: a rate is negative, both are 0, or the duration is not positive.
+    """
+
+    start_per_s: float
+    end_per_s: float
+    duration_s: float
+
+    def __post_init__(self) -> None:
+        """Check that something arrives."""
+        rates = (self.start_per_s, self.end_per_s)
+        if not all(math.isfinite(rate) and rate >= 0 for rate in rates) or not sum(rates):
+            raise InputError("--stages", f"{rates[0]:g}-{rates[1]:g}", "rates above 0", EXAMPLE)
+        if not 0 < self.duration_s < math.inf:
+            raise InputError("--stages", self.duration_s, "more than 0 seconds", EXAMPLE)
+
+    @property
+    def requests(self) -> float:
+        """How many arrive in it on average."""
+        return (self.start_per_s + self.end_per_s) / 2 * self.duration_s
+
+
+def parse_stages(text: str) -> tuple[Stage, ...]:
+    """
+    Read `5x60,10-40x120`: 5 requests/s for 60 s, then from 10 to 40 within 120 s.
+
+    Raises:
+        InputError: not of this form, or numbers without sense.
+    """
+    stages = []
+    for part in text.split(","):
+        rates, _, seconds = part.strip().partition("x")
+        start, dash, end = rates.partition("-")
+        try:
+            stage = (float(start), float(end if dash else start), float(seconds))
+        except ValueError:
+            raise InputError("--stages", part, EXAMPLE) from None
+        stages.append(Stage(start_per_s=stage[0], end_per_s=stage[1], duration_s=stage[2]))
+    return tuple(stages)
+
+
+def duration_s(stages: Sequence[Stage]) -> float:
+    """Return how long all *stages* take."""
+    return sum(stage.duration_s for stage in stages)
+
+
+def mean_per_s(stages: Sequence[Stage]) -> float:
+    """Return the mean rate over all *stages*."""
+    return sum(stage.requests for stage in stages) / duration_s(stages)
+
+
+def expected_requests(stages: Sequence[Stage], until_s: float) -> float:
+    """Return about how many arrive until *until_s*: all of the stages', and then the last rate."""
+    after_s = max(0.0, until_s - duration_s(stages))
+    return sum(stage.requests for stage in stages) + after_s * _forever(stages).start_per_s
+
+
+def staged(
+    due_s: NDArray[np.float64], per_s: float, stages: Sequence[Stage]
+) -> NDArray[np.float64]:
+    """
+    Move arrivals at a constant rate to where *stages* has them, shape (n,); infinite ones stay.
+
+    An arrival before which c others are expected at *per_s* comes when *stages* expects c: of
+    a Poisson process this makes one with the rate of the stages. After the last stage its last
+    rate goes on, or its mean where that is 0.
+
+    Source: time change of a point process (Cinlar, Introduction to Stochastic Processes, 4.7).
+    """
+    rows = [(s.start_per_s, s.end_per_s, s.duration_s) for s in (*stages, _forever(stages))]
+    a, b, d = np.array(rows).T
+    counts = np.concatenate([[0.0], np.cumsum((a + b) / 2 * d)[:-1]])
+    starts = np.concatenate([[0.0], np.cumsum(d)[:-1]])
+    moved = due_s.copy()
+    expected = due_s[np.isfinite(due_s)] * per_s
+    k = np.searchsorted(counts, expected, side="right") - 1
+    c, slope = expected - counts[k], (b[k] - a[k]) / d[k]
+    # c = a t + slope t^2 / 2, solved for t in the form that bears slope = 0 and a = 0.
+    root = a[k] + np.sqrt(np.maximum(a[k] ** 2 + 2 * slope * c, 0.0))
+    t = np.divide(2 * c, root, out=np.zeros_like(c), where=root > 0)
+    moved[np.isfinite(due_s)] = starts[k] + t
+    return moved
+
+
+def _forever(stages: Sequence[Stage]) -> Stage:
+    """Return what comes after the last stage, for as long as it takes."""
+    per_s = stages[-1].end_per_s or stages[-1].requests / stages[-1].duration_s
+    return Stage(start_per_s=per_s, end_per_s=per_s, duration_s=1.0)

@@ -1,0 +1,1 @@
+"""The client's own error, measured against a mock server of known timings."""

@@ -1,0 +1,219 @@
+"""An OpenAI-compatible server with known timings, for `loadtest selftest` and the tests."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import resource
+import socket
+import ssl
+import sys
+import time
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import Any, TextIO
+
+from loadtest.client.kernel_timestamps import Arrival, ask_for_stamps, receive
+from loadtest.selftest.mock_config import Behaviour
+from loadtest.selftest.mock_stream import FakeStream, Ticker, prompt_tokens
+
+CHAT = "/v1/chat/completions"
+STREAMS = ("/v1/completions", CHAT)
+
+
+class StampedSocket(socket.socket):
+    """
+    The server's end of a connection.
+
+    Attributes:
+        arrival: of what was read last.
+    """
+
+    def __init__(self, fileno: int) -> None:
+        """Take over an accepted connection."""
+        super().__init__(fileno=fileno)
+        self.settimeout(0)
+        ask_for_stamps(self)
+        self.arrival = Arrival(time.monotonic(), by_kernel=False)
+
+    def recv(self, size: int, flags: int = 0, /) -> bytes:
+        """Read up to *size* bytes."""
+        received, self.arrival = receive(self, size, flags)
+        return received
+
+    def recv_into(self, buffer: Any, size: int = 0, flags: int = 0, /) -> int:  # noqa: ANN401
+        """Read into *buffer*, as TLS does."""
+        received = super().recv_into(buffer, size, flags)
+        self.arrival = Arrival(time.monotonic(), by_kernel=False)
+        return received
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """
+    One request.
+
+    Attributes:
+        received_s: when its last byte arrived, on the monotonic clock.
+    """
+
+    name: str
+    chat: bool
+    body: dict[str, Any]
+    received_s: float
+
+
+class FakeServer:
+    """Requests in, timed chunks out; `log` receives what was truly sent when."""
+
+    def __init__(self, behaviour: Behaviour, log: TextIO | None = None) -> None:
+        """Serve with *behaviour*; nothing has come yet."""
+        self.behaviour = behaviour
+        self.log = log
+        self.num_requests = 0
+        self.first_request_s = 0.0
+        self.ticker = Ticker()
+        self.slots = asyncio.Semaphore(behaviour.slots or 1_000_000)
+
+    async def accept(self, listener: socket.socket, tls: ssl.SSLContext | None) -> None:
+        """Serve whoever connects to *listener*, for ever, by *tls* if there is one."""
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                connection, _ = await loop.sock_accept(listener)
+            except OSError:  # no file left; some will be
+                await asyncio.sleep(1)
+                continue
+            sock = StampedSocket(connection.detach())
+            reader = asyncio.StreamReader()
+            protocol = asyncio.StreamReaderProtocol(reader, partial(self.serve, sock))
+            with contextlib.suppress(OSError):  # who does not trust us goes away
+                await loop.connect_accepted_socket(partial(_same, protocol), sock, ssl=tls)
+
+    async def serve(
+        self, sock: StampedSocket, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        """Serve one connection until its client leaves."""
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+            while head := (await reader.readuntil(b"\r\n\r\n")).decode():
+                request_line, *lines = head.split("\r\n")
+                headers = {
+                    name.lower(): value.strip()
+                    for name, _, value in (line.partition(":") for line in lines if line)
+                }
+                body = await reader.readexactly(int(headers.get("content-length", 0)))
+                method, path, _ = request_line.split()
+                key = self.behaviour.key
+                if key and headers.get("authorization") != f"Bearer {key}":
+                    _answer(writer, 401, {"error": {"message": "no key, or none of ours"}})
+                elif method == "POST" and path in STREAMS:
+                    asked = Asked(
+                        name=headers.get("x-request-id", ""),
+                        chat=path == CHAT,
+                        body=json.loads(body),
+                        received_s=sock.arrival.at_s,
+                    )
+                    await self._complete(asked, reader, writer)
+                elif path == "/v1/models":
+                    listed = {"id": self.behaviour.model, "object": "model"}
+                    _answer(writer, 200, {"object": "list", "data": [listed]})
+                else:
+                    _answer(writer, 404, {"error": {"message": f"no such path: {path}"}})
+                await writer.drain()
+        writer.close()
+
+    async def _complete(
+        self, asked: Asked, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        self.num_requests += 1
+        self.first_request_s = self.first_request_s or asked.received_s
+        does = self.behaviour
+        if does.fail_every and self.num_requests % does.fail_every == 0:
+            _answer(writer, does.status, {"error": {"message": "told to fail"}})
+            return
+        request = asked.body
+        stall_s = self.first_request_s + does.stall_at_s
+        async with self.slots:
+            stream = FakeStream(
+                does=does,
+                writer=writer,
+                gone=reader.at_eof,
+                chat=asked.chat,
+                num_prompt=prompt_tokens(request) + does.template_tokens * asked.chat,
+                num_output=request.get("max_tokens") or request.get("max_completion_tokens") or 16,
+                ids=bool(request.get("return_token_ids")),
+                start_s=time.monotonic() if does.slots else asked.received_s,
+                stalls_s=(stall_s, stall_s + does.stall_s),
+            )
+            stream.open()
+            self.ticker.add(stream)
+            await stream.ended
+        if self.log:
+            row = {"id": asked.name, "received_s": asked.received_s, "chunk_s": stream.sent_s}
+            self.log.write(json.dumps(row) + "\n")
+            self.log.flush()
+
+    async def watch(self) -> None:
+        """Die when told to, or when whoever started us has gone."""
+        parent = os.getppid()
+        while os.getppid() == parent:
+            await asyncio.sleep(0.1)
+            lived_s = time.monotonic() - self.first_request_s
+            if (
+                self.behaviour.die_after_s
+                and self.first_request_s
+                and (lived_s > self.behaviour.die_after_s)
+            ):
+                break
+        os._exit(1)
+
+
+def _same(protocol: asyncio.StreamReaderProtocol) -> asyncio.StreamReaderProtocol:
+    return protocol
+
+
+def _answer(writer: asyncio.StreamWriter, status: int, body: dict[str, Any]) -> None:
+    data = json.dumps(body).encode()
+    writer.write(
+        b"HTTP/1.1 %d -\r\nlocation: /elsewhere\r\ncontent-type: application/json\r\n"
+        b"content-length: %d\r\n\r\n%s" % (status, len(data), data)
+    )
+
+
+async def _main(behaviour: Behaviour, port: int, log: str, certificate: str) -> None:
+    tls = None
+    if certificate:
+        tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        tls.load_cert_chain(certificate)
+    with open(log or os.devnull, "w", encoding="utf-8") as file:  # noqa: ASYNC230, PTH123
+        fake = FakeServer(behaviour, file)
+        listener = socket.create_server(("127.0.0.1", port), backlog=1024)
+        listener.settimeout(0)
+        host, bound = listener.getsockname()
+        sys.stdout.write(f"{'https' if tls else 'http'}://{host}:{bound}\n")
+        sys.stdout.flush()
+        await asyncio.gather(fake.accept(listener, tls), fake.ticker.run(), fake.watch())
+
+
+def main() -> None:
+    """Serve until killed, or until the parent process is gone; print the address first."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--log", default="")
+    parser.add_argument("--certificate", default="", help="PEM, with its key: serve by TLS")
+    for field in fields(Behaviour):
+        option = "--" + field.name.replace("_", "-")
+        parser.add_argument(option, type=type(field.default), default=field.default)
+    given = vars(parser.parse_args())
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each stream is an open file
+    port, log, certificate = (given.pop(name) for name in ("port", "log", "certificate"))
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(_main(Behaviour(**given), port, log, certificate))
+
+
+if __name__ == "__main__":
+    main()

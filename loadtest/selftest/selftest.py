@@ -1,0 +1,236 @@
+"""Prove the client: load a server whose timings are known, and print the client's own error."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from loadtest.client.launch import drive
+from loadtest.run.client_health import health
+from loadtest.run.folder import prepare, read_run
+from loadtest.run.run_config import Extent, free_load, make_job
+from loadtest.selftest.mock_config import Behaviour
+from minicluster.errors import InputError, MiniclusterError
+from minicluster.specs.slo import SloSpec
+from minicluster.specs.workload import Lengths, WorkloadSpec
+from minicluster.stats.quantiles import quantile
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from loadtest.run.folder import Run
+    from loadtest.run.job import Job
+
+TTFT_S = 0.2
+OUTPUT_TOKENS = 50
+WARMUP_S = 2.0
+DEFAULT_LEVELS = "1,50,200@0.04,200"
+RAISE = 1.5
+MIN_REQUESTS = 20
+"""At each level, or a p99 of TTFT would be one request."""
+MAX_STREAMS = 5000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Level:
+    """So many concurrent streams, with a token every *itl_s*."""
+
+    streams: int
+    itl_s: float = 0.02
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientError:
+    """
+    The client's error at one load: what it measured less what the server did.
+
+    Attributes:
+        streams: open at a time, on average.
+        events_per_s: chunks received per second.
+        ttft_error_p50_s: median of (TTFT from send - server's own TTFT).
+        itl_error_p99_s: absolute, over all gaps.
+        tpot_error_p99_s: absolute, over all requests.
+        heartbeat_lag_p90_s: lateness of one wake-up in ten.
+        cpu_fraction: of one core.
+        fit: whether a run at this load would count.
+        saturated: whether the client had more to do than it could.
+    """
+
+    streams: int
+    itl_s: float
+    num_requests: int
+    events_per_s: float
+    ttft_error_p50_s: float
+    ttft_error_p99_s: float
+    itl_error_p99_s: float
+    tpot_error_p99_s: float
+    heartbeat_lag_p90_s: float
+    heartbeat_lag_p99_s: float
+    cpu_fraction: float
+    fit: bool
+    saturated: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capacity:
+    """
+    What one client process bears on this machine.
+
+    Attributes:
+        tried: raised step by step, the last one saturated.
+    """
+
+    tried: tuple[ClientError, ...]
+
+    @property
+    def held(self) -> ClientError | None:
+        """The highest load at which a run would still count."""
+        kept = [error for error in self.tried if error.fit]
+        return max(kept, key=lambda error: error.events_per_s, default=None)
+
+    @property
+    def events_per_s(self) -> float:
+        """Chunks a second that it still followed."""
+        return self.held.events_per_s if self.held else 0.0
+
+    @property
+    def events_per_s_per_core(self) -> float:
+        """The same for a whole core."""
+        return self.events_per_s / self.held.cpu_fraction if self.held else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Truth:
+    """What the server did for one request, on its monotonic clock."""
+
+    received_s: float
+    chunk_s: tuple[float, ...]
+
+
+def measure_client(level: Level, window_s: float) -> ClientError:
+    """
+    Load the bundled server with the streams of *level*, and compare notes with it.
+
+    Both processes read the same monotonic clock, but only differences of stamps of one process
+    are compared, so the error holds what the network path and both processes' wake-ups add.
+    """
+    with tempfile.TemporaryDirectory(prefix="loadtest-") as name:
+        folder = Path(name)
+        log = folder / "truth.jsonl"
+        with fake_server(Behaviour(ttft_s=TTFT_S, itl_s=level.itl_s), log) as host:
+            rate = level_job(level, window_s, host).workload.requests_per_s
+            job = level_job(level, max(window_s, MIN_REQUESTS / rate), host)
+            prepare(folder, job, job.requests(), None)
+            drive(folder, lambda _: None)
+        return client_error(read_run(folder), read_truth(log), level)
+
+
+def measure_capacity(seconds: float, from_streams: int = 200, itl_s: float = 0.01) -> Capacity:
+    """Raise the streams by half each time until the client is saturated."""
+    tried: list[ClientError] = []
+    streams = from_streams
+    while streams <= MAX_STREAMS and not (tried and tried[-1].saturated):
+        tried.append(measure_client(Level(streams=streams, itl_s=itl_s), seconds))
+        streams = int(streams * RAISE)
+    return Capacity(tried=tuple(tried))
+
+
+def level_job(level: Level, window_s: float, host: str) -> Job:
+    """Order Poisson arrivals that keep *level.streams* open on average (Little's law)."""
+    per_request_s = TTFT_S + (OUTPUT_TOKENS - 1) * level.itl_s
+    workload = WorkloadSpec(
+        requests_per_s=level.streams / per_request_s,
+        input_tokens=Lengths.fixed(16),
+        output_tokens=Lengths.fixed(OUTPUT_TOKENS),
+    )
+    load = free_load(workload, SloSpec(), model=Behaviour().model, vocab_size=1000)
+    extent = Extent(duration_s=window_s, warmup_s=WARMUP_S)
+    return make_job(load, extent, host=host, model=Behaviour().model)
+
+
+@contextmanager
+def fake_server(behaviour: Behaviour, log: Path) -> Iterator[str]:
+    """Run the bundled server as a process of its own; yield its address."""
+    command = [sys.executable, "-m", "loadtest.selftest.mock_server", "--log", str(log)]
+    for name, value in asdict(behaviour).items():
+        command += [f"--{name.replace('_', '-')}", str(value)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:  # noqa: S603
+        try:
+            host = server.stdout.readline().strip() if server.stdout else ""
+            if not host:
+                raise MiniclusterError("the bundled server did not start; see above")
+            yield host
+        finally:
+            server.kill()
+
+
+def read_truth(log: Path) -> dict[int, Truth]:
+    """Read the server's log, by request."""
+    truth = {}
+    for line in log.read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        index = int(row["id"].rpartition("-")[2])
+        truth[index] = Truth(received_s=row["received_s"], chunk_s=tuple(row["chunk_s"]))
+    return truth
+
+
+def client_error(run: Run, truth: dict[int, Truth], level: Level) -> ClientError:
+    """Compare what the client of *run* measured with what the server did, by request."""
+    pairs = [(s, truth[s.index]) for s in run.measured if s.ok and s.index in truth]
+    if not pairs:
+        raise MiniclusterError("the bundled server answered nothing; see above")
+    ttft = [s.ttft_send_s - (true.chunk_s[0] - true.received_s) for s, true in pairs]
+    gaps, tpots = [], []
+    for s, true in pairs:
+        true_gaps = [b - a for a, b in pairwise(true.chunk_s)]
+        gaps += [abs(a - b) for a, b in zip(s.gaps_s, true_gaps, strict=True)]
+        tpots.append(abs((s.tpot_s or 0.0) - sum(true_gaps) / len(true_gaps)))
+    own = health(run.client, run.measured, run.job.slo)
+    return ClientError(
+        streams=level.streams,
+        itl_s=level.itl_s,
+        num_requests=len(pairs),
+        events_per_s=events_per_s(run),
+        ttft_error_p50_s=quantile(ttft, 0.50),
+        ttft_error_p99_s=quantile(ttft, 0.99),
+        itl_error_p99_s=quantile(gaps, 0.99),
+        tpot_error_p99_s=quantile(tpots, 0.99),
+        heartbeat_lag_p90_s=own.heartbeat_lag_p90_s,
+        heartbeat_lag_p99_s=own.heartbeat_lag_p99_s,
+        cpu_fraction=own.cpu_fraction,
+        fit=not own.problems,
+        saturated=own.saturated,
+    )
+
+
+def events_per_s(run: Run) -> float:
+    """Count the chunks received in the window, per second of it."""
+    window = run.job.window
+    stamps = (t for s in run.samples for t in s.chunk_s)
+    return sum(window.start_s <= t < window.end_s for t in stamps) / window.length_s
+
+
+def parse_streams(text: str) -> tuple[Level, ...]:
+    """
+    Read `1,50,200@0.04`: concurrent streams, and seconds between tokens if not 0.02.
+
+    Raises:
+        InputError: not of this form.
+    """
+    try:
+        parts = [part.partition("@") for part in text.split(",")]
+        levels = tuple(
+            Level(streams=int(streams), itl_s=float(itl_s or 0.02)) for streams, _, itl_s in parts
+        )
+    except ValueError:
+        levels = ()
+    if not levels or any(level.streams < 1 or not level.itl_s > 0 for level in levels):
+        raise InputError("--streams", text, "whole numbers from 1, like 1,50,200@0.04 (seconds)")
+    return levels

@@ -1,0 +1,1 @@
+"""Studies of more than one run: capacity search and comparison."""

@@ -1,0 +1,251 @@
+"""Two runs beside each other: before and after, or split against aggregated."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from loadtest.verdict.slo import count_good
+from loadtest.verdict.verdict import conclude
+from loadtest.verdict.window import evidence_of
+from minicluster.errors import InputError
+from minicluster.stats.bootstrap import MANY_RESAMPLES, differences, holm
+from minicluster.stats.confidence import design_effect, share_interval
+from minicluster.stats.quantiles import spread
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from loadtest.run.folder import Run
+    from minicluster.workload.samples import Sample
+
+SCHEMA_VERSION = 2
+"""2: `good`, p-values; what is significant is so for all figures together."""
+METRICS = ("ttft", "tpot", "e2e")
+STATISTICS = ("mean", "p50", "p90", "p95", "p99")
+PROVES_NOTHING = {"invalid", "failed", "interrupted"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """
+    One statistic of both runs, of the requests answered.
+
+    Attributes:
+        low_s, high_s: 95 % interval of second less first.
+        p_value: of this one alone, two-sided.
+        significant: more than chance at 5 % for all figures of the comparison together.
+    """
+
+    metric: str
+    statistic: str
+    first_s: float
+    second_s: float
+    low_s: float
+    high_s: float
+    p_value: float
+    significant: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GoodChange:
+    """
+    The share of requests that met the SLO, second less first; one without an answer did not.
+
+    Attributes:
+        low, high: its 95 % interval.
+        p_value, significant: as of a `Change`.
+    """
+
+    difference: float
+    low: float
+    high: float
+    p_value: float
+    significant: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Side:
+    """One run: its load and how much of it met the SLO."""
+
+    name: str
+    requests: int
+    answered: int
+    offered_requests_per_s: float
+    good_requests_per_s: float
+    good_fraction: float
+    good_low: float
+    good_high: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Versus:
+    """
+    Two runs compared; `loadtest compare --json` prints exactly this.
+
+    Attributes:
+        paired: both had the same schedule, so that request by request is compared.
+        notes: what makes the comparison weaker than it looks.
+    """
+
+    schema_version: int
+    paired: bool
+    first: Side
+    second: Side
+    good: GoodChange
+    changes: tuple[Change, ...]
+    notes: tuple[str, ...]
+
+
+def compare_runs(first: Run, second: Run, names: tuple[str, str]) -> Versus:
+    """
+    Compare *second* with *first*, judged by the SLO of each.
+
+    Runs of the same schedule are compared request by request: what chance did to arrivals and
+    lengths is the same in both and cancels.
+
+    Raises:
+        InputError: nothing was answered in one of them.
+    """
+    runs = (first, second)
+    answered = [evidence_of(run).answered for run in runs]
+    for name, each in zip(names, answered, strict=True):
+        if not each:
+            raise InputError(name, "no request answered", "a run to compare with")
+    paired = _same_schedule(first, second)
+    sides = (_side(first, names[0]), _side(second, names[1]))
+    good = _good_change(runs, sides, paired=paired)
+    changes = [
+        change
+        for metric in METRICS
+        if all(_values(metric, each).size for each in answered)
+        for change in _changes(metric, answered, paired=paired)
+    ]
+    of_good, *marks = holm([good.p_value, *(change.p_value for change in changes)])
+    return Versus(
+        schema_version=SCHEMA_VERSION,
+        paired=paired,
+        first=sides[0],
+        second=sides[1],
+        good=replace(good, significant=of_good),
+        changes=tuple(
+            replace(change, significant=mark) for change, mark in zip(changes, marks, strict=True)
+        ),
+        notes=_notes(runs, sides),
+    )
+
+
+def to_json(versus: Versus) -> str:
+    """Write *versus* as JSON."""
+    return json.dumps(asdict(versus), indent=2, allow_nan=False) + "\n"
+
+
+def _values(metric: str, answered: Sequence[Sample]) -> NDArray[np.float64]:
+    return np.array([v for s in answered if (v := getattr(s, f"{metric}_s")) is not None])
+
+
+def _changes(metric: str, answered: list[tuple[Sample, ...]], *, paired: bool) -> Iterator[Change]:
+    columns = [_values(metric, each) for each in answered]
+    tested = columns
+    if paired:
+        both = set.intersection(
+            *({s.index for s in each if getattr(s, f"{metric}_s") is not None} for each in answered)
+        )
+        paired = bool(both)
+        tested = [_values(metric, [s for s in each if s.index in both]) for each in answered]
+    first, second = tested if paired else columns
+    apart = differences(first, second, STATISTICS, paired=paired, resamples=MANY_RESAMPLES)
+    ours, theirs = (spread(column.tolist()) for column in columns)
+    for statistic, found in zip(STATISTICS, apart, strict=True):
+        yield Change(
+            metric=metric,
+            statistic=statistic,
+            first_s=ours.at(statistic) if ours else 0.0,
+            second_s=theirs.at(statistic) if theirs else 0.0,
+            low_s=found.low,
+            high_s=found.high,
+            p_value=found.p_value,
+        )
+
+
+def _good_change(runs: tuple[Run, Run], sides: tuple[Side, Side], *, paired: bool) -> GoodChange:
+    """Compare the shares; request by request those are left out that were warm-up in either."""
+    good: list[set[int]] = []
+    cut: list[set[int]] = []
+    for run in runs:
+        evidence = evidence_of(run)
+        good.append({s.index for s in evidence.answered if count_good(run.job.slo, [s])})
+        cut.append({s.index for s in run.measured} - {s.index for s in evidence.sent})
+    if paired:
+        cut = [cut[0] | cut[1]] * 2
+    columns = []
+    for run, met, out in zip(runs, good, cut, strict=True):
+        counted = [r.index for r in run.schedule if r.in_window and r.index not in out]
+        columns.append(np.array([index in met for index in counted], dtype=np.float64))
+    first, second = columns
+    (found,) = differences(first, second, ("mean",), paired=paired, resamples=MANY_RESAMPLES)
+    return GoodChange(
+        difference=sides[1].good_fraction - sides[0].good_fraction,
+        low=found.low,
+        high=found.high,
+        p_value=found.p_value,
+    )
+
+
+def _side(run: Run, name: str) -> Side:
+    evidence = evidence_of(run)
+    good = count_good(run.job.slo, evidence.answered)
+    share = good / len(evidence.requests)
+    ttft = np.array([s.ttft_s if s and s.ok else np.inf for s in evidence.requests])
+    around = share_interval(share, len(evidence.requests), design_effect(ttft).reckoned)
+    return Side(
+        name=name,
+        requests=len(evidence.requests),
+        answered=len(evidence.answered),
+        offered_requests_per_s=len(evidence.requests) / evidence.length_s,
+        good_requests_per_s=good / evidence.length_s,
+        good_fraction=share,
+        good_low=around.low,
+        good_high=1.0 if around.high is None else around.high,
+    )
+
+
+def _same_schedule(first: Run, second: Run) -> bool:
+    """Whether both sent the same requests at the same times, and the loop was open."""
+    if first.job.shape.closed or second.job.shape.closed:
+        return False
+    sides = [
+        [(r.index, r.due_s, r.input_tokens, r.output_tokens) for r in run.schedule if r.in_window]
+        for run in (first, second)
+    ]
+    return sides[0] == sides[1]
+
+
+def _notes(runs: tuple[Run, Run], sides: tuple[Side, Side]) -> tuple[str, ...]:
+    one, two = (run.job for run in runs)
+    notes = []
+    if one.model != two.model:
+        notes.append(f"the models differ: {one.model} and {two.model}")
+    if one.workload != two.workload:
+        notes.append("the workloads differ: so may latencies for that reason alone")
+    if one.slo != two.slo:
+        notes.append("the SLOs differ: goodput counts what met each run's own")
+    if runs[0].client.machine != runs[1].client.machine:
+        notes.append("the client machines differ")
+    lost = [f"{side.requests - side.answered} of {side.requests}" for side in sides]
+    if len({side.answered / side.requests for side in sides}) > 1:
+        notes.append(
+            f"{lost[0]} requests of the first run have no answer, {lost[1]} of the second: "
+            "latencies are only of those answered"
+        )
+    for run, name in zip(runs, ("first", "second"), strict=True):
+        verdict = conclude(run, {}, require_prediction=False)
+        if verdict.verdict in PROVES_NOTHING:
+            why = "; ".join(verdict.reasons)
+            notes.append(f"the {name} run proves nothing by itself, {verdict.verdict}: {why}")
+    return tuple(notes)

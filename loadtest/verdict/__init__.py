@@ -1,0 +1,1 @@
+"""What a run proves: measurement window, SLO, prediction beside measurement."""

@@ -1,0 +1,1 @@
+"""What the three commands share, and all that they share."""

@@ -1,0 +1,153 @@
+"""TOML and JSON to specs: the only file that knows pydantic and tomllib."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from minicluster.errors import InputError
+from minicluster.specs.scenario import ScenarioSpec
+from minicluster.specs.workload import Lengths
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+T = TypeVar("T")
+
+ADAPTERS: dict[type, TypeAdapter[Any]] = {}
+"""Validators built so far, by spec."""
+
+
+def parse(cls: type[T], raw: object, *, place: str) -> T:
+    """
+    Turn parsed TOML or JSON into a spec.
+
+    Args:
+        cls: a spec, or any dataclass of specs.
+        raw: what tomllib or json gave.
+        place: file, named in errors.
+
+    Raises:
+        InputError: the first thing wrong, with its place, value and expectation.
+
+    """
+    try:
+        # Strict mode takes a dataclass only from JSON, and JSON has no NaN to let through.
+        return _adapter(cls).validate_json(json.dumps(raw, allow_nan=False, default=str))
+    except ValidationError as error:
+        raise _first(error, place) from None
+    except InputError as error:
+        raise InputError(
+            f"{place}: {error.place}", error.value, error.expectation, error.way_out
+        ) from None
+    except ValueError as error:
+        raise InputError(place, str(error), "finite numbers") from None
+
+
+def _adapter(cls: type[T]) -> TypeAdapter[T]:
+    """Build the validator of a spec once: it takes milliseconds."""
+    if cls not in ADAPTERS:
+        ADAPTERS[cls] = TypeAdapter(cls)
+    return ADAPTERS[cls]
+
+
+def _first(error: ValidationError, place: str) -> InputError:
+    """Say the first thing that is wrong the way we say everything."""
+    first = error.errors(include_url=False)[0]
+    where = ".".join(str(part) for part in first["loc"])
+    value: Any = first["input"]
+    kind = first["type"]
+    if kind in {"missing", "missing_argument", "missing_keyword_only_argument"}:
+        return InputError(f"{place}: {where}", None, "a value")
+    if kind in {"unexpected_keyword_argument", "extra_forbidden"}:
+        return InputError(
+            f"{place}: {where}", value, "no such key", "`sizing schema` lists every key"
+        )
+    expectation = first["msg"].removeprefix("Input should be ")
+    return InputError(f"{place}: {where}", value, expectation)
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Read a TOML file, or say what is wrong with it."""
+    try:
+        with path.open("rb") as file:
+            return tomllib.load(file)
+    except OSError as error:
+        raise InputError(str(path), error.strerror, "a readable TOML file") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InputError(str(path), str(error), "valid TOML") from None
+
+
+def parse_scenario(
+    raw: dict[str, Any], overrides: Sequence[str] = (), *, place: str
+) -> ScenarioSpec:
+    """
+    Turn a parsed scenario into a spec.
+
+    Args:
+        raw: what `read_toml` gave; changed by the overrides.
+        overrides: `key=value` each, the key dotted as in `workload.requests_per_s`, the value as
+            TOML writes it; quotes around text may be left out.
+        place: file, named in errors.
+
+    Raises:
+        InputError: the first thing wrong, with its place, value and expectation.
+
+    """
+    for override in overrides:
+        _override(raw, override)
+    if overrides:
+        place += " with " + " ".join(f"--set {override}" for override in overrides)
+    workload = raw.get("workload")
+    if isinstance(workload, dict):
+        for key in ("input_tokens", "output_tokens"):
+            if key in workload:
+                workload[key] = _lengths(workload[key], place=f"{place}: workload.{key}")
+    return parse(ScenarioSpec, raw, place=place)
+
+
+def _lengths(raw: object, *, place: str) -> object:
+    """Let a plain number stand for the length that every request has; name the key in errors."""
+    if isinstance(raw, int) and not isinstance(raw, bool):
+        raw = {"mean": raw}
+    if not isinstance(raw, dict):
+        raise InputError(
+            place, raw, "a whole number, or a table with a distribution",
+            '{ distribution = "uniform", low = 64, high = 192 }',
+        )  # fmt: skip
+    parse(Lengths, raw, place=place)
+    return raw
+
+
+def overridden(raw: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """Put each `key=value` over a parsed file, which is changed; see `parse_scenario`."""
+    for override in overrides:
+        _override(raw, override)
+    return raw
+
+
+def _override(raw: dict[str, Any], override: str) -> None:
+    """Put one `key=value` into a parsed scenario."""
+    key, equals, text = override.partition("=")
+    parts = key.strip().split(".")
+    if not equals or not all(parts):
+        raise InputError("--set", override, "key=value, for example workload.requests_per_s=20")
+    table = raw
+    for part in parts[:-1]:
+        table = table.setdefault(part, {})
+        if not isinstance(table, dict):
+            raise InputError(f"--set {key}", text, f"a key inside a table; {part} is none")
+    table[parts[-1]] = _toml_value(text.strip())
+
+
+def _toml_value(text: str) -> object:
+    """Read *text* as a TOML value; as the text it is where it is none."""
+    try:
+        found = tomllib.loads(f"value = {text}")
+    except (tomllib.TOMLDecodeError, RecursionError):
+        return text
+    return found["value"] if found.keys() == {"value"} else text

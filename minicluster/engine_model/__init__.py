@@ -1,0 +1,1 @@
+"""One replica of an engine: scheduler, KV blocks, prefix cache, seconds of a batch."""

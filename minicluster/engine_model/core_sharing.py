@@ -1,0 +1,70 @@
+"""Steps of two pools on the same cores: what one does slows the other down."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from minicluster.engine_model.step_seconds import FittedStep
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from minicluster.engine_model.replica import Replica
+    from minicluster.specs.step import Interference, StepCoefficients
+
+
+class SharedPrefill(FittedStep):
+    """
+    Prefill beside decode (docs/model.md, eq. Q9).
+
+        t_p = t_p,alone (1 + f_p + L g_p) + h_p, L as it is when the step begins
+    """
+
+    __slots__ = ("_between", "decode")
+
+    def __init__(self, coefficients: StepCoefficients, between: Interference) -> None:
+        """Keep the constants; the run sets *decode*."""
+        super().__init__(coefficients)
+        self._between = between
+        self.decode: Sequence[Replica] = ()
+
+    def step_s(self, chunks: Iterable[tuple[int, int]], batch: int, context: int) -> float:
+        """See `StepTime`."""
+        chunks = tuple(chunks)
+        alone_s = super().step_s(chunks, batch, context)
+        between = self._between
+        sequences = sum(replica.batch for replica in self.decode) / (len(self.decode) or 1)
+        slower = between.prefill_fraction + sequences * between.prefill_per_sequence_fraction
+        return alone_s * (1 + slower) + between.prefill_per_request_s * len(chunks)
+
+
+class SharedDecode(FittedStep):
+    """
+    Decode beside prefill (docs/model.md, eq. Q9).
+
+        t_d = t_d,alone (1 + u f_d), and h_d in parts for each request that is to join others
+    """
+
+    __slots__ = ("_between", "join_s", "prefill")
+
+    def __init__(self, coefficients: StepCoefficients, between: Interference) -> None:
+        """Keep the constants; the run sets *prefill*."""
+        super().__init__(coefficients)
+        self._between = between
+        self.join_s = between.decode_per_request_s
+        self.prefill: Sequence[Replica] = ()
+
+    def decode_line(self, batch: int) -> tuple[float, float]:
+        """See `StepTime`."""
+        slower = 1 + self._busy() * self._between.decode_fraction
+        # Not the plain line times that: it would be kept, and be made of this class's steps.
+        return self.step_s((), batch, 0), self.coefficients.per_context_token_s * slower
+
+    def step_s(self, chunks: Iterable[tuple[int, int]], batch: int, context: int) -> float:
+        """See `StepTime`."""
+        alone_s = super().step_s(chunks, batch, context)
+        return alone_s * (1 + self._busy() * self._between.decode_fraction)
+
+    def _busy(self) -> float:
+        """Share of the prefill replicas that compute now."""
+        return sum(replica.active for replica in self.prefill) / (len(self.prefill) or 1)

@@ -1,0 +1,177 @@
+"""What a plan promises, what it costs, and how much stands behind the promise."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from minicluster.errors import InputError
+from minicluster.specs.checks import STRICT, not_negative
+from minicluster.specs.step import Interference, PathCoefficients, StepCoefficients
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepModel:
+    """Step times per pool and what lies between them; `minicluster.plan.step_time` evaluates it."""
+
+    __pydantic_config__ = STRICT
+
+    prefill: StepCoefficients
+    decode: StepCoefficients
+    path: PathCoefficients
+    interference: Interference
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Latency:
+    """
+    One latency at every statistic.
+
+    Attributes:
+        error_fraction: the wider side of the interval around each, relative; `None`: no
+            measurement says how far off it may be.
+        low_factor: 80 % of measurements like this lay between this and `high_factor` times the
+            prediction; `None` likewise.
+    """
+
+    __pydantic_config__ = STRICT
+
+    mean_s: float
+    p50_s: float
+    p90_s: float
+    p95_s: float
+    p99_s: float
+    error_fraction: float | None
+    low_factor: float | None = None
+    high_factor: float | None = None
+
+    def __post_init__(self) -> None:
+        """Check signs and order."""
+        not_negative(mean_s=self.mean_s, p50_s=self.p50_s, p99_s=self.p99_s)
+        if not self.p50_s <= self.p90_s <= self.p95_s <= self.p99_s:
+            raise InputError("prediction", "percentiles", "p50 <= p90 <= p95 <= p99")
+
+    def at(self, statistic: str) -> float:
+        """Return one statistic, named as in `PERCENTILES`."""
+        value: float = getattr(self, f"{statistic}_s")
+        return value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """
+    What the plan promises.
+
+    Attributes:
+        capacity_requests_per_s: rate at which the first pool saturates.
+        utilisation_fraction: per role, share of the pool's capacity in use at the planned rate
+            (prefill: its busy share; decode: full batches count as 1).
+        bottleneck: per role, `compute`, `memory bandwidth`, `capacity`, `network` or `queue`.
+        ttft_parts_s: mean TTFT by phase; the phases add up to `ttft.mean_s`.
+    """
+
+    __pydantic_config__ = STRICT
+
+    ttft: Latency
+    tpot: Latency
+    itl: Latency
+    e2e: Latency
+    output_tokens_per_s: float
+    capacity_requests_per_s: float
+    utilisation_fraction: dict[str, float]
+    bottleneck: dict[str, str]
+    ttft_parts_s: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Headroom:
+    """Largest load factor at which the SLO still holds, and what breaks first beyond it."""
+
+    __pydantic_config__ = STRICT
+
+    load_factor: float
+    binds: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalibrationNote:
+    """Which fit the step times stand on; `error_fraction` is its residual."""
+
+    __pydantic_config__ = STRICT
+
+    name: str
+    date: str
+    error_fraction: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Validation:
+    """How many measured rows are like this plan, and how far off predictions of them were."""
+
+    __pydantic_config__ = STRICT
+
+    num_rows: int
+    note: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deployable:
+    """Whether `serving up` can realise the plan, by which engine profile; else the rule broken."""
+
+    __pydantic_config__ = STRICT
+
+    profile: str
+    ok: bool
+    rule_broken: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """
+    GPUs used, whole nodes taken, and dollars where the scenario gives a price.
+
+    Attributes:
+        stranded_gpus: of the nodes taken, those that no replica uses.
+    """
+
+    __pydantic_config__ = STRICT
+
+    gpus: int
+    nodes: int
+    gpu_power_w: float | None
+    price_usd_per_hour: float | None
+    stranded_gpus: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Confidence:
+    """
+    How sure the promise is, and of what.
+
+    Attributes:
+        fraction: chance that the SLO holds, of arrivals and of the step-time model's own error; 0
+            of a search that was stopped before it simulated.
+        prefill_factor: factor on prefill steps in the simulations that the plan passed.
+        decode_factor: likewise.
+        ttft_factor: factor on the predicted TTFT, with which the SLO holds as well.
+        tpot_factor: the same on TPOT and ITL.
+        requests: simulated in them.
+        seeds: of arrivals, each a run of its own.
+        tightest: limits that were used up most, seconds simulated by name.
+        gpus_at: GPUs that this layout needs at other confidences.
+        other_pools: what the other kind of pools (aggregated or split) would take.
+        interrupted: the search was stopped: the best plan so far.
+    """
+
+    __pydantic_config__ = STRICT
+
+    fraction: float
+    prefill_factor: float
+    decode_factor: float
+    ttft_factor: float
+    tpot_factor: float
+    requests: int
+    seeds: int
+    tightest: dict[str, float]
+    gpus_at: dict[str, int]
+    other_pools: str = ""
+    interrupted: bool = False

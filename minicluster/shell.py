@@ -1,0 +1,49 @@
+"""What the three commands do alike: streams, colours, errors and exit codes."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, NoReturn
+
+import typer
+from rich.console import Console
+
+from minicluster.errors import Exit, MiniclusterError
+
+USAGE_ERRORS: Any = typer.BadParameter.__mro__[2]
+"""Click's root of everything wrong with a command line: newer Typers bring a Click of their own."""
+
+talk = Console(stderr=True)
+"""Where commands talk; data goes to stdout. Rich drops colour under NO_COLOR or a pipe."""
+
+
+def run(app: typer.Typer, name: str) -> NoReturn:
+    """
+    Run a command line and leave with the exit code of architecture's table.
+
+    What we foresaw is one line on stderr. What we did not is our bug: its traceback is shown,
+    exit code 1.
+    """
+    try:
+        code = app(standalone_mode=False, prog_name=name)
+    except MiniclusterError as error:
+        _say(f"{name}: {error}")
+        sys.exit(error.exit_code)
+    except USAGE_ERRORS as error:
+        message = error.format_message()  # empty where Click has just shown the help itself
+        if message:
+            _say(f"{name}: {message} (`{name} -h` shows how)")
+        sys.exit(Exit.BAD_INPUT)
+    except (KeyboardInterrupt, typer.Abort):
+        talk.print(f"{name}: interrupted", style="red")
+        sys.exit(Exit.INTERRUPTED)
+    except BrokenPipeError:
+        # The reader of stdout has had enough; let the interpreter not complain while it exits.
+        sys.stderr.close()
+        sys.exit(Exit.DONE)
+    sys.exit(code if isinstance(code, int) else Exit.DONE)
+
+
+def _say(line: str) -> None:
+    """Say what is wrong on stderr, as it is and on one line."""
+    talk.print(line, style="red", highlight=False, markup=False, soft_wrap=True)

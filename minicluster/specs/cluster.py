@@ -1,0 +1,125 @@
+"""The machines that may be used: nodes of equal GPUs and the links between them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from minicluster.errors import InputError
+from minicluster.specs.checks import STRICT, not_negative, positive
+from minicluster.specs.fabric import FabricSpec, FailureSpec
+from minicluster.specs.gpu import Source
+from minicluster.specs.inventory import Inventory, Node
+from minicluster.specs.tier import TierSpec
+from minicluster.specs.topology import check_tiers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterSpec:
+    """
+    Nodes of equal GPUs.
+
+    Attributes:
+        gpu: catalog name.
+        gpus_per_node: GPUs that share a host.
+        gpus_per_hb_domain: GPUs joined by scale-up links; TP beyond it crosses the network.
+        max_gpus: the budget.
+        scale_out_bytes_per_s: network per GPU, one direction; `None`: the GPU's own entry.
+        scale_out_latency_s: one hop between nodes.
+        price_usd_per_gpu_hour: only where the scenario gives it.
+        tiers: the network from the HB domain outwards; empty: one network around all domains.
+        pools_meet_in: tier within which prefill and decode replicas are placed; `None`: the
+            innermost one that holds max_gpus.
+        fabric: how the network is built; `None`: unknown.
+        failures: how often parts fail; `None`: unknown.
+        nodes: every host; empty: as many as the tiers have room for, all alike.
+    """
+
+    __pydantic_config__ = STRICT
+
+    name: str
+    gpu: str
+    gpus_per_node: int
+    gpus_per_hb_domain: int
+    max_gpus: int
+    scale_out_bytes_per_s: float | None = None
+    scale_out_latency_s: float | None = None
+    price_usd_per_gpu_hour: float | None = None
+    tiers: tuple[TierSpec, ...] = ()
+    pools_meet_in: str | None = None
+    fabric: FabricSpec | None = None
+    failures: FailureSpec | None = None
+    nodes: tuple[Node, ...] = ()
+    sources: tuple[Source, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Check counts and that sizes nest."""
+        positive(
+            gpus_per_node=self.gpus_per_node,
+            gpus_per_hb_domain=self.gpus_per_hb_domain,
+            max_gpus=self.max_gpus,
+            scale_out_bytes_per_s=self.scale_out_bytes_per_s,
+            price_usd_per_gpu_hour=self.price_usd_per_gpu_hour,
+        )
+        not_negative(scale_out_latency_s=self.scale_out_latency_s)
+        if self.gpus_per_hb_domain % self.gpus_per_node and (
+            self.gpus_per_node % self.gpus_per_hb_domain
+        ):
+            raise InputError(
+                "cluster.gpus_per_hb_domain",
+                self.gpus_per_hb_domain,
+                f"a multiple or a divisor of gpus_per_node = {self.gpus_per_node}",
+            )
+        if self.tiers:
+            self._check_network()
+        elif self.pools_meet_in is not None or self.nodes:
+            key = "nodes" if self.nodes else "pools_meet_in"
+            raise InputError(f"cluster.{key}", getattr(self, key), "[[tiers]] beside it")
+        if self.nodes:
+            Inventory(nodes=self.nodes, tiers=tuple(tier.name for tier in self.tiers))
+
+    def with_nodes(self, gpus_per_node: int, gpus_per_hb_domain: int) -> ClusterSpec:
+        """Return the cluster with other nodes; tiers describe the old ones and are left out."""
+        same = (gpus_per_node, gpus_per_hb_domain) == (self.gpus_per_node, self.gpus_per_hb_domain)
+        return (
+            self
+            if same
+            else replace(
+                self,
+                gpus_per_node=gpus_per_node,
+                gpus_per_hb_domain=gpus_per_hb_domain,
+                tiers=(),
+                pools_meet_in=None,
+                nodes=(),
+            )
+        )
+
+    def _check_network(self) -> None:
+        """Check that tiers nest and agree with the sizes and names beside them."""
+        check_tiers(self.tiers, "tiers")
+        inner, outer = self.tiers[0], self.tiers[-1]
+        names = [tier.name for tier in self.tiers]
+        if inner.gpus != self.gpus_per_hb_domain:
+            raise InputError(
+                f"tiers.{inner.name}.gpus",
+                inner.gpus,
+                f"gpus_per_hb_domain = {self.gpus_per_hb_domain}: the first tier is the HB domain",
+            )
+        if self.max_gpus > outer.gpus:
+            raise InputError(
+                "cluster.max_gpus", self.max_gpus, f"at most the {outer.gpus} GPUs of {outer.name}"
+            )
+        for key in ("scale_out_bytes_per_s", "scale_out_latency_s"):
+            if getattr(self, key) is not None:
+                raise InputError(f"cluster.{key}", getattr(self, key), "nothing: the tiers say it")
+        self._check_names({*names, "node"})
+
+    def _check_names(self, known: set[str]) -> None:
+        """Refuse names of tiers that there are not."""
+        used = {"cluster.pools_meet_in": self.pools_meet_in}
+        if self.fabric is not None:
+            used |= {f"fabric.switches.{at.tier}": at.tier for at in self.fabric.switches}
+        if self.failures is not None:
+            used |= {f"failures.domains.{name}": name for name in self.failures.domains}
+        for place, name in used.items():
+            if name is not None and name not in known:
+                raise InputError(place, name, "one of " + ", ".join(sorted(known)))

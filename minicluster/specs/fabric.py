@@ -1,0 +1,110 @@
+"""How a network is built: its kind, its switches tier by tier, its spares."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from minicluster.errors import InputError
+from minicluster.specs.checks import STRICT, not_negative, one_of, positive
+
+KINDS = ("clos", "rail-optimised", "rail-only")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwitchTierSpec:
+    """
+    `[[fabric.switches]]`: the switches that join the units below into one unit of a tier.
+
+    Attributes:
+        tier: whose units they make, a name of `[[tiers]]`.
+        model: name in configs/switches.
+        down: ports towards the GPUs that are cabled, of one switch.
+        up: ports towards the next tier, of one switch; 0 at the top.
+        spares: switches of a unit beyond those that the traffic needs.
+        copper_down: the links below it are copper, without transceivers.
+    """
+
+    __pydantic_config__ = STRICT
+
+    tier: str
+    model: str
+    down: int
+    up: int = 0
+    spares: int = 0
+    copper_down: bool = False
+
+    def __post_init__(self) -> None:
+        """Check counts."""
+        positive(**{f"fabric.switches.{self.tier}.down": self.down})
+        not_negative(
+            **{
+                f"fabric.switches.{self.tier}.up": self.up,
+                f"fabric.switches.{self.tier}.spares": self.spares,
+            }
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FabricSpec:
+    """
+    `[fabric]` of a cluster preset.
+
+    Attributes:
+        kind: any-to-any tree (`clos`), the same with the leaves sorted by rail
+            (`rail-optimised`), or a tree a rail with none between rails (`rail-only`).
+        radix: ports of a switch, where all are alike.
+        rails: NICs of an HB domain, each of its own rail; GPU i of a domain has rail i.
+        flows: over which one pair of GPUs spreads its bytes.
+        switches: as built, from the leaf; empty: the smallest full-bisection tree.
+    """
+
+    __pydantic_config__ = STRICT
+
+    kind: str
+    radix: int
+    rails: int
+    flows: int = 1
+    switches: tuple[SwitchTierSpec, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Check kind and counts."""
+        one_of(KINDS, **{"fabric.kind": self.kind})
+        positive(
+            **{
+                "fabric.radix": self.radix,
+                "fabric.rails": self.rails,
+                "fabric.flows": self.flows,
+            }
+        )
+        if any(tier.up == 0 for tier in self.switches[:-1]):
+            raise InputError("fabric.switches.up", 0, "uplinks below the top tier")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailureSpec:
+    """
+    `[failures]` of a cluster preset: how often parts fail and how long they stay away.
+
+    Attributes:
+        gpu_mtbf_s: mean time between failures that stop a job, per GPU.
+        node_repair_s: until a failed node serves again.
+        switch_mtbf_s: per switch; absent: switches are not counted.
+        domains: tiers whose units fail as one.
+    """
+
+    __pydantic_config__ = STRICT
+
+    gpu_mtbf_s: float
+    node_repair_s: float
+    switch_mtbf_s: float | None = None
+    domains: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Check times."""
+        positive(
+            **{
+                "failures.gpu_mtbf_s": self.gpu_mtbf_s,
+                "failures.node_repair_s": self.node_repair_s,
+                "failures.switch_mtbf_s": self.switch_mtbf_s,
+            }
+        )

@@ -1,0 +1,306 @@
+"""A transformer as the sizer sees it: shapes and dtypes, never weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from minicluster.errors import InputError
+from minicluster.specs.checks import STRICT, not_negative, one_of, positive
+
+DTYPE_BYTES = {
+    "fp32": 4.0,
+    "bf16": 2.0,
+    "fp16": 2.0,
+    "fp8": 1.0,
+    "int8": 1.0,
+    "int4": 0.5,
+    "fp4": 0.5,
+}
+"""Bytes of one value, without the scales that quantised blocks carry."""
+
+SCALE_BYTES = {"int8": 2.0, "int4": 2.0, "fp4": 1.0}
+"""Bytes of one scale; fp8 has one per 128 x 128 weights or fewer, which is nothing."""
+
+USUAL_GROUP = {"int8": 128, "int4": 128, "fp4": 16}
+"""Weights that share a scale where a model does not say: AWQ and GPTQ, NVFP4."""
+
+
+def weight_value_bytes(dtype: str, group: int = 0) -> float:
+    """
+    Bytes of one weight in memory, its share of a scale included (docs/model.md, eq. P5).
+
+    Args:
+        dtype: of the weights.
+        group: weights that share a scale; 0: as usual for the dtype.
+
+    """
+    if dtype not in SCALE_BYTES:
+        return DTYPE_BYTES[dtype]
+    return DTYPE_BYTES[dtype] + SCALE_BYTES[dtype] / (group or USUAL_GROUP[dtype])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoeSpec:
+    """
+    Mixture-of-experts feed-forward.
+
+    Attributes:
+        num_experts: routed experts per MoE layer.
+        experts_per_token: routed experts that one token visits.
+        expert_ffn_size: intermediate size of one routed expert.
+        num_shared_experts: experts that every token visits.
+        shared_ffn_size: intermediate size of all shared experts together.
+        num_dense_layers: layers with a dense feed-forward instead; the first ones, where it
+            matters on which pipeline stage they lie.
+    """
+
+    __pydantic_config__ = STRICT
+
+    num_experts: int
+    experts_per_token: int
+    expert_ffn_size: int
+    num_shared_experts: int = 0
+    shared_ffn_size: int = 0
+    num_dense_layers: int = 0
+
+    def __post_init__(self) -> None:
+        """Check the counts."""
+        positive(
+            num_experts=self.num_experts,
+            experts_per_token=self.experts_per_token,
+            expert_ffn_size=self.expert_ffn_size,
+        )
+        not_negative(
+            num_shared_experts=self.num_shared_experts,
+            shared_ffn_size=self.shared_ffn_size,
+            num_dense_layers=self.num_dense_layers,
+        )
+        if self.experts_per_token > self.num_experts:
+            raise InputError(
+                "moe.experts_per_token", self.experts_per_token, f"at most {self.num_experts}"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MlaSpec:
+    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434): one latent a token."""
+
+    __pydantic_config__ = STRICT
+
+    q_lora_rank: int
+    """0: queries are projected directly."""
+    kv_lora_rank: int
+    qk_nope_head_dim: int
+    qk_rope_head_dim: int
+    v_head_dim: int
+
+    def __post_init__(self) -> None:
+        """Check the ranks."""
+        not_negative(q_lora_rank=self.q_lora_rank)
+        positive(
+            kv_lora_rank=self.kv_lora_rank,
+            qk_nope_head_dim=self.qk_nope_head_dim,
+            qk_rope_head_dim=self.qk_rope_head_dim,
+            v_head_dim=self.v_head_dim,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexSpec:
+    """
+    Sparse attention by an index (DeepSeek-V3.2, arXiv 2512.02556): the best `top_k` keys are read.
+
+    Attributes:
+        num_heads: of the index, on every GPU.
+        head_dim: of the index; one key of that size is cached per token and layer.
+        top_k: keys that a query attends to at most.
+    """
+
+    __pydantic_config__ = STRICT
+
+    num_heads: int
+    head_dim: int
+    top_k: int
+
+    def __post_init__(self) -> None:
+        """Check the sizes."""
+        positive(num_heads=self.num_heads, head_dim=self.head_dim, top_k=self.top_k)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinearSpec:
+    """
+    Layers whose attention keeps a state of fixed size instead of keys and values.
+
+    Attributes:
+        num_layers: how many of the model's layers.
+        delta_rule: gated delta rule (Qwen3-Next, arXiv 2412.06464), with decay and step size
+            projected per value head and a short convolution; else lightning attention (MiniMax-01,
+            arXiv 2501.08313).
+        conv_kernel: width of the convolution over queries, keys and values; 0: none.
+        state_dtype: of the state in the cache.
+    """
+
+    __pydantic_config__ = STRICT
+
+    num_layers: int
+    num_key_heads: int
+    num_value_heads: int
+    key_head_dim: int
+    value_head_dim: int
+    delta_rule: bool = True
+    conv_kernel: int = 0
+    state_dtype: str = "fp32"
+
+    def __post_init__(self) -> None:
+        """Check the sizes."""
+        positive(
+            num_layers=self.num_layers,
+            num_key_heads=self.num_key_heads,
+            num_value_heads=self.num_value_heads,
+            key_head_dim=self.key_head_dim,
+            value_head_dim=self.value_head_dim,
+        )
+        not_negative(conv_kernel=self.conv_kernel)
+        one_of(("bf16", "fp16", "fp32"), state_dtype=self.state_dtype)
+
+    @property
+    def mixed_size(self) -> int:
+        """Queries, keys and values of one token: what the convolution mixes."""
+        return (
+            2 * self.num_key_heads * self.key_head_dim + self.num_value_heads * self.value_head_dim
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec:
+    """
+    One decoder-only transformer.
+
+    Attributes:
+        id: the catalog name, hub id or path it was asked for by.
+        source: where a server loads it from: a hub id or a directory.
+        config_hash: SHA-256 of the canonical architecture, 16 hex digits.
+        ffn_size: intermediate size of the dense feed-forward (0 if every layer is MoE).
+        gated_mlp: three matrices (SwiGLU) instead of two.
+        parallel_attention: attention and feed-forward read the same input side by side and are
+            summed once (GPT-J, Falcon).
+        attention_bias: q, k and v projections carry a bias.
+        gated_attention: the query projection also makes a gate of the output (Qwen3.5).
+        window_tokens: keys that a windowed layer sees; 0: every layer attends to everything.
+        chunked_window: the window is a chunk of the sequence (Llama 4), not the last tokens.
+        num_window_layers: layers that use the window.
+        dtype: of activations, and of embeddings, lm_head, norms and routers: never quantised.
+        weight_dtype: of the other weights as published, unless the scenario overrides it.
+        weight_group: quantised weights that share a scale; 0: as usual for the dtype.
+        block_scaled: where weights are fp8, they are scaled in blocks, and activations when they
+            are multiplied (DeepSeek); else both once per tensor, activations by the op before.
+        attention_quantised: attention projections are in `weight_dtype`; else in `dtype`.
+        dense_quantised: the same of dense feed-forwards.
+        shared_quantised: the same of shared experts; routed ones always are.
+        kv_dtype: dtype of the cached keys and values.
+        query_norm: queries and keys are normalised: `head`, each head by itself (Qwen3), `all`,
+            all heads together (MiniMax-M2); "": they are not.
+    """
+
+    __pydantic_config__ = STRICT
+
+    id: str
+    source: str
+    config_hash: str
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    ffn_size: int
+    vocab_size: int
+    max_context_tokens: int
+    gated_mlp: bool = True
+    tied_embeddings: bool = False
+    parallel_attention: bool = False
+    attention_bias: bool = False
+    gated_attention: bool = False
+    window_tokens: int = 0
+    chunked_window: bool = False
+    num_window_layers: int = 0
+    dtype: str = "bf16"
+    weight_dtype: str = "bf16"
+    weight_group: int = 0
+    block_scaled: bool = False
+    attention_quantised: bool = True
+    dense_quantised: bool = True
+    shared_quantised: bool = True
+    kv_dtype: str = "bf16"
+    query_norm: str = ""
+    moe: MoeSpec | None = None
+    mla: MlaSpec | None = None
+    index: IndexSpec | None = None
+    linear: LinearSpec | None = None
+
+    def __post_init__(self) -> None:
+        """Check shapes and dtypes."""
+        positive(
+            num_layers=self.num_layers,
+            hidden_size=self.hidden_size,
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            vocab_size=self.vocab_size,
+            max_context_tokens=self.max_context_tokens,
+        )
+        not_negative(
+            ffn_size=self.ffn_size,
+            window_tokens=self.window_tokens,
+            weight_group=self.weight_group,
+        )
+        one_of(("bf16", "fp16", "fp32"), dtype=self.dtype)
+        one_of(("", "head", "all"), query_norm=self.query_norm)
+        one_of(tuple(DTYPE_BYTES), weight_dtype=self.weight_dtype, kv_dtype=self.kv_dtype)
+        if self.num_heads % self.num_kv_heads:
+            raise InputError(
+                "num_kv_heads", self.num_kv_heads, f"a divisor of num_heads = {self.num_heads}"
+            )
+        for name, layers in (
+            ("num_window_layers", self.num_window_layers),
+            ("linear.num_layers", self.num_linear_layers),
+            ("moe.num_dense_layers", self.moe.num_dense_layers if self.moe else 0),
+        ):
+            if not 0 <= layers <= self.num_layers:
+                raise InputError(name, layers, f"0 to num_layers = {self.num_layers}")
+        if self.num_full_layers < 0:
+            raise InputError(
+                "num_window_layers", self.num_window_layers, "layers that are not linear"
+            )
+        if self.index and not self.mla:
+            raise InputError("index", self.index, "latent attention beside it")
+
+    @property
+    def num_linear_layers(self) -> int:
+        """Layers with linear attention."""
+        return self.linear.num_layers if self.linear else 0
+
+    @property
+    def num_full_layers(self) -> int:
+        """Layers that attend to every token."""
+        return self.num_layers - self.num_window_layers - self.num_linear_layers
+
+    @property
+    def num_dense_layers(self) -> int:
+        """Layers with a dense feed-forward."""
+        return self.moe.num_dense_layers if self.moe else self.num_layers
+
+    @property
+    def attention_dtype(self) -> str:
+        """Dtype of the attention projections."""
+        return self.weight_dtype if self.attention_quantised else self.dtype
+
+    @property
+    def dense_dtype(self) -> str:
+        """Dtype of dense feed-forwards."""
+        return self.weight_dtype if self.dense_quantised else self.dtype
+
+    @property
+    def shared_dtype(self) -> str:
+        """Dtype of shared experts."""
+        return self.weight_dtype if self.shared_quantised else self.dtype

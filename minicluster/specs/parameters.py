@@ -1,0 +1,231 @@
+"""Parameters of a model, by the part they sit in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from minicluster.specs.model import weight_value_bytes
+
+if TYPE_CHECKING:
+    from minicluster.specs.model import ModelSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameters:
+    """
+    Counts over all layers of one copy of the model.
+
+    Attributes:
+        embedding: input table; looked up, never multiplied.
+        lm_head: output projection; 0 where it shares the input table.
+        attention: query, key, value and output projections with their biases.
+        dense_ffn: feed-forward of the layers without experts.
+        experts: routed experts.
+        shared_experts: experts that every token visits.
+        router: scores of the routed experts.
+        norms: two per layer and the last one.
+    """
+
+    embedding: int
+    lm_head: int
+    attention: int
+    dense_ffn: int
+    experts: int
+    shared_experts: int
+    router: int
+    norms: int
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return (
+            self.embedding + self.lm_head + self.attention + self.dense_ffn
+            + self.experts + self.shared_experts + self.router + self.norms
+        )  # fmt: skip
+
+
+def parameters(model: ModelSpec) -> Parameters:
+    """
+    Count the parameters of *model*.
+
+        P = V D (2, or 1 if tied) + L_a A + L_l A_l + L_d F_d + L_m (E F_e + F_s + D E)
+            + D (2 L + 1)                                   (docs/model.md, eq. P1)
+
+    Args:
+        model: gives V = vocab_size, D = hidden_size, L = num_layers; A is attention per layer,
+            A_l linear attention, F a feed-forward (3 D f gated, 2 D f plain), E the routed experts.
+
+    Returns:
+        The counts by part.
+
+    Source:
+        The layers' definitions; totals checked against the published ones in
+        tests/published/parameter_counts.toml.
+
+    Ignores:
+        Norms of queries and keys, extra norms, attention sinks, decays of linear attention, biases
+        of output projections, feed-forwards, heads and routers (0.1 % together at most);
+        multi-token-prediction layers; towers for images or sound.
+
+    """
+    D, V, L = model.hidden_size, model.vocab_size, model.num_layers
+    moe = model.moe
+    num_moe_layers = L - moe.num_dense_layers if moe else 0
+    matrices = 3 if model.gated_mlp else 2
+    return Parameters(
+        embedding=V * D,
+        lm_head=0 if model.tied_embeddings else V * D,
+        attention=(L - model.num_linear_layers) * attention_parameters(model)
+        + model.num_linear_layers * linear_attention_parameters(model),
+        dense_ffn=(L - num_moe_layers) * matrices * D * model.ffn_size,
+        experts=num_moe_layers * matrices * D * moe.num_experts * moe.expert_ffn_size if moe else 0,
+        shared_experts=num_moe_layers * matrices * D * moe.shared_ffn_size if moe else 0,
+        router=num_moe_layers * D * moe.num_experts if moe else 0,
+        norms=D * (2 * L + 1),
+    )
+
+
+def attention_parameters(model: ModelSpec) -> int:
+    """
+    Count the attention parameters of one layer.
+
+        A = D H (N + 2 K) + N H D + biases             grouped-query (docs/model.md, eq. P2)
+        A = D r_q + r_q N (d_n + d_r)                  latent: queries (eq. P3)
+            + D (r_kv + d_r) + r_kv N (d_n + d_v)      keys and values
+            + N d_v D                                  output
+            + r_q N_i d_i + D (d_i + N_i)              index, if sparse
+
+    Args:
+        model: gives D = hidden_size, N = num_heads, K = num_kv_heads, H = head_dim; for latent
+            attention r = lora_rank, d_n = qk_nope_head_dim, d_r = qk_rope_head_dim,
+            d_v = v_head_dim, N_i and d_i the heads of the index. Without r_q queries take
+            D N (d_n + d_r). Gated attention has 2 N instead of N query heads in the projection.
+
+    Returns:
+        Parameters, with the biases of q, k and v where the model has them.
+
+    Source:
+        DeepSeek-V2 (arXiv 2405.04434), section 2.1, for latent attention.
+
+    Ignores:
+        See `parameters`.
+
+    """
+    D, N, K, H = model.hidden_size, model.num_heads, model.num_kv_heads, model.head_dim
+    if model.mla is None:
+        made = H * (N * (2 if model.gated_attention else 1) + 2 * K)
+        return D * made + N * H * D + (made if model.attention_bias else 0)
+    m = model.mla
+    query = N * (m.qk_nope_head_dim + m.qk_rope_head_dim)
+    queries = D * m.q_lora_rank + m.q_lora_rank * query if m.q_lora_rank else D * query
+    latent = D * (m.kv_lora_rank + m.qk_rope_head_dim)
+    heads = m.kv_lora_rank * N * (m.qk_nope_head_dim + m.v_head_dim)
+    return queries + latent + heads + N * m.v_head_dim * D + _index_parameters(model)
+
+
+def _index_parameters(model: ModelSpec) -> int:
+    """Count the parameters of the index of one layer (eq. P3)."""
+    i, m = model.index, model.mla
+    if i is None or m is None:
+        return 0
+    made_from = m.q_lora_rank or model.hidden_size
+    return made_from * i.num_heads * i.head_dim + model.hidden_size * (i.head_dim + i.num_heads)
+
+
+def linear_attention_parameters(model: ModelSpec) -> int:
+    """
+    Count the parameters of one layer of linear attention.
+
+        A_l = D (2 N_k d_k + 2 N_v d_v) + N_v d_v D + delta (2 D N_v + c (2 N_k d_k + N_v d_v))
+                                                            (docs/model.md, eq. P6)
+
+    Args:
+        model: gives N_k, N_v heads and d_k, d_v dimensions of keys and values; delta is 1 for the
+            gated delta rule (decay and step size; a convolution of width c), 0 for lightning
+            attention. Queries and keys, values and the output gate, output.
+
+    Returns:
+        Parameters; 0 if the model has no such layers.
+
+    Source:
+        Qwen3-Next and MiniMax in transformers 5.19.0.
+
+    Ignores:
+        See `parameters`.
+
+    """
+    spec, D = model.linear, model.hidden_size
+    if spec is None:
+        return 0
+    values = spec.num_value_heads * spec.value_head_dim
+    made = D * (spec.mixed_size + values) + values * D
+    if spec.delta_rule:
+        made += 2 * D * spec.num_value_heads + spec.conv_kernel * spec.mixed_size
+    return made
+
+
+def num_parameters(model: ModelSpec) -> int:
+    """Count all parameters of *model*; see `parameters`."""
+    return parameters(model).total
+
+
+def num_active_parameters(model: ModelSpec) -> int:
+    """
+    Count the parameters that one token is multiplied with.
+
+        P_a = P - V D - (1 - k / E) L_m E F_e (+ V D if tied)      (docs/model.md, eq. P4)
+
+    Args:
+        model: k = experts_per_token of E = num_experts routed experts are visited.
+
+    Returns:
+        Parameters; twice as many FLOPs per token, attention scores apart.
+
+    Source:
+        As published for gpt-oss (arXiv 2508.10925, table 1): the input table is not counted.
+
+    Ignores:
+        See `parameters`.
+
+    """
+    p = parameters(model)
+    head = p.lm_head or p.embedding
+    visited = p.experts * model.moe.experts_per_token // model.moe.num_experts if model.moe else 0
+    return p.total - p.embedding - p.lm_head - p.experts + head + visited
+
+
+def weight_bytes(model: ModelSpec) -> float:
+    """
+    Bytes of one copy of the weights.
+
+        M = w (P_att + P_dense + P_shared + P_experts) + a (P_tables + P_router + P_norms)
+                                                            (docs/model.md, eq. P5)
+
+    Args:
+        model: w is the size of its `weight_dtype`, a of its `dtype`; attention, dense
+            feed-forwards and shared experts take a where they are not quantised.
+
+    Returns:
+        Bytes, all GPUs of a replica together.
+
+    Source:
+        What checkpoints leave unquantised: `modules_to_not_convert` and `ignore` of published
+        quantization_configs.
+
+    Ignores:
+        Zero points; padding of experts; what tensor parallelism replicates.
+
+    """
+    p = parameters(model)
+    size = {
+        dtype: weight_value_bytes(dtype, model.weight_group)
+        for dtype in (model.weight_dtype, model.dtype)
+    }
+    return (
+        p.attention * size[model.attention_dtype]
+        + p.dense_ffn * size[model.dense_dtype]
+        + p.shared_experts * size[model.shared_dtype]
+        + p.experts * size[model.weight_dtype]
+        + (p.embedding + p.lm_head + p.router + p.norms) * size[model.dtype]
+    )

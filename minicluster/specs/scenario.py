@@ -1,0 +1,223 @@
+"""What a scenario file says, before names are looked up in the catalogs."""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass, field
+
+from minicluster.errors import InputError
+from minicluster.specs.checks import STRICT, fraction, one_of, positive
+from minicluster.specs.model import DTYPE_BYTES
+from minicluster.specs.slo import SloSpec
+from minicluster.specs.workload import WorkloadSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelChoice:
+    """
+    `[model]`: which model, and in which precision.
+
+    Attributes:
+        id: catalog name, hub id of the catalog, or path to a `config.json` or its directory.
+        weight_dtype: of the weights that are quantised; absent: as published.
+        kv_dtype: of cached keys and values; absent: as the model computes.
+        max_context_tokens: longest sequence to serve; absent: the model's own limit.
+        assumed_context_tokens: a limit beyond the model's own, as if it had been trained for it; an
+            assumption that every answer repeats.
+    """
+
+    __pydantic_config__ = STRICT
+
+    id: str
+    weight_dtype: str | None = None
+    kv_dtype: str | None = None
+    max_context_tokens: int | None = None
+    assumed_context_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        """Check dtypes and the context."""
+        one_of(
+            tuple(DTYPE_BYTES),
+            **{"model.weight_dtype": self.weight_dtype, "model.kv_dtype": self.kv_dtype},
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterChoice:
+    """
+    `[cluster]`: a preset, or a GPU and how many of it share a node.
+
+    Attributes:
+        preset: name of a cluster preset; the other keys go over what it says.
+        gpu: name of a GPU in the catalog, needed without a preset.
+        gpus_per_node: GPUs that share a host, needed without a preset.
+        max_gpus: the budget, needed without a preset.
+        price_usd_per_gpu_hour: price of one GPU; absent: no cost is given.
+        power_w_per_gpu: at the wall, with its share of host, network and cooling; absent: the
+            datasheet's power of the GPU alone.
+        energy_usd_per_kwh: price of energy where it is paid apart; absent: in the price of the GPU.
+        pools_meet_in: tier of the preset's network within which prefill and decode replicas are
+            placed; absent: the innermost one that holds max_gpus.
+        gpu_mtbf_s: mean time between failures of one GPU that stop its replica; absent: the
+            preset's.
+        repair_s: until a failed replica serves again; absent: the preset's.
+    """
+
+    __pydantic_config__ = STRICT
+
+    preset: str | None = None
+    gpu: str | None = None
+    gpus_per_node: int | None = None
+    max_gpus: int | None = None
+    price_usd_per_gpu_hour: float | None = None
+    power_w_per_gpu: float | None = None
+    energy_usd_per_kwh: float | None = None
+    pools_meet_in: str | None = None
+    gpu_mtbf_s: float | None = None
+    repair_s: float | None = None
+
+    def __post_init__(self) -> None:
+        """Check that a preset or a GPU is named."""
+        if self.preset is None and self.gpu is None:
+            raise InputError("cluster", None, "a `preset`, or a `gpu` with `gpus_per_node`")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineChoice:
+    """
+    `[engine]`: name and version of an engine profile.
+
+    Attributes:
+        name: engine with a profile.
+        version: version with a profile, in full or its first two numbers.
+    """
+
+    __pydantic_config__ = STRICT
+
+    name: str = "vllm"
+    version: str = "0.29.0"
+
+
+MIDDLE, SUREST = 0.5, 0.99
+"""Confidence that may be asked for: beyond, a few hundred measured rows say nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchChoice:
+    """
+    `[search]`: what the search may choose from.
+
+    Attributes:
+        tp: tensor-parallel degrees to try; empty: all legal ones.
+        max_utilisation_fraction: no pool is planned above this share of its capacity.
+        objective: what the plan has least of: `gpus`, `usd` (price per hour) or `watts`.
+        confidence_fraction: chance that the SLO holds, of arrivals and of the step-time model's
+            own error.
+        layouts: `deployable`: what the engine profile can pair; `any`: also pipelines, expert
+            parallelism and copies of attention, which `serving up` refuses.
+        pools: `split` into prefill and decode, `mixed` (aggregated), or `any`: the better one.
+        gpus: names of the GPUs that a pool may be made of; empty: the cluster's. With several,
+            prefill may run on one kind and decode on another.
+        prices_usd_per_gpu_hour: price of one GPU by name, where kinds differ.
+        spare_replicas: k of N + k: replicas of each pool beyond those that hold the SLO.
+        availability_fraction: share of the time in which every pool has the replicas that hold
+            the SLO: spares are added to each from the cluster's failures; absent: none.
+        local_threshold_tokens: prompts up to this length are computed by their decode replica;
+            0: none; absent: the search chooses where prompts differ.
+        routing: how a prefill replica is chosen: the one with the fewest prompt tokens
+            outstanding (`least-tokens`), the less loaded of two (`power-of-two`), or `auto`:
+            least-tokens where one decode replica asks and so knows all that is outstanding,
+            power-of-two where several do.
+    """
+
+    __pydantic_config__ = STRICT
+
+    tp: tuple[int, ...] = ()
+    max_utilisation_fraction: float = 0.95
+    objective: str = "gpus"
+    confidence_fraction: float = 0.9
+    layouts: str = "deployable"
+    pools: str = "any"
+    gpus: tuple[str, ...] = ()
+    prices_usd_per_gpu_hour: dict[str, float] = field(default_factory=dict)
+    spare_replicas: int = 0
+    availability_fraction: float | None = None
+    local_threshold_tokens: int | None = None
+    routing: str = "auto"
+
+    def __post_init__(self) -> None:
+        """Check names, degrees and shares."""
+        positive(**{f"search.tp[{i}]": tp for i, tp in enumerate(self.tp)})
+        fraction(**{"search.max_utilisation_fraction": self.max_utilisation_fraction})
+        one_of(("gpus", "usd", "watts"), **{"search.objective": self.objective})
+        one_of(("deployable", "any"), **{"search.layouts": self.layouts})
+        one_of(("split", "mixed", "any"), **{"search.pools": self.pools})
+        one_of(("auto", "least-tokens", "power-of-two"), **{"search.routing": self.routing})
+        prices = self.prices_usd_per_gpu_hour
+        positive(**{f"search.prices_usd_per_gpu_hour.{gpu}": prices[gpu] for gpu in prices})
+        if len(set(self.gpus)) != len(self.gpus):
+            raise InputError("search.gpus", self.gpus, "each GPU named once")
+        if self.spare_replicas and self.availability_fraction is not None:
+            raise InputError(
+                "search.spare_replicas", self.spare_replicas, "none beside availability_fraction"
+            )
+        if self.pools == "mixed" and self.local_threshold_tokens:
+            raise InputError(
+                "search.local_threshold_tokens",
+                self.local_threshold_tokens,
+                'none beside search.pools = "mixed": those compute every prompt where they decode',
+            )
+
+
+LIMITS = {
+    "model.max_context_tokens": (1, 100_000_000),
+    "model.assumed_context_tokens": (1, 100_000_000),
+    "cluster.gpus_per_node": (1, 1_024),
+    "cluster.max_gpus": (1, 131_072),  # beyond, a search is no matter of minutes
+    "cluster.price_usd_per_gpu_hour": (1e-6, 10_000),
+    "cluster.power_w_per_gpu": (1, 100_000),
+    "cluster.energy_usd_per_kwh": (1e-6, 100),
+    "cluster.gpu_mtbf_s": (60, 999_999_999),
+    "cluster.repair_s": (1, 100_000_000),
+    "workload.requests_per_s": (1e-6, 1_000_000),
+    "workload.input_tokens.max_tokens": (1, 100_000_000),
+    "workload.output_tokens.max_tokens": (1, 100_000_000),
+    "workload.prefix_tokens": (0, 100_000_000),
+    "slo.ttft_s": (1e-6, 3_600),
+    "slo.tpot_s": (1e-6, 3_600),
+    "slo.itl_s": (1e-6, 3_600),
+    "search.confidence_fraction": (MIDDLE, SUREST),
+    "search.spare_replicas": (0, 1_024),
+    "search.availability_fraction": (0.5, 0.999_999),
+    "search.local_threshold_tokens": (0, 100_000_000),
+}
+"""Smallest and largest value that is taken for meant; beyond lie slips of unit, not clusters."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScenarioSpec:
+    """The one input of `sizing plan`."""
+
+    __pydantic_config__ = STRICT
+
+    model: ModelChoice
+    cluster: ClusterChoice
+    workload: WorkloadSpec
+    slo: SloSpec = field(default_factory=SloSpec)
+    engine: EngineChoice = field(default_factory=EngineChoice)
+    search: SearchChoice = field(default_factory=SearchChoice)
+
+    def __post_init__(self) -> None:
+        """Check the limits, and refuse what is planned for later."""
+        for key, (low, high) in LIMITS.items():
+            value = operator.attrgetter(key)(self)
+            if value is not None and not low <= value <= high:
+                place = key.removesuffix(".max_tokens")
+                raise InputError(place, value, f"a number from {low:,} to {high:,}")
+        if self.workload.trace is not None:
+            raise InputError(
+                "workload.trace",
+                self.workload.trace,
+                "no trace: this version plans for Poisson arrivals only",
+                "give requests_per_s, input_tokens and output_tokens instead",
+            )

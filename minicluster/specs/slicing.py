@@ -1,0 +1,48 @@
+"""How one replica's GPUs share a model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from minicluster.errors import InputError
+from minicluster.specs.checks import STRICT, positive
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slicing:
+    """
+    Tensor, pipeline, expert and data parallelism of one replica.
+
+    A pipeline stage is `tp * dp` GPUs: attention is sliced `tp` ways and copied `dp` times, each
+    copy with its own requests and KV cache. The routed experts of the stage lie on all its GPUs:
+    in `ep` groups of whole experts, each expert sliced `tp * dp / ep` ways.
+
+    Attributes:
+        tp: tensor-parallel degree of attention and dense layers.
+        pp: pipeline stages.
+        ep: expert-parallel degree; 1: every expert is sliced over the whole stage.
+        dp: data-parallel copies of attention.
+    """
+
+    __pydantic_config__ = STRICT
+
+    tp: int = 1
+    pp: int = 1
+    ep: int = 1
+    dp: int = 1
+
+    def __post_init__(self) -> None:
+        """Check that the experts share the stage evenly."""
+        positive(tp=self.tp, pp=self.pp, ep=self.ep, dp=self.dp)
+        if (self.tp * self.dp) % self.ep:
+            raise InputError("ep", self.ep, f"a divisor of tp x dp = {self.tp * self.dp}")
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of the replica."""
+        return self.tp * self.dp * self.pp
+
+    @property
+    def moe_tp(self) -> int:
+        """Ways that one expert is sliced."""
+        return self.tp * self.dp // self.ep

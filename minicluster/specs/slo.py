@@ -1,0 +1,35 @@
+"""The promise: which latency, at which percentile."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from minicluster.specs.checks import STRICT, one_of, positive
+
+PERCENTILES = ("mean", "p50", "p90", "p95", "p99")
+"""Statistics that are predicted, measured and reported everywhere."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SloSpec:
+    """
+    Upper limits, all judged at one percentile.
+
+    Attributes:
+        ttft_s: scheduled arrival to first content token.
+        tpot_s: per request, (last - first) / (tokens - tokens in the first chunk).
+        itl_s: every gap between content tokens; absent: not part of the promise.
+        percentile: share of requests that must stay below the limits: p50, p90, p95 or p99.
+    """
+
+    __pydantic_config__ = STRICT
+
+    ttft_s: float = 1.0
+    tpot_s: float | None = 0.05
+    itl_s: float | None = None
+    percentile: str = "p99"
+
+    def __post_init__(self) -> None:
+        """Check limits and percentile."""
+        positive(**{"slo.ttft_s": self.ttft_s, "slo.tpot_s": self.tpot_s, "slo.itl_s": self.itl_s})
+        one_of(("p50", "p90", "p95", "p99"), **{"slo.percentile": self.percentile})

@@ -1,0 +1,147 @@
+"""Numbers from which the time of one engine step is evaluated; see `minicluster.plan.step_time`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from minicluster.specs.checks import STRICT, not_negative, positive
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepCoefficients:
+    """
+    One pool's step time, eq. S1 of docs/model.md.
+
+        t = base + experts (1 - q^(n + B)) + max(stream, a n + b B) + c pairs + d context
+
+    n: prompt tokens computed in the step, B: sequences decoded in it, pairs: sum over prompt
+    tokens of the tokens they attend to, context: cached tokens read by the decoded sequences.
+    Without a mixture of experts the second term is zero.
+
+    Attributes:
+        base_s: per step, whatever is in it.
+        stream_s: reading the weights once; what compute hides behind.
+        per_prefill_token_s: a.
+        per_sequence_s: b.
+        per_pair_s: c.
+        per_context_token_s: d.
+        max_tokens: largest n the fit saw.
+        max_batch: largest B the fit saw.
+        max_context_tokens: longest sequence the fit saw.
+        error_fraction: mean absolute relative error of the fit.
+        experts_s: reading all routed experts once.
+        expert_miss_fraction: q, chance that one token leaves an expert alone, 1 - k / E.
+    """
+
+    __pydantic_config__ = STRICT
+
+    base_s: float
+    stream_s: float
+    per_prefill_token_s: float
+    per_sequence_s: float
+    per_pair_s: float
+    per_context_token_s: float
+    max_tokens: int
+    max_batch: int
+    max_context_tokens: int
+    error_fraction: float
+    experts_s: float = 0.0
+    expert_miss_fraction: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Check signs: a step with more in it never takes less time."""
+        not_negative(
+            base_s=self.base_s,
+            stream_s=self.stream_s,
+            per_prefill_token_s=self.per_prefill_token_s,
+            per_sequence_s=self.per_sequence_s,
+            per_pair_s=self.per_pair_s,
+            per_context_token_s=self.per_context_token_s,
+            error_fraction=self.error_fraction,
+            experts_s=self.experts_s,
+            expert_miss_fraction=self.expert_miss_fraction,
+        )
+        positive(max_tokens=self.max_tokens, max_batch=self.max_batch)
+
+    def times(self, factor: float) -> StepCoefficients:
+        """Return the step *factor* times as long."""
+        return replace(
+            self,
+            base_s=self.base_s * factor,
+            stream_s=self.stream_s * factor,
+            per_prefill_token_s=self.per_prefill_token_s * factor,
+            per_sequence_s=self.per_sequence_s * factor,
+            per_pair_s=self.per_pair_s * factor,
+            per_context_token_s=self.per_context_token_s * factor,
+            experts_s=self.experts_s * factor,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PathCoefficients:
+    """
+    What a request spends between the two pools, outside their steps.
+
+    Attributes:
+        request_s: ingress, routing and RPC, once per request.
+        transfer_base_s: fixed part of the KV pull.
+        transfer_per_token_s: KV pull per prompt token.
+        error_fraction: mean absolute relative error of the fit.
+    """
+
+    __pydantic_config__ = STRICT
+
+    request_s: float
+    transfer_base_s: float
+    transfer_per_token_s: float
+    error_fraction: float
+
+    def __post_init__(self) -> None:
+        """Check signs."""
+        not_negative(
+            request_s=self.request_s,
+            transfer_base_s=self.transfer_base_s,
+            transfer_per_token_s=self.transfer_per_token_s,
+            error_fraction=self.error_fraction,
+        )
+
+
+HOLDS = 3
+"""Times that a request holds up those that decode: it is received, handed over, and joins."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interference:
+    """
+    How much slower a pool's step is because of what the other pool does meanwhile.
+
+    Zero where pools share nothing.
+
+    Attributes:
+        prefill_fraction: added to prefill in service, whatever decode does at the moment: requests
+            are received, routed and handed over by the same cores.
+        prefill_per_sequence_fraction: added to prefill for each sequence being decoded: every
+            token on its way to a client takes time from the cores.
+        prefill_per_request_s: added to each prompt: the cores also receive, route and hand over.
+        decode_fraction: added to a decode step while prefill is busy.
+        decode_per_request_s: what each request that joins the batch holds all of it up, in `HOLDS`
+            equal parts.
+    """
+
+    __pydantic_config__ = STRICT
+
+    prefill_fraction: float = 0.0
+    prefill_per_sequence_fraction: float = 0.0
+    prefill_per_request_s: float = 0.0
+    decode_fraction: float = 0.0
+    decode_per_request_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Check signs."""
+        not_negative(
+            prefill_fraction=self.prefill_fraction,
+            prefill_per_sequence_fraction=self.prefill_per_sequence_fraction,
+            prefill_per_request_s=self.prefill_per_request_s,
+            decode_fraction=self.decode_fraction,
+            decode_per_request_s=self.decode_per_request_s,
+        )

@@ -1,0 +1,98 @@
+"""The load: how often requests come, and how long they are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from minicluster.errors import InputError
+from minicluster.specs.checks import STRICT, not_negative, one_of, positive
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lengths:
+    """
+    A distribution of token counts, each at least 1.
+
+    `fixed`: always `mean`. `uniform`: integers from `low` to `high`, both included.
+    `lognormal`: median `median`, standard deviation of the logarithm `sigma`, cut at `high`.
+
+    Attributes:
+        distribution: fixed, uniform or lognormal.
+        mean: fixed: the length.
+        low: uniform: the shortest.
+        high: uniform and lognormal: the longest.
+        median: lognormal: half of the lengths are below.
+        sigma: lognormal: standard deviation of the logarithm.
+    """
+
+    __pydantic_config__ = STRICT
+
+    distribution: str = "fixed"
+    mean: int | None = None
+    low: int | None = None
+    high: int | None = None
+    median: float | None = None
+    sigma: float | None = None
+
+    def __post_init__(self) -> None:
+        """Check that exactly the keys of the distribution are there."""
+        one_of(("fixed", "uniform", "lognormal"), distribution=self.distribution)
+        needed = {
+            "fixed": {"mean"},
+            "uniform": {"low", "high"},
+            "lognormal": {"median", "sigma", "high"},
+        }[self.distribution]
+        for key in ("mean", "low", "high", "median", "sigma"):
+            value = getattr(self, key)
+            if key in needed and value is None:
+                raise InputError(key, None, f"a number: lengths are {self.distribution}")
+            if key not in needed and value is not None:
+                raise InputError(key, value, f"no such key: lengths are {self.distribution}")
+        positive(mean=self.mean, low=self.low, high=self.high, median=self.median)
+        not_negative(sigma=self.sigma)
+        floor = self.low if self.low is not None else self.median
+        if floor is not None and self.high is not None and floor > self.high:
+            raise InputError("high", self.high, f"at least {floor}")
+
+    @classmethod
+    def fixed(cls, tokens: int) -> Lengths:
+        """Return the distribution that always gives *tokens*."""
+        return cls(mean=tokens)
+
+    @property
+    def max_tokens(self) -> int:
+        """Largest length that can occur."""
+        return self.high if self.high is not None else int(self.mean or 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkloadSpec:
+    """
+    Open-loop Poisson arrivals with given lengths.
+
+    Attributes:
+        requests_per_s: mean arrival rate.
+        input_tokens: prompt length, a number or a distribution.
+        output_tokens: answer length, a number or a distribution.
+        prefix_tokens: of the input, already in the prefix cache.
+        trace: file of arrivals that replaces rate and lengths.
+    """
+
+    __pydantic_config__ = STRICT
+
+    requests_per_s: float
+    input_tokens: Lengths
+    output_tokens: Lengths
+    prefix_tokens: int = 0
+    trace: str | None = None
+
+    def __post_init__(self) -> None:
+        """Check the rate and the prefix."""
+        positive(**{"workload.requests_per_s": self.requests_per_s})
+        not_negative(**{"workload.prefix_tokens": self.prefix_tokens})
+        if self.prefix_tokens >= self.input_tokens.max_tokens:
+            raise InputError(
+                "workload.prefix_tokens",
+                self.prefix_tokens,
+                f"less than the longest input, {self.input_tokens.max_tokens}",
+            )

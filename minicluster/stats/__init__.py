@@ -1,0 +1,1 @@
+"""Quantiles, confidence intervals and bootstrap tests of measured latencies."""

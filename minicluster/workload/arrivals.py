@@ -1,0 +1,117 @@
+"""Who arrives when, and how long: one seed gives simulator and load test the same requests."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from minicluster.errors import InputError
+
+if TYPE_CHECKING:
+    from minicluster.specs.workload import Lengths, WorkloadSpec
+
+
+CONTENT_TOKENS = 512
+"""Of a block that has an id, as in the published Mooncake traces."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrivals:
+    """
+    Requests in order of arrival.
+
+    Attributes:
+        due_s: arrival times from the start, ascending, shape (n,).
+        input_tokens: prompt lengths, shape (n,).
+        output_tokens: lengths to generate, shape (n,).
+        previous: index of the request that has to be done first, -1: none, shape (n,); `None`:
+            nobody waits for another. Of those that wait, `due_s` says nothing.
+        think_s: from the end of the previous request to the arrival of this one, shape (n,).
+        prefix_tokens: of the prompt, in the prefix cache wherever it goes, shape (n,).
+        session: conversation, whose earlier turns are a prefix of the prompt; -1: none, shape (n,).
+        content: per request, ids of its prompt's whole blocks of `CONTENT_TOKENS`; equal ids: equal
+            tokens from the first on. `None`: nothing is known of what prompts share.
+    """
+
+    due_s: NDArray[np.float64]
+    input_tokens: NDArray[np.int64]
+    output_tokens: NDArray[np.int64]
+    previous: NDArray[np.int64] | None = None
+    think_s: NDArray[np.float64] | None = None
+    prefix_tokens: NDArray[np.int64] | None = None
+    session: NDArray[np.int64] | None = None
+    content: tuple[tuple[int, ...], ...] | None = None
+
+    def __len__(self) -> int:
+        """Count the requests."""
+        return len(self.due_s)
+
+
+def sample_lengths(lengths: Lengths, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    """Draw *count* lengths, each at least 1, shape (count,)."""
+    if lengths.distribution == "fixed":
+        return np.full(count, lengths.mean, dtype=np.int64)
+    if lengths.distribution == "uniform":
+        return rng.integers(lengths.low or 1, lengths.max_tokens, size=count, endpoint=True)
+    drawn = (lengths.median or 1) * np.exp((lengths.sigma or 0) * rng.standard_normal(count))
+    return np.clip(np.rint(drawn), 1, lengths.max_tokens).astype(np.int64)
+
+
+def length_quantiles(lengths: Lengths, count: int) -> NDArray[np.float64]:
+    """
+    Return *count* equally likely lengths: the quantiles at (k + 1/2) / count, shape (count,).
+
+    For closed forms that average over lengths without drawing any.
+    """
+    levels = (np.arange(count) + 0.5) / count
+    if lengths.distribution == "fixed":
+        return np.full(count, float(lengths.mean or 0))
+    if lengths.distribution == "uniform":
+        low, high = lengths.low or 1, lengths.max_tokens
+        return np.floor(low + levels * (high - low + 1))
+    drawn = (lengths.median or 1) * np.exp((lengths.sigma or 0) * _normal_quantile(levels))
+    return np.clip(np.rint(drawn), 1, lengths.max_tokens)
+
+
+def poisson_arrivals(workload: WorkloadSpec, *, duration_s: float, seed: int) -> Arrivals:
+    """
+    Poisson arrivals over *duration_s* seconds.
+
+    Gaps, prompt lengths and output lengths come from three independent streams of *seed*, so
+    that changing one distribution leaves the draws of the others as they were.
+
+    Raises:
+        InputError: the duration is not positive, or nothing arrives in it.
+    """
+    if not duration_s > 0:
+        raise InputError("duration_s", duration_s, "more than 0 seconds")
+    gaps, prompts, outputs = (
+        np.random.default_rng(child) for child in np.random.SeedSequence(seed).spawn(3)
+    )
+    mean_count = workload.requests_per_s * duration_s
+    drawn = int(mean_count + 10 * np.sqrt(mean_count) + 10)
+    due = np.cumsum(gaps.exponential(1 / workload.requests_per_s, size=drawn))
+    due = due[due < duration_s]
+    if not len(due):
+        raise InputError(
+            "duration_s", duration_s, f"long enough for {workload.requests_per_s} requests/s"
+        )
+    return Arrivals(
+        due_s=due,
+        input_tokens=sample_lengths(workload.input_tokens, len(due), prompts),
+        output_tokens=sample_lengths(workload.output_tokens, len(due), outputs),
+    )
+
+
+def _normal_quantile(levels: NDArray[np.float64]) -> NDArray[np.float64]:
+    """
+    Inverse of the standard normal distribution, absolute error below 2e-9 after one Newton step.
+
+    Source: the standard library's NormalDist.inv_cdf (Wichura, AS241).
+    """
+    from statistics import NormalDist  # noqa: PLC0415  (only lognormal lengths need it)
+
+    return np.array([NormalDist().inv_cdf(level) for level in levels])

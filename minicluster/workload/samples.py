@@ -1,0 +1,175 @@
+"""What was measured: one request, one line of `samples.jsonl`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, fields
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from minicluster.errors import InputError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+OUTCOMES = {
+    "ok": "answered",
+    "shed": "shed by the server (429, 503)",
+    "timeout": "timed out",
+    "cut": "cut mid-stream",
+    "refused": "no connection",
+    "bad_status": "bad status",
+    "server_error": "error in the stream",
+    "malformed": "malformed stream",
+    "no_usage": "stream without usage",
+    "client": "client out of files or memory",
+    "unfinished": "unfinished when the run ended",
+}
+"""Every way a request can end, and how we say it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """
+    One request. All times are seconds from the start of the run, on the client's monotonic clock.
+
+    Attributes:
+        index: place in the schedule.
+        in_window: whether its scheduled arrival lies in the measured window.
+        due_s: scheduled arrival.
+        send_s: when the client began to send it; later than `due_s` by the client's own lag.
+        end_s: when its stream closed, or it failed.
+        asked_input_tokens: prompt length sent.
+        asked_output_tokens: output length asked for.
+        input_tokens: prompt length in the server's `usage`.
+        output_tokens: tokens generated according to `usage`.
+        chunk_s: arrival of each chunk that carried tokens.
+        chunk_tokens: tokens in each of them; empty where the server sends no running total.
+        outcome: one of `OUTCOMES`.
+        detail: what was seen, where the outcome is not ok.
+        phases_s: what the server says of its own phases; empty where it says nothing. From the
+            `Server-Timing` header, and from `metrics` in the stream (vLLM), by their names.
+        cached_tokens: prompt tokens that the server had in its prefix cache, where it tells.
+    """
+
+    index: int
+    in_window: bool
+    due_s: float
+    send_s: float
+    end_s: float
+    asked_input_tokens: int
+    asked_output_tokens: int
+    input_tokens: int | None
+    output_tokens: int | None
+    chunk_s: tuple[float, ...]
+    chunk_tokens: tuple[int, ...]
+    outcome: str
+    detail: str | None = None
+    phases_s: dict[str, float] = field(default_factory=dict)
+    cached_tokens: int | None = None
+
+    @property
+    def ok(self) -> bool:
+        """Whether the whole answer came."""
+        return self.outcome == "ok"
+
+    @property
+    def ttft_s(self) -> float:
+        """Scheduled arrival to first content chunk; the SLO is judged on this one."""
+        return self.chunk_s[0] - self.due_s
+
+    @property
+    def ttft_send_s(self) -> float:
+        """Send to first content chunk."""
+        return self.chunk_s[0] - self.send_s
+
+    @property
+    def first_chunk_tokens(self) -> int:
+        """Tokens in the first chunk; 1 where the server does not tell."""
+        return self.chunk_tokens[0] if self.chunk_tokens else 1
+
+    @property
+    def tpot_s(self) -> float | None:
+        """(last - first chunk) / (tokens after the first chunk); `None` if there are none."""
+        after_first = (self.output_tokens or 0) - self.first_chunk_tokens
+        if after_first <= 0:
+            return None
+        return (self.chunk_s[-1] - self.chunk_s[0]) / after_first
+
+    @property
+    def gaps_s(self) -> tuple[float, ...]:
+        """
+        Gaps between consecutive tokens after the first chunk (ITL); their mean is the TPOT.
+
+        Tokens that came in one chunk came at once: the first of them waited for the whole gap,
+        the others for nothing.
+        """
+        gaps: list[float] = []
+        for k, (before_s, after_s) in enumerate(pairwise(self.chunk_s), 1):
+            gaps.append(after_s - before_s)
+            if self.chunk_tokens:
+                gaps += [0.0] * (self.chunk_tokens[k] - 1)
+        return tuple(gaps)
+
+    @property
+    def gap_ends_s(self) -> tuple[float, ...]:
+        """When each of `gaps_s` ended."""
+        tokens = self.chunk_tokens or (1,) * len(self.chunk_s)
+        later = zip(self.chunk_s[1:], tokens[1:], strict=True)
+        return tuple(at_s for at_s, count in later for _ in range(count))
+
+    @property
+    def longest_stall_s(self) -> float:
+        """Longest of the gaps; 0 where there are none."""
+        return max(self.gaps_s, default=0.0)
+
+    @property
+    def e2e_s(self) -> float:
+        """Scheduled arrival to last token."""
+        return self.chunk_s[-1] - self.due_s
+
+
+def to_line(sample: Sample) -> str:
+    """Write *sample* as one line of JSON, times to the microsecond."""
+    row: dict[str, object] = {}
+    for column in fields(Sample):
+        value = getattr(sample, column.name)
+        row[column.name] = round(value, 6) if isinstance(value, float) else value
+    row["chunk_s"] = [round(t, 6) for t in sample.chunk_s]
+    row["phases_s"] = {name: round(t, 6) for name, t in sample.phases_s.items()}
+    return json.dumps(row, separators=(",", ":"))
+
+
+def read_samples(path: Path) -> tuple[Sample, ...]:
+    """
+    Read samples, in the order of the schedule.
+
+    A last line without its end, left by a client that was killed, is skipped.
+
+    Raises:
+        InputError: no such file, or a line that is no sample.
+
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise InputError(str(path), error.strerror, "samples written by `loadtest run`") from None
+    except UnicodeDecodeError:
+        raise InputError(str(path), "binary data", "samples written by `loadtest run`") from None
+    lines = text.split("\n")[:-1]
+    return tuple(
+        sorted(
+            (_from_line(line, f"{path}:{number}") for number, line in enumerate(lines, 1)),
+            key=lambda sample: sample.index,
+        )
+    )
+
+
+def _from_line(line: str, place: str) -> Sample:
+    try:
+        row = json.loads(line)
+        return Sample(
+            **row | {"chunk_s": tuple(row["chunk_s"]), "chunk_tokens": tuple(row["chunk_tokens"])}
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(place, str(error), "a sample as `loadtest run` writes it") from None

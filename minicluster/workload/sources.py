@@ -1,0 +1,125 @@
+"""How requests come: at what gaps, from how many users, in how many turns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from minicluster.errors import InputError
+from minicluster.specs.checks import not_negative, one_of, positive
+from minicluster.workload.arrivals import Arrivals, sample_lengths
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from minicluster.specs.workload import WorkloadSpec
+
+PROCESSES = ("poisson", "gamma", "constant")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """
+    Where requests come from.
+
+    Attributes:
+        process: gaps between arrivals: `poisson` exponential, `gamma` with the coefficient of
+            variation *gap_cv* (above 1: bursts), `constant` all alike.
+        gap_cv: only for gamma.
+        users: closed loop: that many users, each sending its next request when the last one is
+            answered; `None`: open loop, at the workload's rate.
+        turns: requests of a conversation; each prompt is the conversation so far and a new input.
+        think_s: from an answer to the same user's or conversation's next request.
+    """
+
+    process: str = "poisson"
+    gap_cv: float | None = None
+    users: int | None = None
+    turns: int = 1
+    think_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Check that the keys fit one another."""
+        one_of(PROCESSES, process=self.process)
+        positive(gap_cv=self.gap_cv, users=self.users, turns=self.turns)
+        not_negative(think_s=self.think_s)
+        if (self.gap_cv is None) == (self.process == "gamma"):
+            raise InputError("gap_cv", self.gap_cv, "a number for gamma gaps, else none")
+        if self.users is not None and (self.process != "poisson" or self.turns > 1):
+            raise InputError("users", self.users, "none with other gaps or turns: a closed loop")
+
+
+def drawn(workload: WorkloadSpec, source: Source, *, count: int, seed: int) -> Arrivals:
+    """
+    Draw *count* requests.
+
+    Gaps, prompt lengths and output lengths come from three independent streams of *seed*, the
+    same ones as `poisson_arrivals`: of a Poisson source these are its first *count* arrivals.
+
+    Raises:
+        InputError: *count* is not positive.
+
+    Ignores:
+        With turns: the arrivals' rate is that of requests while conversations come in full;
+        the last conversation may be cut.
+    """
+    positive(count=count)
+    gaps, prompts, outputs = (
+        np.random.default_rng(child) for child in np.random.SeedSequence(seed).spawn(3)
+    )
+    inputs = sample_lengths(workload.input_tokens, count, prompts)
+    answers = sample_lengths(workload.output_tokens, count, outputs)
+    prefix = np.full(count, workload.prefix_tokens, dtype=np.int64)
+    if source.users is not None:
+        number = np.arange(count)
+        return Arrivals(
+            due_s=np.zeros(count),
+            input_tokens=inputs,
+            output_tokens=answers,
+            previous=np.where(number < source.users, -1, number - source.users),
+            think_s=np.full(count, source.think_s),
+            prefix_tokens=prefix,
+        )
+    starts = -(-count // source.turns)
+    due = np.cumsum(_gaps_s(source, starts, source.turns / workload.requests_per_s, gaps))
+    if source.turns == 1:
+        return Arrivals(due_s=due, input_tokens=inputs, output_tokens=answers, prefix_tokens=prefix)
+    return _conversations(source, due, inputs, answers, prefix)
+
+
+def _gaps_s(
+    source: Source, count: int, mean_s: float, rng: np.random.Generator
+) -> NDArray[np.float64]:
+    """Draw gaps, shape (count,)."""
+    if source.process == "constant":
+        return np.full(count, mean_s)
+    if source.gap_cv is not None:
+        shape = source.gap_cv**-2
+        return rng.gamma(shape, mean_s / shape, size=count)
+    return rng.exponential(mean_s, size=count)
+
+
+def _conversations(
+    source: Source,
+    starts: NDArray[np.float64],
+    inputs: NDArray[np.int64],
+    answers: NDArray[np.int64],
+    prefix: NDArray[np.int64],
+) -> Arrivals:
+    """Chain each conversation's turns; every prompt holds what was said before it."""
+    count = len(inputs)
+    number = np.arange(count)
+    session, turn = number // source.turns, number % source.turns
+    said = np.cumsum(inputs + answers)
+    before = np.concatenate([[0], said])[session * source.turns]
+    return Arrivals(
+        due_s=np.where(turn == 0, starts[session], np.inf),
+        input_tokens=said - answers - before,
+        output_tokens=answers,
+        previous=np.where(turn == 0, -1, number - 1),
+        think_s=np.full(count, source.think_s),
+        prefix_tokens=prefix,
+        session=session,
+    )

@@ -1,0 +1,1 @@
+"""Admission control: which requests would keep their SLO, and what is in flight."""

@@ -1,0 +1,100 @@
+"""Errors as clients see them: OpenAI's shape, a request id, and nothing of our insides."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import uuid
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse, Response
+
+from serving.protocol.refusal import Refusal
+from serving.request.validation import Refused
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from starlette.requests import Request
+
+    from serving.admission.policy import Shed
+
+logger = logging.getLogger(__name__)
+
+REQUEST_ID = "X-Request-Id"
+OURS = re.compile(r"[A-Za-z0-9._-]{1,64}")
+"""Request ids of clients that we repeat; others could forge lines of a log."""
+
+TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+
+
+def request_id(request: Request) -> str:
+    """Return the id of a request: the client's, if it is fit for a log, or a new one."""
+    given = request.headers.get(REQUEST_ID, "")
+    return given if OURS.fullmatch(given) else f"req-{uuid.uuid4().hex}"
+
+
+def error_body(refusal: Refusal) -> dict[str, dict[str, str | None]]:
+    """Return OpenAI's error object."""
+    body = refusal.body
+    # What the engine repeats of a request may be no text; an answer has to be.
+    body["error"]["message"] = refusal.message.encode("utf-8", "replace").decode()
+    body["error"]["type"] = TYPES.get(refusal.status, body["error"]["type"])
+    return body
+
+
+def error_response(refusal: Refusal, headers: Mapping[str, str]) -> Response:
+    """Answer a refusal; *headers* besides its own."""
+    more = {"X-Should-Retry": "false"} if refusal.code == "slo_unreachable" else {}
+    if refusal.status == 401:  # noqa: PLR2004
+        more["WWW-Authenticate"] = "Bearer"
+    return JSONResponse(
+        error_body(refusal),
+        status_code=refusal.status,
+        headers={**refusal.headers, **more, **headers},
+    )
+
+
+def error_event(refusal: Refusal) -> str:
+    """Return the server-sent event that ends a stream which broke off; no [DONE] follows."""
+    return f"data: {json.dumps(error_body(refusal))}\n\n"
+
+
+def refusal_of(error: Exception, at: str) -> Refusal:
+    """
+    Turn any exception into what the client is told.
+
+    Args:
+        error: what was raised.
+        at: id of the request, by which the log is found.
+    """
+    if isinstance(error, Refused):
+        return error.refusal
+    if isinstance(error, HTTPException):
+        return Refusal(status=error.status_code, message=str(error.detail))
+    logger.error("request %s failed", at, exc_info=error)
+    return Refusal(status=500, message=f"The server failed to answer; its log names {at}.")
+
+
+def with_param(refusal: Refusal, body: Mapping[str, object]) -> Refusal:
+    """Name the parameter at fault where the engine's message does and its error object does not."""
+    if refusal.param is not None or refusal.status >= 500:  # noqa: PLR2004
+        return refusal
+    message = refusal.message.lower()
+    for name in sorted(body, key=len, reverse=True):
+        if len(name) > 1 and (name in message or name.replace("_", " ") in message):
+            return replace(refusal, param=name)
+    return refusal
+
+
+def shed_refusal(shed: Shed) -> Refusal:
+    """Return what a client is told that is not admitted."""
+    return Refusal(
+        status=429,
+        message=shed.message,
+        code="slo_unreachable" if shed.retry_after_s is None else f"slo_{shed.reason}",
+        retry_after_s=shed.retry_after_s,
+    )

@@ -1,0 +1,133 @@
+"""`serving status`, `verify` and `logs`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from minicluster.errors import NegativeAnswer
+from minicluster.plan import read_deployment, read_plan
+from serving.cluster.logs import replica_logs
+from serving.cluster.processes import marked
+from serving.deployment.limits import limits
+from serving.operations.scale import SCALED, cluster_id_of
+from serving.operations.status import current, look
+from serving.operations.verify import differences
+
+if TYPE_CHECKING:
+    from minicluster.plan import Deployment
+    from serving.cluster.state import State
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print exactly the data, as JSON.")]
+
+
+def status(
+    *,
+    as_json: AsJson = False,
+    ports: Annotated[
+        bool,
+        typer.Option("--sockets", help="Instead: where the processes started here listen."),
+    ] = False,
+) -> None:
+    """Show what is planned, what is deployed, and whether it is healthy."""
+    state = current()
+    if ports:
+        _show_sockets(state, as_json=as_json)
+        return
+    deployed = look(state)
+    planned = read_deployment(Path(state.plan))
+    rows = [
+        {
+            "role": pool.role,
+            "planned": pool.replicas,
+            "deployed": deployed.replicas.get(pool.role, 0),
+            "healthy": deployed.status.get(pool.role) == "HEALTHY",
+        }
+        for pool in planned.pools
+    ]
+    if as_json:
+        typer.echo(
+            json.dumps(
+                {
+                    "base_url": state.base_url,
+                    "plan_hash": state.plan_hash,
+                    "started": state.started,
+                    "ready": state.ready,
+                    "answers": deployed.answers,
+                    "pools": rows,
+                    "changes": state.changes,
+                }
+            )
+        )
+        return
+    answers = "answers" if deployed.answers else "does not answer"
+    typer.echo(f"{state.base_url} {answers}; started {state.started}; plan {state.plan_hash}")
+    for row in rows:
+        healthy = "healthy" if row["healthy"] else deployed.status.get(str(row["role"]), "missing")
+        typer.echo(f"{row['role']:8} {row['deployed']} of {row['planned']} replicas, {healthy}")
+    for change in state.changes:
+        typer.echo(f"not as planned, by request: {change}")
+
+
+def _show_sockets(state: State, *, as_json: bool) -> None:
+    """Show where the cluster's processes listen, and what each answers who has no token."""
+    from serving.cluster.sockets import answers, sockets  # noqa: PLC0415  (gRPC, only where asked)
+
+    cluster_id = cluster_id_of(state)
+    if not cluster_id:
+        raise NegativeAnswer(f"{state.address} was not started from this directory")
+    rows = [
+        {"address": each.address, "port": each.port, "process": each.process, "answers": answer}
+        for each, answer in answers(sockets(marked(cluster_id)))
+    ]
+    if as_json:
+        typer.echo(json.dumps(rows))
+        return
+    for row in rows:
+        where = f"{row['address']}:{row['port']}"
+        typer.echo(f"{where:22} {row['answers']:16} {row['process']}")
+
+
+def verify(*, as_json: AsJson = False) -> None:
+    """Compare what runs with the plan: replicas, TP, nodes, cores, limits, engine settings."""
+    state = current()
+    planned = read_deployment(Path(state.deployment))
+    found = differences(planned, look(state, facts=True), state.target, bounds(state))
+    if as_json:
+        data = {"as_planned": not found, "differences": found, "changes": state.changes}
+        typer.echo(json.dumps(data))
+    if found:
+        raise NegativeAnswer("\n  ".join(["deployed is not what was planned:", *found]))
+    if not as_json:
+        typer.echo(f"deployed as planned: {_summary(planned)}")
+        for change in state.changes:
+            typer.echo(f"but, by request: {change}")
+
+
+def logs(
+    lines: Annotated[
+        int, typer.Option("--lines", "-n", help="Last lines of each log.", min=1)
+    ] = 20,
+) -> None:
+    """Print the end of each replica's log, of what runs or else of what ran last."""
+    for title, text in replica_logs(lines):
+        typer.echo(f"==> {title} <==\n{text}")
+
+
+def bounds(state: State) -> dict[str, dict[str, Any]]:
+    """Return what bounds each role's queues, as it was compiled."""
+    file = Path(state.plan)
+    kept = all(SCALED in change for change in state.changes)
+    plan = read_plan(file) if state.planned and kept else None
+    return {
+        pool.role: limits(pool, plan, deadlines_s=state.deadlines_s, token_limit=state.token_limit)
+        for pool in read_deployment(file).pools
+    }
+
+
+def _summary(planned: Deployment) -> str:
+    """Return the pools in a few words."""
+    return ", ".join(f"{pool.role} {pool.replicas}xTP{pool.tp}" for pool in planned.pools)

@@ -1,0 +1,133 @@
+"""Talking to a Ray cluster from a command that soon ends."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING
+
+import grpc
+import ray
+from ray._private.authentication.authentication_token_setup import AuthenticationTokenLoader, Config
+from ray._private.grpc_utils import init_grpc_channel
+
+from minicluster.errors import InputError, TargetFailed
+from serving.cluster.local_cluster import token_file
+from serving.cluster.loopback import loopback
+from serving.cluster.ports import LOOPBACK
+from serving.cluster.token import (
+    MODE,
+    TOKEN,
+    TOKEN_PATH,
+    refuse_missing_certificates,
+    refuse_missing_token,
+    use_token,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+CONNECT_S = 5.0
+"""How long a head may take to answer."""
+
+FIRST_CALL = "/ray.rpc.NodeInfoGcsService/GetClusterId"
+"""What every client asks a head first; it takes no arguments."""
+
+
+@contextmanager
+def connected(address: str) -> Iterator[None]:
+    """
+    Be a driver of the cluster for the duration of the block.
+
+    Its token is the one that this directory's cluster was started with; of any other cluster it
+    comes from Ray's own places: RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH, ~/.ray/auth_token.
+
+    Raises:
+        InputError: the cluster's token is missing or wrong.
+        TargetFailed: nobody answers there.
+    """
+    refuse_missing_certificates(os.environ)
+    if not _answers(address):
+        raise TargetFailed(f"no Ray cluster at {address}: nobody listens there")
+    local = address.startswith("127.")
+    with _with_token_of(address), loopback() if local else nullcontext():
+        _show_token(address)
+        try:
+            ray.init(
+                address=address,
+                namespace="minicluster",
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                _node_ip_address=LOOPBACK if local else None,
+            )
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise TargetFailed(f"no Ray cluster at {address}: {error}") from None
+        try:
+            yield
+        finally:
+            ray.shutdown()
+
+
+def instance_of(address: str) -> str:
+    """Return Ray's name of what runs at *address*: another one after a start; raises as above."""
+    with connected(address):
+        return str(ray.get_runtime_context().get_session_name())
+
+
+@contextmanager
+def _with_token_of(address: str) -> Iterator[None]:
+    """Have Ray show the cluster's token for the duration of the block."""
+    before = {name: os.environ.get(name) for name in (MODE, TOKEN, TOKEN_PATH)}
+    file = token_file(address)
+    if file is None:
+        os.environ.setdefault(MODE, "token")
+    else:
+        use_token(os.environ, file)
+    try:
+        refuse_missing_token(os.environ, address)
+        # Ray looks at its variables once, when it is imported, and keeps the token that it found.
+        Config.initialize("")
+        AuthenticationTokenLoader.instance().reset_cache()
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+
+
+def _answers(address: str) -> bool:
+    """Tell whether somebody listens at `host:port`; Ray itself would try again for many minutes."""
+    if not _is_host_and_port(address):
+        return True
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S):
+            return True
+    except OSError:
+        return False
+
+
+def _is_host_and_port(address: str) -> bool:
+    """Tell this form of an address from the others that Ray knows."""
+    host, _, port = address.rpartition(":")
+    return "/" not in host and port.isdigit()
+
+
+def _show_token(address: str) -> None:
+    """Raise where the head refuses the token; Ray would try for 20 s, and not say why it fails."""
+    if not _is_host_and_port(address):
+        return
+    with init_grpc_channel(address) as channel:
+        try:
+            channel.unary_unary(FIRST_CALL)(b"", timeout=CONNECT_S)
+        except grpc.RpcError as error:
+            if error.code() == grpc.StatusCode.UNAUTHENTICATED:
+                raise InputError(
+                    TOKEN_PATH,
+                    os.environ.get(TOKEN_PATH),
+                    f"the token of the Ray cluster at {address}, which refuses this one",
+                ) from None
+            raise TargetFailed(f"no Ray cluster at {address}: no answer") from None

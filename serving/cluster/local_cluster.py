@@ -1,0 +1,171 @@
+"""A labelled cluster of several raylets on this machine that outlives what is deployed on it."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from minicluster.errors import InputError, NegativeAnswer, TargetFailed
+from serving.cluster.processes import marked, stop
+from serving.cluster.raylets import new_session, start_nodes
+from serving.cluster.state import HOME, TOKEN, read_state
+from serving.cluster.token import refuse_missing_certificates
+from serving.protocol.app_spec import RayNode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+CLUSTER = HOME / "cluster.json"
+CLUSTER_TOKEN = HOME / "cluster-token"
+ROLES = ("prefill", "decode")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalCluster:
+    """
+    One cluster.
+
+    Attributes:
+        cluster_id: mark of its processes.
+        address: of its head.
+        session: Ray's directory, logs included.
+    """
+
+    cluster_id: str
+    address: str
+    session: str
+    started: str
+    nodes: tuple[RayNode, ...]
+
+
+def numbered_nodes(count: int, cpus: int) -> tuple[RayNode, ...]:
+    """Return the raylets of *count* nodes, each with a share of *cpus* for either role."""
+    return tuple(
+        RayNode(node=f"node-{number}", role=role, cores=tuple(range(cpus)), gpus=())
+        for number in range(count)
+        for role in ROLES
+    )
+
+
+def cluster_up(nodes: Sequence[RayNode], told: Callable[[str], None]) -> LocalCluster:
+    """
+    Start a cluster and write it down; on a failure nothing is left.
+
+    Raises:
+        InputError: there is one already, or what it is to encrypt with is missing.
+        TargetFailed: Ray did not start.
+    """
+    running = read_cluster()
+    if running is not None:
+        raise InputError("cluster", running.address, "none yet", "`serving cluster down`")
+    refuse_missing_certificates(os.environ)
+    cluster = LocalCluster(
+        cluster_id=secrets.token_hex(8),
+        address="",
+        session=str(new_session()),
+        started=datetime.now(UTC).isoformat(timespec="seconds"),
+        nodes=tuple(nodes),
+    )
+    _write(cluster)
+    try:
+        address = start_nodes(
+            nodes,
+            cluster_id=cluster.cluster_id,
+            session=Path(cluster.session),
+            token=CLUSTER_TOKEN,
+            told=told,
+        )
+    except BaseException:
+        told("stopping what was started")
+        _remove(cluster)
+        raise
+    cluster = replace(cluster, address=address)
+    _write(cluster)
+    return cluster
+
+
+def cluster_down() -> bool:
+    """
+    Stop the cluster; `False`: there is none.
+
+    Raises:
+        InputError: something is deployed on it.
+        TargetFailed: a process does not end.
+    """
+    cluster = read_cluster()
+    if cluster is None:
+        return False
+    state = read_state()
+    if state is not None and state.address == cluster.address:
+        raise InputError("cluster", state.base_url, "nothing deployed on it", "`serving down`")
+    _remove(cluster)
+    return True
+
+
+def current_cluster() -> LocalCluster:
+    """
+    Return the cluster that was started from this directory.
+
+    Raises:
+        NegativeAnswer: none was.
+        TargetFailed: its processes are gone.
+    """
+    cluster = read_cluster()
+    if cluster is None:
+        raise NegativeAnswer("no cluster was started from this directory (`serving cluster up`)")
+    if not marked(cluster.cluster_id):
+        raise TargetFailed(
+            f"the cluster started {cluster.started} is gone; `serving cluster down` clears it"
+        )
+    return cluster
+
+
+def read_cluster() -> LocalCluster | None:
+    """Return what was written down, if anything."""
+    try:
+        said = json.loads(CLUSTER.read_text(encoding="utf-8"))
+        nodes = tuple(
+            RayNode(**{**node, "cores": tuple(node["cores"]), "gpus": tuple(node["gpus"])})
+            for node in said["nodes"]
+        )
+        return LocalCluster(**{**said, "nodes": nodes})
+    except FileNotFoundError:
+        return None
+    except (ValueError, TypeError, KeyError) as error:
+        raise InputError(
+            str(CLUSTER), str(error), "what `serving cluster up` wrote", f"remove {CLUSTER}"
+        ) from None
+
+
+def token_file(address: str) -> Path | None:
+    """Return where the token of the cluster at *address* lies, if it was started from here."""
+    state, cluster = read_state(), read_cluster()
+    if state is not None and state.cluster_id and state.address == address:
+        return TOKEN
+    if cluster is not None and cluster.address == address:
+        return CLUSTER_TOKEN
+    return None
+
+
+def _write(cluster: LocalCluster) -> None:
+    """Write the cluster down, whole or not at all."""
+    HOME.mkdir(parents=True, exist_ok=True)
+    draft = CLUSTER.with_suffix(".draft")
+    draft.write_text(json.dumps(asdict(cluster), indent=2) + "\n", encoding="utf-8")
+    draft.replace(CLUSTER)
+
+
+def _remove(cluster: LocalCluster) -> None:
+    """End every process, and forget the cluster."""
+    left = stop(cluster.cluster_id)
+    if left:
+        raise TargetFailed(f"processes {sorted(left)} do not end; the cluster is kept")
+    shutil.rmtree(cluster.session, ignore_errors=True)
+    CLUSTER_TOKEN.unlink(missing_ok=True)
+    CLUSTER.unlink(missing_ok=True)

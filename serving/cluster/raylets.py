@@ -1,0 +1,129 @@
+"""A Ray cluster on this machine, one raylet for each pool's share of each planned node."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import TYPE_CHECKING
+
+from minicluster.errors import TargetFailed
+from serving.cluster.log_errors import first_error
+from serving.cluster.ports import LOOPBACK, free_ports
+from serving.cluster.processes import MARK, RAYLET, environment
+from serving.cluster.token import write_token
+from serving.protocol.app_spec import DEVICES_LABEL, NODE_LABEL, ROLE_LABEL
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from serving.protocol.app_spec import RayNode
+
+OURS = (ROLE_LABEL, NODE_LABEL, DEVICES_LABEL)
+OBJECT_STORE_BYTES = 128 << 20
+"""Requests and tokens are small; Ray's default would be 30 % of the memory."""
+
+
+def new_session() -> Path:
+    """Make Ray's directory; its path must be short, for it holds Unix sockets."""
+    return Path(mkdtemp(prefix="minicluster-", dir="/tmp"))
+
+
+def start_nodes(
+    nodes: Sequence[RayNode],
+    *,
+    cluster_id: str,
+    session: Path,
+    token: Path,
+    told: Callable[[str], None],
+) -> str:
+    """
+    Start one raylet a node, the first as the head; *token* becomes the file of their token.
+
+    Returns:
+        The cluster's address.
+
+    Raises:
+        TargetFailed: Ray did not start; the message is Ray's.
+    """
+    head, *others = nodes
+    port, client_port = free_ports(2)
+    address = f"{LOOPBACK}:{port}"
+    told(f"starting Ray: {len(nodes)} node(s)")
+    write_token(token)
+    env = environment(cluster_id, token)
+    _ray_start(
+        head,
+        env,
+        "--head",
+        f"--port={port}",
+        f"--ray-client-server-port={client_port}",
+        f"--temp-dir={session}",
+        "--include-dashboard=false",
+        "--disable-usage-stats",
+    )
+    join_nodes(others, env, address=address)
+    return address
+
+
+def join_nodes(nodes: Sequence[RayNode], env: Mapping[str, str], *, address: str) -> None:
+    """Start one raylet a node beside those of a cluster on this machine; raises as above."""
+    for node in nodes:
+        _ray_start(node, env, f"--address={address}")
+
+
+def raylet_mark(cluster_id: str, labels: Mapping[str, str]) -> str:
+    """Return the mark of one raylet's processes."""
+    return "-".join([cluster_id, *(labels[name] for name in OURS if name in labels)])
+
+
+def ray_options(node: RayNode) -> list[str]:
+    """Return what `ray start` is told of a node, here and on any other host."""
+    labels = ",".join(f"{key}={value}" for key, value in node.labels.items())
+    return [
+        f"--num-cpus={len(node.cores) or len(node.gpus)}",
+        f"--num-gpus={len(node.gpus)}",
+        f"--labels={labels}",
+        f"--object-store-memory={OBJECT_STORE_BYTES}",
+    ]
+
+
+def ray_lines(nodes: Sequence[RayNode], head: str, shared: str) -> Iterator[str]:
+    """
+    Yield what to type on each host so that a plan finds its nodes; the first host is the head.
+
+    Args:
+        nodes: raylets of the plan; those of one node run on one host.
+        head: address and port that the others reach the head at.
+        shared: variables that every process of the cluster needs.
+    """
+    for number, node in enumerate(nodes):
+        join = f"--head --port={head.rpartition(':')[2]}" if number == 0 else f"--address={head}"
+        device = ",".join(map(str, node.gpus))
+        visible = f"CUDA_VISIBLE_DEVICES={device} " if node.gpus else ""
+        yield f"# on the host that is {node.node}{', the head' if number == 0 else ''}"
+        options = " ".join(ray_options(node))
+        yield f"{visible}{shared} RAY_worker_niceness=0 ray start {join} {options}"
+
+
+def _ray_start(node: RayNode, env: Mapping[str, str], *options: str) -> None:
+    """Run `ray start`, which leaves its processes in the background."""
+    command = [
+        sys.executable,
+        "-m",
+        "serving.cluster.loopback",
+        "start",
+        *options,
+        f"--node-ip-address={LOOPBACK}",
+        *ray_options(node),
+    ]
+    env = {**env, RAYLET: raylet_mark(env[MARK], node.labels)}
+    if node.gpus:
+        env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, node.gpus))
+    done = subprocess.run(  # noqa: S603  (our own interpreter)
+        command, env=env, capture_output=True, text=True, check=False, start_new_session=True
+    )
+    if done.returncode:
+        said = first_error(done.stdout + done.stderr)
+        raise TargetFailed(f"Ray did not start for {node.role} on {node.node}: {said}")

@@ -1,0 +1,78 @@
+"""The token without which no process of a Ray cluster answers."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from minicluster.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, MutableMapping
+
+MODE, TOKEN, TOKEN_PATH = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
+"""Ray's own variables. Each process is given the path: whoever may list processes sees no token."""
+
+USE_TLS = "RAY_USE_TLS"
+CERTIFICATES = ("RAY_TLS_SERVER_CERT", "RAY_TLS_SERVER_KEY", "RAY_TLS_CA_CERT")
+
+
+TOKEN_ON_HOSTS = "/etc/minicluster-keys/ray-token"  # noqa: S105  (a path)
+"""Where the token of a cluster of several hosts lies on each of them, unless it is said."""
+
+
+def write_token(file: Path) -> None:
+    """Write a new random token into a file that only its owner may read."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.unlink(missing_ok=True)
+    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as token:
+        token.write(secrets.token_hex(32))
+
+
+def use_token(environ: MutableMapping[str, str], file: Path) -> None:
+    """Have Ray take the token of *file*, and no other one."""
+    environ.pop(TOKEN, None)  # Ray would prefer it
+    environ[MODE] = "token"
+    environ[TOKEN_PATH] = str(file.absolute())
+
+
+def shared_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return what every process of a cluster of several hosts needs, as it is set here."""
+    encrypts = {name: environ[name] for name in (USE_TLS, *CERTIFICATES) if name in environ}
+    return {MODE: "token", TOKEN_PATH: environ.get(TOKEN_PATH, TOKEN_ON_HOSTS), **encrypts}
+
+
+def refuse_missing_token(environ: Mapping[str, str], address: str) -> None:
+    """Raise InputError where Ray's own places hold no token for the cluster at *address*."""
+    if environ.get(MODE, "token").lower() != "token" or environ.get(TOKEN):
+        return
+    given = environ.get(TOKEN_PATH)
+    file = Path(given) if given else Path.home() / ".ray" / "auth_token"
+    try:
+        if file.read_text(encoding="utf-8").strip():
+            return
+    except (OSError, ValueError):
+        pass
+    raise InputError(
+        TOKEN_PATH,
+        given,
+        f"a file with the token of the Ray cluster at {address}",
+        f"or {TOKEN}, or ~/.ray/auth_token",
+    )
+
+
+def refuse_missing_certificates(environ: Mapping[str, str]) -> None:
+    """Raise InputError where Ray is to encrypt and a certificate or key is not there."""
+    if environ.get(USE_TLS, "0").lower() not in {"1", "true"}:
+        return
+    for name in CERTIFICATES:
+        file = environ.get(name)
+        if not file or not Path(file).is_absolute() or not os.access(file, os.R_OK):
+            raise InputError(
+                name,
+                file,
+                "the absolute path of a file that can be read",
+                f"or no {USE_TLS}",
+            )

@@ -1,0 +1,130 @@
+"""What vLLM is told: its arguments and environment, from the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from serving.cluster.ports import NIXL_PORT
+from serving.cluster.processes import KEEP_AFFINITY
+from serving.protocol.app_spec import CORES
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from minicluster.plan import Deployment, Pool
+
+KV_ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
+"""A mixed pool hands no KV cache over."""
+
+
+DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+LEASE_S = {"shared memory": 30, "tcp": 4}
+"""
+How long prefill keeps KV blocks that nobody has fetched, by what carries them. Decode's heartbeats
+come every lease / 6; over plain TCP they are also what keeps an idle prefill engine moving.
+"""
+
+ACCELERATORS = {
+    **{
+        name: name.upper() for name in ("a100", "h100", "h200", "h20", "b200", "b300", "l4", "l40s")
+    },
+    **{name: name.upper() for name in ("gb200", "gb300", "rtx-pro-6000")},
+    **{f"mi{number}x": f"AMD-Instinct-MI{number}X-OAM" for number in (300, 325, 355)},
+}
+"""GPUs of the catalog as Ray calls them (ray.util.accelerators, 2.60)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ground:
+    """
+    What the pools stand on.
+
+    Attributes:
+        target: `cpu` or `gpu`; on a CPU the plan's GPUs are core numbers.
+        one_host: every planned node is this machine, whatever it is called.
+        nixl_port: first of the ports at which the engines ask each other where the KV cache is.
+        decode_engine_kwargs: further vLLM arguments of what decodes; tests plant faults there.
+        deadlines_s: of prefill and of the KV hand-off, where they are not to be the plan's.
+        token_limit: most tokens of one answer; `None`: what the context leaves.
+    """
+
+    target: str
+    one_host: bool = True
+    nixl_port: int = NIXL_PORT
+    decode_engine_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    deadlines_s: tuple[float | None, float | None] = (None, None)
+    token_limit: int | None = None
+
+    @property
+    def carrier(self) -> str:
+        """What moves KV caches, a key of `LEASE_S`."""
+        return "shared memory" if self.one_host or self.target == "gpu" else "tcp"
+
+
+def engine_kwargs(deployment: Deployment, pool: Pool, ground: Ground) -> dict[str, Any]:
+    """Return vLLM's engine arguments."""
+    engine = deployment.engine
+    kwargs: dict[str, Any] = {
+        "tensor_parallel_size": pool.tp,
+        "dtype": DTYPES.get(pool.dtype, "auto"),
+        "kv_cache_dtype": "auto" if engine.kv_dtype == pool.dtype else engine.kv_dtype,
+        "max_model_len": engine.max_model_len,
+        "block_size": engine.block_size,
+        "max_num_seqs": pool.max_batch_size,
+        "max_num_batched_tokens": pool.max_batched_tokens,
+        "kv_cache_memory_bytes": int(pool.kv_bytes),
+        "gpu_memory_utilization": engine.memory_fraction,
+        "enable_per_request_metrics": True,
+    }
+    if pool.role in KV_ROLES:
+        kwargs["kv_transfer_config"] = _kv_transfer(pool, ground)
+    if ground.target == "cpu":
+        kwargs["enforce_eager"] = True
+    elif pool.dtype == "fp8":
+        kwargs["quantization"] = "fp8"
+    return kwargs if pool.role == "prefill" else {**kwargs, **ground.decode_engine_kwargs}
+
+
+def accelerator(gpu: str) -> dict[str, str]:
+    """Return the type of GPU to ask Ray for: none where Ray has no name, labels decide alone."""
+    name = ACCELERATORS.get(gpu) or ACCELERATORS.get(gpu.partition("-")[0])
+    return {"accelerator_type": name} if name else {}
+
+
+def _kv_transfer(pool: Pool, ground: Ground) -> dict[str, Any]:
+    """Return how the pool hands KV caches over."""
+    kv_transfer: dict[str, Any] = {
+        "kv_connector": "NixlConnector",
+        "kv_role": KV_ROLES[pool.role],
+        # One UCX worker: each further one has its own connection to set up, and stalls on it, long
+        # after the deployment was found ready.
+        "kv_connector_extra_config": {
+            "kv_lease_duration": LEASE_S[ground.carrier],
+            "num_threads": 1,
+        },
+    }
+    if pool.role == "decode":
+        # A pull that fails costs one request a local prefill; it is no error for the user.
+        kv_transfer["kv_load_failure_policy"] = "recompute"
+    if ground.target == "cpu":
+        kv_transfer["kv_buffer_device"] = "cpu"
+    return kv_transfer
+
+
+def environment(
+    deployment: Deployment, replicas: Sequence[tuple[int, ...]], ground: Ground
+) -> dict[str, str]:
+    """Return the environment of a pool's processes; *replicas* are the devices of each."""
+    variables = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+    if deployment.model.source.startswith("/"):
+        variables["HF_HUB_OFFLINE"] = "1"
+    if ground.target == "cpu":
+        variables[KEEP_AFFINITY] = "1"
+        variables[CORES] = ";".join("|".join(map(str, cores)) for cores in replicas)
+        # Over plain TCP a read stalls for seconds while the prefill engine idles (ADR 0101).
+        variables["UCX_TLS"] = "tcp,sm,self" if ground.carrier == "shared memory" else "tcp,self"
+        if ground.carrier == "shared memory":
+            variables["UCX_NET_DEVICES"] = "lo"
+    return variables

@@ -1,0 +1,229 @@
+"""Why a deployment cannot be realised on a target: every reason, before anything is started."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from minicluster.errors import NegativeAnswer
+from minicluster.specs.architecture import architecture_hash
+from minicluster.specs.model import DTYPE_BYTES
+from serving.deployment.engine_args import DTYPES
+from serving.deployment.target import is_directory
+from serving.protocol.app_spec import NODE_LABEL, ROLE_LABEL
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from minicluster.plan import Deployment, Plan, Pool
+    from serving.deployment.target import Target
+
+SYSTEM = "Linux x86_64"
+RAY = "2.60.0"
+"""The version whose internals `serving.replicas.engine_compat` knows."""
+
+REPLICA_BYTES = 2.2e9
+"""Resident memory of one replica's processes without weights and KV (measured: 0.7 + 0.6 + 0.9)."""
+
+SYSTEM_BYTES = 1.5e9
+"""Ray and the front door."""
+
+LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
+
+
+def refuse(reasons: Sequence[str]) -> None:
+    """Raise NegativeAnswer with each of *reasons* in a line; none: there is nothing to refuse."""
+    if reasons:
+        raise NegativeAnswer("\n  ".join(["this deployment cannot be realised here:", *reasons]))
+
+
+def ruled_out(plan: Plan, kind: str) -> Iterator[str]:
+    """Yield every reason of the plan itself against a target of *kind*, `cpu` or `gpu`."""
+    gpu, deployable = plan.inputs.gpu, plan.deployable
+    if gpu.kind != kind:
+        yield f"target: {kind}; the plan is for {gpu.name}, a {gpu.kind} (plan again)"
+    if not deployable.ok:
+        yield (
+            "deployable: the plan itself says that it cannot be deployed: "
+            f"{deployable.rule_broken} ({deployable.profile})"
+        )
+
+
+def findings(deployment: Deployment, target: Target) -> tuple[str, ...]:
+    """
+    Return every reason why *deployment* cannot be realised on *target*; none: it can.
+
+    Args:
+        deployment: what is to run.
+        target: where.
+    """
+    roles = sorted(pool.role for pool in deployment.pools)
+    if roles not in (["decode", "prefill"], ["mixed"]):
+        return (f"pools: {roles}; serving deploys one prefill and one decode pool, or a mixed one",)
+    return (
+        *_software(deployment, target),
+        *_model(deployment),
+        *(_pairing(deployment) if roles != ["mixed"] else ()),
+        *(finding for pool in deployment.pools for finding in _pool(deployment, pool, target)),
+        *_room(deployment, target),
+    )
+
+
+def _software(deployment: Deployment, target: Target) -> Iterator[str]:
+    """Check platform and versions."""
+    if target.system != SYSTEM:
+        yield f"platform: this is {target.system}; serving runs on {SYSTEM}"
+    if target.ray != RAY:
+        yield f"ray: {target.ray or 'not installed'}; expected {RAY} (run `make setup`)"
+    engine = deployment.engine
+    if engine.name != "vllm":
+        yield f"engine.name: {engine.name!r}; serving deploys vllm"
+    elif target.vllm != engine.version:
+        yield (
+            f"engine.version: the plan wants vllm {engine.version}, "
+            f"here is {target.vllm or 'none'} (run `make setup`)"
+        )
+
+
+def _model(deployment: Deployment) -> Iterator[str]:
+    """Check that the model is there and has the architecture that was planned for."""
+    model = deployment.model
+    if not is_directory(model.source):
+        return  # a hub name: vLLM downloads it, and refuses what does not fit
+    config = Path(model.source) / "config.json"
+    try:
+        found = architecture_hash(json.loads(config.read_text(encoding="utf-8")))
+    except (OSError, ValueError) as error:
+        yield (
+            f"model.source: {config}: {error} (--model, where it lies elsewhere; "
+            "`serving demo-model` makes the demo's)"
+        )
+        return
+    if found != model.config_hash:
+        yield (
+            f"model.config_hash: {config} has {found}, the plan was made for {model.config_hash} "
+            "(plan again)"
+        )
+    if not any(Path(model.source).glob("*.safetensors")):
+        yield f"model.source: {model.source} holds no weights (*.safetensors)"
+
+
+def _pairing(deployment: Deployment) -> Iterator[str]:
+    """Check what NIXL can transfer between the pools (vLLM 0.29, nixl/base_worker.py)."""
+    prefill, decode = deployment.pool("prefill"), deployment.pool("decode")
+    if max(prefill.tp, decode.tp) % min(prefill.tp, decode.tp):
+        yield f"tp: prefill {prefill.tp} and decode {decode.tp}; one must divide the other"
+    architecture = deployment.architecture
+    if prefill.tp > decode.tp and architecture.mla is None:
+        kv_heads = architecture.num_kv_heads
+        if prefill.tp > kv_heads:
+            yield (
+                f"tp: prefill {prefill.tp} above decode {decode.tp} needs at least {prefill.tp} "
+                f"KV heads; the model has {kv_heads}"
+            )
+    if prefill.dtype != decode.dtype:
+        yield f"dtype: prefill {prefill.dtype}, decode {decode.dtype}; a KV cache has one dtype"
+
+
+def _pool(deployment: Deployment, pool: Pool, target: Target) -> Iterator[str]:
+    """Check one pool."""
+    place = f"pools[{pool.role}]"
+    if pool.pp != 1:
+        yield f"{place}.pp: {pool.pp}; NIXL transfers between pools of pp 1 only"
+    if pool.ep != 1:
+        yield f"{place}.ep: {pool.ep}; serving deploys ep 1"
+    if pool.dp != 1:
+        yield f"{place}.dp: {pool.dp}; serving deploys dp 1 (more replicas instead)"
+    heads = deployment.architecture.num_heads
+    if heads % pool.tp:
+        yield f"{place}.tp: {pool.tp} does not divide {heads} attention heads"
+    if pool.max_batched_tokens < pool.max_batch_size:
+        yield (
+            f"{place}.max_batched_tokens: {pool.max_batched_tokens}; "
+            f"at least max_batch_size = {pool.max_batch_size}"
+        )
+    for node in sorted({p.node for p in pool.placement}):
+        if not LABEL.fullmatch(node):
+            yield f"{place}.placement: {node!r} is no node label (letters, digits, `-`, `_`, `.`)"
+    yield from _numbers(deployment, pool, target.kind)
+
+
+def _numbers(deployment: Deployment, pool: Pool, kind: str) -> Iterator[str]:
+    """Check the dtypes of one pool, and that its KV cache holds the longest sequence."""
+    place = f"pools[{pool.role}]"
+    engine = deployment.engine
+    dtypes = set(DTYPES) | ({"fp8"} if kind == "gpu" else set())
+    if pool.dtype not in dtypes:
+        yield f"{place}.dtype: {pool.dtype}; on a {kind} one of {', '.join(sorted(dtypes))}"
+    kv_dtypes = {pool.dtype} | ({"fp8"} if kind == "gpu" else set())
+    if engine.kv_dtype not in kv_dtypes:
+        yield f"engine.kv_dtype: {engine.kv_dtype} with weights in {pool.dtype} on a {kind}"
+    needed = _kv_bytes_of_one(deployment, pool)
+    if needed > pool.kv_bytes:
+        yield (
+            f"{place}.kv_bytes: {pool.kv_bytes:.0f}; one sequence of {engine.max_model_len} tokens "
+            f"needs {needed:.0f}"
+        )
+
+
+def _kv_bytes_of_one(deployment: Deployment, pool: Pool) -> float:
+    """Return the KV cache of one full sequence on one GPU; 0 where heads do not tell (MLA)."""
+    architecture = deployment.architecture
+    if architecture.mla is not None:
+        return 0.0
+    heads = max(1, architecture.num_kv_heads // pool.tp)
+    per_token = 2 * architecture.num_layers * heads * architecture.head_dim
+    blocks = -(-deployment.engine.max_model_len // deployment.engine.block_size)
+    tokens = blocks * deployment.engine.block_size
+    return per_token * DTYPE_BYTES[deployment.engine.kv_dtype] * tokens
+
+
+def _room(deployment: Deployment, target: Target) -> Iterator[str]:
+    """Check that the target has what the placement names, and memory for it."""
+    if target.labels is not None:
+        yield from missing_nodes(deployment, target.labels)
+        return
+    placed = {gpu for pool in deployment.pools for p in pool.placement for gpu in p.gpus}
+    count = sum(pool.gpus for pool in deployment.pools)
+    if count > len(placed):
+        # Nodes of the plan are raylets of this machine here: its devices exist only once.
+        yield f"placement: {count} devices on several nodes, but all nodes are this machine"
+    if target.kind == "gpu":
+        missing = sorted(gpu for gpu in placed if gpu >= target.num_gpus)
+        if missing:
+            yield f"placement: GPUs {missing}; this machine has {target.num_gpus}"
+        return
+    missing = sorted(placed - target.cores)
+    if missing:
+        yield f"placement: cores {missing}; this machine has {sorted(target.cores)}"
+    needed = _memory_bytes(deployment)
+    if needed > target.memory_bytes:
+        yield (
+            f"memory: about {needed / 1e9:.1f} GB needed, {target.memory_bytes / 1e9:.1f} GB free "
+            "(fewer replicas, or a smaller kv_bytes)"
+        )
+
+
+def missing_nodes(deployment: Deployment, labels: tuple[dict[str, str], ...]) -> Iterator[str]:
+    """Check that an existing cluster has a node for each part of the placement."""
+    for pool in deployment.pools:
+        for node in sorted({p.node for p in pool.placement}):
+            wanted = {ROLE_LABEL: pool.role, NODE_LABEL: node}
+            if not any(wanted.items() <= each.items() for each in labels):
+                yield (
+                    f"pools[{pool.role}].placement: no node of the cluster is labelled "
+                    f"{ROLE_LABEL}={pool.role}, {NODE_LABEL}={node}"
+                )
+
+
+def _memory_bytes(deployment: Deployment) -> float:
+    """Estimate the resident memory of the whole deployment on this machine."""
+    source = Path(deployment.model.source)
+    stored = sum(file.stat().st_size for file in source.glob("*.safetensors"))
+    total = SYSTEM_BYTES
+    for pool in deployment.pools:
+        weights = stored * (2 if pool.dtype == "fp32" else 1)
+        total += pool.replicas * (REPLICA_BYTES + weights + pool.tp * pool.kv_bytes)
+    return total

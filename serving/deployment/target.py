@@ -1,0 +1,108 @@
+"""What there is to deploy on: cores, GPUs, memory and software of this machine, or of a cluster."""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from minicluster.errors import InputError
+from minicluster.machine import installed_version
+
+if TYPE_CHECKING:
+    from minicluster.plan import Deployment
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """
+    A place to deploy on.
+
+    Attributes:
+        kind: `cpu` or `gpu`.
+        cores: core numbers that this process may use.
+        num_gpus: NVIDIA GPUs of this machine.
+        memory_bytes: free, here.
+        ray: version installed; `None` if it is not.
+        vllm: likewise.
+        labels: of the nodes of an existing Ray cluster; `None`: this machine, nodes to be made.
+    """
+
+    kind: str
+    system: str
+    cores: frozenset[int]
+    num_gpus: int
+    memory_bytes: int
+    ray: str | None
+    vllm: str | None
+    labels: tuple[dict[str, str], ...] | None = None
+
+
+def this_machine(kind: str, labels: tuple[dict[str, str], ...] | None = None) -> Target:
+    """Look at this machine; *labels* as in `Target`."""
+    return Target(
+        kind=kind,
+        system=f"{platform.system()} {platform.machine()}",
+        cores=frozenset(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else frozenset(),
+        num_gpus=_num_gpus(),
+        memory_bytes=_free_memory_bytes(),
+        ray=_version("ray"),
+        vllm=_engine_version(),
+        labels=labels,
+    )
+
+
+def located(deployment: Deployment, model: str | None = None) -> Deployment:
+    """
+    Return *deployment* with its model's directory, if it has one, spelled out from the root.
+
+    Args:
+        deployment: what is to run.
+        model: where the model is here; `None`: where *deployment* says.
+    """
+    source = model or deployment.model.source
+    if is_directory(source):
+        source = str(Path(source).absolute())
+    return replace(deployment, model=replace(deployment.model, source=source))
+
+
+def is_directory(source: str) -> bool:
+    """Tell a directory, there or not, from the name of a model on a hub."""
+    return source.startswith(("/", ".")) or Path(source).is_dir()
+
+
+def _num_gpus() -> int:
+    """Count the GPUs that the NVIDIA driver shows."""
+    gpus = Path("/proc/driver/nvidia/gpus")
+    return sum(1 for _ in gpus.iterdir()) if gpus.is_dir() else 0
+
+
+def _free_memory_bytes() -> int:
+    """Return what the kernel says can be allocated without swapping; 0 if it does not say."""
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists():
+        for line in meminfo.read_text(encoding="utf-8").splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return 0
+
+
+def _version(distribution: str) -> str | None:
+    """Return the installed version, if any."""
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return None
+
+
+def _engine_version() -> str | None:
+    """Return the installed version of vLLM, under whichever name."""
+    try:
+        return installed_version("vllm")
+    except InputError:
+        return None

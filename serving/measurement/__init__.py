@@ -1,0 +1,1 @@
+"""Step benchmark of deployed engines, and the random-weight demo model."""

@@ -1,0 +1,259 @@
+"""A random-weight Llama made on the spot: something real to serve, nothing to download."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from safetensors import TensorSpec, serialize_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from minicluster.errors import InputError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+DEFAULT_DIR = Path(".minicluster/models/demo")
+"""Where `serving demo-model` writes, below the current directory."""
+
+SPECIAL = ("<|begin|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>")
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|end|>"
+    "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+HASH_FILE = "sha256.json"
+DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
+"""What `config.json` may ask engines to compute in."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoShape:
+    """
+    Shape of the demo model: on one core of 2026 a step of it is work rather than overhead.
+
+    Attributes:
+        query_gain: spread of the attention scores; at 1 attention averages, and long contexts
+            look alike.
+        logit_std: spread of the logits; large, so that the best token leads clearly and rounding
+            seldom decides.
+        seed: of the weights; equal shapes give equal bytes.
+    """
+
+    num_layers: int = 7
+    hidden_size: int = 512
+    ffn_size: int = 2048
+    num_heads: int = 8
+    num_kv_heads: int = 4
+    vocab_size: int = 4480
+    max_context_tokens: int = 2048
+    query_gain: float = 2.0
+    logit_std: float = 4.0
+    seed: int = 20261120
+
+
+def make_demo_model(
+    directory: Path = DEFAULT_DIR, shape: DemoShape | None = None, dtype: str = "bf16"
+) -> Path:
+    """
+    Write the demo model, unless the same one is already there.
+
+    Args:
+        directory: made if missing; what stands there is replaced only if it is a demo model.
+        shape: the default one if not given.
+        dtype: what engines compute in, a key of `DTYPES`; the weights are stored as bf16 always,
+            which float32 holds exactly.
+
+    Returns:
+        The absolute directory, which vLLM and `sizing` read.
+
+    Raises:
+        InputError: the directory holds something else, or there is no such dtype.
+    """
+    if dtype not in DTYPES:
+        raise InputError("dtype", dtype, " or ".join(DTYPES))
+    directory = directory.absolute()
+    shape = shape or DemoShape()
+    if directory.exists() and any(directory.iterdir()):
+        if not (directory / HASH_FILE).exists():
+            raise InputError(
+                str(directory), "another directory", "an empty place or an earlier demo model"
+            )
+        if _is_intact(directory, shape, dtype):
+            return directory
+    # Written aside and renamed: an interrupt leaves no half model behind.
+    draft = directory.with_name(directory.name + ".draft")
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir(parents=True)
+    _write(draft, shape, dtype)
+    shutil.rmtree(directory, ignore_errors=True)
+    draft.rename(directory)
+    return directory
+
+
+def _write(directory: Path, shape: DemoShape, dtype: str) -> None:
+    """Write tokenizer, config, weights and their hashes."""
+    vocabulary, merges, words = _vocabulary()
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(list(SPECIAL))
+    tokenizer.save(str(directory / "tokenizer.json"))
+    _write_json(directory / "tokenizer_config.json", _tokenizer_config(shape))
+    _write_json(directory / "config.json", _config(shape, dtype))
+    _write_weights(directory / "model.safetensors", shape, words)
+    hashes = {file.name: _sha256(file) for file in sorted(directory.iterdir())}
+    record = {"shape": asdict(shape), "dtype": dtype, "files": hashes}
+    _write_json(directory / HASH_FILE, record)
+
+
+def _vocabulary() -> tuple[dict[str, int], list[tuple[str, str]], list[int]]:
+    """
+    Build a byte-level BPE from syllables.
+
+    Every byte is a token, so any text can be written; two-syllable words with their space are one
+    token each, and only they are ever put out: each token is readable text the moment it comes.
+
+    Returns:
+        Token ids, merges in order, and the ids of the words.
+    """
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokens = [*SPECIAL, *alphabet]
+    syllables = [(c, v) for c in "bcdfghjklmnpqrstvwxz" for v in "aeiou"]
+    pairs = [
+        ("".join(first), "".join(second))
+        for i, first in enumerate(syllables)
+        for j, second in enumerate(syllables)
+        if (i * 3 + j) % 5 == 0
+    ]
+    spaced = [("Ġ", "".join(pair)) for pair in pairs]
+    merges = [*syllables, *pairs, *spaced]
+    tokens += ["".join(merge) for merge in merges]
+    ids = {token: i for i, token in enumerate(tokens)}
+    return ids, merges, [ids["".join(merge)] for merge in spaced]
+
+
+def _config(shape: DemoShape, dtype: str) -> dict[str, Any]:
+    """Return the Hugging Face config."""
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": shape.hidden_size,
+        "intermediate_size": shape.ffn_size,
+        "num_hidden_layers": shape.num_layers,
+        "num_attention_heads": shape.num_heads,
+        "num_key_value_heads": shape.num_kv_heads,
+        "head_dim": shape.hidden_size // shape.num_heads,
+        "vocab_size": shape.vocab_size,
+        "max_position_embeddings": shape.max_context_tokens,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "mlp_bias": False,
+        "tie_word_embeddings": False,
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+        "torch_dtype": DTYPES[dtype],
+    }
+
+
+def _tokenizer_config(shape: DemoShape) -> dict[str, Any]:
+    """Return the tokenizer's settings, chat template included."""
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": SPECIAL[0],
+        "eos_token": SPECIAL[1],
+        "model_max_length": shape.max_context_tokens,
+        "clean_up_tokenization_spaces": False,
+        "chat_template": CHAT_TEMPLATE,
+    }
+
+
+def _write_weights(path: Path, shape: DemoShape, words: list[int]) -> None:
+    """
+    Draw the weights and write them as bfloat16.
+
+    Each matrix keeps the variance of what it is given (std 1 / sqrt(fan in)), so every layer
+    weighs as much as the embedding: the next token then depends on the whole context, and greedy
+    output does not fall into a loop, as it does with the usual small initial weights. Rows of
+    lm_head are zero except for words: no other token, end-of-text included, ever wins.
+    """
+    rng = np.random.default_rng(shape.seed)
+    hidden, ffn = shape.hidden_size, shape.ffn_size
+    kv = hidden // shape.num_heads * shape.num_kv_heads
+    tensors: dict[str, NDArray[np.uint16]] = {}
+
+    def draw(name: str, rows: int, columns: int, std: float) -> None:
+        tensors[name] = _bfloat16(
+            rng.standard_normal((rows, columns), dtype=np.float32) * np.float32(std)
+        )
+
+    draw("model.embed_tokens.weight", shape.vocab_size, hidden, 1.0)
+    for layer in range(shape.num_layers):
+        prefix = f"model.layers.{layer}"
+        for name, rows, columns, gain in (
+            ("self_attn.q_proj", hidden, hidden, shape.query_gain),
+            ("self_attn.k_proj", kv, hidden, 1.0),
+            ("self_attn.v_proj", kv, hidden, 1.0),
+            ("self_attn.o_proj", hidden, hidden, 1.0),
+            ("mlp.gate_proj", ffn, hidden, 1.0),
+            ("mlp.up_proj", ffn, hidden, 1.0),
+            ("mlp.down_proj", hidden, ffn, 1.0),
+        ):
+            draw(f"{prefix}.{name}.weight", rows, columns, gain * columns**-0.5)
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            tensors[f"{prefix}.{name}.weight"] = _bfloat16(np.ones(hidden, dtype=np.float32))
+    tensors["model.norm.weight"] = _bfloat16(np.ones(hidden, dtype=np.float32))
+    draw("lm_head.weight", shape.vocab_size, hidden, shape.logit_std * hidden**-0.5)
+    silent = np.ones(shape.vocab_size, dtype=bool)
+    silent[words] = False
+    tensors["lm_head.weight"][silent] = 0
+    serialize_file(
+        {
+            name: TensorSpec(
+                dtype="bfloat16",
+                shape=list(tensor.shape),
+                data_ptr=tensor.ctypes.data,
+                data_len=tensor.nbytes,
+            )
+            for name, tensor in tensors.items()
+        },
+        str(path),
+        metadata={"format": "pt"},
+    )
+
+
+def _bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
+    """Round to bfloat16, nearest even; numpy has no such dtype, so its bits are returned."""
+    bits = values.view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+
+
+def _is_intact(directory: Path, shape: DemoShape, dtype: str) -> bool:
+    """Tell whether the directory holds exactly this model."""
+    try:
+        record = json.loads((directory / HASH_FILE).read_text(encoding="utf-8"))
+        return bool(
+            record["shape"] == asdict(shape)
+            and record["dtype"] == dtype
+            and record["files"].items()
+            and all(_sha256(directory / name) == sha for name, sha in record["files"].items())
+        )
+    except (OSError, ValueError, KeyError, AttributeError):
+        return False
+
+
+def _sha256(file: Path) -> str:
+    """Hash a file."""
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
+def _write_json(file: Path, value: object) -> None:
+    """Write JSON, equal values to equal bytes."""
+    file.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", encoding="utf-8")

@@ -1,0 +1,96 @@
+"""`serving measure`: time the engines that are deployed from this directory."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import aiohttp
+import numpy as np
+import typer
+
+from minicluster.command import terminable
+from minicluster.contention import cpu_times
+from minicluster.errors import InputError, TargetFailed
+from minicluster.machine import this_machine
+from minicluster.plan import read_deployment
+from minicluster.shell import talk
+from minicluster.specs.measurement import Measurement, write_measurements
+from serving.api.api_keys import authorization
+from serving.cluster.processes import marked
+from serving.measurement.step_benchmark import GridPoint, time_grid
+from serving.measurement.timing_client import Stopwatch
+from serving.operations.progress import progress
+from serving.operations.status import current
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from minicluster.contention import CpuTimes
+    from minicluster.plan import Deployment
+    from serving.cluster.state import State
+
+SEED = 1
+
+
+def measure(
+    out: Annotated[Path, typer.Option("-o", "--out", help="steps.csv to write.")],
+) -> None:
+    """Time a grid of steps of what is deployed here, each pool alone and beside a busy other."""
+    state = current()
+    deployment = read_deployment(Path(state.deployment))
+    if {pool.role for pool in deployment.pools} != {"prefill", "decode"}:
+        raise InputError("serving", "a mixed pool", "a prefill and a decode pool to time")
+    with progress() as told, terminable():
+        points = asyncio.run(time_deployment(deployment, state, told))
+    write_measurements(out, _rows(deployment, points))
+    talk.print(f"{len(points)} rows: {out}", highlight=False, soft_wrap=True)
+
+
+async def time_deployment(
+    deployment: Deployment, state: State, tell: Callable[[str], None]
+) -> tuple[GridPoint, ...]:
+    """
+    Time every grid point of a deployment that is up.
+
+    Raises:
+        TargetFailed: a request failed.
+    """
+
+    def clock() -> CpuTimes:
+        times = cpu_times({*marked(state.cluster_id), os.getpid()} if state.cluster_id else ())
+        # On a cluster that we did not start nothing tells the engines from other processes.
+        return times if state.cluster_id else replace(times, ours_s=times.busy_s)
+
+    pool, endless = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(total=None)
+    try:
+        async with aiohttp.ClientSession(
+            timeout=endless, connector=pool, headers=authorization(os.environ)
+        ) as session:
+            watch = Stopwatch(
+                session=session,
+                base_url=state.base_url,
+                model=deployment.model.id,
+                vocab_size=deployment.architecture.vocab_size,
+                rng=np.random.default_rng(SEED),
+            )
+            return await time_grid(watch, tell, clock)
+    except aiohttp.ClientError as error:
+        raise TargetFailed(
+            f"{state.base_url}: {type(error).__name__} while timing: {error}"
+        ) from None
+
+
+def _rows(deployment: Deployment, points: Sequence[GridPoint]) -> tuple[Measurement, ...]:
+    """Say of each grid point what machine, engine and model it was taken on, and when."""
+    key = this_machine(
+        deployment.engine.name,
+        model_config_hash=deployment.model.config_hash,
+        dtype=deployment.pool("decode").dtype,
+    )
+    today = datetime.now(UTC).date().isoformat()
+    return tuple(Measurement(date=today, key=key, **asdict(point)) for point in points)

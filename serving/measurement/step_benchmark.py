@@ -1,0 +1,335 @@
+"""Times a running prefill/decode pair over a small grid, alone and as in service."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from minicluster.contention import others_fraction
+from minicluster.errors import TargetFailed
+from serving.measurement.timing_client import Stopwatch, Stream
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Coroutine
+
+    from numpy.typing import NDArray
+
+    from minicluster.contention import CpuTimes
+
+PREFILL_TOKENS = (16, 48, 224, 512)
+"""Prompt lengths; none lies within those of the demo's load, so its prediction interpolates."""
+
+PREFILL_PROMPTS = 12
+PREFILL_AT_ONCE = 4
+DECODE_POINTS = ((1, 16), (1, 384), (4, 16), (16, 16), (16, 384))
+"""Batch and context; the largest batch is what the deployment to measure holds."""
+
+DECODE_LIMIT_TOKENS = 480
+"""More than a stream makes before it is cut off."""
+
+DECODE_WINDOW_S = 0.6
+DECODE_STEPS = 8
+"""Least length of the window in which steps are counted, in seconds and in steps."""
+
+SERVICE_POINTS = ((48, 3), (48, 9), (176, 35))
+"""Prompt and answer tokens in service: few sequences in decode at a time, and many."""
+
+SERVICE_CLIENTS = 16
+"""More than decode ever holds then, so that prefill always has the next prompt."""
+
+PATH_TOKENS = (16, 224)
+PATH_REPEATS = 6
+PATH_PAUSE_S = 0.2
+"""Before each: a request that meets no other finds caches cold and threads asleep."""
+
+DISTURBED_FRACTION = 0.15
+"""Share of the cores that other processes may take before a point is timed once more."""
+
+FIRST_LIMIT_S = 600.0
+"""For the warm-up, before the machine's pace is known."""
+
+LIMIT_FACTOR = 10.0
+LEAST_LIMIT_S = 60.0
+"""Of the time that a point should take at the slowest pace seen so far, until it is given up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GridPoint:
+    """One row of steps.csv, but for machine and date."""
+
+    phase: str
+    tokens: int = 0
+    batch: float = 0.0
+    context: float = 0.0
+    other_busy_fraction: float = 0.0
+    other_batch: float = 0.0
+    joins: float = 0.0
+    others_fraction: float = 0.0
+    repeats: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """
+    One point of the grid: what to time.
+
+    Attributes:
+        name: for people.
+        tokens: that the engines compute for it, by which limits and the time left are reckoned.
+        run: times it.
+    """
+
+    name: str
+    tokens: int
+    run: Callable[[Stopwatch], Awaitable[tuple[GridPoint, ...]]]
+
+
+def grid() -> tuple[Step, ...]:
+    """Return every point: each pool alone, both together as in service, the path idle."""
+    prefill = [
+        Step(
+            name=f"prefill of {tokens} tokens, alone",
+            tokens=PREFILL_PROMPTS * tokens,
+            run=partial(_prefill, tokens=tokens),
+        )
+        for tokens in PREFILL_TOKENS
+    ]
+    decode = [
+        Step(
+            name=f"decode batch {batch} at {context} tokens, alone",
+            tokens=batch * (context + DECODE_STEPS),
+            run=partial(time_decode, batch=batch, context=context),
+        )
+        for batch, context in DECODE_POINTS
+    ]
+    service = [
+        Step(
+            name=f"both pools, {tokens} tokens in and {answer} out",
+            tokens=2 * SERVICE_CLIENTS * (tokens + answer),
+            run=partial(_in_service, tokens=tokens, answer=answer),
+        )
+        for tokens, answer in SERVICE_POINTS
+    ]
+    path = [
+        Step(
+            name=f"path with {tokens} tokens",
+            tokens=2 * PATH_REPEATS * tokens,
+            run=partial(_path, tokens=tokens),
+        )
+        for tokens in PATH_TOKENS
+    ]
+    return (*prefill, *decode, *service, *path)
+
+
+async def time_grid(
+    watch: Stopwatch, tell: Callable[[str], None], clock: Callable[[], CpuTimes]
+) -> tuple[GridPoint, ...]:
+    """
+    Time every point of the grid.
+
+    A point that other processes disturbed is timed once more, and the less disturbed one counts.
+
+    Args:
+        watch: of the running pair.
+        tell: is told what is being timed, the seconds spent and those left.
+        clock: processor time, by which processes that disturb are noticed.
+
+    Raises:
+        TargetFailed: a request failed, or a point took much longer than the machine's pace allows.
+    """
+    steps = grid()
+    started = time.monotonic()
+    tell("warm-up")
+    await _within(_warm_up(watch), FIRST_LIMIT_S, "the warm-up")
+    slowest = (time.monotonic() - started) / WARM_UP_TOKENS
+    begun = time.monotonic()
+    rows: list[GridPoint] = []
+    for number, step in enumerate(steps, 1):
+        spent = time.monotonic() - begun
+        done = sum(each.tokens for each in steps[: number - 1])
+        left = spent / done * sum(each.tokens for each in steps[number - 1 :]) if done else 0.0
+        about = f", about {left:.0f} s left" if left else ""
+        tell(f"measuring {number} of {len(steps)}: {step.name} ({spent:.0f} s spent{about})")
+        limit_s = max(LEAST_LIMIT_S, LIMIT_FACTOR * slowest * step.tokens)
+        found, took_s = await _timed(watch, step, limit_s, clock)
+        slowest = max(slowest, took_s / step.tokens)
+        if found[0].others_fraction > DISTURBED_FRACTION:
+            again, _ = await _timed(watch, step, limit_s, clock)
+            found = min(found, again, key=lambda rows: rows[0].others_fraction)
+        rows += found
+    return tuple(rows)
+
+
+async def _timed(
+    watch: Stopwatch, step: Step, limit_s: float, clock: Callable[[], CpuTimes]
+) -> tuple[tuple[GridPoint, ...], float]:
+    """Time one point; return its rows, with what other processes took meanwhile, and seconds."""
+    start = clock()
+    found = await _within(step.run(watch), limit_s, step.name)
+    end = clock()
+    others = others_fraction(start, end)
+    return tuple(replace(row, others_fraction=others) for row in found), end.at_s - start.at_s
+
+
+async def _within(
+    timing: Awaitable[tuple[GridPoint, ...]], limit_s: float, what: str
+) -> tuple[GridPoint, ...]:
+    """Wait for *timing*, but no longer than *limit_s*."""
+    try:
+        return await asyncio.wait_for(timing, limit_s)
+    except TimeoutError:
+        raise TargetFailed(f"{what} did not end within {limit_s:.0f} s") from None
+
+
+async def _warm_up(watch: Stopwatch) -> tuple[GridPoint, ...]:
+    """Run every shape once: first calls allocate, connect and compile."""
+    await asyncio.gather(*(watch.stream(32, 16) for _ in range(WARM_UP_STREAMS)))
+    for tokens in PATH_TOKENS:
+        await watch.stream(tokens, 4)
+    return ()
+
+
+WARM_UP_STREAMS = 8
+WARM_UP_TOKENS = WARM_UP_STREAMS * (32 + 16) + sum(PATH_TOKENS) + 4 * len(PATH_TOKENS)
+
+
+async def _prefill(watch: Stopwatch, *, tokens: int) -> tuple[GridPoint, ...]:
+    """Seconds a prompt takes in a prefill pool that always has the next one waiting."""
+    done: list[float] = []
+
+    async def client() -> None:
+        for _ in range(PREFILL_PROMPTS // PREFILL_AT_ONCE):
+            await watch.prefill(tokens)
+            done.append(time.monotonic())
+
+    await asyncio.gather(*(client() for _ in range(PREFILL_AT_ONCE)))
+    # From the first completion to the last the pool was never without a prompt.
+    ends = np.sort(done)
+    repeats = len(ends) - 1
+    seconds = float((ends[-1] - ends[0]) / repeats)
+    return (GridPoint(phase="prefill", tokens=tokens, repeats=repeats, seconds=seconds),)
+
+
+async def _in_service(watch: Stopwatch, *, tokens: int, answer: int) -> tuple[GridPoint, ...]:
+    """
+    Time both pools at once, through the front door.
+
+    Prefill is never without a prompt, as at the top of what the system carries, and decode has as
+    many sequences as that gives it.
+    """
+    streams: list[Stream] = []
+
+    async def client() -> None:
+        for _ in range(2):
+            streams.append(await watch.stream(tokens, answer))  # noqa: PERF401  (one by one)
+
+    await asyncio.gather(*(client() for _ in range(SERVICE_CLIENTS)))
+    firsts = np.sort([stream.stamps[0][0] for stream in streams])
+    # While the last ones are answered nobody follows them: only the first ones are saturated.
+    start, end = firsts[0], firsts[len(firsts) * 3 // 4]
+    repeats = len(firsts) * 3 // 4
+    spans = np.array([(stream.stamps[0][0], stream.stamps[-1][0]) for stream in streams])
+    clipped = np.clip(spans, start, end)
+    held = float(np.sum(clipped[:, 1] - clipped[:, 0]) / (end - start))
+    stamps = np.array([at for each in streams for at, _ in each.stamps[1:] if start < at <= end])
+    beside = ((spans[:, 0] < stamps[:, None]) & (stamps[:, None] <= spans[:, 1])).sum(axis=1)
+    prefill = GridPoint(
+        phase="prefill",
+        tokens=tokens,
+        other_busy_fraction=_covered(clipped) / float(end - start),
+        other_batch=held,
+        repeats=repeats,
+        seconds=float((end - start) / repeats),
+    )
+    decode = GridPoint(
+        phase="decode",
+        batch=float(beside.mean()),
+        context=tokens + answer / 2,
+        other_busy_fraction=1.0,
+        joins=float(beside.mean()) / (answer - 1),
+        repeats=len(stamps),
+        seconds=held * float(end - start) / len(stamps),
+    )
+    return prefill, decode
+
+
+def _covered(spans: NDArray[np.float64]) -> float:
+    """Return the seconds in which at least one of *spans* is open."""
+    covered_s, until_s = 0.0, -np.inf
+    for start, end in spans[np.argsort(spans[:, 0])]:
+        covered_s += max(0.0, end - max(start, until_s))
+        until_s = max(until_s, end)
+    return float(covered_s)
+
+
+async def time_decode(watch: Stopwatch, *, batch: int, context: int) -> tuple[GridPoint, ...]:
+    """Seconds a step takes while exactly *batch* sequences are decoded."""
+    streams = [Stream() for _ in range(batch)]
+
+    def client(stream: Stream) -> Coroutine[Any, Any, Any]:
+        return watch.stream(context, DECODE_LIMIT_TOKENS, stream)
+
+    async with _background([client(stream) for stream in streams]) as failed:
+        begun: asyncio.Future[list[Any]] = asyncio.gather(*(s.begun.wait() for s in streams))
+        await asyncio.wait([begun, failed], return_when=asyncio.FIRST_COMPLETED)
+        if failed.done():
+            failed.result()
+        start = end = time.monotonic()
+        read = sum(stream.tokens for stream in streams) / batch
+        tokens = 0
+        while end < start + DECODE_WINDOW_S or tokens < DECODE_STEPS * batch:
+            await asyncio.sleep(DECODE_WINDOW_S / 4)
+            end = time.monotonic()
+            tokens = sum(stream.tokens_between(start, end) for stream in streams)
+            if failed.done():
+                break
+    return (
+        GridPoint(
+            phase="decode",
+            batch=batch,
+            context=context + read + tokens / batch / 2,
+            repeats=tokens // batch,
+            seconds=(end - start) * batch / tokens,
+        ),
+    )
+
+
+async def _path(watch: Stopwatch, *, tokens: int) -> tuple[GridPoint, ...]:
+    """Time requests that meet nobody: through the prefill pool alone, and through both."""
+    alone: list[float] = []
+    whole: list[float] = []
+    for _ in range(PATH_REPEATS):
+        await asyncio.sleep(PATH_PAUSE_S)
+        alone.append(await watch.prefill(tokens))
+        await asyncio.sleep(PATH_PAUSE_S)
+        whole.append((await watch.stream(tokens, 2)).ttft_s)
+    return tuple(
+        GridPoint(
+            phase=phase, tokens=tokens, repeats=PATH_REPEATS, seconds=float(np.median(seconds))
+        )
+        for phase, seconds in (("request", alone), ("path", whole))
+    )
+
+
+@contextlib.asynccontextmanager
+async def _background(
+    clients: list[Coroutine[Any, Any, Any]],
+) -> AsyncIterator[asyncio.Future[list[Any]]]:
+    """Run *clients* while the block runs; if one fails, so does the block, at its end."""
+    together = asyncio.gather(*clients)
+    try:
+        yield together
+        if together.done():
+            together.result()
+    finally:
+        together.cancel()
+        with contextlib.suppress(asyncio.CancelledError, TargetFailed, OSError):
+            await together

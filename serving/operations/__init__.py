@@ -1,0 +1,1 @@
+"""Operations on a deployment: deploy, probe, verify, scale, take down."""

@@ -1,0 +1,182 @@
+"""Ready means: a request gets through, over every prefill → decode pair, without a stall."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import random
+import time
+import urllib.error
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from ray import serve
+
+from minicluster.errors import TargetFailed
+from serving.api.api_keys import authorization
+from serving.protocol.app_spec import APP
+from serving.protocol.phases import STALL_S, Phases, Readiness
+from serving.replicas.engine_compat import broadcast
+from serving.replicas.serve_backend import NOBODY
+from serving.request.token_limit import read_token_limit
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ray.serve.handle import DeploymentHandle
+
+    from serving.protocol.app_spec import ServedApp, ServedPool
+
+IN_A_ROW = 3
+"""Rounds without a stall that make a deployment ready."""
+
+ROUNDS = 15
+"""Rounds after which it never will be."""
+
+FIRST_LIMIT_S = 600.0
+"""For the first round, before the machine's pace is known: NIXL itself waits for ever."""
+
+LEAST_LIMIT_S = 60.0
+PACE_FACTOR = 20.0
+"""What has not come in so many times the slowest round so far, and in a minute, is lost."""
+
+STALL_FACTOR = 10.0
+"""A transfer stalls if it takes that many times the fastest one, and longer than `STALL_S`."""
+
+PROMPT_TOKENS = 100
+"""Of a probe: several KV blocks, the last of them not full."""
+
+OUTPUT_TOKENS = 4
+"""Of the completion at the end, if the operator's limit allows it."""
+
+
+def wait_until_ready(
+    served: ServedApp, *, base_url: str, vocab_size: int, told: Callable[[str], None]
+) -> Readiness:
+    """
+    Probe until three rounds in a row went without a stall, then stream one completion.
+
+    Raises:
+        TargetFailed: a probe failed, or stalls do not end.
+    """
+    rng = random.Random(time.time_ns())  # noqa: S311  (prompts that no cache has seen)
+    pairs = sum(_probes(served, pool) * pool.replicas for pool in served.servers)
+    what = "prefill → decode pair(s)" if served.front.split else "replica(s)"
+    stalls, in_a_row, slowest, fastest = 0, 0, 0.0, math.inf
+    limit_s = FIRST_LIMIT_S
+    for _ in range(ROUNDS):
+        told(f"probing {pairs} {what}: {in_a_row} of {IN_A_ROW} rounds good")
+        started = time.monotonic()
+        handoffs = [
+            phases.handoff_s
+            for pool in served.servers
+            for phases in _round(pool, _probes(served, pool), vocab_size, rng, limit_s)
+        ]
+        took_s = time.monotonic() - started
+        limit_s = max(LEAST_LIMIT_S, PACE_FACTOR * took_s)
+        fastest = min(fastest, *handoffs)
+        stalled = sum(seconds > max(STALL_S, STALL_FACTOR * fastest) for seconds in handoffs)
+        stalls, slowest = stalls + stalled, max(handoffs)
+        in_a_row = 0 if stalled else in_a_row + 1
+        if in_a_row == IN_A_ROW:
+            break
+    else:
+        raise TargetFailed(
+            f"KV transfers keep stalling: {stalls} of {ROUNDS * pairs} took more than {STALL_S} s"
+        )
+    prompt = _prompt(vocab_size, rng)
+    ttft_s = stream_completion(base_url, served.model_id, prompt, limit_s)
+    return Readiness(stalls=stalls, handoff_s=slowest, ttft_s=ttft_s)
+
+
+def _probes(served: ServedApp, pool: ServedPool) -> int:
+    """Return how many probes a replica of *pool* sends: one through each prefill replica."""
+    return sum(each.replicas for each in served.of("prefill")) if pool.role == "decode" else 1
+
+
+def _round(
+    server: ServedPool, probes: int, vocab_size: int, rng: random.Random, limit_s: float
+) -> list[Phases]:
+    """Send one prompt over every way through the replicas of *server*."""
+    handle = _met(server, limit_s)
+    prompts = [[_prompt(vocab_size, rng) for _ in range(probes)] for _ in range(server.replicas)]
+    waiting = iter(prompts)
+    pool = ThreadPoolExecutor(max_workers=1)
+    try:
+        future = pool.submit(broadcast, handle, "probe", lambda _replica: [next(waiting)])
+        answers: list[list[Phases]] = future.result(timeout=limit_s)
+    except TimeoutError:
+        raise TargetFailed(f"a KV transfer did not come within {limit_s:.0f} s") from None
+    except NOBODY as error:
+        raise TargetFailed(
+            f"a {server.role} replica went away during its probe: {_named(error, limit_s)}"
+        ) from None
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+    if len(answers) != server.replicas:
+        raise TargetFailed(f"{len(answers)} of {server.replicas} {server.role} replicas answered")
+    return [phases for answer in answers for phases in answer]
+
+
+def _met(server: ServedPool, limit_s: float) -> DeploymentHandle[Any]:
+    """Return a handle that knows its replicas: it learns of them with its first ordinary call."""
+    handle = serve.get_deployment_handle(server.name, APP)
+    first = handle.facts.remote()
+    try:
+        first.result(timeout_s=limit_s)
+    except NOBODY as error:
+        with contextlib.suppress(*NOBODY):  # where there was nowhere to send it, it says so again
+            first.cancel()  # its router would go on looking for a replica
+        raise TargetFailed(f"no {server.role} replica answers: {_named(error, limit_s)}") from None
+    return handle
+
+
+def _named(error: Exception, limit_s: float) -> str:
+    """Say in one line what went wrong where no replica answers."""
+    if isinstance(error, TimeoutError):
+        return f"nothing within {limit_s:.0f} s"
+    return f"{type(error).__name__}: {error}".partition("\n")[0]
+
+
+def stream_completion(
+    base_url: str, model_id: str, prompt: list[int], limit_s: float = LEAST_LIMIT_S
+) -> float:
+    """
+    Stream a short completion from the endpoint; each part of it may take *limit_s*.
+
+    Returns:
+        Seconds to the first token.
+
+    Raises:
+        TargetFailed: no answer, an error, or a stream that breaks off.
+    """
+    tokens = min(OUTPUT_TOKENS, read_token_limit(os.environ) or OUTPUT_TOKENS)
+    body = {"model": model_id, "prompt": prompt, "max_tokens": tokens, "stream": True}
+    request = urllib.request.Request(  # noqa: S310  (our own endpoint)
+        f"{base_url}/v1/completions",
+        data=json.dumps(body).encode(),
+        headers={"Content-Type": "application/json", **authorization(os.environ)},
+    )
+    started = time.perf_counter()
+    try:
+        with urllib.request.urlopen(request, timeout=limit_s) as answer:  # noqa: S310
+            arrivals = [
+                (time.perf_counter() - started, line.removeprefix(b"data: "))
+                for raw in answer
+                if (line := raw.strip())
+            ]
+    except urllib.error.HTTPError as error:
+        raise TargetFailed(f"{base_url} answered {error.code}: {error.read()!r}") from None
+    except OSError as error:
+        raise TargetFailed(f"{base_url} does not answer: {error}") from None
+    if len(arrivals) < 2 or arrivals[-1][1] != b"[DONE]":  # noqa: PLR2004  (a token, the end)
+        raise TargetFailed(f"{base_url}: the stream broke off: {arrivals[-1:]}")
+    return arrivals[0][0]
+
+
+def _prompt(vocab_size: int, rng: random.Random) -> list[int]:
+    """Return random tokens."""
+    return [rng.randrange(vocab_size // 2, vocab_size * 3 // 4) for _ in range(PROMPT_TOKENS)]

@@ -1,0 +1,111 @@
+"""Is what runs what was planned?"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from serving.deployment.compile import replica_devices
+from serving.deployment.engine_args import DTYPES, KV_ROLES
+from serving.operations.status import FACTS_LIMIT_S
+from serving.protocol.app_spec import NODE_LABEL, ROLE_LABEL
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from minicluster.plan import Deployment, Pool
+    from serving.operations.status import Deployed
+
+
+def differences(
+    deployment: Deployment,
+    deployed: Deployed,
+    target: str,
+    bounds: Mapping[str, Mapping[str, Any]] | None = None,
+) -> tuple[str, ...]:
+    """
+    Compare, field by field.
+
+    Args:
+        deployment: what was planned.
+        deployed: what runs, with facts.
+        target: `cpu` or `gpu`.
+        bounds: per role, the options of Ray Serve that were compiled (`serving.deployment.limits`).
+
+    Returns:
+        Every difference, `place: deployed X, planned Y`; none: it is as planned.
+    """
+    return tuple(
+        difference
+        for pool in deployment.pools
+        for difference in (
+            *_pool(deployment, pool, deployed, target),
+            *_options(pool.role, deployed, (bounds or {}).get(pool.role, {})),
+        )
+    )
+
+
+def _pool(deployment: Deployment, pool: Pool, deployed: Deployed, target: str) -> Iterator[str]:
+    """Compare one pool."""
+    running = deployed.replicas.get(pool.role, 0)
+    if running != pool.replicas:
+        yield f"{pool.role}.replicas: deployed {running}, planned {pool.replicas}"
+    facts = deployed.facts.get(pool.role, [])
+    wanted = _planned(deployment, pool)
+    for number, fact in enumerate(facts):
+        for name, value in wanted.items():
+            if fact[name] != value:
+                place = f"{pool.role}[{number}].{name}"
+                yield f"{place}: deployed {fact[name]}, planned {value}"
+    silent = deployed.silent.get(pool.role, ())
+    for name in silent:
+        yield f"{name}.facts: deployed not told within {FACTS_LIMIT_S:g} s, planned not compared"
+    if not silent:
+        yield from _places(pool, facts, target)
+
+
+def _options(role: str, deployed: Deployed, wanted: Mapping[str, Any]) -> Iterator[str]:
+    """Compare what bounds the queues of each deployment of a role."""
+    for name, options in deployed.options.get(role, {}).items():
+        for option, value in wanted.items():
+            if options.get(option) != value:
+                yield f"{name}.{option}: deployed {options.get(option)}, planned {value}"
+
+
+def _planned(deployment: Deployment, pool: Pool) -> dict[str, Any]:
+    """Return what each engine of the pool should say of itself."""
+    engine = deployment.engine
+    return {
+        "tp": pool.tp,
+        "pp": pool.pp,
+        "max_batch_size": pool.max_batch_size,
+        "max_batched_tokens": pool.max_batched_tokens,
+        "max_model_len": engine.max_model_len,
+        "block_size": engine.block_size,
+        "kv_bytes": int(pool.kv_bytes),
+        "kv_dtype": "auto" if engine.kv_dtype == pool.dtype else engine.kv_dtype,
+        "model": deployment.model.source,
+        "kv_connector": "NixlConnector" if pool.role in KV_ROLES else None,
+        "kv_role": KV_ROLES.get(pool.role),
+        **({"dtype": DTYPES[pool.dtype]} if pool.dtype in DTYPES else {}),
+    }
+
+
+def _places(pool: Pool, facts: list[dict[str, Any]], target: str) -> Iterator[str]:
+    """Compare nodes and, on a CPU, the cores that each worker is bound to."""
+    planned_nodes = sorted(
+        placement.node
+        for placement in pool.placement
+        for _ in range(len(placement.gpus) // (pool.tp * pool.pp))
+    )
+    nodes = sorted(str(fact["labels"].get(NODE_LABEL)) for fact in facts)
+    # A replica wider than a node says only where its first worker is.
+    if planned_nodes and nodes != planned_nodes:
+        yield f"{pool.role}.nodes: deployed {nodes}, planned {planned_nodes}"
+    roles = {fact["labels"].get(ROLE_LABEL) for fact in facts} - {pool.role}
+    if roles:
+        yield f"{pool.role}.labels: deployed on nodes labelled {roles}, planned {pool.role}"
+    if target == "cpu":
+        planned = sorted([[core] for core in replica] for replica in replica_devices(pool))
+        bound = sorted(sorted(fact["cores"]) for fact in facts)
+        if bound != planned:
+            yield f"{pool.role}.cores: workers bound to {bound}, planned {planned}"

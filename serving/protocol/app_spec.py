@@ -1,0 +1,97 @@
+"""What `serving up` starts, as plain values: raylets, pools, and what the front door knows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from serving.protocol.endpoint_config import FrontDoor
+
+APP = "minicluster"
+"""Name of the Ray Serve application."""
+
+ROLE_LABEL = "minicluster-role"
+NODE_LABEL = "minicluster-node"
+CORES = "MINICLUSTER_CORES"
+"""Environment variable: cores of each replica, replicas apart by `;`, workers by `|`."""
+
+
+DEVICES_LABEL = "minicluster-devices"
+"""Label of a raylet that `serving scale` gave to another pool: its devices, apart by `_`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RayNode:
+    """
+    One raylet: the share of one planned node that one pool has.
+
+    Attributes:
+        moved: the plan gave its devices to another pool; on a CPU its replica learns them from a
+            label.
+    """
+
+    node: str
+    role: str
+    cores: tuple[int, ...]
+    gpus: tuple[int, ...]
+    moved: bool = False
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """Labels by which the pool finds it."""
+        found = {ROLE_LABEL: self.role, NODE_LABEL: self.node}
+        devices = "_".join(map(str, self.cores or self.gpus))
+        return found | ({DEVICES_LABEL: devices} if self.moved else {})
+
+
+def planned_cores(cores: str, rank: int, labels: Mapping[str, str]) -> str:
+    """
+    Return the cores of one replica, workers apart by `|`.
+
+    Args:
+        cores: value of `CORES`.
+        rank: of the replica in its deployment.
+        labels: of its raylet; one that was moved says itself which cores it has.
+    """
+    if DEVICES_LABEL in labels:
+        return labels[DEVICES_LABEL].replace("_", "|")
+    replicas = cores.split(";")
+    return replicas[rank % len(replicas)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedPool:
+    """
+    The replicas of one role in one domain, as Ray Serve takes them.
+
+    Attributes:
+        prefix: of the deployment's name; the model follows.
+        llm_config: the fields of `ray.serve.llm.LLMConfig`.
+    """
+
+    role: str
+    domain: str
+    prefix: str
+    name: str
+    replicas: int
+    llm_config: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedApp:
+    """Everything that `serving up` starts: the same input gives the same value."""
+
+    model_id: str
+    pools: tuple[ServedPool, ...]
+    nodes: tuple[RayNode, ...]
+    front: FrontDoor
+
+    def of(self, role: str) -> tuple[ServedPool, ...]:
+        """Return the pools of one role, a domain each."""
+        return tuple(pool for pool in self.pools if pool.role == role)
+
+    @property
+    def servers(self) -> tuple[ServedPool, ...]:
+        """The pools that answer requests."""
+        return self.of("decode") or self.of("mixed")

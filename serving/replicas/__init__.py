@@ -1,0 +1,1 @@
+"""What runs inside Ray Serve replicas: ingress, prefill and decode servers, router."""

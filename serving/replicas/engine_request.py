@@ -1,0 +1,120 @@
+"""Requests and errors as vLLM knows them."""
+
+from __future__ import annotations
+
+import json
+import re
+import uuid
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+from ray.serve.llm.openai_api_models import ChatCompletionRequest, CompletionRequest
+from vllm.exceptions import VLLMClientError
+
+from serving.protocol.refusal import Refusal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from serving.protocol.phases import Prefilled
+
+SCHEMAS = {"chat": ChatCompletionRequest, "completions": CompletionRequest}
+ERROR_EVENT = 'data: {"error"'
+"""How a stream of vLLM begins to say that it failed; [DONE] follows all the same."""
+
+SERVER_ERROR = 500
+GRAMMAR = re.compile(r"grammar|structural tag|schema|regex|choices", re.IGNORECASE)
+"""What vLLM's compilers of grammars speak of."""
+
+REMOTE_DECODE = {
+    "do_remote_decode": True,
+    "do_remote_prefill": False,
+    "remote_engine_id": None,
+    "remote_block_ids": None,
+    "remote_host": None,
+    "remote_port": None,
+}
+"""Tells NIXL's connector to keep the KV cache of a prompt for another engine."""
+
+
+def engine_request(kind: str, body: dict[str, Any]) -> Any:  # noqa: ANN401
+    """Return vLLM's request of *kind* (`chat` or `completions`), or why it is none."""
+    try:
+        # An id of ours: the client's could be that of a request under way.
+        request = SCHEMAS[kind].model_validate({**body, "request_id": uuid.uuid4().hex})
+        _read_content(getattr(request, "messages", ()))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        # What `_read_content` reads, and vLLM's own check of calls, begins with a place in a list.
+        within = ("messages",) if isinstance(next(iter(first["loc"]), None), int) else ()
+        param = ".".join(str(part) for part in (*within, *first["loc"]))
+        message = f"{param}: {first['msg']}" if param else first["msg"]
+        return Refusal(status=400, message=message, param=param or None)
+    except VLLMClientError as error:  # from vLLM's own checks, which pydantic lets through
+        return Refusal(status=400, message=str(error), param=getattr(error, "parameter", None))
+    except (TypeError, ValueError, AttributeError, KeyError) as error:
+        # Its checks look at values before their types have been checked.
+        return Refusal(status=400, message=f"The body is malformed: {error}")
+    return request
+
+
+def _read_content(messages: Iterable[Any]) -> None:
+    """
+    Check content now that pydantic would check when it is read.
+
+    What fits no kind of content passes as an iterable of parts, each checked as it comes; that
+    could not be sent to another process, and could be read only once.
+    """
+    for message in messages:
+        content = message.get("content") if isinstance(message, dict) else None
+        if not isinstance(content, str | list | None):
+            message["content"] = list(content)
+
+
+def for_prefill(request: Any) -> Any:  # noqa: ANN401
+    """Return what prefill gets of *request*: its prompt, for one token that nobody reads."""
+    changes: dict[str, Any] = {
+        "kv_transfer_params": dict(REMOTE_DECODE),
+        "max_tokens": 1,
+        "min_tokens": 0,
+        "temperature": 0.0,
+        "stream": False,
+        "stream_options": None,
+        "logprobs": None,
+        "response_format": None,
+        "structured_outputs": None,
+    }
+    if isinstance(request, ChatCompletionRequest):
+        changes |= {"max_completion_tokens": 1, "logprobs": False, "top_logprobs": None}
+    return request.model_copy(update=changes)
+
+
+def for_decode(request: Any, prefilled: Prefilled) -> Any:  # noqa: ANN401
+    """Return *request* with the place of its KV cache."""
+    return request.model_copy(update={"kv_transfer_params": prefilled.kv_transfer_params})
+
+
+def refusal_of(answer: Any) -> Refusal:  # noqa: ANN401
+    """Turn an error of the engine into ours."""
+    error = answer.error
+    status = int(error.code or SERVER_ERROR)
+    return _refusal(status, error.message, getattr(error, "param", None))
+
+
+def refusal_in(event: str) -> Refusal:
+    """Turn a stream's event that begins as `ERROR_EVENT` into a refusal."""
+    error = json.loads(event.removeprefix("data: "))["error"]
+    code = error.get("code")
+    status = code if isinstance(code, int) else SERVER_ERROR
+    return _refusal(status, str(error.get("message")), error.get("param"))
+
+
+def _refusal(status: int, message: str, param: str | None) -> Refusal:
+    """Keep what the client did wrong; what went wrong inside stays inside."""
+    if status >= SERVER_ERROR:
+        return Refusal(status=status, message="The engine failed while answering.")
+    if param is None and GRAMMAR.search(message):
+        # Only there vLLM does not say where: the compiler of grammars knows no request.
+        param = "structured_outputs"
+        message = f"structured_outputs or response_format: {message}"
+    return Refusal(status=status, message=message, param=param)

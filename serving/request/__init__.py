@@ -1,0 +1,1 @@
+"""Pure functions of a request's body: validation, lengths, path and retries."""

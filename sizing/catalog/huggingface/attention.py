@@ -1,0 +1,157 @@
+"""Attention of a config: which layers see what, latent, sparse and linear attention."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from minicluster.specs.model import IndexSpec, LinearSpec, MlaSpec
+
+if TYPE_CHECKING:
+    from sizing.catalog.huggingface.families import Family
+    from sizing.catalog.huggingface.keys import Keys
+
+STATE_DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+WINDOWED = {"sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}
+"""Kinds of layers that see a window, and the key with its size."""
+
+
+class Layers(NamedTuple):
+    """How many layers see a window or keep a linear state; the others attend to everything."""
+
+    window_tokens: int = 0
+    num_windowed: int = 0
+    chunked: bool = False
+    num_linear: int = 0
+
+
+def read_layers(keys: Keys, family: Family, context: int) -> Layers:
+    """
+    Find which layers are windowed or linear.
+
+    Args:
+        keys: of the config.
+        family: its rules where the config is silent.
+        context: longest sequence; a window at least as long is none.
+
+    """
+    kinds = _kinds(keys, family)
+    linear = kinds.count("linear_attention")
+    kind = "chunked_attention" if "chunked_attention" in kinds else "sliding_attention"
+    window = keys.count(WINDOWED[kind], 0)
+    if "use_sliding_window" in family.defaults and not keys.flag("use_sliding_window"):
+        window = 0
+    if not 0 < window < context:
+        return Layers(num_linear=linear)
+    covered = kinds.count(kind) if kinds else _covered(keys, family)
+    if not covered:
+        return Layers(num_linear=linear)
+    return Layers(
+        window_tokens=window,
+        num_windowed=covered,
+        chunked=kind == "chunked_attention",
+        num_linear=linear,
+    )
+
+
+def _kinds(keys: Keys, family: Family) -> list[object]:
+    """Return the kind of each layer; empty where only windows have a rule."""
+    layers, kinds = keys.count("num_hidden_layers"), keys.sequence("layer_types")
+    known = ["sliding_attention", "full_attention"]
+    for kind, is_known in (
+        ("chunked_attention", keys.has("attention_chunk_size")),
+        ("linear_attention", bool(family.linear)),
+        ("indexed_attention", keys.has("index_topk")),
+    ):
+        known += [kind] * is_known
+    if kinds and (len(kinds) != layers or any(kind not in known for kind in kinds)):
+        raise keys.wrong("layer_types", f"{layers} entries, each {' or '.join(known)}")
+    return kinds or _patterned(keys, family, layers)
+
+
+def _patterned(keys: Keys, family: Family, layers: int) -> list[object]:
+    """Return the kind of each layer where a pattern says so, in any order."""
+    if keys.has("attention_chunk_size"):
+        interval = max(1, keys.count("no_rope_layer_interval"))
+        windowed: list[object] = keys.sequence("no_rope_layers")
+        windowed = windowed or [(layer + 1) % interval != 0 for layer in range(layers)]
+        return ["chunked_attention" if one else "full_attention" for one in windowed]
+    if not family.linear:
+        return []
+    if family.linear == "delta":
+        full = layers // max(1, keys.count("full_attention_interval"))
+    else:
+        full = layers // 2
+    return [*["full_attention"] * full, *["linear_attention"] * (layers - full)]
+
+
+def _covered(keys: Keys, family: Family) -> int:
+    """Count the layers that use the sliding window by the rule of the family."""
+    layers = keys.count("num_hidden_layers")
+    if family.windows == "above":
+        return max(0, layers - keys.count("max_window_layers"))
+    if family.windows == "pattern":
+        return layers - layers // max(1, keys.count("sliding_window_pattern"))
+    if family.windows == "all":
+        return layers
+    raise keys.wrong("sliding_window", "no such key: nothing says which layers use it")
+
+
+def read_latent(keys: Keys, family: Family) -> MlaSpec | None:
+    """Read multi-head latent attention, if the family has it."""
+    if not family.latent_attention:
+        keys.refuse("kv_lora_rank", "models of this model_type have no latent attention")
+        return None
+    return MlaSpec(
+        q_lora_rank=keys.count("q_lora_rank", 0),
+        kv_lora_rank=keys.count("kv_lora_rank"),
+        qk_nope_head_dim=keys.count("qk_nope_head_dim"),
+        qk_rope_head_dim=keys.count("qk_rope_head_dim"),
+        v_head_dim=keys.count("v_head_dim"),
+    )
+
+
+def read_index(keys: Keys, mla: MlaSpec | None) -> IndexSpec | None:
+    """Read the index of sparse attention, if there is one in every layer."""
+    if not keys.has("index_topk"):
+        return None
+    if mla is None:
+        keys.refuse("index_topk", "only latent attention is known to have an index")
+    if any(kind != "full" for kind in keys.sequence("indexer_types")):
+        raise keys.wrong("indexer_types", "full in every layer: shared ones are not known")
+    keys.refuse("index_topk_pattern", "an index of its own in every layer is all that is known")
+    if keys.count("index_topk_freq", 1) != 1:
+        raise keys.wrong("index_topk_freq", "1: an index of its own in every layer")
+    return IndexSpec(
+        num_heads=keys.count("index_n_heads"),
+        head_dim=keys.count("index_head_dim"),
+        top_k=keys.count("index_topk"),
+    )
+
+
+def read_linear(keys: Keys, family: Family, num_layers: int) -> LinearSpec | None:
+    """Read linear attention, if any layer has it."""
+    if not num_layers:
+        return None
+    if family.linear == "lightning":
+        heads = keys.count("num_attention_heads")
+        size = keys.count("head_dim", keys.count("hidden_size") // max(heads, 1))
+        return LinearSpec(
+            num_layers=num_layers,
+            num_key_heads=heads,
+            num_value_heads=heads,
+            key_head_dim=size,
+            value_head_dim=size,
+            delta_rule=False,
+        )
+    named = keys.values.get("mamba_ssm_dtype", "float32")
+    if str(named) not in STATE_DTYPES:
+        raise keys.wrong("mamba_ssm_dtype", "one of " + ", ".join(STATE_DTYPES))
+    return LinearSpec(
+        num_layers=num_layers,
+        num_key_heads=keys.count("linear_num_key_heads"),
+        num_value_heads=keys.count("linear_num_value_heads"),
+        key_head_dim=keys.count("linear_key_head_dim"),
+        value_head_dim=keys.count("linear_value_head_dim"),
+        conv_kernel=keys.count("linear_conv_kernel_dim"),
+        state_dtype=STATE_DTYPES[str(named)],
+    )

@@ -1,0 +1,179 @@
+"""What a checkpoint's `quantization_config` does to its weights."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from minicluster.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+FLOAT_METHODS = {"fp8": "fp8", "fbgemm_fp8": "fp8", "mxfp4": "fp4"}
+BITS_METHODS = ("gptq", "awq")
+NAMED_FORMATS = {"FP8": "fp8", "FP8_PER_CHANNEL_PER_TOKEN": "fp8", "NVFP4": "fp4", "MXFP4": "fp4"}
+BITS = {"4": "int4", "8": "int8"}
+COMPRESSED = {"float 8": "fp8", "float 4": "fp4", "int 8": "int8", "int 4": "int4"}
+
+MX_GROUP = 32
+"""Values that share a scale in the OCP microscaling formats."""
+
+NEVER_QUANTISED = re.compile(
+    r"lm_head|embed|norm|router|vision|visual|projector|multi_modal|score_correction"
+    r"|indexer|conv1d"
+    r"|(^|[.*])mtp|nextn|(^|\.)(shared_expert_)?gate(\.|\*|$)"
+)
+"""Modules whose absence from the quantised ones is what the sizer assumes anyway."""
+
+SHARED = re.compile(r"shared_expert")
+DENSE = re.compile(r"mlp\\?\.\(?(gate|up|gate_up|down)(_proj|\b)(?!.*experts)")
+FEEDFORWARD = re.compile(r"layers?\.\d+(\*|\.\*|\.mlp(\*|\.\*|\.(gate|up|down|gate_up)_proj)?)?$")
+"""A whole layer, its feed-forward, or a part of that."""
+
+NUMBERED = re.compile(r"layers?\.\d+\.")
+"""Modules of one layer only, which no flag of a whole model can express."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quantization:
+    """
+    Dtype of the quantised weights, and which parts beside routed experts are among them.
+
+    Attributes:
+        group: weights that share a scale; 0: as usual for the dtype.
+        blocks: fp8 weights have a scale per block, and activations are scaled when they are
+            multiplied; `None`: no fp8 weights.
+    """
+
+    weight_dtype: str
+    group: int = 0
+    attention: bool = True
+    dense: bool = True
+    shared: bool = True
+    blocks: bool | None = None
+
+
+def quantization(
+    raw: Mapping[str, object], *, num_layers: int, num_dense_layers: int, place: str
+) -> Quantization:
+    """
+    Read a `quantization_config`.
+
+    Args:
+        raw: the config.
+        num_layers: of the model; what lies beyond them predicts further tokens and is left out.
+        num_dense_layers: of those, the first ones, with a dense feed-forward.
+        place: named in errors.
+
+    Raises:
+        InputError: a method, a format or an exception from it that the sizer cannot express.
+
+    """
+    place = f"{place}: quantization_config"
+    names = [name for name in _left_out(raw, place) if _layer(name) < num_layers]
+    names = [name for name in names if not NEVER_QUANTISED.search(name)]
+    attention = [name for name in names if "attn" in name]
+    others = [name for name in names if "attn" not in name]
+    shared = [name for name in others if SHARED.search(name)]
+    dense = [name for name in others if DENSE.search(name) and not NUMBERED.search(name)]
+    first = [name for name in others if FEEDFORWARD.search(name) and _layer(name) >= 0]
+    if {_layer(name) for name in first} == set(range(num_dense_layers)):
+        dense += first
+    unknown = [name for name in others if name not in (*shared, *dense)]
+    if unknown:
+        raise InputError(
+            f"{place}: modules left out",
+            unknown[0],
+            "attention, dense feed-forwards, shared experts, embeddings, head, routers, norms and "
+            "towers only",
+        )
+    return Quantization(
+        weight_dtype=_weight_dtype(raw, place),
+        group=_group(raw),
+        blocks=_blocks(raw, place),
+        attention=not attention,
+        dense=not dense,
+        shared=not shared,
+    )
+
+
+def _weight_dtype(raw: Mapping[str, object], place: str) -> str:
+    """Find the dtype of the quantised weights."""
+    producer = raw.get("producer")
+    made_by = producer.get("name") if isinstance(producer, dict) else None
+    method = str(raw.get("quant_method", made_by))
+    if method in FLOAT_METHODS:
+        return FLOAT_METHODS[method]
+    if method in BITS_METHODS:
+        bits = raw.get("bits", raw.get("w_bit"))
+        return _known(BITS, bits, f"{place}.bits")
+    if method == "modelopt":
+        return _known(NAMED_FORMATS, raw.get("quant_algo"), f"{place}.quant_algo")
+    if method == "compressed-tensors":
+        return _compressed(raw, place)
+    known = sorted([*FLOAT_METHODS, *BITS_METHODS, "modelopt", "compressed-tensors"])
+    raise InputError(f"{place}.quant_method", raw.get("quant_method"), "one of " + ", ".join(known))
+
+
+def _group(raw: Mapping[str, object]) -> int:
+    """Return how many weights share a scale; 0 where the config does not say."""
+    if raw.get("quant_method") == "mxfp4":
+        return MX_GROUP
+    found = [raw.get("group_size")]
+    groups = raw.get("config_groups")
+    for group in groups.values() if isinstance(groups, dict) else ():
+        weights = group.get("weights") if isinstance(group, dict) else None
+        found.append(weights.get("group_size") if isinstance(weights, dict) else None)
+    sizes = [size for size in found if isinstance(size, int) and size > 0]
+    return sizes[-1] if sizes else 0
+
+
+def _blocks(raw: Mapping[str, object], place: str) -> bool | None:
+    """
+    Whether fp8 weights are scaled in blocks.
+
+    Source: `fp8` in transformers is that of DeepSeek-V3, blocks of 128 x 128, unless its scales
+    of activations are static; ModelOpt and compressed-tensors scale tensors or rows.
+    """
+    if _weight_dtype(raw, place) != "fp8":
+        return None
+    return raw.get("quant_method") == "fp8" and raw.get("activation_scheme") != "static"
+
+
+def _known(table: Mapping[str, str], value: object, place: str) -> str:
+    """Look a value up, refusing what is not there."""
+    found = table.get(str(value))
+    if found is None:
+        raise InputError(place, value, "one of " + ", ".join(table))
+    return found
+
+
+def _compressed(raw: Mapping[str, object], place: str) -> str:
+    """Find the one format of all groups of a compressed-tensors config."""
+    groups = raw.get("config_groups")
+    found = set()
+    for group in groups.values() if isinstance(groups, dict) else ():
+        weights = group.get("weights") if isinstance(group, dict) else None
+        if isinstance(weights, dict):
+            found.add(f"{weights.get('type', 'int')} {weights.get('num_bits')}")
+    if len(found) != 1:
+        raise InputError(
+            f"{place}.config_groups", sorted(found) or groups, "one format for all weights"
+        )
+    return _known(COMPRESSED, found.pop(), f"{place}.config_groups")
+
+
+def _layer(name: str) -> int:
+    """Return the number of the layer that a module belongs to; -1 where it names none."""
+    found = re.search(r"layers?\.(\d+)", name)
+    return int(found[1]) if found else -1
+
+
+def _left_out(raw: Mapping[str, object], place: str) -> list[str]:
+    """Return the names or patterns of modules that stay unquantised."""
+    skipped = raw.get("modules_to_not_convert") or raw.get("ignore") or raw.get("exclude_modules")
+    if not isinstance(skipped, list | None):
+        raise InputError(f"{place}: modules left out", skipped, "a list of names")
+    return [str(name) for name in skipped or []]

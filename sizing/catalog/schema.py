@@ -1,0 +1,121 @@
+"""Every key of a scenario with type, unit, default and limits, read off the dataclasses."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import types
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from typing import Any, get_args, get_origin, get_type_hints
+
+from minicluster.specs.scenario import LIMITS, ScenarioSpec
+from minicluster.specs.workload import Lengths
+
+UNITS = (
+    ("_usd_per_gpu_hour", "US dollars per GPU and hour"),
+    ("_usd_per_kwh", "US dollars per kWh"),
+    ("_w_per_gpu", "watts per GPU"),
+    ("requests_per_s", "requests per second"),
+    ("_per_s", "per second"),
+    ("_tokens", "tokens"),
+    *((name, "tokens") for name in ("mean", "low", "high", "median")),
+    ("_fraction", "share, 0 to 1"),
+    ("_s", "seconds"),
+    ("_bytes", "bytes"),
+    ("max_gpus", "GPUs"),
+    ("gpus_per_node", "GPUs"),
+)
+"""Units by how a name ends: names carry their unit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Key:
+    """
+    One key of a scenario file.
+
+    Attributes:
+        key: dotted, table first.
+        type: as TOML has it.
+        unit: "" for names and lists.
+        required: the file has to say it.
+        default: what holds where the file does not say.
+        minimum: smallest value taken for meant; `None`: no limit.
+        maximum: largest.
+        meaning: one sentence.
+    """
+
+    key: str
+    type: str
+    unit: str
+    required: bool
+    default: object
+    minimum: float | None
+    maximum: float | None
+    meaning: str
+
+
+def scenario_keys() -> tuple[Key, ...]:
+    """List every key of a scenario, table by table, in the order of the dataclasses."""
+    return tuple(_keys(ScenarioSpec, ""))
+
+
+def _keys(cls: type, prefix: str) -> list[Key]:
+    """List the keys of one dataclass and of those inside it."""
+    hints, meanings = get_type_hints(cls), attribute_docs(cls)
+    found = []
+    for spec in fields(cls):
+        key, hint = prefix + spec.name, hints[spec.name]
+        if is_dataclass(hint) and isinstance(hint, type) and hint is not Lengths:
+            found += _keys(hint, f"{key}.")
+            continue
+        required = spec.default is MISSING and spec.default_factory is MISSING
+        low, high = LIMITS.get(key) or LIMITS.get(f"{key}.max_tokens") or (None, None)
+        found.append(
+            Key(
+                key=key,
+                type=_type_name(hint),
+                unit=unit(spec.name),
+                required=required,
+                default=_default(spec),
+                minimum=low,
+                maximum=high,
+                meaning=meanings.get(spec.name, ""),
+            )
+        )
+        if hint is Lengths:
+            found += _keys(Lengths, f"{key}.")
+    return found
+
+
+def _default(spec: Field[Any]) -> object:
+    """Return what holds where the file does not say; `None` where it has to."""
+    if spec.default is not MISSING:
+        return spec.default
+    return None if spec.default_factory is MISSING else spec.default_factory()
+
+
+def unit(name: str) -> str:
+    """Return the unit that a name ends in; "" for none."""
+    return next((text for ending, text in UNITS if name.endswith(ending)), "")
+
+
+def _type_name(hint: object) -> str:
+    """Name a type the way TOML's readers know it."""
+    if isinstance(hint, types.UnionType):
+        return " or ".join(_type_name(part) for part in get_args(hint) if part is not type(None))
+    if hint is Lengths:
+        return "integer or table"
+    if get_origin(hint) is dict:
+        return f"table of {_type_name(get_args(hint)[1])}"
+    if get_args(hint):
+        return f"list of {_type_name(get_args(hint)[0])}"
+    names = {int: "integer", float: "number", str: "string", bool: "boolean"}
+    return names[hint] if isinstance(hint, type) else str(hint)
+
+
+def attribute_docs(cls: type) -> dict[str, str]:
+    """Read the `Attributes:` section of a docstring: name to meaning."""
+    text = inspect.getdoc(cls) or ""
+    _, _, section = text.partition("Attributes:\n")
+    entries = re.findall(r"^    (\w+): (.*(?:\n        .*)*)", section, flags=re.MULTILINE)
+    return {name: " ".join(meaning.split()) for name, meaning in entries}

@@ -1,0 +1,1 @@
+"""Measured rows against predictions: errors by group, intervals, refits."""

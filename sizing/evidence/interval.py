@@ -1,0 +1,259 @@
+"""Intervals from residuals: quantiles by group, backing off to what more rows say."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import NormalDist
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from minicluster.specs.checks import STRICT
+from sizing.evidence.fold import folds
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from numpy.typing import NDArray
+
+    from sizing.evidence.residual import Residual
+
+LEVELS = (0.05, 0.1, 0.2, 0.5, 0.8, 0.9, 0.95)
+"""Quantiles that a group carries."""
+MIDDLE = LEVELS.index(0.5)
+LOW, HIGH = 0.1, 0.9
+"""Ends of the 80 % interval."""
+PARENT_ROWS = 20.0
+"""Rows of its own at which a group's quantiles weigh as much as its parent's."""
+LARGEST_SHARE = 0.25
+"""A configuration measured at many loads counts for at most this share of its group."""
+FOLDS = 10
+LOAD = 3
+"""Place of the load among the labels of a cell, the quantity first."""
+LEAST_ROWS = 40
+"""Rows of a kind of load from which on it has stretches of its own."""
+STAND_IN_LOG = math.log(1.3)
+"""Versions of an engine differ by 30 % in TPOT: added in squares where rows had own constants."""
+DEVIATES = tuple(NormalDist().inv_cdf(level) for level in LEVELS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """
+    Residuals of one group of rows.
+
+    Attributes:
+        path: labels from coarse to fine, joined by `/`, the quantity first.
+        rows: measurements behind it.
+        configurations: different ones among them.
+        logs: quantiles of ln(measured / predicted) at `LEVELS`, shrunk to the parent's.
+        stand_in_fraction: share of the rows that were predicted with the constants of another
+            version of the engine.
+    """
+
+    __pydantic_config__ = STRICT
+
+    path: str
+    rows: int
+    configurations: int
+    logs: tuple[float, ...]
+    stand_in_fraction: float
+
+    def log_at(self, level: float) -> float:
+        """Quantile at any level, between and beyond `LEVELS` as if normal."""
+        at = NormalDist().inv_cdf(level)
+        steps = list(zip(pairwise(DEVIATES), pairwise(self.logs), strict=True))
+        (low, high), (first, second) = next((s for s in steps if at <= s[0][1]), steps[-1])
+        return first + (second - first) * (at - low) / (high - low)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interval:
+    """80 % interval around a prediction; `rows` measurements of `group` stand behind it."""
+
+    low_s: float
+    high_s: float
+    rows: int
+    group: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Intervals:
+    """
+    Cells by path.
+
+    Attributes:
+        cells: of every group that had rows.
+    """
+
+    cells: dict[str, Cell]
+
+    def around(
+        self, value_s: float, quantity: str, path: Sequence[str], *, stand_in: bool = False
+    ) -> Interval | None:
+        """
+        Interval around a prediction; `None` where no row of the quantity was ever measured.
+
+        Args:
+            value_s: predicted; always inside.
+            quantity: `ttft` or `tpot`.
+            path: labels from coarse to fine; the finest group with rows is taken.
+            stand_in: predicted with the constants of another version of the engine; widens the
+                interval by 30 % where the rows behind it had their own.
+
+        """
+        cell = self._cell(quantity, path)
+        if cell is None:
+            return None
+        low, high = (_log(cell, level, stand_in=stand_in) for level in (LOW, HIGH))
+        return Interval(
+            low_s=value_s * math.exp(min(low, 0.0)),
+            high_s=value_s * math.exp(max(high, 0.0)),
+            rows=cell.rows,
+            group=cell.path,
+        )
+
+    def bound(
+        self,
+        quantity: str,
+        path: Sequence[str],
+        level: float,
+        *,
+        stand_in: bool = False,
+    ) -> float | None:
+        """
+        Factor on a prediction that the measurement stays below with a chance of *level*.
+
+        Arguments as of `around`; below 1 where predictions like this were too high.
+        """
+        cell = self._cell(quantity, path)
+        return None if cell is None else math.exp(_log(cell, level, stand_in=stand_in))
+
+    def _cell(self, quantity: str, path: Sequence[str]) -> Cell | None:
+        """Return the finest group with rows."""
+        labels = (quantity, *path)
+        names = ("/".join(labels[:depth]) for depth in range(len(labels), 0, -1))
+        return next((self.cells[name] for name in names if name in self.cells), None)
+
+
+def _log(cell: Cell, level: float, *, stand_in: bool) -> float:
+    """Quantile of a cell, widened for constants of another version."""
+    log = cell.log_at(level)
+    if not stand_in:
+        return log
+    away = NormalDist().inv_cdf(level) / NormalDist().inv_cdf(HIGH)
+    extra = STAND_IN_LOG * (1 - cell.stand_in_fraction) * away
+    return log + math.copysign(math.hypot(log, extra) - abs(log), away)
+
+
+def fit_intervals(residuals: Iterable[Residual]) -> Intervals:
+    """
+    Make intervals of residuals (docs/model.md, eq. V5).
+
+        q = (n q_own + k q_parent) / (n + k), k = 20 rows; q_parent of the root: q_own
+
+    each quantile moved from the median by the factor with which leave-configurations-out folds
+    lie below it as often as it says.
+
+    Args:
+        residuals: of rows that nothing shipped was fitted on.
+
+    Source:
+        Cross-conformal prediction (Vovk 2015) of log residuals, one side at a time.
+
+    Ignores:
+        That rows of one configuration err alike, beyond leaving them out together.
+
+    """
+    known = list(residuals)
+    return Intervals(cells=_cells(known, _stretches(known)))
+
+
+def together(each: Residual) -> str:
+    """What is left out together: a configuration, near others of its load and engine."""
+    return "/".join((*each.path[:3], each.configuration))
+
+
+def _stretches(known: Sequence[Residual]) -> dict[tuple[str, ...], NDArray[np.float64]]:
+    """Factors on the quantiles, by quantity and labels, that left-out folds ask for."""
+    needed: dict[tuple[str, ...], list[NDArray[np.float64]]] = {}
+    side = np.sign(DEVIATES)
+    for train, test in folds(known, FOLDS, key=together):
+        made = Intervals(cells=_cells(train, {}))
+        for each in test:
+            cell = made._cell(each.quantity, each.path)  # noqa: SLF001  (a line of this file)
+            if cell is not None:
+                logs = np.array(cell.logs)
+                apart = np.maximum(np.abs(logs - logs[MIDDLE]), 1e-3)
+                off = side * (each.log_ratio - logs[MIDDLE]) / apart
+                for name in _stretched((each.quantity, *each.path)):
+                    needed.setdefault(name, []).append(off)
+    return {
+        name: _reached(np.array(rows))
+        for name, rows in needed.items()
+        if len(rows) >= LEAST_ROWS or len(name) < LOAD
+    }
+
+
+def _stretched(labels: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
+    """Names under which a cell's stretches are looked up: its kind of load, alone or loaded."""
+    coarse = labels[:2]
+    return ((*coarse, "", labels[LOAD]), coarse) if len(labels) > LOAD else (coarse,)
+
+
+def _reached(off: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Quantile of each column that lies as far out as its level says."""
+    shares = np.maximum(LEVELS, 1 - np.array(LEVELS))
+    found = [np.quantile(column, share) for column, share in zip(off.T, shares, strict=True)]
+    return np.maximum(found, 0.0)
+
+
+def _cells(
+    residuals: Iterable[Residual], stretches: dict[tuple[str, ...], NDArray[np.float64]]
+) -> dict[str, Cell]:
+    """Quantiles of every group, coarse ones first so that each finds its parent."""
+    members: dict[tuple[str, ...], list[Residual]] = {}
+    for each in residuals:
+        labels = (each.quantity, *each.path)
+        for depth in range(1, len(labels) + 1):
+            members.setdefault(labels[:depth], []).append(each)
+    shrunk: dict[tuple[str, ...], NDArray[np.float64]] = {}
+    cells = {}
+    for labels in sorted(members, key=lambda path: (len(path), path)):
+        rows = members[labels]
+        logs = _quantiles(rows)
+        if labels[:-1] in shrunk:
+            # The same rows under a longer name are their parent.
+            own = 0 if len(rows) == len(members[labels[:-1]]) else len(rows)
+            share = own / (own + PARENT_ROWS)
+            logs = share * logs + (1 - share) * shrunk[labels[:-1]]
+        shrunk[labels] = logs
+        asked = (
+            stretches[labels[:d]] for d in range(len(labels), 0, -1) if labels[:d] in stretches
+        )
+        moved = logs[MIDDLE] + (logs - logs[MIDDLE]) * next(asked, np.ones(len(LEVELS)))
+        path = "/".join(labels)
+        cells[path] = Cell(
+            path=path,
+            rows=len(rows),
+            configurations=len({each.configuration for each in rows}),
+            logs=tuple(np.maximum.accumulate(moved).tolist()),
+            stand_in_fraction=sum(each.stand_in for each in rows) / len(rows),
+        )
+    return cells
+
+
+def _quantiles(rows: Sequence[Residual]) -> NDArray[np.float64]:
+    """Quantiles of the logs, each configuration counting for at most a share of them."""
+    counts: dict[str, int] = {}
+    for each in rows:
+        counts[each.configuration] = counts.get(each.configuration, 0) + 1
+    most = max(1.0, LARGEST_SHARE * len(rows))
+    weights = np.array([min(1.0, most / counts[each.configuration]) for each in rows])
+    logs = np.array([each.log_ratio for each in rows])
+    order = np.argsort(logs)
+    reached = np.cumsum(weights[order]) - weights[order] / 2
+    found: NDArray[np.float64] = np.interp(LEVELS, reached / weights.sum(), logs[order])
+    return found

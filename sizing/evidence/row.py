@@ -1,0 +1,230 @@
+"""One measured row: what ran, under which load, and what was measured."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from minicluster.errors import InputError
+from minicluster.specs.slicing import Slicing
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+REQUIRED = (
+    "id", "model", "gpu", "engine", "weight_dtype", "serving", "gpus", "load", "isl", "osl",
+)  # fmt: skip
+"""Columns without which no row can be read."""
+AMOUNTS = {"static": "batch_size", "closed": "concurrency", "open": "requests_per_s"}
+"""The column that says how much of each load."""
+SECONDS = ("ttft_s", "tpot_s", "ttft_p99_s", "requests_per_s")
+"""Columns whose unit one can mistake."""
+STATISTICS = ("mean", "median")
+MOST = 2**22
+"""Of anything that is counted; what is more is a mistake, and would be replayed for hours."""
+MOST_USERS = 2**14
+ROLES = {"aggregated": ("",), "disaggregated": ("prefill_", "decode_")}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Equal replicas of one role: `mixed`, `prefill` or `decode`."""
+
+    role: str
+    replicas: int
+    slicing: Slicing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """
+    One measured row.
+
+    Attributes:
+        place: file and line, named in errors.
+        kv_dtype: empty: the engine's default.
+        groups: one mixed group, or prefill and decode.
+        amount: prompts of the batch, users or requests per second, as `load` says.
+        length_jitter: j; lengths are uniform in [(1 - j) nominal, nominal].
+        prefix_tokens: of `isl`, already in the prefix cache.
+        statistic: what the measured times are: `mean` or `median`.
+        token_budget: tokens a step may hold, where known.
+    """
+
+    place: str
+    id: str
+    source: str
+    licence: str
+    model: str
+    gpu: str
+    engine: str
+    engine_version: str
+    weight_dtype: str
+    kv_dtype: str
+    groups: tuple[Group, ...]
+    load: str
+    amount: float
+    isl: int
+    osl: int
+    length_jitter: float
+    prefix_tokens: int
+    statistic: str
+    ttft_s: float | None
+    tpot_s: float | None
+    ttft_p99_s: float | None
+    token_budget: int | None
+
+    @property
+    def configuration(self) -> str:
+        """Name model, GPU, engine, precision and parallelism: all loads of one share it."""
+        shapes = "+".join(
+            f"{g.replicas}x{g.slicing.tp}.{g.slicing.pp}.{g.slicing.ep}.{g.slicing.dp}"
+            for g in self.groups
+        )
+        names = f"{self.model}/{self.gpu}/{self.engine}"
+        return f"{names}/{self.weight_dtype}/{self.kv_dtype}/{shapes}"
+
+
+def kind_of(row: Row) -> str:
+    """Name what kind of load a row was under; errors of different kinds are told apart."""
+    if len(row.groups) > 1:
+        return "split"
+    if row.load == "closed" and not row.length_jitter:
+        return "closed, fixed lengths"
+    return row.load
+
+
+def row_from(cells: Mapping[str, str], place: str, surplus: object = None) -> Row:
+    """
+    Read one row.
+
+    Args:
+        cells: text by column; an absent column is an empty cell.
+        place: file and line.
+        surplus: cells beyond the last column: such a line is shifted, or wrongly quoted.
+
+    Raises:
+        InputError: the first cell that cannot be used, with its column, value and expectation.
+
+    """
+    if surplus is not None:
+        raise InputError(place, surplus, "no more cells than columns")
+    line = _Line(cells, place)
+    load = line.choice("load", tuple(AMOUNTS))
+    amount = line.number(AMOUNTS[load])
+    most = MOST_USERS if load == "closed" else MOST
+    row = Row(
+        place=place,
+        id=cells.get("id", ""),
+        source=cells.get("source", ""),
+        licence=cells.get("licence", ""),
+        model=line.text("model"),
+        gpu=line.text("gpu"),
+        engine=line.text("engine"),
+        engine_version=cells.get("engine_version", ""),
+        weight_dtype=line.text("weight_dtype"),
+        kv_dtype=cells.get("kv_dtype", ""),
+        groups=_groups(line),
+        load=load,
+        amount=amount if load == "open" else line.count(AMOUNTS[load], most=most),
+        isl=line.count("isl"),
+        osl=line.count("osl"),
+        length_jitter=line.number("length_jitter", default=0.0, least=0.0),
+        prefix_tokens=line.count("prefix_tokens", default=0, least=0),
+        statistic=line.choice("statistic", STATISTICS, default="mean"),
+        ttft_s=line.measured("ttft_s"),
+        tpot_s=line.measured("tpot_s"),
+        ttft_p99_s=line.measured("ttft_p99_s"),
+        token_budget=line.count("max_num_batched_tokens", default=0, least=0) or None,
+    )
+    if row.length_jitter >= 1:
+        raise line.error("length_jitter", "0 or more and below 1")
+    if row.prefix_tokens >= row.isl:
+        raise line.error("prefix_tokens", f"fewer than isl = {row.isl}")
+    return row
+
+
+def _groups(line: _Line) -> tuple[Group, ...]:
+    """Read the replicas; all their GPUs are those of the `gpus` column."""
+    serving = line.choice("serving", tuple(ROLES))
+    gpus = line.count("gpus")
+    if serving == "aggregated":
+        tp, pp = line.count("tp"), line.count("pp", default=1)
+        if gpus % (tp * pp):
+            raise line.error("gpus", f"a multiple of tp x pp = {tp * pp}")
+        slicing = line.slicing("", tp=tp, pp=pp, dp=gpus // (tp * pp))
+        return (Group(role="mixed", replicas=1, slicing=slicing),)
+    groups = []
+    for role in ("prefill", "decode"):
+        tp, pp = line.count(f"{role}_tp"), line.count(f"{role}_pp", default=1)
+        ep = line.count(f"{role}_ep", default=1)
+        slicing = line.slicing(f"{role}_", tp=tp, pp=pp, dp=max(1, ep // tp))
+        replicas = line.count(f"{role}_replicas")
+        groups.append(Group(role=role, replicas=replicas, slicing=slicing))
+    counted = sum(group.replicas * group.slicing.gpus for group in groups)
+    if counted != gpus:
+        raise line.error("gpus", f"the {counted} that both pools have together")
+    return tuple(groups)
+
+
+class _Line:
+    """Cells of one line, read by type; errors name file, line, column, value, expectation."""
+
+    def __init__(self, cells: Mapping[str, str], place: str) -> None:
+        self.cells = cells
+        self.place = place
+
+    def error(self, column: str, expectation: str) -> InputError:
+        """Say what is wrong with a cell."""
+        return InputError(
+            f"{self.place}: {column}", self.cells.get(column, "") or None, expectation
+        )
+
+    def text(self, column: str) -> str:
+        """Read text that must be there."""
+        found = self.cells.get(column, "")
+        if not found:
+            raise self.error(column, "a name")
+        return found
+
+    def choice(self, column: str, allowed: tuple[str, ...], default: str | None = None) -> str:
+        """Read one of a few words."""
+        found = self.cells.get(column, "") or default
+        if found not in allowed:
+            raise self.error(column, "one of " + ", ".join(allowed))
+        return found
+
+    def number(self, column: str, *, default: float | None = None, least: float = 1e-9) -> float:
+        """Read a finite number of at least *least*."""
+        text = self.cells.get(column, "")
+        if not text and default is not None:
+            return default
+        bound = "above 0" if least > 0 else "of 0 or more"
+        try:
+            value = float(text)
+        except ValueError:
+            raise self.error(column, f"a number {bound}") from None
+        if not (math.isfinite(value) and value >= least):
+            raise self.error(column, f"a finite number {bound}")
+        return value
+
+    def count(
+        self, column: str, *, default: int | None = None, least: int = 1, most: int = MOST
+    ) -> int:
+        """Read a whole number of at least *least* and at most *most*."""
+        value = self.number(column, default=default, least=min(least, 1e-9))
+        if value != int(value) or not least <= value <= most:
+            raise self.error(column, f"a whole number from {least} to {most:,}")
+        return int(value)
+
+    def measured(self, column: str) -> float | None:
+        """Read a measured time; empty: not measured."""
+        return self.number(column) if self.cells.get(column, "") else None
+
+    def slicing(self, prefix: str, *, tp: int, pp: int, dp: int) -> Slicing:
+        """Read the expert parallelism and check that it divides the stage."""
+        ep = self.count(f"{prefix}ep", default=1)
+        if (tp * dp) % ep:
+            raise self.error(f"{prefix}ep", f"a divisor of the {tp * dp} GPUs of a stage")
+        return Slicing(tp=tp, pp=pp, ep=ep, dp=dp)

@@ -1,0 +1,178 @@
+"""Scalars that bring predictions to measured rows, group by group, shrunk to what more rows say."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sizing.evidence.fold import fold_of
+from sizing.evidence.residual import QUANTITIES
+from sizing.evidence.row import kind_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from sizing.evidence.row import Row
+    from sizing.evidence.verdict import Verdict
+
+PRIOR_ROWS = 8.0
+"""Rows of its own at which a group weighs as much as its parent."""
+ROWS_OF_CONFIGURATION = 2.0
+"""What all rows of one configuration weigh at most: they err alike."""
+ROUNDS = 20
+HUBER = 0.15
+"""Relative errors beyond this count by their size, not by its square."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scalars:
+    """
+    Correction of one group of rows.
+
+        TTFT' = prefill TTFT + request_s,  TPOT' = decode TPOT + L per_layer_s
+
+    Attributes:
+        group: load, engine, GPU, weight dtype and TP, from coarse to fine.
+        rows: measurements that it was fitted on.
+    """
+
+    group: tuple[str, ...]
+    rows: int
+    prefill: float
+    request_s: float
+    decode: float
+    per_layer_s: float
+
+
+NONE = Scalars(group=(), rows=0, prefill=1.0, request_s=0.0, decode=1.0, per_layer_s=0.0)
+
+
+def in_fitted_half(row: Row) -> bool:
+    """Whether a row's configuration, all its loads with it, is fitted on; else it is judged."""
+    return fold_of(row.configuration, 2) == 0
+
+
+def group_of(row: Row) -> tuple[str, ...]:
+    """Labels of the group whose scalars a row gets."""
+    tp = row.groups[-1].slicing.tp
+    return (kind_of(row), row.engine.lower(), row.gpu, row.weight_dtype, f"TP {tp}")
+
+
+def fit_scalars(verdicts: Iterable[Verdict]) -> dict[tuple[str, ...], Scalars]:
+    """
+    Fit scalars of every group (docs/model.md, eq. V6).
+
+        minimise sum over rows of rho(predicted' / measured - 1)
+            + k (theta - theta_parent)^2,  rho of Huber, k = 8 rows,
+            the rows of one configuration weighing 2 together at most
+
+    Args:
+        verdicts: predicted rows to fit on.
+
+    Returns:
+        Scalars by group; the root `()` is always there.
+
+    Source:
+        Hierarchical shrinkage; robust regression after Huber.
+
+    Ignores:
+        That slower steps lengthen queues more than in proportion.
+
+    """
+    members: dict[tuple[str, ...], list[Verdict]] = {}
+    for verdict in verdicts:
+        if verdict.row is not None and verdict.found.status == "predicted":
+            labels = group_of(verdict.row)
+            for depth in range(1, len(labels) + 1):
+                members.setdefault(labels[:depth], []).append(verdict)
+    fitted: dict[tuple[str, ...], Scalars] = {(): NONE}
+    for labels in sorted(members, key=lambda group: (len(group), group)):
+        parent = fitted[labels[:-1]]
+        if len(members[labels]) == len(members.get(labels[:-1], ())):
+            fitted[labels] = replace(parent, group=labels)  # the same rows under a longer name
+        else:
+            fitted[labels] = _fit_group(labels, members[labels], parent)
+    return fitted
+
+
+def corrected(verdict: Verdict, scalars: Mapping[tuple[str, ...], Scalars]) -> Verdict:
+    """Apply the scalars of the finest group that was fitted; intervals move along."""
+    row, found = verdict.row, verdict.found
+    if row is None or found.status != "predicted":
+        return verdict
+    labels = group_of(row)
+    depth = next(d for d in range(len(labels), -1, -1) if labels[:d] in scalars)
+    s = scalars[labels[:depth]]
+    ttft = None if found.ttft_s is None else s.prefill * found.ttft_s + s.request_s
+    p99 = None if found.ttft_p99_s is None else s.prefill * found.ttft_p99_s + s.request_s
+    layers = s.per_layer_s * found.num_layers
+    tpot = None if found.tpot_s is None else s.decode * found.tpot_s + layers
+    moved = {}
+    for name, old, new in (("ttft", found.ttft_s, ttft), ("tpot", found.tpot_s, tpot)):
+        around = getattr(verdict, name)
+        if around is not None and old and new:
+            moved[name] = replace(
+                around, low_s=around.low_s * new / old, high_s=around.high_s * new / old
+            )
+    better = replace(found, ttft_s=ttft, tpot_s=tpot, ttft_p99_s=p99)
+    return replace(verdict, found=better, **moved)
+
+
+def _fit_group(labels: tuple[str, ...], rows: Sequence[Verdict], parent: Scalars) -> Scalars:
+    """Fit both quantities of one group."""
+    values = {}
+    counts = Counter(each.row.configuration for each in rows if each.row is not None)
+    for quantity, prior in zip(
+        QUANTITIES,
+        ((parent.prefill, parent.request_s), (parent.decode, parent.per_layer_s)),
+        strict=True,
+    ):
+        data = np.array(
+            [
+                (
+                    predicted,
+                    measured,
+                    1.0 if quantity == "ttft" else each.found.num_layers,
+                    min(1.0, ROWS_OF_CONFIGURATION / counts[each.row.configuration]),
+                )
+                for each in rows
+                if each.row is not None
+                for predicted in (getattr(each.found, f"{quantity}_s"),)
+                for measured in (getattr(each.row, f"{quantity}_s"),)
+                if predicted and measured
+            ]
+        )
+        values[quantity] = _line(data, prior) if data.size else prior
+    return Scalars(
+        group=labels,
+        rows=len(rows),
+        prefill=values["ttft"][0],
+        request_s=values["ttft"][1],
+        decode=values["tpot"][0],
+        per_layer_s=values["tpot"][1],
+    )
+
+
+def _line(data: NDArray[np.float64], prior: tuple[float, float]) -> tuple[float, float]:
+    """Factor and offset of predictions, robust and shrunk; the offset is not negative."""
+    predicted, measured, unit, share = data.T
+    x = np.stack([predicted / measured, unit / measured], axis=1)
+    scale = np.array([1.0, 1.0 / max(float(np.median(x[:, 1])), 1e-12)])
+    x = x * scale
+    start = np.array(prior) / scale
+    theta = start
+    for _ in range(ROUNDS):
+        weight = share * np.minimum(1.0, HUBER / np.maximum(np.abs(x @ theta - 1), 1e-9))
+        normal = (x * weight[:, None]).T @ x + PRIOR_ROWS * np.eye(2)
+        theta = np.linalg.solve(normal, (x * weight[:, None]).sum(axis=0) + PRIOR_ROWS * start)
+        if theta[1] < 0:
+            alone = weight * x[:, 0]
+            factor = (alone.sum() + PRIOR_ROWS * start[0]) / (alone @ x[:, 0] + PRIOR_ROWS)
+            theta = np.array([factor, 0.0])
+    factor, offset = theta * scale
+    return float(factor), float(offset)

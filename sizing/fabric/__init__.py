@@ -1,1 +1,0 @@
-"""What networks consist of, cost and do: bill of materials, rail-only study, placement, spares."""

@@ -1,0 +1,1 @@
+"""Networks: bill of materials, collectives, placement, failures and spares."""

@@ -1,0 +1,272 @@
+"""The bill of materials of a network: switches, links, transceivers, relative cost, power."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from minicluster.errors import InputError
+from minicluster.specs.checks import not_negative, one_of, positive
+from minicluster.specs.fabric import KINDS
+from sizing.network.tree import Tree, tiers_needed, tree
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """
+    What is to be built.
+
+    Attributes:
+        gpus: N endpoints, one NIC each.
+        hb_size: K GPUs of an HB domain, one rail each.
+        radix: R ports of a switch.
+        kind: `clos`, `rail-optimised` or `rail-only`.
+        dac_tiers: lowest tiers whose links are copper.
+        spares: spare switches of each tree in its top tier; bought, not cabled.
+        price_ratio: a switch port's price over a transceiver's.
+        switch_port_power_w: of one port of a switch; `None`: no power is given.
+        transceiver_power_w: of one transceiver.
+    """
+
+    gpus: int
+    hb_size: int
+    radix: int
+    kind: str
+    dac_tiers: int = 0
+    spares: int = 0
+    price_ratio: float = 2.0
+    switch_port_power_w: float | None = None
+    transceiver_power_w: float | None = None
+
+    def __post_init__(self) -> None:
+        """Check kind and numbers."""
+        one_of(KINDS, **{"--kind": self.kind})
+        positive(**{"--gpus": self.gpus, "--hb-size": self.hb_size, "--radix": self.radix})
+        positive(**{"--price-ratio": self.price_ratio})
+        not_negative(
+            **{
+                "--dac-tiers": self.dac_tiers,
+                "--spares": self.spares,
+                "--switch-port-power-w": self.switch_port_power_w,
+                "--transceiver-power-w": self.transceiver_power_w,
+            }
+        )
+        if self.gpus % self.hb_size:
+            raise InputError(
+                "--gpus", self.gpus, f"whole HB domains: a multiple of --hb-size {self.hb_size}"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alternative:
+    """Another way to build a network this small."""
+
+    name: str
+    switches: int
+    links: int
+    transceivers: int
+    note: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bill:
+    """
+    What a network consists of.
+
+    Attributes:
+        tiers: of switches that a GPU is under.
+        trees: separate networks: 1 of a Clos; of rail-only the rails, or what is left of them
+            after several share a switch.
+        switches: of all trees, spares included.
+        switches_per_tier: the same from leaf to core.
+        spare_switches: of them spares.
+        links: cables.
+        links_per_tier: from the GPUs up.
+        transceivers: two on each optical link.
+        copper_links: without transceivers.
+        ports: of all switches, spares included.
+        ports_used: with a link in them.
+        relative_cost: in prices of a transceiver; copper counts nothing.
+        power_w: of switches and transceivers; `None` unless both powers were given.
+        saving_fraction: of relative_cost, against a Clos of the same order.
+        endpoints_per_leaf: GPUs that lose their link with one leaf switch.
+        notes: what to know of this network.
+        alternatives: of mini-clusters.
+    """
+
+    kind: str
+    gpus: int
+    hb_size: int
+    radix: int
+    tiers: int
+    trees: int
+    switches: int
+    switches_per_tier: tuple[int, ...]
+    spare_switches: int
+    links: int
+    links_per_tier: tuple[int, ...]
+    transceivers: int
+    copper_links: int
+    ports: int
+    ports_used: int
+    relative_cost: float
+    power_w: float | None
+    saving_fraction: float
+    endpoints_per_leaf: int
+    notes: tuple[str, ...] = ()
+    alternatives: tuple[Alternative, ...] = ()
+
+
+def bill(order: Order) -> Bill:
+    """
+    Count what a network with full bisection consists of.
+
+        transceivers 2 (links - copper links), cost r ports + transceivers
+        (docs/model.md, eq. B3), power p_p ports + p_t transceivers
+
+    Args:
+        order: N, K, R, kind and what the prices are.
+
+    Returns:
+        Counts of all trees together. Rail-only has K trees of N/K endpoints; rails of one tier
+        share a switch as long as its ports last.
+
+    Raises:
+        InputError: no tree of three tiers holds the endpoints.
+
+    Source:
+        Rail-only networks (arXiv 2307.12169): 37.5 to 75 % saved at 2:1 on 32,768 and 65,536
+        GPUs; NVIDIA's SuperPOD tables.
+
+    Ignores:
+        Price and power of copper; racks and lengths: which tiers copper can reach is an input.
+
+    """
+    trees, one = _trees(order)
+    spares = order.spares * trees
+    per_tier = [trees * count for count in one.switches]
+    per_tier[-1] += spares
+    found = _billed(order, trees, one, tuple(per_tier), spares)
+    whole = found
+    if order.kind != "clos":
+        whole = bill(replace(order, kind="clos"))
+        saving = 1 - found.relative_cost / whole.relative_cost
+        found = replace(found, saving_fraction=saving)
+    return replace(found, notes=tuple(_notes(order, found, whole)), alternatives=_small(order))
+
+
+def _trees(order: Order) -> tuple[int, Tree]:
+    """Return how many trees there are, and one of them."""
+    if order.kind == "clos":
+        return 1, tree(order.gpus, order.radix)
+    domains = order.gpus // order.hb_size
+    if order.kind == "rail-optimised":
+        if tiers_needed(order.gpus, order.radix) == 1:
+            return 1, tree(order.gpus, order.radix)
+        return 1, tree(order.gpus, order.radix, leaves=_rail_leaves(order, domains))
+    if domains > order.radix:
+        return order.hb_size, tree(domains, order.radix)
+    shared = order.radix // domains
+    count = math.ceil(order.hb_size / shared)
+    # The last switch may hold fewer rails; links are counted for all of them in `_billed`.
+    return count, tree(min(shared, order.hb_size) * domains, order.radix)
+
+
+def _rail_leaves(order: Order, domains: int) -> int:
+    """Return the leaves where each leaf has whole rails only, or a part of one rail."""
+    half = order.radix // 2
+    if domains > half:
+        return order.hb_size * math.ceil(domains / half)
+    return math.ceil(order.hb_size / (half // domains))
+
+
+def _billed(order: Order, trees: int, one: Tree, per_tier: tuple[int, ...], spares: int) -> Bill:
+    """Count links, transceivers and cost of trees."""
+    links = (order.gpus,) * one.tiers
+    copper = sum(links[: order.dac_tiers])
+    switches = sum(per_tier)
+    transceivers = 2 * (sum(links) - copper)
+    powers = (order.switch_port_power_w, order.transceiver_power_w)
+    power = None
+    if powers[0] is not None and powers[1] is not None:
+        power = powers[0] * switches * order.radix + powers[1] * transceivers
+    return Bill(
+        kind=order.kind,
+        gpus=order.gpus,
+        hb_size=order.hb_size,
+        radix=order.radix,
+        tiers=one.tiers,
+        trees=trees,
+        switches=switches,
+        switches_per_tier=per_tier,
+        spare_switches=spares,
+        links=sum(links),
+        links_per_tier=links,
+        transceivers=transceivers,
+        copper_links=copper,
+        ports=switches * order.radix,
+        ports_used=2 * sum(links) - order.gpus,
+        relative_cost=order.price_ratio * switches * order.radix + transceivers,
+        power_w=power,
+        saving_fraction=0.0,
+        # Full leaves: the last one of a tree may hold fewer.
+        endpoints_per_leaf=min(one.endpoints, order.radix if one.tiers == 1 else order.radix // 2),
+    )
+
+
+def _notes(order: Order, found: Bill, whole: Bill) -> list[str]:
+    """Say what is particular about a network."""
+    notes = []
+    if order.kind != "clos" and found.relative_cost >= whole.relative_cost:
+        notes.append(f"{order.kind} saves nothing here: {_why_nothing(order, found, whole)}")
+    if order.kind == "rail-only" and found.switches > 1:
+        notes.append("GPUs of two rails reach each other through their HB domain only")
+    if order.gpus == order.hb_size:
+        notes.append("one HB domain: scale-up links join all GPUs without this network")
+    if found.switches == 1:
+        notes.append("one switch is a single point of failure; see the alternatives")
+    if order.spares:
+        notes.append("spare switches lie ready: full bisection leaves no port to cable them")
+    if order.dac_tiers >= found.tiers:
+        notes.append("all links are copper: a few metres at most")
+    return notes
+
+
+def _why_nothing(order: Order, found: Bill, whole: Bill) -> str:
+    """Say why a network costs as much as a Clos."""
+    if found.switches == 1:
+        return "one switch joins all rails"
+    if order.kind == "rail-optimised":
+        return "it is a Clos with its leaves sorted by rail"
+    if found.tiers == whole.tiers:
+        return f"each rail needs {found.tiers} tiers, as many as the Clos"
+    return "rails leave more ports free than a tier less saves"
+
+
+def _small(order: Order) -> tuple[Alternative, ...]:
+    """Return the ways to build a cluster that one switch could join."""
+    if order.gpus > order.radix or order.gpus == order.hb_size:
+        return ()
+    gpus, rails = order.gpus, order.hb_size
+    per_link = 0 if order.dac_tiers else 2
+    found = [
+        ("one switch", 1, gpus, "fewest parts; a single point of failure"),
+        ("two switches", 2, gpus, "half of the rails on each: one may fail; any-to-any within it"),
+        ("a switch a rail", rails, gpus, "no spine: rail-only; ready to grow"),
+    ]
+    alternatives = [
+        Alternative(name=name, switches=n, links=m, transceivers=per_link * m, note=note)
+        for name, n, m, note in found
+        if rails > 1
+    ]
+    if gpus == 2 * rails:
+        alternatives.append(
+            Alternative(
+                name="cables between two HB domains",
+                switches=0,
+                links=rails,
+                transceivers=0,
+                note="copper from NIC to NIC, rail by rail; cannot grow",
+            )
+        )
+    return tuple(alternatives)

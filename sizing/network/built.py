@@ -1,0 +1,184 @@
+"""The bill of materials of a network as it was built, tier by tier."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from minicluster.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from minicluster.specs.cluster import ClusterSpec
+    from minicluster.specs.fabric import SwitchTierSpec
+    from minicluster.specs.switch import SwitchSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuiltTier:
+    """
+    Switches of one tier.
+
+    Attributes:
+        tier: whose units they make.
+        units: how many there are.
+        switches_per_unit: that the traffic needs, and `spares_per_unit` more.
+        ports_used: of one switch.
+        ports_with_spares: of one switch when the spares above it are cabled too.
+        oversubscription: downlinks over uplinks that are in use; `None` at the top.
+    """
+
+    tier: str
+    model: str
+    units: int
+    switches_per_unit: int
+    spares_per_unit: int
+    ports_used: int
+    ports_with_spares: int
+    oversubscription: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuiltBill:
+    """
+    What a network as built consists of; fields as in `Bill`.
+
+    Attributes:
+        switches: without spares.
+        switches_per_tier: the same from leaf to core.
+        switches_with_spares: of all tiers.
+        links_up: ports of all switches below the top that lead up, per tier.
+    """
+
+    name: str
+    kind: str
+    gpus: int
+    tiers: int
+    switches: int
+    switches_per_tier: tuple[int, ...]
+    switches_with_spares: int
+    spares_per_tier: tuple[int, ...]
+    links: int
+    links_per_tier: tuple[int, ...]
+    transceivers: int
+    copper_links: int
+    ports: int
+    ports_used: int
+    relative_cost: float
+    details: tuple[BuiltTier, ...]
+
+
+def built_bill(
+    cluster: ClusterSpec, switches: Mapping[str, SwitchSpec], *, price_ratio: float = 2.0
+) -> BuiltBill:
+    """
+    Count what the switches of `[[fabric.switches]]` come to.
+
+        per unit ⌈links from below / down⌉ switches, each with `up` links      (docs/model.md,
+        eq. B4)
+
+    Args:
+        cluster: tiers and switches.
+        switches: catalog by name.
+        price_ratio: a switch port's price over a transceiver's.
+
+    Returns:
+        Counts; spare switches apart from those that carry traffic.
+
+    Raises:
+        InputError: the cluster says no switches, or a switch has fewer ports than are cabled.
+
+    Ignores:
+        Links to spares: they carry traffic only when another switch is down.
+
+    """
+    fabric = cluster.fabric
+    if fabric is None or not fabric.switches:
+        raise InputError(
+            f"cluster {cluster.name}: fabric.switches",
+            None,
+            "its switches tier by tier",
+            "--gpus, --hb-size, --radix and --kind count the smallest tree",
+        )
+    links, details = _tiers(cluster, fabric.switches, switches)
+    total = cluster.tiers[-1].gpus
+    per_tier = tuple(tier.units * tier.switches_per_unit for tier in details)
+    spares = tuple(tier.units * tier.spares_per_unit for tier in details)
+    copper = sum(count for count, at in zip(links, fabric.switches, strict=True) if at.copper_down)
+    transceivers = 2 * (sum(links) - copper)
+    ports = sum(
+        (count + spare) * switches[at.model].ports
+        for count, spare, at in zip(per_tier, spares, fabric.switches, strict=True)
+    )
+    return BuiltBill(
+        name=cluster.name,
+        kind=fabric.kind,
+        gpus=total,
+        tiers=len(details),
+        switches=sum(per_tier),
+        switches_per_tier=per_tier,
+        switches_with_spares=sum(per_tier) + sum(spares),
+        spares_per_tier=spares,
+        links=sum(links),
+        links_per_tier=tuple(links),
+        transceivers=transceivers,
+        copper_links=copper,
+        ports=ports,
+        ports_used=2 * sum(links) - total,
+        relative_cost=price_ratio * ports + transceivers,
+        details=tuple(details),
+    )
+
+
+def _tiers(
+    cluster: ClusterSpec, built: tuple[SwitchTierSpec, ...], switches: Mapping[str, SwitchSpec]
+) -> tuple[list[int], list[BuiltTier]]:
+    """Return the links into each tier from below, and its switches."""
+    sizes = {tier.name: tier.gpus for tier in cluster.tiers}
+    arriving, links, details = cluster.tiers[-1].gpus, [], []
+    for index, at in enumerate(built):
+        units = cluster.tiers[-1].gpus // sizes[at.tier]
+        per_unit = math.ceil(arriving / units / at.down)
+        links.append(arriving)
+        arriving = units * per_unit * at.up
+        more = 0
+        if index + 1 < len(built):
+            # A spare above wants as many links from here as any other switch there has.
+            above = built[index + 1]
+            there = math.ceil(arriving * sizes[above.tier] / cluster.tiers[-1].gpus / above.down)
+            more = math.ceil(at.up * above.spares / there)
+        details.append(_tier(at, units, per_unit, _model(at, switches), more))
+    return links, details
+
+
+def _model(at: SwitchTierSpec, switches: Mapping[str, SwitchSpec]) -> SwitchSpec:
+    """Return a switch of the catalog."""
+    if at.model not in switches:
+        raise InputError(
+            f"fabric.switches.{at.tier}.model", at.model, "one of " + ", ".join(switches)
+        )
+    return switches[at.model]
+
+
+def _tier(at: SwitchTierSpec, units: int, per_unit: int, model: SwitchSpec, more: int) -> BuiltTier:
+    """Describe one tier, or refuse a switch with too few ports."""
+    used = at.down + at.up
+    if used > model.ports:
+        raise InputError(
+            f"fabric.switches.{at.tier}.model",
+            model.name,
+            f"a switch of {used} ports or more: {at.down} down and {at.up} up",
+            f"{model.name} has {model.ports}",
+        )
+    return BuiltTier(
+        tier=at.tier,
+        model=model.name,
+        units=units,
+        switches_per_unit=per_unit,
+        spares_per_unit=at.spares,
+        ports_used=used,
+        ports_with_spares=used + more,
+        oversubscription=at.down / at.up if at.up else None,
+    )

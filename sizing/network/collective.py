@@ -1,0 +1,214 @@
+"""One collective on one network: seconds, by which tiers, and what crossing the HB domain costs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from minicluster.errors import InputError
+from minicluster.specs.checks import fraction, not_negative, one_of, positive
+from sizing.latency.exchange import PATTERNS
+from sizing.latency.library import measured_s
+from sizing.latency.tiered import TRAFFIC, ring_s, tiered_s
+
+if TYPE_CHECKING:
+    from minicluster.specs.library import MeasuredCollective, Protocol
+    from minicluster.specs.topology import Topology
+
+TWICE = 2
+"""Times the last measured size up to which a table is extended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """
+    A collective.
+
+    Attributes:
+        pattern: all-reduce, all-gather, reduce-scatter, all-to-all, point-to-point.
+        group: GPUs that take part; 2 for point-to-point.
+        stride: between neighbours of the group; the distance for point-to-point.
+        size_bytes: as `Exchange.size_bytes`.
+        sending_fraction: point-to-point: share of a unit's GPUs that send out of it at once.
+        rail_only: no links between rails: what changes rail goes through an HB domain.
+    """
+
+    pattern: str
+    group: int
+    stride: int = 1
+    size_bytes: float
+    sending_fraction: float = 1.0
+    rail_only: bool = False
+
+    def __post_init__(self) -> None:
+        """Check pattern and numbers."""
+        one_of(PATTERNS, **{"--pattern": self.pattern})
+        positive(**{"--group": self.group, "--stride": self.stride})
+        not_negative(**{"--bytes": self.size_bytes})
+        fraction(**{"--sending-fraction": self.sending_fraction})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """
+    What it takes.
+
+    Attributes:
+        seconds: by the table where the library was measured on such a group, else by formula.
+        basis: which of the two, in words.
+        formula_s: by formula, no table seen.
+        spans: tier to how many of the units below the group has in one unit of it.
+        meets_in: the outermost tier that it crosses.
+        beyond_hb_domain_s: more than in one HB domain as wide as the group.
+        bus_bytes_per_s: bytes that cross each GPU's link a second.
+        libraries: seconds by each library that was measured on such a group and size.
+        ring_s: as one flat ring; `None` for patterns that have none.
+        chunk_bytes: of such a ring's messages: they shrink as it grows.
+    """
+
+    pattern: str
+    group: int
+    stride: int
+    size_bytes: float
+    seconds: float
+    basis: str
+    formula_s: float
+    spans: dict[str, int]
+    meets_in: str
+    beyond_hb_domain_s: float
+    bus_bytes_per_s: float
+    libraries: dict[str, float]
+    ring_s: float | None = None
+    chunk_bytes: float | None = None
+
+
+def answer(
+    question: Question,
+    topology: Topology,
+    *,
+    measured: tuple[MeasuredCollective, ...] = (),
+    protocols: tuple[Protocol, ...] = (),
+    library: str | None = None,
+) -> Answer:
+    """
+    Time a collective on a topology (docs/model.md, eq. H2, H3 and H4).
+
+    Args:
+        question: pattern, group, bytes.
+        topology: tiers.
+        measured: tables of libraries on this GPU, points filled in.
+        protocols: of the library, for the formula.
+        library: whose table to read; `None`: the formula.
+
+    Raises:
+        InputError: a group wider than the network, or a library that was not measured here at all.
+
+    """
+    if question.pattern == "point-to-point":
+        return _point_to_point(question, topology)
+    spans = topology.spans(question.group, question.stride)
+    by_formula = float(
+        tiered_s(question.size_bytes, question.pattern, topology, spans, protocols)
+    ) + _forward_s(question, topology, spans)
+    if question.group == 1:
+        by_formula = 0.0
+    found = {
+        table.library: float(measured_s(question.size_bytes, table))
+        for table in measured
+        if _is_of(table, question, spans) and _reaches(table, question.size_bytes)
+    }
+    known = sorted({table.library for table in measured})
+    if library is not None and library not in known:
+        raise InputError("--library", library, "one of " + ", ".join(known or ["(none)"]))
+    read = library is not None and library in found and question.group > 1
+    seconds = found[library] if read and library is not None else by_formula
+    joined = (question.group, *(1 for _ in topology.tiers[1:]))
+    inside = float(tiered_s(question.size_bytes, question.pattern, topology, joined, protocols))
+    sent = TRAFFIC[question.pattern](question.group) * question.size_bytes
+    return Answer(
+        pattern=question.pattern,
+        group=question.group,
+        stride=question.stride,
+        size_bytes=question.size_bytes,
+        seconds=seconds,
+        basis=f"measured: {library}" if read else "formula",
+        formula_s=by_formula,
+        spans=dict(zip([tier.name for tier in topology.tiers], spans, strict=True)),
+        meets_in=_outermost(topology, spans),
+        beyond_hb_domain_s=max(0.0, by_formula - inside) if math.prod(spans[1:]) > 1 else 0.0,
+        bus_bytes_per_s=sent / seconds if seconds > 0 else 0.0,
+        libraries=found,
+        ring_s=None
+        if question.pattern == "all-to-all"
+        else float(ring_s(question.size_bytes, question.pattern, topology, spans)),
+        chunk_bytes=question.size_bytes / question.group,
+    )
+
+
+def _is_of(table: MeasuredCollective, question: Question, spans: tuple[int, ...]) -> bool:
+    """Say whether a table was measured on such a group: neighbours, as many HB domains."""
+    return (
+        table.pattern == question.pattern
+        and table.gpus == question.group
+        and table.domains == math.prod(spans[1:])
+        and question.stride == 1
+    )
+
+
+def _reaches(table: MeasuredCollective, size_bytes: float) -> bool:
+    """Say whether a table says anything of so many bytes: at most twice its last, or a plateau."""
+    return table.bus_bytes_per_s is not None or size_bytes <= TWICE * table.size_bytes[-1]
+
+
+def _outermost(topology: Topology, spans: tuple[int, ...]) -> str:
+    """Name the outermost tier that a group crosses."""
+    crossed = [i for i, count in enumerate(spans) if count > 1] or [0]
+    return topology.tiers[crossed[-1]].name
+
+
+def _forward_s(question: Question, topology: Topology, spans: tuple[int, ...]) -> float:
+    """
+    Return what changing rails inside the HB domain adds without links between rails.
+
+        (1 - 1/k_1) S (n - k_1)/n / (B_1 e_1) of an all to all (docs/model.md, eq. H5)
+    """
+    domains = math.prod(spans[1:])
+    if not question.rail_only or question.pattern != "all-to-all" or domains == 1:
+        return 0.0
+    total, inner = math.prod(spans), spans[0]
+    crossing = question.size_bytes * (total - inner) / total * (1 - 1 / inner)
+    return crossing / topology.tiers[0].achieved_bytes_per_s()
+
+
+def _point_to_point(question: Question, topology: Topology) -> Answer:
+    """Time one send from the first GPU to the one *stride* further on."""
+    size, distance = question.size_bytes, question.stride
+    index = topology.meeting((0, distance))
+    tier, domain = topology.tiers[index], topology.tiers[0]
+    seconds = tier.latency_s + size / tier.achieved_bytes_per_s(question.sending_fraction)
+    inside = domain.latency_s + size / domain.achieved_bytes_per_s()
+    basis = "formula"
+    if index and question.rail_only and distance % domain.gpus:
+        seconds += inside
+        basis = "formula: over the rail, then through the HB domain"
+    if size == 0:
+        seconds = inside = 0.0
+    spans = np.ones(len(topology.tiers), dtype=int)
+    spans[index] = 2
+    return Answer(
+        pattern=question.pattern,
+        group=2,
+        stride=distance,
+        size_bytes=size,
+        seconds=seconds,
+        basis=basis,
+        formula_s=seconds,
+        spans={t.name: int(n) for t, n in zip(topology.tiers, spans, strict=True)},
+        meets_in=tier.name,
+        beyond_hb_domain_s=max(0.0, seconds - inside) if index else 0.0,
+        bus_bytes_per_s=size / seconds if seconds > 0 else 0.0,
+        libraries={},
+    )

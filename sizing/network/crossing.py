@@ -1,0 +1,144 @@
+"""What a plan pays for leaving the HB domain: KV between pools by tier, TP over several domains."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from minicluster.specs.topology import topology_of
+from minicluster.workload.arrivals import length_quantiles
+from sizing.latency.fit import path_coefficients
+from sizing.latency.load import decode_load, prefill_load
+from sizing.latency.step import Machine, beyond_hb_domain_s, step_s
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from minicluster.plan import Plan, Pool
+    from sizing.latency.load import StepLoad
+
+QUANTILES = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transfer:
+    """
+    KV of the mean prompt, pulled between pools that meet in one tier.
+
+    Attributes:
+        seconds: with all of a unit's GPUs sending at once, the tier's oversubscription included.
+        without_oversubscription_s: as if the tier's uplinks were as many as its downlinks.
+        planned: whether the plan counts on this tier (`cluster.pools_meet_in`).
+    """
+
+    tier: str
+    oversubscription: float
+    seconds: float
+    without_oversubscription_s: float
+    planned: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wide:
+    """
+    A pool's step with TP over several HB domains: the plan's own, or twice the domain.
+
+    Attributes:
+        tp: degree.
+        step_s: of the mean prompt, or of a full decode batch.
+        beyond_s: the part of it that one domain as wide as tp would not take.
+        now_s: the same step at the plan's own degree.
+    """
+
+    role: str
+    tp: int
+    step_s: float
+    beyond_s: float
+    now_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crossing:
+    """`transfers` from the inside out, none where pools are not split; `wide` a pool each."""
+
+    transfers: tuple[Transfer, ...]
+    wide: tuple[Wide, ...]
+
+
+def crossing(plan: Plan) -> Crossing:
+    """
+    Return what crossing costs a plan (docs/model.md, eq. N2, N4, F2).
+
+    Args:
+        plan: pools, model, GPU, cluster.
+
+    Returns:
+        Nothing for a cluster of one HB domain, or of CPUs.
+
+    Raises:
+        InputError: the catalog lacks a bandwidth or a latency.
+
+    Ignores:
+        Kinds of GPUs other than the cluster's own.
+
+    """
+    inputs = plan.inputs
+    if inputs.gpu.kind == "cpu" or inputs.cluster.max_gpus <= inputs.cluster.gpus_per_hb_domain:
+        return Crossing(transfers=(), wide=())
+    machine = Machine(
+        model=inputs.model, gpu=inputs.gpu, cluster=inputs.cluster, engine=inputs.engine
+    )
+    tokens = float(length_quantiles(plan.workload.input_tokens, QUANTILES).mean())
+    roles = {pool.role: pool for pool in plan.pools}
+    split = {"prefill", "decode"} <= set(roles)
+    return Crossing(
+        transfers=tuple(_transfers(machine, roles, tokens)) if split else (),
+        wide=tuple(_wide(machine, pool, tokens) for pool in plan.pools),
+    )
+
+
+def _transfers(machine: Machine, roles: dict[str, Pool], tokens: float) -> Iterator[Transfer]:
+    """Time the pull of the mean prompt in each tier beyond the HB domain."""
+    cluster = machine.cluster
+    topology = topology_of(cluster, machine.gpu)
+    named = cluster.pools_meet_in
+    meets = topology.holding(cluster.max_gpus) if named is None else topology.index(named)
+    for index, tier in enumerate(topology.tiers[1:], start=1):
+        flat = tuple(replace(spec, oversubscription=1.0) for spec in cluster.tiers)
+        here = replace(cluster, pools_meet_in=tier.name) if cluster.tiers else cluster
+        seconds = [
+            _pull_s(replace(machine, cluster=replace(here, tiers=tiers)), roles, tokens)
+            for tiers in (cluster.tiers, flat)
+        ]
+        yield Transfer(
+            tier=tier.name,
+            oversubscription=tier.oversubscription,
+            seconds=seconds[0],
+            without_oversubscription_s=seconds[1],
+            planned=index == meets,
+        )
+
+
+def _pull_s(machine: Machine, roles: dict[str, Pool], tokens: float) -> float:
+    """Return the seconds that a decode replica pulls the KV of a prompt."""
+    path = path_coefficients(
+        machine, prefill_tp=roles["prefill"].tp, decode_tp=roles["decode"].tp, tokens=tokens
+    )
+    return path.transfer_base_s + path.transfer_per_token_s * tokens
+
+
+def _wide(machine: Machine, pool: Pool, tokens: float) -> Wide:
+    """Time a step with TP over several domains."""
+    domain = machine.cluster.gpus_per_hb_domain
+    load: StepLoad = prefill_load(tokens)
+    if pool.role != "prefill":
+        load = decode_load(pool.max_batch_size, tokens)
+    tp = pool.tp if pool.tp > domain else 2 * domain
+    slicing = replace(pool.slicing, tp=tp)
+    return Wide(
+        role=pool.role,
+        tp=tp,
+        step_s=float(step_s(machine, load, slicing=slicing)),
+        beyond_s=float(beyond_hb_domain_s(machine, load, slicing=slicing)),
+        now_s=float(step_s(machine, load, slicing=pool.slicing)),
+    )

@@ -1,0 +1,149 @@
+"""Spares: how many parts beyond those needed reach an availability."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from minicluster.errors import InputError
+from minicluster.specs.checks import positive
+
+MOST_SPARES = 100_000
+"""Spares tried before the answer is that no number of them is enough."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spares:
+    """
+    Spares of one kind of part.
+
+    Attributes:
+        needed: parts that have to work.
+        spares: parts beyond them.
+        availability: share of the time in which at least *needed* work.
+        without: the same without any spare.
+        failures_in_repair: mean number of parts under repair.
+    """
+
+    needed: int
+    spares: int
+    availability: float
+    without: float
+    failures_in_repair: float
+
+
+def spares(
+    needed: int, *, mtbf_s: float, repair_s: float, availability: float, crews: int | None = None
+) -> Spares:
+    """
+    Return the fewest spares that keep *needed* parts working.
+
+        A(s) = P(at most s of N + s parts are down) ≥ A      (docs/model.md, eq. U4)
+
+    Args:
+        needed: N parts (GPUs, nodes, replicas, switches).
+        mtbf_s: of one of them. A replica of g GPUs fails g times as often as a GPU.
+        repair_s: until a failed one works again.
+        availability: A, below 1.
+        crews: repairs that go on at a time; `None`: as many as there are failures.
+
+    Returns:
+        The spares, with what they reach.
+
+    Raises:
+        InputError: an availability that is not between 0 and 1, times or counts that are not
+            positive, or failures that come faster than the crews repair.
+
+    Source:
+        Machine-repair model: birth and death with all parts powered; with a crew for each failure
+        the binomial distribution, for many parts the Poisson one.
+
+    Ignores:
+        Failures that take several parts at once: count the failure domain as the part.
+
+    """
+    positive(needed=needed, mtbf_s=mtbf_s, repair_s=repair_s, crews=crews)
+    if not 0 < availability < 1:
+        raise InputError("availability", availability, "between 0 and 1", "0.999 is three nines")
+    ratio = repair_s / mtbf_s
+    if crews is not None and needed * ratio >= crews:
+        raise InputError(
+            "crews", crews, f"more than {needed * ratio:.3g}: failures per repair time",
+            "more crews, faster repair or fewer parts",
+        )  # fmt: skip
+    low, high = -1, 0
+    while availability_of(needed, high, ratio=ratio, crews=crews) < availability:
+        low, high = high, 2 * high + 1
+        if high > MOST_SPARES:
+            raise InputError("availability", availability, "one that spares can reach")
+    while high - low > 1:
+        middle = (low + high) // 2
+        enough = availability_of(needed, middle, ratio=ratio, crews=crews) >= availability
+        low, high = (low, middle) if enough else (middle, high)
+    down = distribution(needed + high, ratio=ratio, crews=crews)
+    return Spares(
+        needed=needed,
+        spares=high,
+        availability=availability_of(needed, high, ratio=ratio, crews=crews),
+        without=availability_of(needed, 0, ratio=ratio, crews=crews),
+        failures_in_repair=float(np.arange(len(down)) @ down),
+    )
+
+
+def availability_of(needed: int, spare: int, *, ratio: float, crews: int | None = None) -> float:
+    """Return A(s) of eq. U4: the share of time in which at most *spare* parts are down."""
+    return float(
+        min(1.0, distribution(needed + spare, ratio=ratio, crews=crews)[: spare + 1].sum())
+    )
+
+
+def distribution(parts: int, *, ratio: float, crews: int | None = None) -> np.ndarray:
+    """
+    Probabilities of 0 to *parts* parts being down.
+
+        p_(k+1) / p_k = (n - k) r / min(k + 1, c), r = repair / MTBF      (docs/model.md, eq. U5)
+
+    Args:
+        parts: n, all powered.
+        ratio: r.
+        crews: c; `None`: unlimited, which makes p binomial with q = r / (1 + r).
+
+    Returns:
+        n + 1 probabilities.
+
+    Source:
+        Balance equations of a birth and death process.
+
+    Ignores:
+        Spares that do not fail while they wait.
+
+    """
+    k = np.arange(parts)
+    repairing = k + 1 if crews is None else np.minimum(k + 1, crews)
+    log = np.concatenate(([0.0], np.cumsum(np.log((parts - k) * ratio / repairing))))
+    weights = np.exp(log - log.max())
+    return np.asarray(weights / weights.sum())
+
+
+def replica_spares(
+    replicas: int, gpus_per_replica: int, *, gpu_mtbf_s: float, repair_s: float, availability: float
+) -> Spares:
+    """
+    Return the k of N + k replicas of a plan's pool (eq. U4 with the MTBF of eq. U1).
+
+    Args:
+        replicas: N that the load needs.
+        gpus_per_replica: any of them takes the replica down.
+        gpu_mtbf_s: of one GPU.
+        repair_s: until the replica serves again; short where a spare GPU takes over.
+        availability: of the pool.
+
+    """
+    positive(gpus_per_replica=gpus_per_replica, gpu_mtbf_s=gpu_mtbf_s)
+    return spares(
+        replicas,
+        mtbf_s=gpu_mtbf_s / gpus_per_replica,
+        repair_s=repair_s,
+        availability=availability,
+    )

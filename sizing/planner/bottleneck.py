@@ -1,0 +1,78 @@
+"""What a pool spends its time on, in one of five words."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sizing.latency.load import decode_load, prefill_load
+from sizing.latency.step import BOUNDS, step_terms
+from sizing.planner.step_models import machine
+
+if TYPE_CHECKING:
+    from minicluster.plan import Inputs
+    from minicluster.specs.step import StepCoefficients
+    from sizing.latency.step import Term
+    from sizing.planner.candidate import Candidate
+    from sizing.queueing.forecast import Forecast
+
+
+def bottlenecks(inputs: Inputs, chosen: Candidate, found: Forecast) -> dict[str, str]:
+    """
+    Name what binds each phase: compute, memory bandwidth, capacity, network or queue.
+
+    `queue`: requests wait longer for the phase than they spend in it. `capacity`: the KV cache
+    limits the decode batch, and it is nearly full. Else what the step spends most of its time on.
+    """
+    parts = found.parts_s
+    context = chosen.tandem.context[0]
+    stay = float(chosen.tandem.output_tokens.mean()) * found.tpot.mean
+    limit = chosen.tandem.decode.max_batch_size
+    words = {
+        "prefill": _step_bound(inputs, chosen, "prefill", found.mean_batch, context),
+        "decode": _step_bound(inputs, chosen, "decode", found.mean_batch, context),
+    }
+    full = limit == chosen.slots < inputs.engine.max_batch_size and inputs.calibration is None
+    if full and found.mean_batch > limit / 2:
+        words["decode"] = "capacity"
+    if parts["prefill queue"] > parts["prefill"]:
+        words["prefill"] = "queue"
+    if parts["decode queue"] > stay:
+        words["decode"] = "queue"
+    return words
+
+
+def representative_terms(
+    inputs: Inputs, chosen: Candidate, role: str, batch: float
+) -> tuple[Term, ...]:
+    """Split a step of *role* at the load's mean lengths into the terms of eq. S5."""
+    tandem = chosen.tandem
+    shape = chosen.layout.decode
+    load = decode_load(max(1.0, batch), tandem.context[0])
+    if role == "prefill":
+        shape = chosen.layout.prefill or shape
+        load = prefill_load(float(tandem.computed_tokens.mean()), tandem.workload.prefix_tokens)
+    return step_terms(machine(inputs, shape.gpu), load, slicing=shape.slicing)
+
+
+def _step_bound(inputs: Inputs, chosen: Candidate, role: str, batch: float, context: float) -> str:
+    """Name what takes most of a step, launches left out."""
+    if inputs.calibration is not None or inputs.gpu.kind == "cpu":
+        return _fitted_bound(chosen, role, batch, context)
+    seconds = dict.fromkeys(BOUNDS, 0.0)
+    for term in representative_terms(inputs, chosen, role, batch):
+        seconds[term.bound] += float(np.sum(term.seconds))
+    del seconds["launch"]
+    return max(seconds, key=lambda bound: seconds[bound])
+
+
+def _fitted_bound(chosen: Candidate, role: str, batch: float, context: float) -> str:
+    """Judge a fitted step: weights and cache that are read, against what grows with tokens."""
+    step: StepCoefficients = getattr(chosen.tandem.step_model, role)
+    if role == "prefill":
+        n = float(chosen.tandem.computed_tokens.mean())
+        compute = step.per_prefill_token_s * n + step.per_pair_s * n * n / 2
+        return "compute" if compute >= step.stream_s else "memory bandwidth"
+    read = max(step.stream_s, step.per_context_token_s * batch * context)
+    return "compute" if step.per_sequence_s * batch > read else "memory bandwidth"

@@ -1,0 +1,88 @@
+"""What a configuration runs: pools, placed, with their limits."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from minicluster.plan import Deployment, EngineSettings, PlanModel, Pool, Routing
+from sizing.planner.layout import block_size, kv_pool_bytes, max_model_len
+from sizing.planner.placement import place
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from minicluster.plan import Inputs, Placement
+    from sizing.planner.candidate import Candidate
+
+
+def deployment(
+    inputs: Inputs, chosen: Candidate, *, spares: Mapping[str, int] | None = None
+) -> Deployment:
+    """Return what *chosen* runs, each pool with its *spares* more; none without them."""
+    model, engine = inputs.model, inputs.engine
+    return Deployment(
+        model=PlanModel(id=model.id, source=model.source, config_hash=model.config_hash),
+        architecture=model,
+        engine=EngineSettings(
+            name=engine.name,
+            version=engine.version,
+            max_model_len=max_model_len(inputs),
+            block_size=block_size(inputs),
+            kv_dtype=model.kv_dtype,
+            memory_fraction=engine.memory_fraction,
+        ),
+        pools=pools(inputs, chosen, spares=spares),
+        routing=Routing(
+            policy=chosen.tandem.prefill_policy,
+            local_threshold_tokens=chosen.tandem.local_threshold_tokens,
+        ),
+    )
+
+
+def pools(
+    inputs: Inputs, chosen: Candidate, *, spares: Mapping[str, int] | None = None
+) -> tuple[Pool, ...]:
+    """Return all pools, placed."""
+    tandem, shapes = chosen.tandem, chosen.layout.shapes
+    counts = {role: (spares or {}).get(role, 0) for role in shapes}
+    placement = _placed(inputs, chosen, counts)
+    # A prompt's KV cache stays with prefill until decode has pulled it.
+    held = tandem.prefill.max_batch_size + tandem.decode.max_batch_size
+    return tuple(
+        Pool(
+            role=role,
+            replicas=chosen.replicas[role] + counts[role],
+            tp=shape.slicing.tp,
+            pp=shape.slicing.pp,
+            ep=shape.slicing.ep,
+            dp=shape.slicing.dp,
+            gpu=shape.gpu,
+            dtype=inputs.model.weight_dtype,
+            max_batch_size=stage.max_batch_size * shape.slicing.pp,
+            max_batched_tokens=stage.max_batched_tokens,
+            kv_bytes=kv_pool_bytes(inputs, shape, sequences=held),
+            placement=placement[role],
+            spare_replicas=counts[role],
+        )
+        for role, shape in shapes.items()
+        for stage in (tandem.prefill if role == "prefill" else tandem.decode,)
+    )
+
+
+def _placed(
+    inputs: Inputs, chosen: Candidate, spares: Mapping[str, int]
+) -> dict[str, tuple[Placement, ...]]:
+    """Place kind by kind: nodes hold one kind of GPU."""
+    placed: dict[str, tuple[Placement, ...]] = {}
+    nodes = 0
+    shapes = chosen.layout.shapes
+    for kind in dict.fromkeys(shape.gpu for shape in shapes.values()):
+        groups = [
+            (role, chosen.replicas[role] + spares[role], shape.gpus)
+            for role, shape in shapes.items()
+            if shape.gpu == kind
+        ]
+        found = place(groups, inputs.cluster, first_node=nodes)
+        nodes += len({each.node for group in found.values() for each in group})
+        placed |= found
+    return placed

@@ -1,0 +1,124 @@
+"""All configurations that a search looks at, each with what it costs and what it gives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sizing.planner.candidate import Candidate
+from sizing.planner.evidence import StepErrors
+from sizing.planner.layout import profile_rule
+from sizing.planner.objective import total_power_w, total_price_usd_per_hour
+from sizing.planner.slo import level, meets
+from sizing.planner.starts import largest_batch, starting_points
+from sizing.planner.step_models import StepModels
+from sizing.queueing import decode, prefill
+from sizing.queueing.forecast import forecast
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from minicluster.plan import Inputs
+
+UTILISATIONS = (0.95, 0.9, 0.8, 0.65, 0.5, 0.3)
+"""Shares of their capacity at which pools are sized: few GPUs and long queues to the opposite."""
+
+BATCH_SHARES = (1.0, 0.5, 0.25, 0.125)
+"""Of the largest decode batch: tokens/s/GPU against tokens/s/user."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluated:
+    """
+    One configuration under the scenario's load, by closed forms.
+
+    Attributes:
+        label: as `sizing predict` takes it.
+        deployable: whether the engine profile allows it.
+        power_w: of its GPUs; `None` where a GPU's power is unknown.
+        price_usd_per_hour: `None` where the scenario gives no price.
+        ttft_s: at the SLO's percentile.
+        tpot_s: likewise.
+        tokens_per_s_per_gpu: output tokens at the scenario's rate.
+        tokens_per_s_per_user: 1 / mean TPOT.
+    """
+
+    label: str
+    deployable: bool
+    gpus: int
+    power_w: float | None
+    price_usd_per_hour: float | None
+    ttft_s: float
+    tpot_s: float
+    output_tokens_per_s: float
+    tokens_per_s_per_gpu: float
+    tokens_per_s_per_user: float
+    meets_slo: bool
+    candidate: Candidate
+
+
+def evaluated(inputs: Inputs) -> tuple[Evaluated, ...]:
+    """Return all `evaluations`, fewest GPUs first."""
+    return in_order(evaluations(inputs))
+
+
+def in_order(points: Iterable[Evaluated]) -> tuple[Evaluated, ...]:
+    """Sort by GPUs, then latencies."""
+    return tuple(sorted(points, key=lambda each: (each.gpus, each.ttft_s, each.tpot_s)))
+
+
+def evaluations(inputs: Inputs) -> Iterator[Evaluated]:
+    """
+    Forecast every legal layout at several batch limits and utilisations.
+
+    Raises:
+        InputError: the scenario cannot be planned at all.
+
+    Ignores:
+        Aggregated pools, which have no closed form; the budget `cluster.max_gpus`.
+    """
+    seen: set[tuple[str, int]] = set()
+    for start in starting_points(inputs, StepModels(inputs), StepErrors()).split:
+        for candidate in _sizes(start, inputs):
+            key = (str(candidate), candidate.tandem.decode.max_batch_size)
+            found = None if key in seen else _evaluate(candidate, inputs)
+            seen.add(key)
+            if found is not None:
+                yield found
+
+
+def _sizes(start: Candidate, inputs: Inputs) -> Iterator[Candidate]:
+    """Yield batch limits and, for each, replicas at several utilisations."""
+    most = max(1, largest_batch(start, inputs.scenario.slo))
+    for share in BATCH_SHARES:
+        limited = start.limited(max(1, int(most * share)))
+        one = limited.sized(1, 1).tandem
+        needed = prefill.utilisation(one), decode.utilisation(one)
+        for used in UTILISATIONS:
+            replicas = [max(1, int(np.ceil(each / used))) for each in needed]
+            yield limited.sized(*replicas)
+
+
+def _evaluate(candidate: Candidate, inputs: Inputs) -> Evaluated | None:
+    """Forecast one; `None` where a pool is overloaded."""
+    slo = inputs.scenario.slo
+    predicted = forecast(candidate.tandem)
+    if predicted is None:
+        return None
+    tokens = inputs.scenario.workload.requests_per_s * float(candidate.tandem.output_tokens.mean())
+    return Evaluated(
+        label=str(candidate),
+        deployable=profile_rule(inputs, candidate.layout) is None,
+        gpus=candidate.gpus,
+        power_w=total_power_w(inputs, candidate.gpus_by_kind),
+        price_usd_per_hour=total_price_usd_per_hour(inputs, candidate.gpus_by_kind),
+        ttft_s=predicted.ttft.quantile(level(slo)),
+        tpot_s=predicted.tpot.quantile(level(slo)),
+        output_tokens_per_s=tokens,
+        tokens_per_s_per_gpu=tokens / candidate.gpus,
+        tokens_per_s_per_user=1 / predicted.tpot.mean,
+        meets_slo=meets(predicted, slo),
+        candidate=candidate,
+    )

@@ -1,0 +1,253 @@
+"""A plan's prediction taken apart: every term with its equation, seconds, share and source."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from minicluster.errors import InputError
+from sizing.planner.bottleneck import representative_terms
+from sizing.planner.candidate import Candidate
+from sizing.planner.layout import Layout, Shape, decode_slots
+from sizing.queueing.forecast import forecast
+from sizing.queueing.stage import Stage, Tandem
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from minicluster.plan import Plan, Pool
+    from minicluster.specs.step import StepCoefficients
+    from sizing.latency.step import Term
+
+EQUATIONS = {
+    "request overhead": "T13",
+    "prefill queue": "T3",
+    "prefill": "S2",
+    "interference of decode": "T12",
+    "kv transfer": "S4",
+    "decode queue": "T10",
+    "decode step in progress": "T11",
+    "first decode step": "S3",
+}
+
+SIMULATED = "Q5"
+"""Equation of the phases that no closed form gives: of aggregated pools."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExplainedTerm:
+    """
+    One term.
+
+    Attributes:
+        of: `TTFT`, `prefill step` or `decode step`.
+        share_fraction: of the sum of its group.
+        source: where its numbers come from.
+        bound: `compute`, `memory bandwidth`, `network` or `launch`; `None` where it has no parts.
+        flops: per GPU and step; `None` where the term is no op.
+        hbm_bytes: likewise.
+        achieved_fraction: of the peak that binds it.
+    """
+
+    of: str
+    name: str
+    equation: str
+    seconds: float
+    share_fraction: float
+    source: str
+    bound: str | None = None
+    flops: float | None = None
+    hbm_bytes: float | None = None
+    achieved_fraction: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """
+    All terms, and what they are at.
+
+    Attributes:
+        mean_batch: sequences in a decode step, as a token meets it.
+        mean_context_tokens: tokens cached per sequence.
+        interference: per role, how much slower its steps are because of the other pool.
+    """
+
+    terms: tuple[ExplainedTerm, ...]
+    mean_prompt_tokens: float
+    mean_batch: float
+    mean_context_tokens: float
+    interference: dict[str, float]
+
+
+def explain_plan(plan: Plan) -> Explanation:
+    """
+    Recompute a plan's prediction from its inputs and take it apart.
+
+    Raises:
+        InputError: an edited plan, whose pools do not carry its load.
+    """
+    chosen = planned(plan)
+    if chosen.layout.prefill is None:
+        return _explained(plan, chosen, plan.prediction.ttft_parts_s, _mixed_batch(plan, chosen))
+    found = forecast(chosen.tandem)
+    if found is None:
+        raise InputError(
+            "plan: pools", str(chosen), "pools that carry the plan's load", "plan again"
+        )
+    slowdown = {
+        "prefill": found.coupling.prefill_slowdown - 1,
+        "decode": found.coupling.decode_slowdown - 1,
+    }
+    local = chosen.tandem.local_threshold_tokens
+    parts_s = plan.prediction.ttft_parts_s if local else found.parts_s
+    explained = _explained(plan, chosen, parts_s, found.mean_batch)
+    return replace(explained, interference=slowdown)
+
+
+def _explained(
+    plan: Plan, chosen: Candidate, parts_s: Mapping[str, float], batch: float
+) -> Explanation:
+    """Gather the phases and both kinds of steps."""
+    simulated = chosen.layout.prefill is None or chosen.tandem.local_threshold_tokens > 0
+    terms = _path_terms(plan, parts_s, simulated=simulated)
+    for role in ("prefill", "decode"):
+        terms += _step_terms(plan, chosen, role, batch)
+    return Explanation(
+        terms=tuple(terms),
+        mean_prompt_tokens=float(chosen.tandem.computed_tokens.mean()),
+        mean_batch=batch,
+        mean_context_tokens=chosen.tandem.context[0],
+        interference={"prefill": 0.0, "decode": 0.0},
+    )
+
+
+def _mixed_batch(plan: Plan, chosen: Candidate) -> float:
+    """Sequences in a step of an aggregated pool: those that arrive while one stays."""
+    stay_s = float(chosen.tandem.output_tokens.mean()) * plan.prediction.tpot.mean_s
+    return plan.workload.requests_per_s * stay_s / chosen.tandem.decode.replicas
+
+
+def planned(plan: Plan) -> Candidate:
+    """Return the configuration that a plan holds."""
+    roles = {pool.role: pool for pool in plan.pools}
+    decode = roles.get("mixed") or plan.pool("decode")
+    prefill = decode if "mixed" in roles else plan.pool("prefill")
+    layout = Layout(prefill=None if prefill is decode else _shape(prefill), decode=_shape(decode))
+    tandem = Tandem(
+        workload=plan.workload,
+        step_model=plan.step_model,
+        prefill=_stage(prefill),
+        decode=_stage(decode),
+        local_threshold_tokens=0 if prefill is decode else plan.routing.local_threshold_tokens,
+        routing=plan.routing.policy,
+    )
+    context, deviation = tandem.context
+    slots = decode_slots(plan.inputs, layout.decode, context=context, deviation=deviation)
+    return Candidate(layout=layout, slots=slots, tandem=tandem)
+
+
+def _shape(pool: Pool) -> Shape:
+    """Return what one replica of a pool is."""
+    return Shape(slicing=pool.slicing, gpu=pool.gpu)
+
+
+def _stage(pool: Pool) -> Stage:
+    """Return the queues of a pool that the SLO needs: spare replicas are not counted on."""
+    lanes = pool.slicing.dp * pool.slicing.pp
+    return Stage(
+        replicas=(pool.replicas - pool.spare_replicas) * lanes,
+        max_batch_size=max(1, pool.max_batch_size // pool.slicing.pp),
+        max_batched_tokens=pool.max_batched_tokens,
+    )
+
+
+def _path_terms(
+    plan: Plan, parts_s: Mapping[str, float], *, simulated: bool
+) -> list[ExplainedTerm]:
+    """Mean TTFT by phase."""
+    total = sum(parts_s.values())
+    source = _source(plan)
+    return [
+        ExplainedTerm(
+            of="TTFT",
+            name=name,
+            equation=SIMULATED if simulated else EQUATIONS[name],
+            seconds=value,
+            share_fraction=value / total,
+            source=source,
+        )
+        for name, value in parts_s.items()
+    ]
+
+
+def _step_terms(plan: Plan, chosen: Candidate, role: str, batch: float) -> list[ExplainedTerm]:
+    """One step at mean lengths: the calibration's terms, or the ops."""
+    inputs = plan.inputs
+    of, source = f"{role} step", _source(plan)
+    if inputs.calibration is not None or inputs.gpu.kind == "cpu":
+        return _fitted_terms(chosen, role, batch, source)
+    found = representative_terms(inputs, chosen, role, batch)
+    total = sum(float(np.sum(term.seconds)) for term in found)
+    return [
+        ExplainedTerm(
+            of=of,
+            name=term.name,
+            equation=term.equation,
+            seconds=float(term.seconds),
+            share_fraction=float(term.seconds) / total,
+            source=f"engine {inputs.engine.name} {inputs.engine.version}"
+            if term.name.startswith("engine")
+            else source,
+            bound=term.bound,
+            flops=float(term.flops),
+            hbm_bytes=float(term.hbm_bytes),
+            achieved_fraction=_achieved(term, plan),
+        )
+        for term in found
+        if float(term.seconds) > 0
+    ]
+
+
+def _achieved(term: Term, plan: Plan) -> float | None:
+    """Return the share of the datasheet peak that a term reaches, of the resource that binds it."""
+    gpu, seconds = plan.inputs.gpu, float(term.seconds)
+    if term.bound == "compute":
+        return float(term.flops) / seconds / gpu.peak_flops_per_s[term.dtype]
+    if float(term.hbm_bytes) > 0:
+        return float(term.hbm_bytes) / seconds / gpu.require("hbm_bytes_per_s")
+    return None
+
+
+def _fitted_terms(chosen: Candidate, role: str, batch: float, source: str) -> list[ExplainedTerm]:
+    """Terms of eq. S2 or S3 at the load's mean lengths."""
+    step: StepCoefficients = getattr(chosen.tandem.step_model, role)
+    if role == "prefill":
+        n = float(chosen.tandem.computed_tokens.mean())
+        cached = chosen.tandem.workload.prefix_tokens
+        work, equation = step.per_prefill_token_s * n, "S2"
+        parts = {"attention": step.per_pair_s * n * (cached + (n + 1) / 2)}
+    else:
+        work, equation = step.per_sequence_s * batch, "S3"
+        read = step.per_context_token_s * batch * chosen.tandem.context[0]
+        parts = {"KV cache": read}
+    parts = {"base": step.base_s, "weights or compute": max(step.stream_s, work), **parts}
+    total = sum(parts.values())
+    return [
+        ExplainedTerm(
+            of=f"{role} step",
+            name=name,
+            equation=equation,
+            seconds=value,
+            share_fraction=value / total,
+            source=source,
+        )
+        for name, value in parts.items()
+    ]
+
+
+def _source(plan: Plan) -> str:
+    """Say where the step times come from."""
+    note = plan.calibration
+    return f"{note.name}, {note.date}"

@@ -1,0 +1,280 @@
+"""How a replica's GPUs may share the model, and how many sequences then fit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from minicluster.errors import InputError
+from minicluster.specs.slicing import Slicing
+from sizing.latency.memory import kv_bytes_per_sequence, kv_space_bytes, weight_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from minicluster.plan import Inputs
+    from minicluster.specs.model import ModelSpec
+
+MARGIN = 3.0
+"""Deviations of the total context that a full batch leaves room for, so that it never preempts."""
+
+MOST_DOMAINS = 4
+"""HB domains that one replica may reach over, where no profile limits it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """
+    One replica.
+
+    Attributes:
+        gpu: catalog name.
+    """
+
+    slicing: Slicing
+    gpu: str
+
+    def __str__(self) -> str:
+        """Write as `sizing predict` takes it, the kind of GPU left out."""
+        cut = self.slicing
+        parts = [("TP", cut.tp), ("PP", cut.pp), ("DP", cut.dp), ("EP", cut.ep)]
+        return "x".join(f"{name}{n}" for name, n in parts if n > 1 or name == "TP")
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of the replica."""
+        return self.slicing.gpus
+
+    @property
+    def lanes(self) -> int:
+        """Batches under way: one for each copy of attention and each pipeline stage."""
+        return self.slicing.dp * self.slicing.pp
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Replicas of each pool; without prefill the pool does both (`mixed`)."""
+
+    prefill: Shape | None
+    decode: Shape
+
+    @classmethod
+    def split(cls, prefill_tp: int, decode_tp: int, gpu: str) -> Layout:
+        """Return tensor-parallel pools of one kind of GPU."""
+        return cls(
+            prefill=Shape(slicing=Slicing(tp=prefill_tp), gpu=gpu),
+            decode=Shape(slicing=Slicing(tp=decode_tp), gpu=gpu),
+        )
+
+    @property
+    def shapes(self) -> dict[str, Shape]:
+        """Replicas by role."""
+        if self.prefill is None:
+            return {"mixed": self.decode}
+        return {"prefill": self.prefill, "decode": self.decode}
+
+    @property
+    def order(self) -> tuple[str, ...]:
+        """What layouts are sorted by where all else is equal: narrow replicas first."""
+        return tuple(f"{shape.gpus:6d} {shape} {shape.gpu}" for shape in self.shapes.values())
+
+    def __str__(self) -> str:
+        """Write as people do."""
+        return ", ".join(f"{role} {shape}" for role, shape in self.shapes.items())
+
+
+def legal_shapes(inputs: Inputs) -> tuple[Shape, ...]:
+    """
+    List the replicas that may be searched.
+
+    Without `[search] tp`: all that divide the model and fit the HB domain. With `layouts = "any"`
+    also pipelines, and for models with experts expert parallelism and copies of attention.
+
+    Raises:
+        InputError: a degree that the scenario asks for cannot be had.
+    """
+    asked = inputs.scenario.search.tp
+    if inputs.calibration is not None or inputs.gpu.kind == "cpu":
+        for tp in asked:
+            if tp != 1:
+                raise InputError(
+                    "search.tp", tp, "1: step times come from a calibration, measured at TP 1"
+                )
+        return (Shape(slicing=Slicing(), gpu=inputs.gpu.name),)
+    for tp in asked:
+        check_degree(inputs, tp, place="search.tp")
+    widest = min(inputs.cluster.gpus_per_hb_domain, inputs.model.num_heads)
+    degrees = tuple(sorted(set(asked))) or tuple(
+        tp for tp in range(1, widest + 1) if broken_rule(inputs.model, tp) is None
+    )
+    cuts = [Slicing(tp=tp) for tp in degrees]
+    if inputs.scenario.search.layouts == "any":
+        cuts += [cut for tp in degrees for cut in _beyond_the_profile(inputs, tp)]
+    return tuple(Shape(slicing=cut, gpu=gpu) for gpu in inputs.kinds for cut in cuts)
+
+
+def _beyond_the_profile(inputs: Inputs, tp: int) -> Iterator[Slicing]:
+    """Yield pipelines, and slicings of experts, of replicas that the budget holds."""
+    model, cluster = inputs.model, inputs.cluster
+    most = min(cluster.max_gpus, MOST_DOMAINS * cluster.gpus_per_hb_domain)
+    for pp in (2, 4, 8):
+        if tp * pp <= most and pp <= model.num_layers:
+            yield Slicing(tp=tp, pp=pp)
+    if model.moe is None:
+        return
+    dp = 1
+    while tp * dp <= most:
+        stage = tp * dp
+        for ep in {1, stage}:
+            if (dp > 1 or ep > 1) and model.moe.num_experts % ep == 0:
+                yield Slicing(tp=tp, dp=dp, ep=ep)
+        dp *= 2
+
+
+def profile_rule(inputs: Inputs, layout: Layout) -> str | None:
+    """Return the rule of the engine profile, as `serving` deploys it, that a layout breaks."""
+    for role, shape in layout.shapes.items():
+        cut = shape.slicing
+        if cut.pp not in inputs.engine.pp:
+            return f"{role} PP{cut.pp}: NIXL pairs PP {', '.join(map(str, inputs.engine.pp))}"
+        if cut.ep > 1 or cut.dp > 1:
+            return f"{role} {shape}: serving deploys EP 1 and one copy of attention"
+    return None
+
+
+def check_degree(inputs: Inputs, tp: int, *, place: str) -> None:
+    """Refuse a degree that does not divide the model, or that no cluster of this size holds."""
+    rule = broken_rule(inputs.model, tp)
+    if rule is not None:
+        raise InputError(place, tp, rule)
+    if tp > inputs.cluster.max_gpus:
+        raise InputError(place, tp, f"at most cluster.max_gpus = {inputs.cluster.max_gpus}")
+
+
+def broken_rule(model: ModelSpec, tp: int) -> str | None:
+    """Return the rule that *tp* breaks for this model, if any."""
+    if model.num_heads % tp:
+        return f"a divisor of the model's {model.num_heads} attention heads"
+    if model.mla is None and model.num_kv_heads % tp and tp % model.num_kv_heads:
+        return f"a divisor or a multiple of the model's {model.num_kv_heads} KV heads"
+    widths = [model.ffn_size, model.moe.expert_ffn_size if model.moe else 0]
+    for width in widths:
+        if width % tp:
+            return f"a divisor of the feed-forward width {width}"
+    return None
+
+
+def pairing_rule(model: ModelSpec, layout: Layout) -> str | None:
+    """Return the rule of the NIXL connector that a pair of degrees breaks, if any."""
+    if layout.prefill is None:
+        return None
+    prefill_tp, decode_tp = layout.prefill.slicing.tp, layout.decode.slicing.tp
+    wide, narrow = max(prefill_tp, decode_tp), min(prefill_tp, decode_tp)
+    if wide % narrow:
+        return f"one TP is a multiple of the other (NIXL), not {layout}"
+    if prefill_tp > decode_tp and model.mla is None and prefill_tp > model.num_kv_heads:
+        return (
+            f"a prefill TP wider than decode's is at most the {model.num_kv_heads} KV heads (NIXL),"
+            f" not {layout}"
+        )
+    return None
+
+
+def max_model_len(inputs: Inputs) -> int:
+    """
+    Longest sequence that the engines accept.
+
+    What the scenario says, else the longest request of its load, in whole blocks.
+    """
+    asked = inputs.scenario.model.max_context_tokens
+    if asked is not None:
+        return asked
+    load = inputs.scenario.workload
+    longest = load.input_tokens.max_tokens + load.output_tokens.max_tokens
+    block = block_size(inputs)
+    return min(-(-longest // block) * block, inputs.model.max_context_tokens)
+
+
+def block_size(inputs: Inputs) -> int:
+    """Tokens of a KV block on this kind of machine."""
+    engine = inputs.engine
+    return engine.cpu_block_size if inputs.gpu.kind == "cpu" else engine.block_size
+
+
+def memory_rule(inputs: Inputs, shape: Shape) -> str | None:
+    """Say by how much the model does not fit a replica, if so; a CPU is given its KV space."""
+    gpu = inputs.kinds[shape.gpu]
+    if gpu.kind == "cpu":
+        return None
+    left = kv_space_bytes(inputs.model, gpu, inputs.engine, slicing=shape.slicing)
+    needed = 2 * shape.slicing.pp * _sequence_bytes(inputs, max_model_len(inputs), shape)
+    if left >= needed:
+        return None
+    weights = weight_bytes(inputs.model, slicing=shape.slicing)
+    return (
+        f"{shape}: {weights / 1e9:.0f} GB of weights per GPU leave {max(0.0, left) / 1e9:.1f} GB of"
+        f" {gpu.require('hbm_bytes') / 1e9:.0f} GB for the KV cache; two of the longest"
+        f" requests need {needed / 1e9:.1f} GB"
+    )
+
+
+def decode_slots(inputs: Inputs, shape: Shape, *, context: float, deviation: float) -> int:
+    """
+    Largest batch whose KV cache fits, three deviations of its total context included.
+
+        B b(E[s]) + 3 sqrt(B) b(1) sigma_s <= M_kv / pp      (docs/model.md, eq. M5)
+
+    Args:
+        inputs: model, GPU, engine, calibration.
+        shape: one replica; each of its batches has its own slots.
+        context: E[s], tokens of a sequence.
+        deviation: sigma_s.
+
+    Returns:
+        Sequences; 0 if none fits, never more than engine and calibration know.
+
+    Source:
+        Contexts of a batch are independent; vLLM preempts where their sum exceeds the cache.
+
+    Ignores:
+        Prefixes that sequences share.
+
+    """
+    limit = max(1, inputs.engine.max_batch_size // shape.slicing.pp)
+    if inputs.calibration is not None:
+        limit = min(limit, inputs.calibration.decode.max_batch)
+    gpu = inputs.kinds[shape.gpu]
+    if gpu.kind == "cpu":
+        return limit
+    space = kv_space_bytes(inputs.model, gpu, inputs.engine, slicing=shape.slicing)
+    space /= shape.slicing.pp
+    if space <= 0:
+        return 0
+    each = _sequence_bytes(inputs, context + block_size(inputs) / 2, shape)
+    token = each / context
+    root = (
+        -MARGIN * token * deviation
+        + np.hypot(MARGIN * token * deviation, 2 * np.sqrt(each * space))
+    ) / (2 * each)
+    return min(limit, int(root**2))
+
+
+def kv_pool_bytes(inputs: Inputs, shape: Shape, *, sequences: int) -> float:
+    """
+    KV cache per GPU: all that memory leaves; on a CPU what *sequences* of full length need.
+
+    (docs/model.md, eq. M4)
+    """
+    gpu = inputs.kinds[shape.gpu]
+    if gpu.kind == "cpu":
+        return sequences * _sequence_bytes(inputs, max_model_len(inputs), shape)
+    return float(np.floor(kv_space_bytes(inputs.model, gpu, inputs.engine, slicing=shape.slicing)))
+
+
+def _sequence_bytes(inputs: Inputs, tokens: float, shape: Shape) -> float:
+    """KV cache of one sequence (eq. M3)."""
+    return kv_bytes_per_sequence(
+        inputs.model, tokens, slicing=shape.slicing, block_size=block_size(inputs)
+    )

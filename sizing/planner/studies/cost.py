@@ -1,0 +1,88 @@
+"""What a plan costs while it runs: watts, joules and dollars a token."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from minicluster.errors import InputError
+from sizing.planner.objective import price_usd_per_hour
+
+if TYPE_CHECKING:
+    from minicluster.plan import Inputs, Plan
+
+YOURS = "yours"
+DATASHEET = "datasheet, GPUs alone"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Running:
+    """
+    Power, energy and price; `None` where neither catalog nor scenario has the number.
+
+    Attributes:
+        power_w: of all GPUs at full power.
+        power_source: `yours` (cluster.power_w_per_gpu) or the GPU's datasheet.
+        joules_per_output_token: all power, shared by the tokens of the planned load.
+        usd_per_hour: GPUs and, with cluster.energy_usd_per_kwh, energy.
+        usd_per_million_output_tokens: at the planned load.
+        price_source: `yours`: there is no default price.
+    """
+
+    power_w: float | None
+    power_source: str | None
+    joules_per_output_token: float | None
+    usd_per_hour: float | None
+    usd_per_million_output_tokens: float | None
+    price_source: str | None
+
+
+def running(plan: Plan) -> Running:
+    """
+    Cost a plan at its load.
+
+        J/token = W / (rate E[o]);  $/Mtok = 10^6 ($/h + kW $/kWh) / (3600 rate E[o])
+        (docs/model.md, eq. E2)
+
+    Args:
+        plan: pools, load and the user's prices.
+
+    Source:
+        Definitions; every GPU draws full power all the time, and is paid for all the time.
+
+    Ignores:
+        Power that idle GPUs save; hosts, switches and cooling where the scenario does not give
+        power at the wall; prompts, whose price is in that of the answers.
+    """
+    choice = plan.inputs.scenario.cluster
+    own = choice.power_w_per_gpu
+    power_w = plan.cost.gpu_power_w if own is None else own * plan.cost.gpus
+    usd = plan.cost.price_usd_per_hour
+    if usd is not None and choice.energy_usd_per_kwh is not None and power_w is not None:
+        usd += power_w / 1e3 * choice.energy_usd_per_kwh
+    per_s = plan.prediction.output_tokens_per_s
+    return Running(
+        power_w=power_w,
+        power_source=None if power_w is None else DATASHEET if own is None else YOURS,
+        joules_per_output_token=None if power_w is None else power_w / per_s,
+        usd_per_hour=usd,
+        usd_per_million_output_tokens=None if usd is None else 1e6 * usd / (3600 * per_s),
+        price_source=None if usd is None else YOURS,
+    )
+
+
+def require_price(inputs: Inputs, scenario: str) -> None:
+    """
+    Refuse to rank by dollars without the user's price.
+
+    Raises:
+        InputError: how to give one.
+    """
+    for kind in inputs.kinds:
+        if price_usd_per_hour(inputs, kind) is None:
+            raise InputError(
+                f"{scenario}: cluster.price_usd_per_gpu_hour",
+                None,
+                f"what you pay for an {kind} and hour, in US dollars: there is no default price",
+                "--set cluster.price_usd_per_gpu_hour=PRICE",
+            )

@@ -1,0 +1,127 @@
+"""The plan with one replica lost, simulated."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from minicluster.workload.sources import Source, drawn
+from sizing.simulation.planned import simulate_plan
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from minicluster.plan import Plan, Pool
+    from sizing.simulation.outcome import Outcome
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loss:
+    """
+    The plan as it is, or without one replica.
+
+    Attributes:
+        lost: role of the pool that lost it; `None`: nothing is lost.
+        ttft_s: at the SLO's percentile; `None`: no replica of the pool is left.
+        tpot_s: likewise.
+        holds: whether every limit is kept in the simulation, and latencies do not grow with time.
+        misses: limits that are not, one phrase each.
+    """
+
+    lost: str | None
+    replicas: dict[str, int]
+    ttft_s: float | None
+    tpot_s: float | None
+    holds: bool
+    misses: tuple[str, ...]
+
+
+def losses(plan: Plan, *, requests: int, seed: int) -> Iterator[Loss]:
+    """
+    Simulate the plan whole, then with one replica less in each pool.
+
+    Steps take as long as in the simulations that the plan passed, which is longer than predicted
+    where the plan holds with some confidence. The system has met its failure long ago: requests
+    that were lost with the replica, and the time before routing noticed, are no part of it.
+
+    Args:
+        plan: pools and load.
+        requests: of each run, drawn from the plan's load.
+        seed: of arrivals, lengths and routing; the same in every run.
+    """
+    plan = as_confident(plan)
+    yield _simulated(plan, None, requests, seed)
+    for pool in plan.pools:
+        if pool.replicas == 1:
+            yield Loss(
+                lost=pool.role,
+                replicas={each.role: each.replicas for each in plan.pools} | {pool.role: 0},
+                ttft_s=None,
+                tpot_s=None,
+                holds=False,
+                misses=(f"the only {pool.role} replica is lost",),
+            )
+        else:
+            yield _simulated(without_one(plan, pool.role), pool.role, requests, seed)
+
+
+def as_confident(plan: Plan) -> Plan:
+    """Return the plan with steps that take as long as its confidence allows for."""
+    sure, model = plan.confidence, plan.step_model
+    if sure is None:
+        return plan
+    decode = model.decode.times(sure.decode_factor)
+    if plan.pools[0].role == "mixed":
+        decode = replace(
+            decode,
+            per_prefill_token_s=model.decode.per_prefill_token_s * sure.prefill_factor,
+            per_pair_s=model.decode.per_pair_s * sure.prefill_factor,
+        )
+    prefill = model.prefill.times(sure.prefill_factor)
+    return replace(plan, step_model=replace(model, prefill=prefill, decode=decode))
+
+
+def without_one(plan: Plan, role: str) -> Plan:
+    """Return the plan without the last replica of a pool."""
+    pools = tuple(_smaller(pool) if pool.role == role else pool for pool in plan.pools)
+    return replace(plan, pools=pools)
+
+
+def _smaller(pool: Pool) -> Pool:
+    """Drop the last replica and its placements."""
+    keep = pool.gpus - pool.gpus // pool.replicas
+    placed, seen = [], 0
+    for placement in pool.placement:
+        seen += len(placement.gpus)
+        if seen <= keep:
+            placed.append(placement)
+    return replace(pool, replicas=pool.replicas - 1, placement=tuple(placed))
+
+
+def _simulated(plan: Plan, lost: str | None, requests: int, seed: int) -> Loss:
+    """Simulate, and judge every limit."""
+    arrivals = drawn(plan.workload, Source(), count=requests, seed=seed)
+    outcome = simulate_plan(plan, arrivals, seed=seed)
+    misses = tuple(_misses(plan, outcome))
+    latencies = outcome.latencies()
+    at = plan.slo.percentile
+    return Loss(
+        lost=lost,
+        replicas={pool.role: pool.replicas for pool in plan.pools},
+        ttft_s=latencies["ttft"][at].value_s,
+        tpot_s=latencies["tpot"][at].value_s if "tpot" in latencies else None,
+        holds=not misses,
+        misses=misses,
+    )
+
+
+def _misses(plan: Plan, outcome: Outcome) -> Iterator[str]:
+    """Yield what is not kept."""
+    slo, latencies = plan.slo, outcome.latencies()
+    for name, limit_s in (("ttft", slo.ttft_s), ("tpot", slo.tpot_s), ("itl", slo.itl_s)):
+        if limit_s is not None and name in latencies:
+            found = latencies[name][slo.percentile].value_s
+            if found > limit_s:
+                yield f"{name.upper()} {slo.percentile} {found:.3g} s, limit {limit_s:g} s"
+    if not outcome.settled:
+        yield "latencies grow without end"

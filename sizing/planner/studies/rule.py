@@ -1,0 +1,88 @@
+"""A rule of thumb: GPUs by compute alone."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+
+from minicluster.config import parse, read_toml
+from minicluster.errors import InputError
+from minicluster.specs.checks import STRICT, fraction, positive
+from minicluster.specs.gpu import Source
+from sizing import catalog
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComputeRule:
+    """
+    One file of `configs/presets`.
+
+    Attributes:
+        name: as the file is called.
+        compute_fraction: of the dense peak that every GPU achieves.
+        powers_of_two: whether GPUs come in powers of two only.
+        most_gpus: no answer is wider.
+    """
+
+    __pydantic_config__ = STRICT
+
+    name: str
+    compute_fraction: float
+    powers_of_two: bool
+    most_gpus: int
+    sources: tuple[Source, ...]
+
+    def __post_init__(self) -> None:
+        """Check the numbers."""
+        fraction(compute_fraction=self.compute_fraction)
+        positive(most_gpus=self.most_gpus)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuleAnswer:
+    """GPUs by the rule: exactly, and as they come; `None`: more than the rule goes to."""
+
+    exact: float
+    gpus: int | None
+
+
+def find_rule(name: str, *, place: str = "--preset") -> ComputeRule:
+    """
+    Read a rule by its name.
+
+    Raises:
+        InputError: no such rule; the nearest name is said.
+    """
+    known = catalog.files("presets")
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {near[0]}?" if near else None
+        raise InputError(place, name, "one of " + ", ".join(known), hint)
+    return parse(ComputeRule, read_toml(known[name]), place=known[name].name)
+
+
+def gpus_by_compute(
+    rule: ComputeRule, flops: float, seconds: float, peak_flops_per_s: float
+) -> RuleAnswer:
+    """
+    Count the GPUs whose compute does *flops* in *seconds*.
+
+        g = F / (e P T), up to the next power of two      (docs/model.md, eq. E1)
+
+    Args:
+        rule: e.
+        flops: F, of the whole prompt.
+        seconds: T, the limit on TTFT.
+        peak_flops_per_s: P, dense.
+
+    Source:
+        `configs/presets`.
+
+    Ignores:
+        Memory, networks, queues, kernels that achieve more or less.
+    """
+    exact = flops / (rule.compute_fraction * peak_flops_per_s * seconds)
+    gpus = -int(-exact // 1)
+    if rule.powers_of_two:
+        gpus = 1 << max(0, gpus - 1).bit_length()
+    return RuleAnswer(exact=exact, gpus=gpus if gpus <= rule.most_gpus else None)

@@ -1,0 +1,1 @@
+"""Closed-form queueing: waiting times and percentiles of a prefill-decode tandem."""

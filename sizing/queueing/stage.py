@@ -1,0 +1,126 @@
+"""What the queues are computed from: the load, the step model, the sizes of the pools."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from minicluster.plan import StepModel
+from minicluster.routing import AUTO, LEAST_TOKENS, POWER_OF_TWO
+from minicluster.specs.workload import WorkloadSpec
+from minicluster.workload.arrivals import length_quantiles
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+QUANTILES = 128
+"""Equally likely lengths that stand for a distribution."""
+
+NEXT_TO_NONE = 1e-9
+"""Share of the prompts that a prefill pool gets which is left with none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """
+    One pool.
+
+    Attributes:
+        replicas: engines behind the router.
+        max_batch_size: sequences that a step can hold, memory included.
+        max_batched_tokens: prompt tokens that a step can hold.
+    """
+
+    replicas: int
+    max_batch_size: int
+    max_batched_tokens: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tandem:
+    """
+    A prefill pool and a decode pool under a load, in the order in which serving runs them.
+
+    Attributes:
+        local_threshold_tokens: prompts up to this length are computed by their decode replica.
+        routing: policy among the prefill replicas, or `auto`.
+    """
+
+    workload: WorkloadSpec
+    step_model: StepModel
+    prefill: Stage
+    decode: Stage
+    local_threshold_tokens: int = 0
+    routing: str = AUTO
+
+    @property
+    def prefill_policy(self) -> str:
+        """Policy among the prefill replicas: exact loads where one router sees all of them."""
+        if self.routing != AUTO:
+            return self.routing
+        return LEAST_TOKENS if self.decode.replicas == 1 else POWER_OF_TWO
+
+    @cached_property
+    def all_tokens(self) -> NDArray[np.float64]:
+        """Prompt tokens, cached ones included: equally likely lengths, ascending."""
+        return length_quantiles(self.workload.input_tokens, QUANTILES)
+
+    @cached_property
+    def _local(self) -> int:
+        """How many of those the decode pool computes."""
+        return int(np.searchsorted(self.all_tokens, self.local_threshold_tokens, side="right"))
+
+    @cached_property
+    def computed_tokens(self) -> NDArray[np.float64]:
+        """Prompt tokens that the prefill pool computes, cached prefix left out: equally likely."""
+        remote = self.all_tokens[min(self._local, QUANTILES - 1) :]
+        return np.maximum(1.0, remote - self.workload.prefix_tokens)
+
+    @property
+    def prefill_requests_per_s(self) -> float:
+        """Rate of prompts that the prefill pool computes."""
+        share = max(1 - self._local / QUANTILES, NEXT_TO_NONE)
+        return self.workload.requests_per_s * share
+
+    @cached_property
+    def local_s(self) -> NDArray[np.float64]:
+        """Seconds that each prompt computed by a decode replica adds to a step of it (eq. T15)."""
+        step, cached = self.step_model.decode, self.workload.prefix_tokens
+        n = np.maximum(1.0, self.all_tokens[: self._local] - cached)
+        pairs = n * (cached + (n + 1) / 2)
+        return np.asarray(step.per_prefill_token_s * n + step.per_pair_s * pairs)
+
+    @property
+    def local_busy_fraction(self) -> float:
+        """
+        Share of a decode replica's time in prompts that it computes itself.
+
+            lambda_l E[a n + c pairs] / D      (docs/model.md, eq. T15)
+        """
+        rate = self.workload.requests_per_s / self.decode.replicas
+        return rate * float(self.local_s.sum()) / QUANTILES
+
+    @cached_property
+    def output_tokens(self) -> NDArray[np.float64]:
+        """Output lengths, equally likely."""
+        return length_quantiles(self.workload.output_tokens, QUANTILES)
+
+    @cached_property
+    def context(self) -> tuple[float, float]:
+        """
+        Mean and standard deviation of the tokens that a sequence in decode has cached.
+
+            E = E[n] + E[o^2] / (2 E[o])      (docs/model.md, eq. T7)
+
+        A long answer is met more often than it is drawn, and half of it is there on average.
+        """
+        prompts = self.all_tokens
+        out = self.output_tokens
+        mean = float(np.mean(out**2) / (2 * np.mean(out)))
+        square = float(np.mean(out**3) / (3 * np.mean(out)))
+        spread = float(np.var(prompts)) + max(0.0, square - mean**2)
+        return float(np.mean(prompts)) + mean, float(np.sqrt(spread))

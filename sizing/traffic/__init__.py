@@ -1,1 +1,0 @@
-"""From step times to percentiles: queues, the prefill → KV → decode tandem, distributions."""

@@ -1,1 +1,0 @@
-"""Measured rows against predictions: errors by group, intervals, scalars of a calibration."""
