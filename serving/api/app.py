@@ -40,8 +40,8 @@ def front_app(front: FrontDoor, servers: Servers, environment: Mapping[str, str]
         servers: what answers.
         environment: where API keys, allowed origins, the longest answer and the guard are named
             (`serving.api.auth`, `serving.request.token_limit`,
-            `serving.admission.controller`); none of them: no key is asked for, no other site is allowed, the model's context is the limit,
-            what would miss the SLO is shed.
+            `serving.admission.controller`); none of them: no key is asked for, no other site is
+            allowed, the model's context is the limit, what would miss the SLO is shed.
 
     Raises:
         InputError: a key, limit or guard that cannot be used.
