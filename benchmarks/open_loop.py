@@ -19,8 +19,8 @@ import numpy as np
 
 from loadtest.client.launch import drive
 from loadtest.run.folder import Run, prepare, read_run
-from loadtest.run.run_config import Extent, free_load, make_job
-from loadtest.selftest.mock_config import Behaviour
+from loadtest.run.run_config import RunLength, free_load, make_job
+from loadtest.selftest.mock_config import MockConfig
 from loadtest.selftest.selftest import fake_server
 from minicluster.specs.slo import SloSpec
 from minicluster.specs.workload import Lengths, WorkloadSpec
@@ -38,9 +38,9 @@ def stalled(rate: float, duration_s: float, folder: Path) -> Run:
         requests_per_s=rate, input_tokens=Lengths.fixed(16), output_tokens=Lengths.fixed(10)
     )
     load = free_load(workload, SloSpec(), model="fake", vocab_size=1000)
-    behaviour = Behaviour(ttft_s=0.1, itl_s=0.02, stall_at_s=STALL_AT_S, stall_s=STALL_S)
+    behaviour = MockConfig(ttft_s=0.1, itl_s=0.02, stall_at_s=STALL_AT_S, stall_s=STALL_S)
     with fake_server(behaviour, folder / "truth.jsonl") as host:
-        extent = Extent(duration_s=duration_s, warmup_s=1.0)
+        extent = RunLength(duration_s=duration_s, warmup_s=1.0)
         job = make_job(load, extent, host=host, model="fake")
         prepare(folder, job, job.requests(), None)
         drive(folder, lambda _: None)

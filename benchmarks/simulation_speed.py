@@ -17,9 +17,9 @@ from minicluster.engine_model.limits import EngineLimits
 from minicluster.engine_model.step_seconds import FittedStep
 from minicluster.specs.step import StepCoefficients
 from minicluster.specs.workload import Lengths, WorkloadSpec
-from minicluster.workload.sources import Source, drawn
+from minicluster.workload.sources import RequestSource, drawn
 from sizing.simulation.system import Path, SimulatedPool, System
-from sizing.simulation.tandem import Tandem
+from sizing.simulation.tandem import TandemSimulation
 
 STEP = StepCoefficients(
     base_s=3e-3,
@@ -59,7 +59,9 @@ def cpu_s(scale: int, count: int, seed: int) -> float:
         output_tokens=Lengths.fixed(500),
     )  # fmt: skip
     start = time.process_time()
-    Tandem(system(scale), drawn(workload, Source(), count=count, seed=seed), seed=seed).run()
+    TandemSimulation(
+        system(scale), drawn(workload, RequestSource(), count=count, seed=seed), seed=seed
+    ).run()
     return time.process_time() - start
 
 

@@ -36,14 +36,14 @@ import numpy as np
 from loadtest.client.endpoint import check_model
 from loadtest.client.launch import drive
 from loadtest.run.folder import prepare, read_run
-from loadtest.run.run_config import Extent, free_load, make_job
-from loadtest.run.schedule import Shape
-from loadtest.selftest.mock_config import Behaviour
+from loadtest.run.run_config import RunLength, free_load, make_job
+from loadtest.run.schedule import ArrivalShape
+from loadtest.selftest.mock_config import MockConfig
 from loadtest.selftest.selftest import fake_server
 from minicluster.errors import Exit
 from minicluster.specs.slo import SloSpec
 from minicluster.specs.workload import Lengths, WorkloadSpec
-from minicluster.workload.sources import Source
+from minicluster.workload.sources import RequestSource
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -111,10 +111,10 @@ def ours(load: Load) -> Measured:
     free = free_load(workload, SloSpec(), model=load.model, vocab_size=load.vocab_size)
     job = make_job(
         free,
-        Extent(num_requests=load.requests, warmup_s=WARMUPS / load.rate),
+        RunLength(num_requests=load.requests, warmup_s=WARMUPS / load.rate),
         host=load.host,
         model=load.model,
-        shape=Shape(source=Source(process="constant")),
+        shape=ArrivalShape(source=RequestSource(process="constant")),
     )
     folder = load.folder / "ours"
     prepare(folder, job, job.requests(), None)
@@ -230,7 +230,7 @@ def endpoint(host: str | None, folder: Path) -> Iterator[str]:
     if host:
         yield host
         return
-    with fake_server(Behaviour(ttft_s=0.2, itl_s=0.04), folder / "truth.jsonl") as address:
+    with fake_server(MockConfig(ttft_s=0.2, itl_s=0.04), folder / "truth.jsonl") as address:
         yield address
 
 

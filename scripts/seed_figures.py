@@ -11,7 +11,7 @@ from minicluster.errors import InputError
 from minicluster.specs.inventory import inventory_of
 from sizing import catalog
 from sizing.latency.collectives import all_reduce_s
-from sizing.network.bill import Bill, Order, bill
+from sizing.network.bill import Bill, NetworkOrder, bill
 from sizing.network.built import BuiltBill, built_bill
 from sizing.network.collective import Question, answer
 from sizing.network.pools import PoolRules, place_pools
@@ -71,7 +71,7 @@ def ranks(cluster: str, tp: int, pp: int, dp: int) -> RankPlan:
 
 def tree(kind: str, gpus: int = 32_768, radix: int = 64, hb_size: int = 256) -> Bill:
     """Return a bill as the paper counts."""
-    return bill(Order(gpus=gpus, hb_size=hb_size, radix=radix, kind=kind))
+    return bill(NetworkOrder(gpus=gpus, hb_size=hb_size, radix=radix, kind=kind))
 
 
 PAPER = catalog.find_study("rail-only")

@@ -22,7 +22,7 @@ from minicluster.specs.architecture import architecture_hash
 from minicluster.specs.model import ModelSpec
 from serving.cluster.ports import free_nixl_port, free_ports
 from serving.deployment.compile import compile_app
-from serving.deployment.engine_args import Ground
+from serving.deployment.engine_args import DeployTarget
 from serving.measurement.demo_model import make_demo_model
 from serving.operations.deploy import Site, deploy
 from serving.operations.down import take_down
@@ -102,7 +102,7 @@ def up(deployment: Deployment) -> Iterator[str]:
     """Have it up, on this machine's cores as often as it names them; yields its address."""
     [port] = free_ports(1)
     workers = max(each.gpus for each in deployment.pools)
-    served = compile_app(deployment, Ground(target="cpu", nixl_port=free_nixl_port(workers)))
+    served = compile_app(deployment, DeployTarget(target="cpu", nixl_port=free_nixl_port(workers)))
     state, _ = deploy(
         served,
         Site(target="cpu", host="127.0.0.1", port=port),

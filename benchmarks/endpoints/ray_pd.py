@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from minicluster.plan import read_deployment
-from serving.deployment.engine_args import Ground, engine_kwargs, environment
+from serving.deployment.engine_args import DeployTarget, engine_kwargs, environment
 
 NIXL_PORTS = {"default": 26_000, "0": 28_000}
 
@@ -48,7 +48,7 @@ def main(deployment: Path, port: int, interval: str) -> None:
 
 def _config(deployment: Any, role: str, interval: str) -> dict[str, Any]:  # noqa: ANN401
     """Return the fields of one `LLMConfig`."""
-    pool, ground = deployment.pool(role), Ground(target="cpu")
+    pool, ground = deployment.pool(role), DeployTarget(target="cpu")
     core = pool.placement[0].gpus[0]
     settings = {
         **environment(deployment, [(core,)], ground),

@@ -31,12 +31,12 @@ from loadtest.cli.studies import compare, search
 from loadtest.client.chat import learn_chat
 from loadtest.client.endpoint import base_address, check_model, check_trust
 from loadtest.client.progress import watch
-from loadtest.report.judge import Terms, publish
+from loadtest.report.judge import JudgeOptions, publish
 from loadtest.report.table import capacity_text, print_client_errors, print_verdict
 from loadtest.run.folder import prepare
 from loadtest.run.run_config import (
-    Extent,
-    Load,
+    RunLength,
+    TestLoad,
     check_order,
     check_prompts,
     default_requests,
@@ -182,7 +182,7 @@ def run(  # noqa: PLR0913  (a command line is its options)
     if api not in APIS:
         raise InputError("--api", api, f"one of {', '.join(APIS)}")
     allowed = parse_tolerance(tolerance)
-    extent = Extent(
+    extent = RunLength(
         duration_s=duration,
         num_requests=requests,
         warmup_s=warmup,
@@ -201,7 +201,7 @@ def run(  # noqa: PLR0913  (a command line is its options)
     check_prompts(job, due)
     prepare(output, job, due, plan)
     watch(output, job)
-    terms = Terms(tolerance=allowed, require_prediction=require_prediction, junit=junit)
+    terms = JudgeOptions(tolerance=allowed, require_prediction=require_prediction, junit=junit)
     _publish(output, terms, json=json)
 
 
@@ -215,7 +215,7 @@ def report(
     json: AsJson = False,
 ) -> None:
     """Judge a run again from its raw samples, and draw its report."""
-    terms = Terms(
+    terms = JudgeOptions(
         tolerance=parse_tolerance(tolerance), require_prediction=require_prediction, junit=junit
     )
     _publish(folder, terms, json=json)
@@ -249,14 +249,14 @@ def selftest(
     raise typer.Exit(Exit.DONE if all(e.fit for e in errors) else Exit.INCONCLUSIVE)
 
 
-def _planned(plan: Path, free: Mapping[str, object]) -> Load:
+def _planned(plan: Path, free: Mapping[str, object]) -> TestLoad:
     given = [option for option, value in free.items() if value is not None]
     if given:
         raise InputError(given[0], free[given[0]], "left out: the plan says it")
     return planned_load(read_plan(plan))
 
 
-def _traced(load: Load, path: Path, *, skip_unanswered: bool) -> Load:
+def _traced(load: TestLoad, path: Path, *, skip_unanswered: bool) -> TestLoad:
     """Take arrivals and lengths from a trace, and say what of it is left out."""
     trace = read_trace(path, skip_unanswered=skip_unanswered)
     if trace.skipped:
@@ -265,7 +265,7 @@ def _traced(load: Load, path: Path, *, skip_unanswered: bool) -> Load:
     return traced(load, path, trace)
 
 
-def _free(given: Mapping[str, object], told: Mapping[str, str]) -> Load:
+def _free(given: Mapping[str, object], told: Mapping[str, str]) -> TestLoad:
     """Return the load of the options; a 1 stands in for what another one says, by *told*."""
     for option, other in told.items():
         if given[option] is not None:
@@ -294,7 +294,7 @@ def _free(given: Mapping[str, object], told: Mapping[str, str]) -> Load:
     )
 
 
-def _publish(folder: Path, terms: Terms, *, json: bool) -> NoReturn:
+def _publish(folder: Path, terms: JudgeOptions, *, json: bool) -> NoReturn:
     """Judge the run, write verdict and report, print it, leave with its exit code."""
     verdict = publish(folder, terms)
     if json:

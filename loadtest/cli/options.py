@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from loadtest.run.schedule import Shape
+from loadtest.run.schedule import ArrivalShape
 from loadtest.run.stages import parse_stages
-from minicluster.workload.sources import PROCESSES, Source
+from minicluster.workload.sources import PROCESSES, RequestSource
 
 Gaps = Annotated[
     str, typer.Option("--arrivals", help=f"Gaps between requests: {', '.join(PROCESSES)}.")
@@ -63,7 +63,7 @@ def shape_of(
     think_s: float,
     stages: str | None,
     skip_unanswered: bool,
-) -> Shape:
+) -> ArrivalShape:
     """
     Return what the options say; *source* is the gaps' distribution and variation.
 
@@ -71,8 +71,10 @@ def shape_of(
         InputError: they do not go together.
     """
     process, gap_cv = source
-    return Shape(
-        source=Source(process=process, gap_cv=gap_cv, users=users, turns=turns, think_s=think_s),
+    return ArrivalShape(
+        source=RequestSource(
+            process=process, gap_cv=gap_cv, users=users, turns=turns, think_s=think_s
+        ),
         stages=parse_stages(stages) if stages is not None else (),
         skip_unanswered=skip_unanswered,
     )

@@ -20,9 +20,9 @@ from loadtest.report.compare_page import (
     versus_page,
     versus_table,
 )
-from loadtest.report.judge import Terms, publish
+from loadtest.report.judge import JudgeOptions, publish
 from loadtest.run.folder import prepare, read_run, write_whole
-from loadtest.run.run_config import Extent, make_job, planned_load
+from loadtest.run.run_config import RunLength, make_job, planned_load
 from loadtest.studies import capacity_search as searching
 from loadtest.studies import compare as comparing
 from loadtest.verdict.prediction import TOLERANCE
@@ -31,7 +31,7 @@ from minicluster.errors import Exit, InputError
 from minicluster.plan import read_plan
 
 if TYPE_CHECKING:
-    from loadtest.studies.capacity_search import Search
+    from loadtest.studies.capacity_search import CapacitySearch
     from loadtest.verdict.verdict import Verdict
 
 MOST_REQUESTS = ", ".join(
@@ -99,12 +99,12 @@ def search(  # noqa: PLR0913  (a command line is its options)
     def measure(rate: float, num: int, name: str) -> Verdict:
         shell.talk.print(f"{name}: {rate:.2f} requests/s, {num} requests", highlight=False)
         at_rate = replace(load, workload=replace(load.workload, requests_per_s=rate))
-        extent = Extent(num_requests=num, warmup_s=warmup, seed=seed)
+        extent = RunLength(num_requests=num, warmup_s=warmup, seed=seed)
         job = make_job(at_rate, extent, host=address, model=model)
         job = replace(job, insecure=insecure)
         prepare(output / name, job, job.requests(), plan)
         watch(output / name, job)
-        verdict = publish(output / name, Terms(tolerance=TOLERANCE, foresee=False))
+        verdict = publish(output / name, JudgeOptions(tolerance=TOLERANCE, foresee=False))
         shell.talk.print(f"  {verdict.verdict} {'; '.join(verdict.reasons)}", highlight=False)
         return verdict
 
@@ -121,7 +121,7 @@ def search(  # noqa: PLR0913  (a command line is its options)
     raise typer.Exit(_exit(done, tolerance if require_prediction else None))
 
 
-def _exit(done: Search, tolerance: float | None) -> Exit:
+def _exit(done: CapacitySearch, tolerance: float | None) -> Exit:
     """Return 3 if nothing tried holds, or the plan is too far off where that matters; 4 if open."""
     found, error = done.found, done.error_fraction
     if found.low is None and found.high is not None and not found.unclear:

@@ -34,7 +34,7 @@ NEWS_S = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cue:
+class StartSignal:
     """Start at *unix_s* with part *part* of *parts*; *salt* makes this run's prompts its own."""
 
     unix_s: float
@@ -43,7 +43,7 @@ class Cue:
     salt: int
 
 
-class Player:
+class WorkerProcess:
     """
     In each process that sends: waits for its cue, plays its part, tells the conductor.
 
@@ -53,7 +53,7 @@ class Player:
     def __init__(self, runner: Runner, job: Job, folder: Path) -> None:
         """Listen for the conductor."""
         self._runner, self._job, self._folder = runner, job, folder
-        self._cue: AsyncResult[Cue] = AsyncResult()
+        self._cue: AsyncResult[StartSignal] = AsyncResult()
         self._dispatcher: Dispatcher | None = None
         self._lines: list[str] = []
         self.playing = False
@@ -108,7 +108,7 @@ class Player:
             self._dispatcher.end(why)
 
     def _on_cue(self, msg: Any, **_: object) -> None:  # noqa: ANN401  (Locust's own)
-        self._cue.set(Cue(**msg.data))
+        self._cue.set(StartSignal(**msg.data))
 
     def _on_over(self, msg: Any, **_: object) -> None:  # noqa: ANN401
         self.end(msg.data["why"])
@@ -132,7 +132,7 @@ class Player:
         self._runner.send_message("news", news)
 
 
-class Conductor:
+class Coordinator:
     """
     In one process: gives the cue, gathers samples and clients, ends the run.
 
@@ -160,7 +160,7 @@ class Conductor:
         self._running, self._short = True, False
         self._players, self._news, self._clients, self._over = players, {}, {}, False
         self._samples = (self._folder / "samples.jsonl").open("w", encoding="utf-8")
-        cue = Cue(
+        cue = StartSignal(
             unix_s=time.time() + LEAD_IN_S,
             part=0,
             parts=len(players),

@@ -17,7 +17,7 @@ from gevent.pool import Group
 
 from loadtest.client.api_key import authorization
 from loadtest.client.prompts import Prompts
-from loadtest.client.request import SHORTEST_S, Flight, StampedSocket
+from loadtest.client.request import SHORTEST_S, RequestTask, StampedSocket
 from loadtest.client.stream import CompletionStream
 from loadtest.run.client_health import STILL_S, Client
 from loadtest.run.machine import machine, versions
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from loadtest.client.prompts import Ids
     from loadtest.run.job import Job
-    from loadtest.run.schedule import Request
+    from loadtest.run.schedule import ScheduledRequest
     from minicluster.workload.samples import Sample
 
 HEARTBEAT_S = 0.005
@@ -56,7 +56,7 @@ class Dispatcher:
     def __init__(
         self,
         job: Job,
-        requests: Sequence[Request],
+        requests: Sequence[ScheduledRequest],
         http: HTTPClient,
         *,
         origin_s: float,
@@ -71,7 +71,7 @@ class Dispatcher:
         self._next = {r.previous: r for r in requests if r.previous is not None}
         self._awaited = {r.index for r in requests if r.in_window}
         self._said: dict[int, Ids] = {}
-        self._flights = Group()
+        self._tasks = Group()
         self._over = Event()
         self._refusals, self._refused_since_s = 0, 0.0
         self._beats: list[float] = []
@@ -117,7 +117,7 @@ class Dispatcher:
         except gevent.GreenletExit:  # Locust's own way to end a user
             self.killed = True
             self.end("interrupted")
-        self._flights.kill()
+        self._tasks.kill()
         gevent.killall(watchers)
         if self._refusals and self.stop == "complete":
             self.stop = "died"  # the last that we heard of it is that it is not there
@@ -154,9 +154,9 @@ class Dispatcher:
             self._turn_s = self.now()
         return bool(self._over.is_set())
 
-    def _start(self, request: Request, due_s: float, ids: Ids, body: bytes) -> None:
+    def _start(self, request: ScheduledRequest, due_s: float, ids: Ids, body: bytes) -> None:
         self.sent += 1
-        flight = Flight(
+        task = RequestTask(
             request=request,
             due_s=due_s,
             path=self._prompts.path,
@@ -169,35 +169,35 @@ class Dispatcher:
             stream=CompletionStream(request.output_tokens),
             headers=self._headers,
         )
-        self._flights.start(gevent.Greenlet(self._follow, flight, ids))
+        self._tasks.start(gevent.Greenlet(self._follow, task, ids))
 
-    def _follow(self, flight: Flight, ids: Ids) -> None:
+    def _follow(self, task: RequestTask, ids: Ids) -> None:
         try:
-            sample = flight.fly()
+            sample = task.send()
             self.done += 1
             self.failed += not sample.ok
             if sample.ok and self._stamps != "reader":
-                self._stamps = "kernel" if flight.stream.by_kernel else "reader"
+                self._stamps = "kernel" if task.stream.by_kernel else "reader"
             self._awaited.discard(sample.index)
             self._record(sample)
             self._watch_target(sample)
             if (waiting := self._next.get(sample.index)) and not self._over.is_set():
-                self._go_on(flight, waiting, ids)
+                self._go_on(task, waiting, ids)
         except Exception:
-            self._give_up(flight.request)
+            self._give_up(task.request)
             raise  # gevent prints it
 
-    def _give_up(self, request: Request | None) -> None:
+    def _give_up(self, request: ScheduledRequest | None) -> None:
         """Expect no end of *request*, nor of what waits for it: neither is sent any more."""
         while request:
             self._awaited.discard(request.index)
             request = self._next.get(request.index)
 
-    def _go_on(self, flight: Flight, waiting: Request, ids: Ids) -> None:
-        """Send what waited for *flight*, after its thinking time."""
+    def _go_on(self, task: RequestTask, waiting: ScheduledRequest, ids: Ids) -> None:
+        """Send what waited for *task*, after its thinking time."""
         said = None
         if waiting.session is not None:
-            said = self._prompts.conversation(flight.request, ids, self._answer(flight))
+            said = self._prompts.conversation(task.request, ids, self._answer(task))
         due_s = self.now() + waiting.think_s
         ids = self._prompts.ids(waiting, said)
         body = self._prompts.body(waiting, ids)
@@ -205,10 +205,10 @@ class Dispatcher:
         if not self._over.is_set():
             self._start(waiting, due_s, ids, body)
 
-    def _answer(self, flight: Flight) -> list[int]:
-        """Return the ids of the answer to *flight*, as far as prompts can hold them."""
+    def _answer(self, task: RequestTask) -> list[int]:
+        """Return the ids of the answer to *task*, as far as prompts can hold them."""
         size = self._job.vocab_size
-        return [i for i in flight.stream.token_ids if 0 <= i < size]
+        return [i for i in task.stream.token_ids if 0 <= i < size]
 
     def _watch_target(self, sample: Sample) -> None:
         """End the run once the target has refused every connection for a while."""

@@ -29,7 +29,7 @@ from gevent.event import Event
 from locust.env import Environment
 from locust.runners import MasterRunner, WorkerRunner
 
-from loadtest.client.coordinator import Conductor, Player
+from loadtest.client.coordinator import Coordinator, WorkerProcess
 from loadtest.client.request import connections
 from loadtest.run.client_health import SHORT
 from loadtest.run.job import read_job
@@ -55,7 +55,7 @@ class Sender(locust.FastHttpUser):  # type: ignore[misc]
     @locust.task  # type: ignore[untyped-decorator]
     def run_schedule(self) -> None:
         """Run the schedule once, then wait for Locust to stop this user."""
-        player: Player = self.environment.player
+        player: WorkerProcess = self.environment.player
         if not player.playing:  # one for each process is enough
             try:
                 http = self.client.client.clientpool.get_client(self.host)
@@ -89,9 +89,9 @@ def take_part(environment: Environment, **_: object) -> None:
     """Make this process a player, or the conductor, or both where it is the only one."""
     runner = environment.runner
     if not isinstance(runner, MasterRunner):
-        environment.player = Player(runner, JOB, FOLDER)
+        environment.player = WorkerProcess(runner, JOB, FOLDER)
     if not isinstance(runner, WorkerRunner):
-        conductor = environment.conductor = Conductor(runner, JOB, FOLDER)
+        conductor = environment.conductor = Coordinator(runner, JOB, FOLDER)
 
         def all_there(**_: object) -> None:
             conductor.start(_players(runner))
@@ -109,7 +109,7 @@ def _players(runner: Runner) -> tuple[str, ...]:
     return tuple(sorted(c.id for c in (*clients.ready, *clients.spawning, *clients.running)))
 
 
-def _count_players(runner: MasterRunner, conductor: Conductor) -> None:
+def _count_players(runner: MasterRunner, conductor: Coordinator) -> None:
     """Tell *conductor* who is there: no more who quit, or was silent for 5 s, dead or frozen."""
     while True:
         gevent.sleep(WATCH_S)
@@ -135,7 +135,7 @@ def main() -> int:
     else:
         runner = environment.create_local_runner()
     locust.events.init.fire(environment=environment, runner=runner, web_ui=None)
-    conductor: Conductor = environment.conductor
+    conductor: Coordinator = environment.conductor
     conductor.tell = _say
     for number in (signal.SIGTERM, signal.SIGINT):
         gevent.signal_handler(number, conductor.end, "interrupted")
@@ -149,7 +149,7 @@ def main() -> int:
 
 
 def _conduct(
-    runner: Runner, conductor: Conductor, workers: Sequence[subprocess.Popen[bytes]]
+    runner: Runner, conductor: Coordinator, workers: Sequence[subprocess.Popen[bytes]]
 ) -> None:
     """Start the run when all *workers* are there, and wait for its end."""
     while runner.worker_count < JOB.workers:

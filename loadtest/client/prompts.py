@@ -14,7 +14,7 @@ from minicluster.workload.arrivals import CONTENT_TOKENS
 
 if TYPE_CHECKING:
     from loadtest.run.job import Job
-    from loadtest.run.schedule import Request
+    from loadtest.run.schedule import ScheduledRequest
 
 
 COMPLETIONS = "/v1/completions"
@@ -59,7 +59,7 @@ class Prompts:
         """Where bodies are sent."""
         return CHATS if self._job.chat else COMPLETIONS
 
-    def ids(self, request: Request, said: Ids | None = None) -> Ids:
+    def ids(self, request: ScheduledRequest, said: Ids | None = None) -> Ids:
         """Return the prompt of *request*, which begins with what its conversation has *said*."""
         before = self._shared(request) if said is None else said
         count = request.input_tokens - self._overhead
@@ -69,7 +69,7 @@ class Prompts:
             ids[:1] = 0
         return ids
 
-    def body(self, request: Request, ids: Ids) -> bytes:
+    def body(self, request: ScheduledRequest, ids: Ids) -> bytes:
         """Return the HTTP body that asks for *request* with the prompt *ids*."""
         if self._job.chat:
             message = {"role": "user", "content": self._job.chat.text(ids.tolist())}
@@ -82,7 +82,7 @@ class Prompts:
         tail = b', "max_tokens": %d%s, "prompt": [%s]}' % (request.output_tokens, wish, prompt)
         return self._head + tail
 
-    def conversation(self, request: Request, ids: Ids, answer: list[int]) -> Ids:
+    def conversation(self, request: ScheduledRequest, ids: Ids, answer: list[int]) -> Ids:
         """
         Return what has been said after *request*: its prompt and its answer.
 
@@ -94,7 +94,7 @@ class Prompts:
         stand_in = self._fresh(request.output_tokens, -request.index - 1)
         return np.concatenate([ids, stand_in])
 
-    def _shared(self, request: Request) -> Ids:
+    def _shared(self, request: ScheduledRequest) -> Ids:
         """Return what others begin with, too: the blocks that its trace names, or the prefix."""
         if not request.content:
             return self._prefix

@@ -26,7 +26,7 @@ from loadtest.client.kernel_timestamps import Arrival, ask_for_stamps, receive
 from loadtest.client.sse import EventParser
 from loadtest.client.stream import CompletionStream, StreamError
 from loadtest.client.tls import client_context
-from loadtest.run.schedule import Request
+from loadtest.run.schedule import ScheduledRequest
 from minicluster.workload.samples import Sample
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def connections(job: Job) -> HTTPClientPool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Flight:
+class RequestTask:
     """
     One request and what it needs to be sent.
 
@@ -96,7 +96,7 @@ class Flight:
         stream: what came back so far.
     """
 
-    request: Request
+    request: ScheduledRequest
     due_s: float
     path: str
     body: bytes
@@ -111,7 +111,7 @@ class Flight:
         """Seconds since the start of the run."""
         return time.monotonic() - self.origin_s
 
-    def fly(self) -> Sample:
+    def send(self) -> Sample:
         """Send it and follow its stream; whatever happens becomes a sample."""
         send_s = self.now()
         outcome, detail = "ok", None

@@ -22,7 +22,7 @@ FOUND = {True: "held", False: "missed", None: "open"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Axis:
+class ChartAxis:
     """A range of values, where it lies in the drawing, and how it and its ticks are called."""
 
     name: str
@@ -49,26 +49,26 @@ def _labelled(ticks: Sequence[float], scale: float) -> tuple[tuple[float, str], 
     return tuple((tick, f"{tick * scale:.10g}") for tick in ticks)
 
 
-def latency_axis(high_s: float) -> Axis:
+def latency_axis(high_s: float) -> ChartAxis:
     """Return a vertical axis from 0 to at least *high_s*, in ms; in s where that is long."""
     name, scale = ("seconds", 1) if high_s >= IN_SECONDS_S else ("ms", 1000)
     return _upright(name, round_ticks(high_s), scale)
 
 
-def _upright(name: str, ticks: Sequence[float], scale: float) -> Axis:
+def _upright(name: str, ticks: Sequence[float], scale: float) -> ChartAxis:
     """Return a vertical axis over *ticks*."""
     start = HEIGHT - BOTTOM
     labelled = _labelled(ticks, scale)
-    return Axis(name=name, low=0, high=ticks[-1], start=start, end=TOP, ticks=labelled)
+    return ChartAxis(name=name, low=0, high=ticks[-1], start=start, end=TOP, ticks=labelled)
 
 
-def _level(name: str, high: float) -> Axis:
+def _level(name: str, high: float) -> ChartAxis:
     """Return a horizontal axis from 0 to *high*."""
     ticks = _labelled([tick for tick in round_ticks(high) if tick <= high], 1)
-    return Axis(name=name, low=0, high=high, start=LEFT, end=WIDTH - RIGHT, ticks=ticks)
+    return ChartAxis(name=name, low=0, high=high, start=LEFT, end=WIDTH - RIGHT, ticks=ticks)
 
 
-def tail_axis(count: int) -> Axis:
+def tail_axis(count: int) -> ChartAxis:
     """
     Return a horizontal axis of shares that gives the tail its room.
 
@@ -78,7 +78,7 @@ def tail_axis(count: int) -> Axis:
     shares = [share for share in TAIL_TICKS if _tail(share) <= high]
     ticks = tuple((_tail(share), f"{100 * share:.10g}%") for share in shares)
     name = "share of requests within"
-    return Axis(name=name, low=0, high=high, start=LEFT, end=WIDTH - RIGHT, ticks=ticks)
+    return ChartAxis(name=name, low=0, high=high, start=LEFT, end=WIDTH - RIGHT, ticks=ticks)
 
 
 def _tail(share: float) -> float:
@@ -116,7 +116,7 @@ def distribution(
     return _svg(parts, "distribution")
 
 
-def _curve(ordered: Sequence[float], x: Axis, y: Axis) -> list[tuple[float, float]]:
+def _curve(ordered: Sequence[float], x: ChartAxis, y: ChartAxis) -> list[tuple[float, float]]:
     """Place values; the k-th of n is what k / n of them stay within, the last lies at infinity."""
     count = len(ordered)
     step = max(1, count // MAX_POINTS)
@@ -220,7 +220,7 @@ def _text(x: float, y: float, text: str, anchor: str) -> str:
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{text}</text>'
 
 
-def _frame(x: Axis, y: Axis) -> str:
+def _frame(x: ChartAxis, y: ChartAxis) -> str:
     """Draw grid, ticks and names of both axes."""
     parts = [_line("grid", x.start, y.at(v), x.end, y.at(v)) for v, _ in y.ticks]
     parts += [_text(x.start - 8, y.at(v) + 4, name, "end") for v, name in y.ticks]
@@ -233,7 +233,7 @@ def _frame(x: Axis, y: Axis) -> str:
     return "".join(parts)
 
 
-def _corner(x: Axis, y: Axis, share: float, limit_s: float) -> str:
+def _corner(x: ChartAxis, y: ChartAxis, share: float, limit_s: float) -> str:
     """Draw the promise: up to this share, latencies stay below this limit."""
     right, top = x.at(_tail(share)), y.at(limit_s)
     return (

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from loadtest.run.folder import Run
-    from loadtest.studies.capacity_search import Search
+    from loadtest.studies.capacity_search import CapacitySearch
     from loadtest.studies.compare import Side, Versus
 
 NAMES = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "E2E"}
@@ -101,13 +101,13 @@ def versus_page(versus: Versus, first: Run, second: Run) -> str:
     )
 
 
-def probe_heads(search: Search) -> tuple[str, ...]:
+def probe_heads(search: CapacitySearch) -> tuple[str, ...]:
     """Name the columns of `probe_rows`."""
     latencies = (f"TTFT {search.percentile}", f"TPOT {search.percentile}")
     return ("requests/s", "SLO", "met it", "goodput/s", *latencies, "requests")
 
 
-def probe_rows(search: Search) -> Iterator[tuple[str, ...]]:
+def probe_rows(search: CapacitySearch) -> Iterator[tuple[str, ...]]:
     """Yield a row for each try, by rate."""
     for probe in sorted(search.probes, key=lambda p: p.requests_per_s):
         yield (
@@ -121,7 +121,7 @@ def probe_rows(search: Search) -> Iterator[tuple[str, ...]]:
         )
 
 
-def search_lines(search: Search) -> Iterator[str]:
+def search_lines(search: CapacitySearch) -> Iterator[str]:
     """Say between which tries the limit lies, how far the plan's word is from it, what is open."""
     found, error = search.found, ""
     if found.low is not None and found.high is not None:
@@ -148,7 +148,7 @@ def search_lines(search: Search) -> Iterator[str]:
         )
 
 
-def search_table(search: Search) -> Table:
+def search_table(search: CapacitySearch) -> Table:
     """Return the table of a terminal."""
     found = Table(title="tries")
     for head in probe_heads(search):
@@ -158,7 +158,7 @@ def search_table(search: Search) -> Table:
     return found
 
 
-def search_page(search: Search) -> str:
+def search_page(search: CapacitySearch) -> str:
     """Draw goodput against load with its knee."""
     first, *more = search_lines(search)
     title, middle = first[0].upper() + first[1:], search.found.middle

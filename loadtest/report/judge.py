@@ -9,14 +9,14 @@ from loadtest.report.junit import to_junit
 from loadtest.report.page import page
 from loadtest.run.folder import PLAN, Run, read_run, write_whole
 from loadtest.verdict.goodput_curve import Foreseen, foresee
-from loadtest.verdict.resimulation import Replay, let_in, replay
+from loadtest.verdict.resimulation import Resimulation, let_in, replay
 from loadtest.verdict.verdict import Verdict, conclude, to_json
 from minicluster import shell
 from minicluster.errors import InputError, MiniclusterError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
+class JudgeOptions:
     """
     On which terms a run is judged.
 
@@ -35,7 +35,7 @@ class Terms:
     foresee: bool = True
 
 
-def publish(folder: Path, terms: Terms) -> Verdict:
+def publish(folder: Path, terms: JudgeOptions) -> Verdict:
     """
     Judge the run in *folder*; write `verdict.json`, `report.html` and JUnit XML.
 
@@ -68,7 +68,7 @@ def publish(folder: Path, terms: Terms) -> Verdict:
     return verdict
 
 
-def _replayed(folder: Path, run: Run) -> Replay | None:
+def _replayed(folder: Path, run: Run) -> Resimulation | None:
     """Simulate what was sent; where that cannot be, say so and go on without."""
     if run.plan is None or not any(s.ok for s in run.samples):
         return None
@@ -89,7 +89,7 @@ def _left_out(run: Run) -> tuple[str, ...]:
     return (f"{share} were turned away before an engine saw them; the prediction is of the others",)
 
 
-def _foreseen(folder: Path, run: Run, own: Replay, verdict: Verdict) -> Foreseen | None:
+def _foreseen(folder: Path, run: Run, own: Resimulation, verdict: Verdict) -> Foreseen | None:
     """Simulate other loads; a closed loop has none of its own, nor has one that changes."""
     offered = verdict.throughput.offered_requests_per_s
     if run.plan is None or run.job.shape.closed or run.job.shape.stages or not offered:

@@ -9,7 +9,7 @@ from xml.etree import ElementTree as ET
 from minicluster.stats.quantiles import LEVELS
 
 if TYPE_CHECKING:
-    from loadtest.verdict.slo import Promise
+    from loadtest.verdict.slo import SloResult
     from loadtest.verdict.verdict import Verdict
 
 SUITE = "loadtest"
@@ -68,7 +68,7 @@ def _validity(suite: ET.Element, verdict: Verdict) -> None:
         _say(case, "error", "; ".join(verdict.reasons))
 
 
-def _limit(suite: ET.Element, verdict: Verdict, promise: Promise) -> None:
+def _limit(suite: ET.Element, verdict: Verdict, promise: SloResult) -> None:
     case = _case(
         suite, f"{promise.metric.upper()} {promise.percentile} < {1000 * promise.limit_s:g} ms"
     )
@@ -87,7 +87,7 @@ def _limit(suite: ET.Element, verdict: Verdict, promise: Promise) -> None:
     ET.SubElement(case, "system-out").text = _clean(text)
 
 
-def _short(promise: Promise) -> bool:
+def _short(promise: SloResult) -> bool:
     """Whether fewer keep the limit than promised, surely or not."""
     return promise.attained_fraction < LEVELS[promise.percentile]
 

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from loadtest.run.folder import Run
     from loadtest.run.job import Job
     from loadtest.verdict.goodput_curve import Foreseen
-    from loadtest.verdict.resimulation import Replay
-    from loadtest.verdict.slo import Promise
+    from loadtest.verdict.resimulation import Resimulation
+    from loadtest.verdict.slo import SloResult
     from loadtest.verdict.verdict import Verdict
     from minicluster.plan import Plan
     from minicluster.workload.samples import Sample
@@ -45,7 +45,7 @@ HELD = {"met": True, "missed": False}
 
 
 def page(
-    run: Run, verdict: Verdict, replay: Replay | None = None, foreseen: Foreseen | None = None
+    run: Run, verdict: Verdict, replay: Resimulation | None = None, foreseen: Foreseen | None = None
 ) -> str:
     """Draw the whole page."""
     word, _ = headline(verdict)
@@ -143,7 +143,9 @@ def _errors(run: Run) -> str:
     return section("Errors", facts(rows))
 
 
-def _charts(run: Run, verdict: Verdict, replay: Replay | None, foreseen: Foreseen | None) -> str:
+def _charts(
+    run: Run, verdict: Verdict, replay: Resimulation | None, foreseen: Foreseen | None
+) -> str:
     """Draw distribution and course of TTFT and TPOT, where anything was measured, and goodput."""
     answered = [s for s in run.measured if s.ok and s.due_s >= verdict.window.start_s]
     promises = {p.metric: p for p in verdict.promises}
@@ -190,7 +192,7 @@ def _goodput(verdict: Verdict, foreseen: Foreseen) -> str:
     return section("Goodput against load", legend(marks) + drawn + paragraph(said, "soft"))
 
 
-def _foretold(metric: str, answered: Sequence[Sample], replay: Replay | None) -> list[float]:
+def _foretold(metric: str, answered: Sequence[Sample], replay: Resimulation | None) -> list[float]:
     """Return the simulated latency of each request answered."""
     if replay is None:
         return []
@@ -202,7 +204,7 @@ def _distribution(
     metric: str,
     values: Sequence[float],
     foretold: Sequence[float],
-    promise: Promise | None,
+    promise: SloResult | None,
     plan: Plan | None,
 ) -> str:
     predicted = getattr(plan.prediction, metric) if plan else None
@@ -216,7 +218,7 @@ def _distribution(
     )
 
 
-def _course(metric: str, run: Run, promise: Promise | None) -> str | None:
+def _course(metric: str, run: Run, promise: SloResult | None) -> str | None:
     points = [
         (s.due_s, v) for s in run.samples if s.ok and (v := getattr(s, f"{metric}_s")) is not None
     ]

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from loadtest.selftest.selftest import Capacity, ClientError
-    from loadtest.verdict.slo import Promise
+    from loadtest.selftest.selftest import ClientCapacity, ClientError
+    from loadtest.verdict.slo import SloResult
     from loadtest.verdict.verdict import Verdict
 
 ROWS = {
@@ -141,7 +141,7 @@ def client_text(verdict: Verdict) -> str:
     )
 
 
-def interval_text(promise: Promise) -> str:
+def interval_text(promise: SloResult) -> str:
     """Write the interval of a measured percentile."""
     low, high = promise.measured_low_s, promise.measured_high_s
     if low is None:
@@ -149,7 +149,7 @@ def interval_text(promise: Promise) -> str:
     return f"{milliseconds(low)} to {'more' if high is None else milliseconds(high)}"
 
 
-def confidence_text(promise: Promise) -> str:
+def confidence_text(promise: SloResult) -> str:
     """Say how sure the share is that a limit was kept for."""
     return (
         f"{promise.metric.upper()} < {milliseconds(promise.limit_s)} for "
@@ -241,7 +241,7 @@ def print_client_errors(errors: Sequence[ClientError], console: Console) -> None
     console.print(table)
 
 
-def capacity_text(capacity: Capacity) -> str:
+def capacity_text(capacity: ClientCapacity) -> str:
     """Say what one client process bears on this machine."""
     if not capacity.held:
         return "capacity: below the first load tried"

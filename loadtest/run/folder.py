@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from loadtest.run.client_health import Client, read_client
 from loadtest.run.job import Job, read_job, write_job
-from loadtest.run.schedule import Request, Window, read_schedule, write_schedule
+from loadtest.run.schedule import ScheduledRequest, Window, read_schedule, write_schedule
 from minicluster.errors import InputError
 from minicluster.plan import Plan, read_plan
 from minicluster.workload.samples import Sample, read_samples
@@ -26,7 +26,7 @@ class Run:
 
     job: Job
     plan: Plan | None
-    schedule: tuple[Request, ...]
+    schedule: tuple[ScheduledRequest, ...]
     samples: tuple[Sample, ...]
     client: Client
 
@@ -41,7 +41,9 @@ class Run:
         return {r.index: r.content for r in self.schedule if r.content}
 
 
-def prepare(folder: Path, job: Job, schedule: tuple[Request, ...], plan: Path | None) -> None:
+def prepare(
+    folder: Path, job: Job, schedule: tuple[ScheduledRequest, ...], plan: Path | None
+) -> None:
     """
     Write into *folder* what the client needs; results of an earlier run there are removed.
 

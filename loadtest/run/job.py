@@ -6,17 +6,17 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
-from loadtest.run.schedule import Shape, Window, draw
-from loadtest.run.stages import Stage
+from loadtest.run.schedule import ArrivalShape, Window, draw
+from loadtest.run.stages import RateStage
 from minicluster.errors import InputError
 from minicluster.specs.slo import SloSpec
 from minicluster.specs.workload import Lengths, WorkloadSpec
-from minicluster.workload.sources import Source
+from minicluster.workload.sources import RequestSource
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from loadtest.run.schedule import Request
+    from loadtest.run.schedule import ScheduledRequest
 
 SCHEMA_VERSION = 1
 MIN_WARMUP_S = 5.0
@@ -74,14 +74,14 @@ class Job:
     slo: SloSpec
     window: Window
     timeout_s: float
-    shape: Shape = field(default_factory=Shape)
+    shape: ArrivalShape = field(default_factory=ArrivalShape)
     num_requests: int = 0
     workers: int = 1
     plan: str | None
     chat: ChatForm | None = None
     insecure: bool = False
 
-    def requests(self) -> tuple[Request, ...]:
+    def requests(self) -> tuple[ScheduledRequest, ...]:
         """Draw the schedule; equal jobs, equal schedules."""
         return draw(
             self.workload, self.shape, self.window, seed=self.seed, num_requests=self.num_requests
@@ -141,9 +141,9 @@ def read_job(path: Path) -> Job:
             workload=WorkloadSpec(**load),
             slo=SloSpec(**raw.pop("slo")),
             window=Window(**raw.pop("window")),
-            shape=Shape(
-                source=Source(**shape["source"]),
-                stages=tuple(Stage(**stage) for stage in shape["stages"]),
+            shape=ArrivalShape(
+                source=RequestSource(**shape["source"]),
+                stages=tuple(RateStage(**stage) for stage in shape["stages"]),
                 skip_unanswered=shape.get("skip_unanswered", False),
             ),
             chat=chat and ChatForm(**chat | {"words": tuple(chat["words"])}),

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class RunMetadata:
     """Where and when: target, client machine and versions."""
 
     host: str
@@ -25,9 +25,9 @@ class Setting:
     versions: dict[str, str]
 
 
-def setting_of(job: Job, client: Client) -> Setting:
+def setting_of(job: Job, client: Client) -> RunMetadata:
     """Describe the run of *job* by *client*."""
-    return Setting(
+    return RunMetadata(
         host=job.host,
         model=job.model,
         seed=job.seed,

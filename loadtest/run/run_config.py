@@ -16,8 +16,8 @@ from loadtest.run.job import (
     slowest_s,
     timeout_s,
 )
-from loadtest.run.schedule import WARMUP_ROUNDS, Shape, Window, window_of
-from loadtest.run.stages import Stage, duration_s, mean_per_s
+from loadtest.run.schedule import WARMUP_ROUNDS, ArrivalShape, Window, window_of
+from loadtest.run.stages import RateStage, duration_s, mean_per_s
 from minicluster.errors import InputError
 from minicluster.specs.slo import SloSpec
 from minicluster.specs.workload import Lengths, WorkloadSpec
@@ -28,7 +28,7 @@ from minicluster.workload.traces import read_trace
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from loadtest.run.schedule import Request
+    from loadtest.run.schedule import ScheduledRequest
     from minicluster.plan import Plan
     from minicluster.workload.traces import Trace
 
@@ -38,7 +38,7 @@ MAX_WORKERS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
+class TestLoad:
     """
     What to send and what is promised.
 
@@ -59,7 +59,7 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Extent:
+class RunLength:
     """
     How long to measure: seconds or requests, after a warm-up; `None`: the default.
 
@@ -89,9 +89,9 @@ class Extent:
             raise InputError("--seed", self.seed, "0 or more")
 
 
-def planned_load(plan: Plan) -> Load:
+def planned_load(plan: Plan) -> TestLoad:
     """Return the load and the promise that *plan* is for."""
-    return Load(
+    return TestLoad(
         model=plan.model.id,
         vocab_size=plan.inputs.model.vocab_size,
         workload=plan.workload,
@@ -101,11 +101,13 @@ def planned_load(plan: Plan) -> Load:
     )
 
 
-def free_load(workload: WorkloadSpec, slo: SloSpec, *, model: str | None, vocab_size: int) -> Load:
+def free_load(
+    workload: WorkloadSpec, slo: SloSpec, *, model: str | None, vocab_size: int
+) -> TestLoad:
     """Return a load without a plan; a request is expected to take what the SLO allows it."""
     if vocab_size <= FIRST_PLAIN_TOKEN:
         raise InputError("--vocab-size", vocab_size, f"more than {FIRST_PLAIN_TOKEN}")
-    return Load(
+    return TestLoad(
         model=model,
         vocab_size=vocab_size,
         workload=workload,
@@ -115,7 +117,7 @@ def free_load(workload: WorkloadSpec, slo: SloSpec, *, model: str | None, vocab_
     )
 
 
-def traced(load: Load, path: Path, trace: Trace) -> Load:
+def traced(load: TestLoad, path: Path, trace: Trace) -> TestLoad:
     """Return *load* with arrivals, lengths and shared prefix of *trace*, which *path* holds."""
     arrivals, prefix = trace.arrivals, trace.arrivals.prefix_tokens
     span_s = float(arrivals.due_s[-1])
@@ -130,12 +132,12 @@ def traced(load: Load, path: Path, trace: Trace) -> Load:
 
 
 def make_job(
-    load: Load,
-    extent: Extent,
+    load: TestLoad,
+    extent: RunLength,
     *,
     host: str,
     model: str,
-    shape: Shape | None = None,
+    shape: ArrivalShape | None = None,
     workers: int = 1,
 ) -> Job:
     """
@@ -146,7 +148,7 @@ def make_job(
     """
     if not 1 <= workers <= MAX_WORKERS:
         raise InputError("--processes", workers, f"from 1 to {MAX_WORKERS}")
-    shape = shape or Shape()
+    shape = shape or ArrivalShape()
     if load.workload.trace:
         path = Path(load.workload.trace)
         load = traced(load, path, read_trace(path, skip_unanswered=shape.skip_unanswered))
@@ -179,7 +181,7 @@ def make_job(
     return replace(job, window=_window(job, extent, load.e2e_s))
 
 
-def _window(job: Job, extent: Extent, e2e_s: float) -> Window:
+def _window(job: Job, extent: RunLength, e2e_s: float) -> Window:
     """Return which arrivals count; of a closed loop only about when."""
     base, shape = job.window, job.shape
     if shape.closed:
@@ -198,16 +200,16 @@ def _window(job: Job, extent: Extent, e2e_s: float) -> Window:
     return window_of(job.workload, shape, base, num_requests=job.num_requests, seed=job.seed)
 
 
-def _led_in(shape: Shape, warmup_s: float) -> tuple[Shape, float]:
+def _led_in(shape: ArrivalShape, warmup_s: float) -> tuple[ArrivalShape, float]:
     """Put the warm-up before the stages, at their first rate; a ramp from nothing needs none."""
     per_s = shape.stages[0].start_per_s
     if not per_s or not warmup_s:
         return shape, 0.0
-    lead_in = Stage(start_per_s=per_s, end_per_s=per_s, duration_s=warmup_s)
+    lead_in = RateStage(start_per_s=per_s, end_per_s=per_s, duration_s=warmup_s)
     return replace(shape, stages=(lead_in, *shape.stages)), warmup_s
 
 
-def check_order(load: Load, extent: Extent, shape: Shape) -> None:
+def check_order(load: TestLoad, extent: RunLength, shape: ArrivalShape) -> None:
     """
     Refuse what would silently be ignored.
 
@@ -231,14 +233,14 @@ def check_order(load: Load, extent: Extent, shape: Shape) -> None:
     _check_shape(load, shape)
 
 
-def _check_shape(load: Load, shape: Shape) -> None:
+def _check_shape(load: TestLoad, shape: ArrivalShape) -> None:
     """Refuse ways to come that this load has no use for."""
     source = shape.source
     if load.chat and source.turns > 1:
         raise InputError(
             "--turns", source.turns, "1 with --api chat: what a template adds to a turn varies"
         )
-    if load.workload.trace and replace(shape, skip_unanswered=False) != Shape():
+    if load.workload.trace and replace(shape, skip_unanswered=False) != ArrivalShape():
         raise InputError("--trace", load.workload.trace, "none with other arrivals: it has its own")
     if shape.skip_unanswered and not load.workload.trace:
         raise InputError("--trace", None, "a file, whose lines --skip-unanswered may leave out")
@@ -248,7 +250,7 @@ def _check_shape(load: Load, shape: Shape) -> None:
         )
 
 
-def check_prompts(job: Job, requests: Sequence[Request]) -> None:
+def check_prompts(job: Job, requests: Sequence[ScheduledRequest]) -> None:
     """
     Refuse chats that are shorter than what the template puts around them.
 

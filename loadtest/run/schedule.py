@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loadtest.run.stages import Stage, expected_requests, staged
+from loadtest.run.stages import RateStage, expected_requests, staged
 from minicluster.errors import InputError
 from minicluster.workload.arrivals import Arrivals
-from minicluster.workload.sources import Source, drawn
+from minicluster.workload.sources import RequestSource, drawn
 from minicluster.workload.traces import read_trace
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ WARMUP_ROUNDS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class ScheduledRequest:
     """
     One request to send; `in_window` if it counts.
 
@@ -76,7 +76,7 @@ class Window:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class ArrivalShape:
     """
     How requests come.
 
@@ -86,8 +86,8 @@ class Shape:
         skip_unanswered: of a trace, leave out requests that generated nothing.
     """
 
-    source: Source = field(default_factory=Source)
-    stages: tuple[Stage, ...] = ()
+    source: RequestSource = field(default_factory=RequestSource)
+    stages: tuple[RateStage, ...] = ()
     skip_unanswered: bool = False
 
     def __post_init__(self) -> None:
@@ -102,8 +102,8 @@ class Shape:
 
 
 def draw(
-    workload: WorkloadSpec, shape: Shape, window: Window, *, seed: int, num_requests: int = 0
-) -> tuple[Request, ...]:
+    workload: WorkloadSpec, shape: ArrivalShape, window: Window, *, seed: int, num_requests: int = 0
+) -> tuple[ScheduledRequest, ...]:
     """
     Draw the requests of a run; equal seeds, equal schedules.
 
@@ -132,7 +132,7 @@ def draw(
 
 
 def window_of(
-    workload: WorkloadSpec, shape: Shape, base: Window, *, num_requests: int, seed: int
+    workload: WorkloadSpec, shape: ArrivalShape, base: Window, *, num_requests: int, seed: int
 ) -> Window:
     """
     Return *base* ended so that *num_requests* of the arrivals of *seed* fall into it.
@@ -162,7 +162,9 @@ def window_of(
     return replace(base, end_s=float(first[wanted - 1] + first[wanted]) / 2)
 
 
-def share(requests: Sequence[Request], part: int, parts: int) -> tuple[Request, ...]:
+def share(
+    requests: Sequence[ScheduledRequest], part: int, parts: int
+) -> tuple[ScheduledRequest, ...]:
     """
     Return what worker *part* of *parts* sends: every so-manieth arrival, with what waits for it.
 
@@ -179,7 +181,9 @@ def share(requests: Sequence[Request], part: int, parts: int) -> tuple[Request, 
     return tuple(r for r in requests if owner[r.index] == part)
 
 
-def _open_loop(workload: WorkloadSpec, shape: Shape, horizon_s: float, seed: int) -> Arrivals:
+def _open_loop(
+    workload: WorkloadSpec, shape: ArrivalShape, horizon_s: float, seed: int
+) -> Arrivals:
     """Draw arrivals until *horizon_s*, or read them."""
     if workload.trace:
         read = read_trace(Path(workload.trace), skip_unanswered=shape.skip_unanswered)
@@ -202,7 +206,7 @@ def _open_loop(workload: WorkloadSpec, shape: Shape, horizon_s: float, seed: int
     return _until(arrivals, horizon_s)
 
 
-def _starts_s(arrivals: Arrivals, shape: Shape) -> NDArray[np.float64]:
+def _starts_s(arrivals: Arrivals, shape: ArrivalShape) -> NDArray[np.float64]:
     """Return when each one's conversation starts, which without turns is its arrival."""
     if arrivals.session is None:
         return arrivals.due_s
@@ -222,8 +226,8 @@ def _cut(column: Any, count: int) -> Any:  # noqa: ANN401  (a column of any type
 
 
 def _closed_loop(
-    workload: WorkloadSpec, source: Source, num_requests: int, seed: int
-) -> tuple[Request, ...]:
+    workload: WorkloadSpec, source: RequestSource, num_requests: int, seed: int
+) -> tuple[ScheduledRequest, ...]:
     """Draw every user's warm-up, *num_requests* that count, and more to keep up the load."""
     users = source.users or 0
     first = WARMUP_ROUNDS * users
@@ -235,7 +239,7 @@ def _closed_loop(
     return _requests(drawn(workload, source, count=count, seed=seed), counts)
 
 
-def _requests(arrivals: Arrivals, counts: NDArray[np.bool_]) -> tuple[Request, ...]:
+def _requests(arrivals: Arrivals, counts: NDArray[np.bool_]) -> tuple[ScheduledRequest, ...]:
     """Turn columns into requests."""
 
     def column(values: NDArray[Any] | None, missing: object) -> list[Any]:
@@ -254,7 +258,7 @@ def _requests(arrivals: Arrivals, counts: NDArray[np.bool_]) -> tuple[Request, .
         strict=True,
     )
     return tuple(
-        Request(
+        ScheduledRequest(
             index=index,
             due_s=due_s if previous < 0 else 0.0,
             input_tokens=num_input,
@@ -272,16 +276,16 @@ def _requests(arrivals: Arrivals, counts: NDArray[np.bool_]) -> tuple[Request, .
     )  # fmt: skip
 
 
-def write_schedule(requests: Sequence[Request], path: Path) -> None:
+def write_schedule(requests: Sequence[ScheduledRequest], path: Path) -> None:
     """Write *requests*, a line each."""
     path.write_text("".join(json.dumps(asdict(r)) + "\n" for r in requests), encoding="utf-8")
 
 
-def read_schedule(path: Path) -> tuple[Request, ...]:
+def read_schedule(path: Path) -> tuple[ScheduledRequest, ...]:
     """Read what `write_schedule` wrote."""
     with path.open(encoding="utf-8") as file:
         return tuple(_request(json.loads(line)) for line in file)
 
 
-def _request(row: dict[str, Any]) -> Request:
-    return Request(**row | {"content": tuple(row.get("content", ()))})
+def _request(row: dict[str, Any]) -> ScheduledRequest:
+    return ScheduledRequest(**row | {"content": tuple(row.get("content", ()))})

@@ -19,7 +19,7 @@ EXAMPLE = "stages like 5x60,10x60,10-40x120 (requests/s x seconds; a-b is a ramp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
+class RateStage:
     """
     A time of *duration_s* in which the rate goes from *start_per_s* to *end_per_s*.
 
@@ -45,7 +45,7 @@ class Stage:
         return (self.start_per_s + self.end_per_s) / 2 * self.duration_s
 
 
-def parse_stages(text: str) -> tuple[Stage, ...]:
+def parse_stages(text: str) -> tuple[RateStage, ...]:
     """
     Read `5x60,10-40x120`: 5 requests/s for 60 s, then from 10 to 40 within 120 s.
 
@@ -60,28 +60,28 @@ def parse_stages(text: str) -> tuple[Stage, ...]:
             stage = (float(start), float(end if dash else start), float(seconds))
         except ValueError:
             raise InputError("--stages", part, EXAMPLE) from None
-        stages.append(Stage(start_per_s=stage[0], end_per_s=stage[1], duration_s=stage[2]))
+        stages.append(RateStage(start_per_s=stage[0], end_per_s=stage[1], duration_s=stage[2]))
     return tuple(stages)
 
 
-def duration_s(stages: Sequence[Stage]) -> float:
+def duration_s(stages: Sequence[RateStage]) -> float:
     """Return how long all *stages* take."""
     return sum(stage.duration_s for stage in stages)
 
 
-def mean_per_s(stages: Sequence[Stage]) -> float:
+def mean_per_s(stages: Sequence[RateStage]) -> float:
     """Return the mean rate over all *stages*."""
     return sum(stage.requests for stage in stages) / duration_s(stages)
 
 
-def expected_requests(stages: Sequence[Stage], until_s: float) -> float:
+def expected_requests(stages: Sequence[RateStage], until_s: float) -> float:
     """Return about how many arrive until *until_s*: all of the stages', and then the last rate."""
     after_s = max(0.0, until_s - duration_s(stages))
     return sum(stage.requests for stage in stages) + after_s * _forever(stages).start_per_s
 
 
 def staged(
-    due_s: NDArray[np.float64], per_s: float, stages: Sequence[Stage]
+    due_s: NDArray[np.float64], per_s: float, stages: Sequence[RateStage]
 ) -> NDArray[np.float64]:
     """
     Move arrivals at a constant rate to where *stages* has them, shape (n,); infinite ones stay.
@@ -107,7 +107,7 @@ def staged(
     return moved
 
 
-def _forever(stages: Sequence[Stage]) -> Stage:
+def _forever(stages: Sequence[RateStage]) -> RateStage:
     """Return what comes after the last stage, for as long as it takes."""
     per_s = stages[-1].end_per_s or stages[-1].requests / stages[-1].duration_s
-    return Stage(start_per_s=per_s, end_per_s=per_s, duration_s=1.0)
+    return RateStage(start_per_s=per_s, end_per_s=per_s, duration_s=1.0)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Behaviour:
+class MockConfig:
     """
     What the server does, well or badly.
 

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, TextIO
 
 from loadtest.client.kernel_timestamps import Arrival, ask_for_stamps, receive
-from loadtest.selftest.mock_config import Behaviour
+from loadtest.selftest.mock_config import MockConfig
 from loadtest.selftest.mock_stream import FakeStream, Ticker, prompt_tokens
 
 CHAT = "/v1/chat/completions"
@@ -52,7 +52,7 @@ class StampedSocket(socket.socket):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class MockRequest:
     """
     One request.
 
@@ -69,7 +69,7 @@ class Asked:
 class FakeServer:
     """Requests in, timed chunks out; `log` receives what was truly sent when."""
 
-    def __init__(self, behaviour: Behaviour, log: TextIO | None = None) -> None:
+    def __init__(self, behaviour: MockConfig, log: TextIO | None = None) -> None:
         """Serve with *behaviour*; nothing has come yet."""
         self.behaviour = behaviour
         self.log = log
@@ -110,7 +110,7 @@ class FakeServer:
                 if key and headers.get("authorization") != f"Bearer {key}":
                     _answer(writer, 401, {"error": {"message": "no key, or none of ours"}})
                 elif method == "POST" and path in STREAMS:
-                    asked = Asked(
+                    asked = MockRequest(
                         name=headers.get("x-request-id", ""),
                         chat=path == CHAT,
                         body=json.loads(body),
@@ -126,7 +126,7 @@ class FakeServer:
         writer.close()
 
     async def _complete(
-        self, asked: Asked, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self, asked: MockRequest, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         self.num_requests += 1
         self.first_request_s = self.first_request_s or asked.received_s
@@ -183,7 +183,7 @@ def _answer(writer: asyncio.StreamWriter, status: int, body: dict[str, Any]) -> 
     )
 
 
-async def _main(behaviour: Behaviour, port: int, log: str, certificate: str) -> None:
+async def _main(behaviour: MockConfig, port: int, log: str, certificate: str) -> None:
     tls = None
     if certificate:
         tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
@@ -204,7 +204,7 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--log", default="")
     parser.add_argument("--certificate", default="", help="PEM, with its key: serve by TLS")
-    for field in fields(Behaviour):
+    for field in fields(MockConfig):
         option = "--" + field.name.replace("_", "-")
         parser.add_argument(option, type=type(field.default), default=field.default)
     given = vars(parser.parse_args())
@@ -212,7 +212,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each stream is an open file
     port, log, certificate = (given.pop(name) for name in ("port", "log", "certificate"))
     with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(_main(Behaviour(**given), port, log, certificate))
+        asyncio.run(_main(MockConfig(**given), port, log, certificate))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from loadtest.selftest.mock_config import Behaviour
+from loadtest.selftest.mock_config import MockConfig
 
 GRAIN_S = 0.0005
 """Tokens due within it are sent together, as an engine's step does: a wake-up costs more."""
@@ -33,7 +33,7 @@ class FakeStream:
         ended: resolved once it is over; false: its connection was cut.
     """
 
-    does: Behaviour
+    does: MockConfig
     writer: asyncio.StreamWriter
     gone: Callable[[], bool]
     chat: bool

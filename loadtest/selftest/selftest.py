@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from loadtest.client.launch import drive
 from loadtest.run.client_health import health
 from loadtest.run.folder import prepare, read_run
-from loadtest.run.run_config import Extent, free_load, make_job
-from loadtest.selftest.mock_config import Behaviour
+from loadtest.run.run_config import RunLength, free_load, make_job
+from loadtest.selftest.mock_config import MockConfig
 from minicluster.errors import InputError, MiniclusterError
 from minicluster.specs.slo import SloSpec
 from minicluster.specs.workload import Lengths, WorkloadSpec
@@ -79,7 +79,7 @@ class ClientError:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Capacity:
+class ClientCapacity:
     """
     What one client process bears on this machine.
 
@@ -124,7 +124,7 @@ def measure_client(level: Level, window_s: float) -> ClientError:
     with tempfile.TemporaryDirectory(prefix="loadtest-") as name:
         folder = Path(name)
         log = folder / "truth.jsonl"
-        with fake_server(Behaviour(ttft_s=TTFT_S, itl_s=level.itl_s), log) as host:
+        with fake_server(MockConfig(ttft_s=TTFT_S, itl_s=level.itl_s), log) as host:
             rate = level_job(level, window_s, host).workload.requests_per_s
             job = level_job(level, max(window_s, MIN_REQUESTS / rate), host)
             prepare(folder, job, job.requests(), None)
@@ -132,14 +132,16 @@ def measure_client(level: Level, window_s: float) -> ClientError:
         return client_error(read_run(folder), read_truth(log), level)
 
 
-def measure_capacity(seconds: float, from_streams: int = 200, itl_s: float = 0.01) -> Capacity:
+def measure_capacity(
+    seconds: float, from_streams: int = 200, itl_s: float = 0.01
+) -> ClientCapacity:
     """Raise the streams by half each time until the client is saturated."""
     tried: list[ClientError] = []
     streams = from_streams
     while streams <= MAX_STREAMS and not (tried and tried[-1].saturated):
         tried.append(measure_client(Level(streams=streams, itl_s=itl_s), seconds))
         streams = int(streams * RAISE)
-    return Capacity(tried=tuple(tried))
+    return ClientCapacity(tried=tuple(tried))
 
 
 def level_job(level: Level, window_s: float, host: str) -> Job:
@@ -150,13 +152,13 @@ def level_job(level: Level, window_s: float, host: str) -> Job:
         input_tokens=Lengths.fixed(16),
         output_tokens=Lengths.fixed(OUTPUT_TOKENS),
     )
-    load = free_load(workload, SloSpec(), model=Behaviour().model, vocab_size=1000)
-    extent = Extent(duration_s=window_s, warmup_s=WARMUP_S)
-    return make_job(load, extent, host=host, model=Behaviour().model)
+    load = free_load(workload, SloSpec(), model=MockConfig().model, vocab_size=1000)
+    extent = RunLength(duration_s=window_s, warmup_s=WARMUP_S)
+    return make_job(load, extent, host=host, model=MockConfig().model)
 
 
 @contextmanager
-def fake_server(behaviour: Behaviour, log: Path) -> Iterator[str]:
+def fake_server(behaviour: MockConfig, log: Path) -> Iterator[str]:
     """Run the bundled server as a process of its own; yield its address."""
     command = [sys.executable, "-m", "loadtest.selftest.mock_server", "--log", str(log)]
     for name, value in asdict(behaviour).items():

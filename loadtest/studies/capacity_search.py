@@ -31,7 +31,7 @@ SPARE = 1.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Search:
+class CapacitySearch:
     """
     A search as far as it is; `search.json` holds exactly this.
 
@@ -74,7 +74,7 @@ def enough_requests(percentile: str) -> int:
 
 def begin(
     plan: Plan, host: str, *, first: float | None, resolution_fraction: float, most_requests: int
-) -> Search:
+) -> CapacitySearch:
     """
     Return a search with nothing tried; it begins at 0.8 of what the plan has hold.
 
@@ -94,7 +94,7 @@ def begin(
             most_requests,
             f"at least {needed}, without which no {plan.slo.percentile} is proven",
         )
-    return Search(
+    return CapacitySearch(
         host=host,
         inputs_hash=plan.provenance.inputs_hash,
         percentile=plan.slo.percentile,
@@ -106,7 +106,7 @@ def begin(
     )
 
 
-def resumed(fresh: Search, folder: Path) -> Search:
+def resumed(fresh: CapacitySearch, folder: Path) -> CapacitySearch:
     """
     Return the search in *folder* if it is the same as *fresh* but for its tries, else *fresh*.
 
@@ -121,7 +121,7 @@ def resumed(fresh: Search, folder: Path) -> Search:
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
         probes = tuple(Probe(**probe) for probe in raw.pop("probes"))
-        before = Search(**raw)
+        before = CapacitySearch(**raw)
         fewer = before.most_requests < fresh.most_requests
     except (OSError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise InputError(str(path), f"{error}"[:80], "a search of this version") from None
@@ -136,7 +136,7 @@ def resumed(fresh: Search, folder: Path) -> Search:
     return replace(fresh, probes=tuple(p for p in probes if p.verdict != "invalid"))
 
 
-def go_on(search: Search, measure: Measure, folder: Path) -> Search:
+def go_on(search: CapacitySearch, measure: Measure, folder: Path) -> CapacitySearch:
     """
     Try until the limit is known, or no run of the length allowed tells more of it.
 
@@ -160,12 +160,12 @@ def go_on(search: Search, measure: Measure, folder: Path) -> Search:
     return search
 
 
-def to_json(search: Search) -> str:
+def to_json(search: CapacitySearch) -> str:
     """Write *search* as JSON."""
     return json.dumps(asdict(search), indent=2, allow_nan=False) + "\n"
 
 
-def _next(search: Search) -> tuple[int, float, int] | None:
+def _next(search: CapacitySearch) -> tuple[int, float, int] | None:
     """
     Return the place of the next try, its rate and how many requests; `None`: there is none.
 

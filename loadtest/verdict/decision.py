@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
     from loadtest.run.client_health import Health
     from loadtest.run.folder import Run
-    from loadtest.verdict.slo import Promise
-    from loadtest.verdict.window import Evidence, Settling
+    from loadtest.verdict.slo import SloResult
+    from loadtest.verdict.window import MeasurementWindow, SteadyState
     from minicluster.workload.samples import Sample
 
 MAX_WRONG_LENGTHS = 0.01
@@ -32,7 +32,7 @@ DAY_MINUTES = 24 * 60
 
 
 def decide(
-    run: Run, evidence: Evidence, promises: tuple[Promise, ...], own: Health
+    run: Run, evidence: MeasurementWindow, promises: tuple[SloResult, ...], own: Health
 ) -> tuple[str, tuple[str, ...]]:
     """Return the verdict and why; what makes a run invalid comes before what it seems to say."""
     measured = [s for s in evidence.requests if s is not None]
@@ -53,7 +53,7 @@ def decide(
 
 
 def judged(
-    settling: Settling, window_s: float, promises: tuple[Promise, ...]
+    settling: SteadyState, window_s: float, promises: tuple[SloResult, ...]
 ) -> tuple[str, tuple[str, ...]]:
     """
     Return what a valid run proves, and why.
@@ -76,7 +76,7 @@ def judged(
     return "met", ()
 
 
-def _open(promise: Promise, window_s: float) -> str:
+def _open(promise: SloResult, window_s: float) -> str:
     """Say what a limit lacks: requests, and so minutes."""
     name = f"{promise.metric.upper()} {promise.percentile}"
     kind = " gaps" if promise.metric == "itl" else ""
@@ -98,7 +98,7 @@ def _open(promise: Promise, window_s: float) -> str:
     return f"{name}: {seen}; needs about {longer} more ({more} requests)"
 
 
-def _miss(promise: Promise) -> str:
+def _miss(promise: SloResult) -> str:
     name = f"{promise.metric.upper()} {promise.percentile}"
     limit = f"the {1000 * promise.limit_s:g} ms promised"
     share = f"{promise.num_missed} of {promise.num} missed"
@@ -107,7 +107,7 @@ def _miss(promise: Promise) -> str:
     return f"{name} is {1000 * promise.measured_s:.1f} ms, more than {limit} ({share})"
 
 
-def _invalid(evidence: Evidence, measured: Sequence[Sample], own: Health) -> list[str]:
+def _invalid(evidence: MeasurementWindow, measured: Sequence[Sample], own: Health) -> list[str]:
     """Say what keeps the run from proving anything, whatever it seems to show."""
     problems = [f"the load client was not fit: {problem}" for problem in own.problems]
     not_sent = len(evidence.requests) - len(measured)

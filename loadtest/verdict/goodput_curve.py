@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from loadtest.run.folder import Run
-    from loadtest.verdict.resimulation import Foretold, Replay
+    from loadtest.verdict.resimulation import PredictedRequest, Resimulation
     from minicluster.specs.slo import SloSpec
 
 LOADS = (0.5, 0.8, 0.95, 1.1, 1.3)
@@ -38,7 +38,7 @@ class Foreseen:
 def foresee(
     plan_file: Path,
     run: Run,
-    own: Replay,
+    own: Resimulation,
     *,
     offered_requests_per_s: float,
     limit_requests_per_s: float,
@@ -76,13 +76,13 @@ def foresee(
     )
 
 
-def _good_fraction(found: Replay, slo: SloSpec, counted: set[int]) -> float:
+def _good_fraction(found: Resimulation, slo: SloSpec, counted: set[int]) -> float:
     """Share of the requests that met every limit, of those simulated."""
     simulated = counted & found.requests.keys()
     return sum(_is_good(found.requests[k], slo) for k in simulated) / max(1, len(simulated))
 
 
-def _is_good(one: Foretold, slo: SloSpec) -> bool:
+def _is_good(one: PredictedRequest, slo: SloSpec) -> bool:
     return (
         one.ttft_s <= slo.ttft_s
         and (slo.tpot_s is None or (one.tpot_s or 0.0) <= slo.tpot_s)

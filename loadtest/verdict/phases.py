@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from loadtest.verdict.resimulation import Foretold, Replay
+    from loadtest.verdict.resimulation import PredictedRequest, Resimulation
     from minicluster.workload.samples import Sample
 
 
@@ -28,7 +28,7 @@ class Phase:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Phases:
+class PhaseTable:
     """
     The phases of E2E in the order of the system; their differences add up to its own.
 
@@ -44,7 +44,7 @@ class Phases:
     count: int
 
 
-Pairs = list[tuple["Foretold", "Sample"]]
+Pairs = list[tuple["PredictedRequest", "Sample"]]
 
 PREFILL_WHOLE = ("queue", "prefill")
 PULL = ("decode admission", "kv transfer")
@@ -52,7 +52,7 @@ FIRST_STEP = ("first decode step",)
 """Phases of the simulation by where the servers can tell them apart."""
 
 
-def compare_phases(replay: Replay, measured: Sequence[Sample]) -> Phases | None:
+def compare_phases(replay: Resimulation, measured: Sequence[Sample]) -> PhaseTable | None:
     """
     Compare phase by phase, as far as the endpoint tells; `None` if it knows no request.
 
@@ -67,7 +67,7 @@ def compare_phases(replay: Replay, measured: Sequence[Sample]) -> Phases | None:
     rows = _told(told) if told else _untold(pairs)
     total = sum(abs(row.difference_s) for row in rows)
     worst = max(rows, key=lambda row: abs(row.difference_s))
-    return Phases(
+    return PhaseTable(
         rows=tuple(rows),
         explains=worst.name,
         share_fraction=abs(worst.difference_s) / total if total else 0.0,
@@ -153,7 +153,7 @@ def _first_step_s(sample: Sample) -> float:
 def _phase(
     name: str,
     pairs: Pairs,
-    predicted: Callable[[Foretold], float],
+    predicted: Callable[[PredictedRequest], float],
     measured: Callable[[Sample], float],
 ) -> Phase:
     ours = sum(predicted(f) for f, _ in pairs) / len(pairs)
@@ -161,9 +161,9 @@ def _phase(
     return Phase(name=name, predicted_s=ours, measured_s=theirs, difference_s=ours - theirs)
 
 
-def _whole(names: Sequence[str]) -> Callable[[Foretold], float]:
+def _whole(names: Sequence[str]) -> Callable[[PredictedRequest], float]:
     return lambda foretold: _sum(foretold, names)
 
 
-def _sum(foretold: Foretold, names: Sequence[str]) -> float:
+def _sum(foretold: PredictedRequest, names: Sequence[str]) -> float:
     return sum(foretold.phases_s.get(name, 0.0) for name in names)

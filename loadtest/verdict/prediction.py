@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from loadtest.verdict.phases import Phases, compare_phases
+from loadtest.verdict.phases import PhaseTable, compare_phases
 from minicluster.errors import InputError
 from minicluster.specs.slo import PERCENTILES
 from minicluster.stats.bootstrap import differences
-from minicluster.stats.quantiles import Spread, spread
+from minicluster.stats.quantiles import LatencySummary, spread
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from loadtest.verdict.resimulation import Replay
+    from loadtest.verdict.resimulation import Resimulation
     from minicluster.plan import Prediction
     from minicluster.workload.samples import Sample
 
@@ -62,7 +62,7 @@ class Comparison:
     rows: tuple[Compared, ...]
     tolerance: dict[str, float]
     held: bool
-    phases: Phases | None
+    phases: PhaseTable | None
 
     def row(self, metric: str, statistic: str) -> Compared | None:
         """Return one row, `None` where nothing was measured."""
@@ -71,7 +71,9 @@ class Comparison:
 
 
 def compare(
-    predicted: Prediction, measured: Mapping[str, Spread | None], tolerance: dict[str, float]
+    predicted: Prediction,
+    measured: Mapping[str, LatencySummary | None],
+    tolerance: dict[str, float],
 ) -> Comparison:
     """Compare the plan's own prediction at every statistic that both have."""
     rows = []
@@ -92,7 +94,7 @@ def compare(
 
 
 def compare_replayed(
-    replay: Replay, answered: Sequence[Sample], tolerance: dict[str, float]
+    replay: Resimulation, answered: Sequence[Sample], tolerance: dict[str, float]
 ) -> Comparison | None:
     """Compare with the simulation of the same requests; `None` if it knows none of them."""
     known = [s for s in answered if s.index in replay.requests]
@@ -115,7 +117,7 @@ def compare_replayed(
     )
 
 
-def _paired(metric: str, replay: Replay, known: Sequence[Sample]) -> Iterator[Compared]:
+def _paired(metric: str, replay: Resimulation, known: Sequence[Sample]) -> Iterator[Compared]:
     """Compare one metric of the same requests; what chance did to their arrivals cancels."""
     pairs = [
         (ours, theirs)

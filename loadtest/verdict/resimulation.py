@@ -19,14 +19,14 @@ from minicluster.workload.request_outcome import turned_away
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from loadtest.run.schedule import Request
+    from loadtest.run.schedule import ScheduledRequest
     from minicluster.workload.samples import Sample
 
 LIMIT_S = 600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Foretold:
+class PredictedRequest:
     """
     One request as the simulator has it.
 
@@ -43,7 +43,7 @@ class Foretold:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Replay:
+class Resimulation:
     """
     A run's own requests in the simulator.
 
@@ -52,7 +52,7 @@ class Replay:
         itl: mean and percentiles of the gaps, seconds.
     """
 
-    requests: Mapping[int, Foretold]
+    requests: Mapping[int, PredictedRequest]
     itl: dict[str, float]
 
 
@@ -61,8 +61,8 @@ def replay(
     samples: Sequence[Sample],
     *,
     pace: float = 1.0,
-    schedule: Sequence[Request] = (),
-) -> Replay:
+    schedule: Sequence[ScheduledRequest] = (),
+) -> Resimulation:
     """
     Let the requests of *samples*, when and as long as they were, pass through *plan*.
 
@@ -108,7 +108,7 @@ def let_in(samples: Sequence[Sample]) -> tuple[Sample, ...]:
     return tuple(s for s in samples if not turned_away(s.outcome, s.detail))
 
 
-def _line(sample: Sample, pace: float, asked: Request | None) -> str:
+def _line(sample: Sample, pace: float, asked: ScheduledRequest | None) -> str:
     """Write a request as `minicluster.workload.traces` reads it."""
     row: dict[str, object] = {
         "due_s": sample.due_s / pace,
@@ -120,12 +120,12 @@ def _line(sample: Sample, pace: float, asked: Request | None) -> str:
     return json.dumps(row) + "\n"
 
 
-def _read(rows: Path, said: dict[str, Any], indices: Sequence[int]) -> Replay:
+def _read(rows: Path, said: dict[str, Any], indices: Sequence[int]) -> Resimulation:
     with rows.open(encoding="utf-8", newline="") as file:
         table = list(csv.DictReader(file))
     names = list(said["ttft_parts_s"])
     requests = {
-        index: Foretold(
+        index: PredictedRequest(
             ttft_s=float(row["ttft_s"]),
             tpot_s=float(row["tpot_s"]) if row["tpot_s"] else None,
             e2e_s=float(row["e2e_s"]),
@@ -135,6 +135,6 @@ def _read(rows: Path, said: dict[str, Any], indices: Sequence[int]) -> Replay:
         for index, row in zip(indices, table, strict=True)
     }
     itl = said["latencies"].get("itl", {})
-    return Replay(
+    return Resimulation(
         requests=requests, itl={name: float(each["value_s"]) for name, each in itl.items()}
     )

@@ -33,7 +33,7 @@ EXAMPLE = "like ttft=1,tpot=0.05,percentile=p99 (seconds)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Promise:
+class SloResult:
     """
     One limit of the SLO and how it fared.
 
@@ -71,7 +71,7 @@ class Promise:
     num_needed: int | None
 
 
-def judge(slo: SloSpec, requests: Sequence[Sample | None]) -> tuple[Promise, ...]:
+def judge(slo: SloSpec, requests: Sequence[Sample | None]) -> tuple[SloResult, ...]:
     """
     Compare what was measured with every limit of *slo*.
 
@@ -108,7 +108,7 @@ def judge_limit(
     limit_s: float,
     percentile: str,
     num_requests: int | None = None,
-) -> Promise:
+) -> SloResult:
     """
     Judge one limit.
 
@@ -132,7 +132,7 @@ def judge_limit(
     each = count / max(1, requests)
     measured_s = quantile(values.tolist(), level) if count else math.inf
     around = percentile_interval(values, level, effect) if count else None
-    return Promise(
+    return SloResult(
         metric=metric,
         limit_s=limit_s,
         percentile=percentile,

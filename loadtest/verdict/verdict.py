@@ -8,22 +8,22 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from loadtest.run.client_health import Health, health
-from loadtest.run.metadata import Setting, setting_of
+from loadtest.run.metadata import RunMetadata, setting_of
 from loadtest.verdict.decision import decide
 from loadtest.verdict.prediction import Comparison, compare, compare_replayed
-from loadtest.verdict.slo import Promise, count_good, judge
+from loadtest.verdict.slo import SloResult, count_good, judge
 from loadtest.verdict.stall import Stalls, find_stalls
 from loadtest.verdict.utilisation import PoolLoad, pool_loads
 from loadtest.verdict.window import evidence_of
 from minicluster.errors import Exit
-from minicluster.stats.quantiles import Spread, spread
+from minicluster.stats.quantiles import LatencySummary, spread
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from loadtest.run.folder import Run
-    from loadtest.verdict.resimulation import Replay
-    from loadtest.verdict.window import Evidence
+    from loadtest.verdict.resimulation import Resimulation
+    from loadtest.verdict.window import MeasurementWindow
     from minicluster.workload.samples import Sample
 
 SCHEMA_VERSION = 2
@@ -87,8 +87,8 @@ class Verdict:
     verdict: str
     exit_code: int
     reasons: tuple[str, ...]
-    promises: tuple[Promise, ...]
-    latency: dict[str, Spread | None]
+    promises: tuple[SloResult, ...]
+    latency: dict[str, LatencySummary | None]
     comparison: Comparison | None
     pools: tuple[PoolLoad, ...]
     stalls: Stalls
@@ -97,7 +97,7 @@ class Verdict:
     client: Health
     window: Counted
     notes: tuple[str, ...]
-    setting: Setting
+    setting: RunMetadata
 
     @property
     def exit(self) -> Exit:
@@ -110,7 +110,7 @@ def conclude(
     tolerance: dict[str, float],
     *,
     require_prediction: bool,
-    replay: Replay | None = None,
+    replay: Resimulation | None = None,
 ) -> Verdict:
     """
     Judge *run*.
@@ -158,9 +158,9 @@ def conclude(
 
 def _comparison(
     run: Run,
-    replay: Replay | None,
+    replay: Resimulation | None,
     answered: Sequence[Sample],
-    latency: dict[str, Spread | None],
+    latency: dict[str, LatencySummary | None],
     tolerance: dict[str, float],
 ) -> Comparison | None:
     if run.plan is None:
@@ -169,7 +169,7 @@ def _comparison(
     return replayed or compare(run.plan.prediction, latency, tolerance)
 
 
-def latencies(answered: Sequence[Sample]) -> dict[str, Spread | None]:
+def latencies(answered: Sequence[Sample]) -> dict[str, LatencySummary | None]:
     """Summarise every latency of docs/model.md over the requests answered."""
     return {
         "ttft": spread([s.ttft_s for s in answered]),
@@ -181,13 +181,13 @@ def latencies(answered: Sequence[Sample]) -> dict[str, Spread | None]:
     }
 
 
-def _outcomes(evidence: Evidence) -> dict[str, int]:
+def _outcomes(evidence: MeasurementWindow) -> dict[str, int]:
     counted = Counter(s.outcome for s in evidence.sent)
     not_sent = len(evidence.requests) - len(evidence.sent)
     return dict(counted) | ({"not_sent": not_sent} if not_sent else {})
 
 
-def _throughput(run: Run, evidence: Evidence, replay: Replay | None) -> Throughput:
+def _throughput(run: Run, evidence: MeasurementWindow, replay: Resimulation | None) -> Throughput:
     window_s, scheduled, answered = evidence.length_s, len(evidence.requests), evidence.answered
     good = count_good(run.job.slo, answered)
     end_s = evidence.settling.start_s + window_s
@@ -214,7 +214,7 @@ def _throughput(run: Run, evidence: Evidence, replay: Replay | None) -> Throughp
     )
 
 
-def _notes(run: Run, evidence: Evidence) -> tuple[str, ...]:
+def _notes(run: Run, evidence: MeasurementWindow) -> tuple[str, ...]:
     answered, notes = evidence.answered, []
     num_unanswered = len(evidence.requests) - len(answered)
     if evidence.settling.start_s > run.job.window.start_s:

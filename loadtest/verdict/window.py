@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settling:
+class SteadyState:
     """
     Where a run settles.
 
@@ -39,7 +39,7 @@ class Settling:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
+class MeasurementWindow:
     """
     What a verdict rests on.
 
@@ -54,7 +54,7 @@ class Evidence:
     """
 
     requests: tuple[Sample | None, ...]
-    settling: Settling
+    settling: SteadyState
     length_s: float
     cached_fraction: float | None
 
@@ -69,7 +69,7 @@ class Evidence:
         return tuple(s for s in self.requests if s is not None and s.ok)
 
 
-def evidence_of(run: Run) -> Evidence:
+def evidence_of(run: Run) -> MeasurementWindow:
     """
     Cut the warm-up: what the window leaves out, and what MSER-5 finds unsettled behind it.
 
@@ -77,7 +77,7 @@ def evidence_of(run: Run) -> Evidence:
     changes by itself, where latencies are not meant to settle.
     """
     window, end_s = run.job.window, run.job.window.end_s
-    settling = Settling(start_s=window.start_s, settled=True, rising=False)
+    settling = SteadyState(start_s=window.start_s, settled=True, rising=False)
     if not (run.job.shape.closed or run.job.shape.stages):
         came = sorted((s for s in run.samples if s.due_s < end_s), key=lambda s: s.due_s)
         ttft_s = np.array([s.ttft_s if s.ok else math.inf for s in came])
@@ -88,7 +88,7 @@ def evidence_of(run: Run) -> Evidence:
     kept = [s for due_s, s in sorted(placed, key=lambda pair: pair[0]) if due_s >= settling.start_s]
     if run.job.shape.closed:
         kept = [s for _, s in placed]
-    return Evidence(
+    return MeasurementWindow(
         requests=tuple(kept),
         settling=settling,
         length_s=end_s - settling.start_s,
@@ -98,7 +98,7 @@ def evidence_of(run: Run) -> Evidence:
 
 def settling_of(
     due_s: NDArray[np.float64], ttft_s: NDArray[np.float64], window: Window
-) -> Settling:
+) -> SteadyState:
     """
     Find where a run settles, in the first half of its window.
 
@@ -111,7 +111,7 @@ def settling_of(
     start_s = window.start_s
     if cut:
         start_s = min(max(start_s, float(due_s[cut])), (start_s + window.end_s) / 2)
-    return Settling(start_s=start_s, settled=settled, rising=not settled and _rises(ttft_s))
+    return SteadyState(start_s=start_s, settled=settled, rising=not settled and _rises(ttft_s))
 
 
 def _rises(values: NDArray[np.float64]) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from minicluster.errors import InputError
 from minicluster.specs.checks import STRICT, not_negative, positive
 from minicluster.specs.fabric import FabricSpec, FailureSpec
-from minicluster.specs.gpu import Source
+from minicluster.specs.gpu import NumberSource
 from minicluster.specs.inventory import Inventory, Node
 from minicluster.specs.tier import TierSpec
 from minicluster.specs.topology import check_tiers
@@ -49,7 +49,7 @@ class ClusterSpec:
     fabric: FabricSpec | None = None
     failures: FailureSpec | None = None
     nodes: tuple[Node, ...] = ()
-    sources: tuple[Source, ...] = ()
+    sources: tuple[NumberSource, ...] = ()
 
     def __post_init__(self) -> None:
         """Check counts and that sizes nest."""

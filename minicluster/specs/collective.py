@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from minicluster.specs.checks import STRICT
-from minicluster.specs.gpu import Source
-from minicluster.specs.library import MeasuredCollective, Protocol
+from minicluster.specs.gpu import NumberSource
+from minicluster.specs.library import CollectiveProtocol, MeasuredCollective
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,5 +23,5 @@ class CollectiveEntry:
     name: str
     gpu: str | None = None
     measured: tuple[MeasuredCollective, ...] = ()
-    protocols: tuple[Protocol, ...] = ()
-    sources: tuple[Source, ...] = ()
+    protocols: tuple[CollectiveProtocol, ...] = ()
+    sources: tuple[NumberSource, ...] = ()

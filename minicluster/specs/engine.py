@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from minicluster.specs.checks import STRICT, fraction, not_negative, positive
 from minicluster.specs.efficiency import EngineKernels
-from minicluster.specs.gpu import Source
+from minicluster.specs.gpu import NumberSource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +64,7 @@ class EngineProfile:
     deployable: bool = True
     window_per_query_head: bool = False
     kernels: EngineKernels | None = None
-    sources: tuple[Source, ...] = ()
+    sources: tuple[NumberSource, ...] = ()
 
     def __post_init__(self) -> None:
         """Check the numbers."""

@@ -11,7 +11,7 @@ from minicluster.specs.library import Collectives
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class NumberSource:
     """Where numbers come from: `covers` names the keys, `document` the page, `date` when read."""
 
     __pydantic_config__ = STRICT
@@ -51,7 +51,7 @@ class GpuSpec:
     power_w: float | None = None
     efficiency: GpuEfficiency | None = None
     collectives: Collectives = field(default_factory=Collectives)
-    sources: tuple[Source, ...] = ()
+    sources: tuple[NumberSource, ...] = ()
 
     def __post_init__(self) -> None:
         """Check kind and numbers."""

@@ -76,7 +76,7 @@ class MeasuredCollective:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Protocol:
+class CollectiveProtocol:
     """
     `[[protocols]]`: one algorithm of a library in one of its protocols (docs/model.md, eq. H3).
 
@@ -136,4 +136,4 @@ class Collectives:
     __pydantic_config__ = STRICT
 
     measured: tuple[MeasuredCollective, ...] = ()
-    protocols: tuple[Protocol, ...] = ()
+    protocols: tuple[CollectiveProtocol, ...] = ()

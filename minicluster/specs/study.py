@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from minicluster.errors import InputError
 from minicluster.specs.checks import STRICT, positive
-from minicluster.specs.gpu import Source
+from minicluster.specs.gpu import NumberSource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +73,7 @@ class Conventions:
     bill_hb_size: int
     models: tuple[StudyModel, ...]
     warning: str = ""
-    sources: tuple[Source, ...] = ()
+    sources: tuple[NumberSource, ...] = ()
 
     def __post_init__(self) -> None:
         """Check numbers."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from minicluster.specs.checks import STRICT, positive
-from minicluster.specs.gpu import Source
+from minicluster.specs.gpu import NumberSource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +28,7 @@ class SwitchSpec:
     port_gbit_per_s: float
     buffer_bytes: float | None = None
     power_w: float | None = None
-    sources: tuple[Source, ...] = ()
+    sources: tuple[NumberSource, ...] = ()
 
     def __post_init__(self) -> None:
         """Check numbers."""

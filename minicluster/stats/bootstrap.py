@@ -30,7 +30,7 @@ MOST_VALUES = 20_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
+class BootstrapDifference:
     """
     A difference and its 95 % interval, in the unit of what was compared; significant if 0 is out.
 
@@ -56,7 +56,7 @@ def differences(
     *,
     paired: bool,
     resamples: int = RESAMPLES,
-) -> tuple[Difference, ...]:
+) -> tuple[BootstrapDifference, ...]:
     """
     Compare means or percentiles of two series: second less first.
 
@@ -91,7 +91,7 @@ def differences(
     beyond = np.minimum((drawn <= 0).sum(axis=0), (drawn >= 0).sum(axis=0))
     p_values = np.minimum(1.0, 2 * (1 + beyond) / (1 + resamples))
     return tuple(
-        Difference(value=value, low=low, high=high, p_value=p_value)
+        BootstrapDifference(value=value, low=low, high=high, p_value=p_value)
         for value, low, high, p_value in np.stack([values, lows, highs, p_values], axis=1).tolist()
     )
 

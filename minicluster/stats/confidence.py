@@ -37,7 +37,7 @@ RESERVE = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Interval:
+class ShareInterval:
     """The interval that holds what was measured with `CONFIDENCE`; `None`: open above."""
 
     low: float
@@ -114,7 +114,7 @@ def design_effect(values: NDArray[np.float64]) -> DesignEffect:
     return max(INDEPENDENT, *map(_effect, varying), key=lambda effect: effect.reckoned)
 
 
-def share_interval(share: float, count: int, effect: float) -> Interval:
+def share_interval(share: float, count: int, effect: float) -> ShareInterval:
     """
     Wilson's interval of a share, with the number of values that are worth an independent one.
 
@@ -125,13 +125,13 @@ def share_interval(share: float, count: int, effect: float) -> Interval:
     n, z2 = count / effect, Z**2
     middle = share + z2 / (2 * n)
     half = Z * math.sqrt(share * (1 - share) / n + z2 / (4 * n * n))
-    return Interval(
+    return ShareInterval(
         low=min(share, max(0.0, (middle - half) / (1 + z2 / n))),
         high=max(share, min(1.0, (middle + half) / (1 + z2 / n))),
     )
 
 
-def percentile_interval(values: NDArray[np.float64], level: float, effect: float) -> Interval:
+def percentile_interval(values: NDArray[np.float64], level: float, effect: float) -> ShareInterval:
     """
     Interval of a percentile: the limits of which `share_interval` leaves open if *level* keep them.
 
@@ -152,7 +152,7 @@ def percentile_interval(values: NDArray[np.float64], level: float, effect: float
     low = float(ordered[max(0, math.ceil((level - half) * count) - 1)])
     top = math.ceil((level + half) * count)
     high = float(ordered[top - 1]) if top <= count else math.inf
-    return Interval(
+    return ShareInterval(
         low=low if math.isfinite(low) else float(ordered[0]),
         high=high if math.isfinite(high) else None,
     )
@@ -192,7 +192,7 @@ def samples_needed(level: float) -> int:
     return count_needed(1.0, level, RESERVE) or 0
 
 
-def _holds(interval: Interval, share: float) -> bool:
+def _holds(interval: ShareInterval, share: float) -> bool:
     return interval.low < share <= (1.0 if interval.high is None else interval.high)
 
 

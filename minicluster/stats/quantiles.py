@@ -15,7 +15,7 @@ LEVELS = {"p50": 0.50, "p90": 0.90, "p95": 0.95, "p99": 0.99}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spread:
+class LatencySummary:
     """Mean, percentiles and maximum of *count* values."""
 
     count: int
@@ -46,11 +46,11 @@ def quantile(values: Sequence[float], level: float) -> float:
     return float(np.partition(np.asarray(values, dtype=np.float64), place)[place])
 
 
-def spread(values: Sequence[float]) -> Spread | None:
+def spread(values: Sequence[float]) -> LatencySummary | None:
     """Summarise *values*; `None` if there are none."""
     if not len(values):
         return None
-    return Spread(
+    return LatencySummary(
         count=len(values),
         mean_s=float(np.mean(values)),
         max_s=float(np.max(values)),

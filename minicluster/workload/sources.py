@@ -20,7 +20,7 @@ PROCESSES = ("poisson", "gamma", "constant")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class RequestSource:
     """
     Where requests come from.
 
@@ -51,7 +51,7 @@ class Source:
             raise InputError("users", self.users, "none with other gaps or turns: a closed loop")
 
 
-def drawn(workload: WorkloadSpec, source: Source, *, count: int, seed: int) -> Arrivals:
+def drawn(workload: WorkloadSpec, source: RequestSource, *, count: int, seed: int) -> Arrivals:
     """
     Draw *count* requests.
 
@@ -90,7 +90,7 @@ def drawn(workload: WorkloadSpec, source: Source, *, count: int, seed: int) -> A
 
 
 def _gaps_s(
-    source: Source, count: int, mean_s: float, rng: np.random.Generator
+    source: RequestSource, count: int, mean_s: float, rng: np.random.Generator
 ) -> NDArray[np.float64]:
     """Draw gaps, shape (count,)."""
     if source.process == "constant":
@@ -102,7 +102,7 @@ def _gaps_s(
 
 
 def _conversations(
-    source: Source,
+    source: RequestSource,
     starts: NDArray[np.float64],
     inputs: NDArray[np.int64],
     answers: NDArray[np.int64],

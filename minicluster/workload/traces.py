@@ -31,7 +31,7 @@ MAX_SESSIONS = 1 << 31
 SKIP = "--skip-unanswered leaves such requests out"
 
 
-class Row(NamedTuple):
+class TraceRow(NamedTuple):
     """
     One line.
 
@@ -86,7 +86,7 @@ def read_trace(path: Path, *, skip_unanswered: bool = False) -> Trace:
         raise InputError(str(path), error.strerror, "a trace that can be read") from None
     except UnicodeDecodeError:
         raise InputError(str(path), "binary data", FORMATS) from None
-    rows: list[Row] = []
+    rows: list[TraceRow] = []
     skipped = 0
     for number, row in _rows(path, lines):
         place = f"{path}:{number}"
@@ -114,7 +114,7 @@ def read_trace(path: Path, *, skip_unanswered: bool = False) -> Trace:
     )
 
 
-def _check_lengths(place: str, row: Row) -> None:
+def _check_lengths(place: str, row: TraceRow) -> None:
     """Refuse lengths that no request has."""
     lengths = {"prompt tokens": row.input_tokens, "generated tokens": row.output_tokens}
     for name, tokens in lengths.items():
@@ -123,12 +123,12 @@ def _check_lengths(place: str, row: Row) -> None:
             raise InputError(f"{place}: {name}", tokens, f"from 1 to {MAX_TOKENS:,}", way_out)
 
 
-def _rows(path: Path, lines: list[str]) -> Iterator[tuple[int, Row]]:
+def _rows(path: Path, lines: list[str]) -> Iterator[tuple[int, TraceRow]]:
     """Yield line numbers and rows."""
     first = next((line for line in lines if line.strip()), "")
     if first.lstrip().startswith("{"):
         records: Iterable[tuple[int, Any]] = _json_lines(path, lines)
-        parse: Callable[[Any], Row] = _from_schedule if '"due_s"' in first else _from_mooncake
+        parse: Callable[[Any], TraceRow] = _from_schedule if '"due_s"' in first else _from_mooncake
     else:
         records = _csv_lines(lines)
         parse = _csv_format(path, first)
@@ -146,7 +146,7 @@ def _rows(path: Path, lines: list[str]) -> Iterator[tuple[int, Row]]:
         yield number, row
 
 
-def _csv_format(path: Path, first: str) -> Callable[[dict[str, str]], Row]:
+def _csv_format(path: Path, first: str) -> Callable[[dict[str, str]], TraceRow]:
     """Choose the parser by the header."""
     names = {name.strip() for name in first.split(",")}
     if {"TIMESTAMP", "ContextTokens", "GeneratedTokens"} <= names:
@@ -174,14 +174,14 @@ def _json_lines(path: Path, lines: list[str]) -> Iterator[tuple[int, Any]]:
                 raise InputError(f"{path}:{number}", str(error), "one JSON object") from None
 
 
-def _from_azure(record: dict[str, str]) -> Row:
+def _from_azure(record: dict[str, str]) -> TraceRow:
     """Read a line of the Azure trace; its times have up to seven decimals."""
     whole, _, rest = record["TIMESTAMP"].strip().partition(".")
     zone = rest.lstrip("0123456789")
     decimals = rest.removesuffix(zone)
     moment = datetime.fromisoformat(whole + zone).timestamp() if zone else _utc_s(whole)
     seconds = moment + (float(f"0.{decimals}") if decimals else 0.0)
-    return Row(seconds, int(record["ContextTokens"]), int(record["GeneratedTokens"]))
+    return TraceRow(seconds, int(record["ContextTokens"]), int(record["GeneratedTokens"]))
 
 
 def _utc_s(text: str) -> float:
@@ -189,23 +189,23 @@ def _utc_s(text: str) -> float:
     return datetime.fromisoformat(text + "+00:00").timestamp()
 
 
-def _from_burstgpt(record: dict[str, str]) -> Row:
+def _from_burstgpt(record: dict[str, str]) -> TraceRow:
     """Read a line of BurstGPT: seconds."""
     tokens = record["Request tokens"], record["Response tokens"]
-    return Row(float(record["Timestamp"]), int(tokens[0]), int(tokens[1]))
+    return TraceRow(float(record["Timestamp"]), int(tokens[0]), int(tokens[1]))
 
 
-def _from_mooncake(record: dict[str, Any]) -> Row:
+def _from_mooncake(record: dict[str, Any]) -> TraceRow:
     """Read a line of Mooncake: milliseconds; the last id is of a block that may not be full."""
     inputs, outputs = _whole(record["input_length"]), _whole(record["output_length"])
     ids = record.get("hash_ids", [])
     if not isinstance(ids, list):
         raise TypeError(ids)
     content = tuple(map(_whole, ids[: max(0, inputs) // CONTENT_TOKENS]))
-    return Row(float(record["timestamp"]) * MS, inputs, outputs, content)
+    return TraceRow(float(record["timestamp"]) * MS, inputs, outputs, content)
 
 
-def _from_schedule(record: dict[str, Any]) -> Row:
+def _from_schedule(record: dict[str, Any]) -> TraceRow:
     """Read a line of our own schedule."""
     inputs, outputs = _whole(record["input_tokens"]), _whole(record["output_tokens"])
     if record.get("previous") is not None:
@@ -223,7 +223,7 @@ def _from_schedule(record: dict[str, Any]) -> Row:
     if not 0 <= prefix <= max(0, inputs) or not -1 <= session < MAX_SESSIONS:
         raise ValueError(prefix, session)
     content = tuple(map(_whole, ids))
-    return Row(float(record["due_s"]), inputs, outputs, content, prefix, session)
+    return TraceRow(float(record["due_s"]), inputs, outputs, content, prefix, session)
 
 
 def _whole(value: object) -> int:

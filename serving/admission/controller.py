@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 from minicluster.errors import InputError
 from minicluster.routing import chooser
-from serving.admission.inflight import LiveState, Stay, lanes_of
-from serving.admission.policy import Asked, Forecast, Margin, Shed, decide, work_s
+from serving.admission.inflight import InflightRequest, LiveState, lanes_of
+from serving.admission.policy import AdmissionForecast, Margin, RequestCost, Shed, decide, work_s
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from serving.protocol.endpoint_config import FrontDoor
+    from serving.protocol.endpoint_config import EndpointConfig
 
 GUARD = "MINICLUSTER_GUARD"
 """Environment variable: `off` admits everything, to measure what pools can do by themselves."""
@@ -35,7 +35,7 @@ def read_guard(environment: Mapping[str, str]) -> bool:
     return given == "on"
 
 
-class Misses:
+class ResidualWindow:
     """By how much the last requests exceeded their forecasts."""
 
     def __init__(self, share: float) -> None:
@@ -65,11 +65,11 @@ class Misses:
 
 
 @dataclass(slots=True)
-class Visit:
+class AdmittedRequest:
     """An admitted request: its stay, what was forecast (`None`: no plan), when it came."""
 
-    stay: Stay
-    forecast: Forecast | None
+    stay: InflightRequest
+    forecast: AdmissionForecast | None
 
     @property
     def domain(self) -> str:
@@ -77,10 +77,12 @@ class Visit:
         return self.stay.lane.answers
 
 
-class Guard:
+class AdmissionController:
     """Admission for one front door, by `serving.admission.policy` and the live state."""
 
-    def __init__(self, front: FrontDoor, seed: int | None = None, *, sheds: bool = True) -> None:
+    def __init__(
+        self, front: EndpointConfig, seed: int | None = None, *, sheds: bool = True
+    ) -> None:
         """Start with idle books; *seed* of the choice among domains; without *sheds*, it admits."""
         self.sheds = sheds
         self.state = LiveState(lanes_of(front))
@@ -88,7 +90,7 @@ class Guard:
         self._rng = random.Random(seed)  # noqa: S311  (load balancing, not a secret)
         self._choose = chooser("power-of-two")
         share = 0.99 if front.slo is None else float(f"0.{front.slo.percentile[1:]}")
-        self._ttft, self._tpot = Misses(share), Misses(share)
+        self._ttft, self._tpot = ResidualWindow(share), ResidualWindow(share)
         self._turn = 0
 
     @property
@@ -105,13 +107,13 @@ class Guard:
             typical_tpot_s=self._tpot.typical_s,
         )
 
-    def enter(self, asked: Asked) -> Visit | Shed:
+    def enter(self, asked: RequestCost) -> AdmittedRequest | Shed:
         """Admit a request into a domain, or shed it, if there is a plan to shed by."""
         state, front = self.state, self._front
         lane = state.lanes[self._choose(state.per_replica(), self._rng, self._turn)]
         self._turn += 1
         if front.slo is None or front.step_model is None:
-            return Visit(state.enter(asked, lane, 1.0), None)
+            return AdmittedRequest(state.enter(asked, lane, 1.0), None)
         load = state.load(lane)
         found = (
             decide(front.step_model, front.slo, asked, load, self.margin) if self.sheds else None
@@ -119,15 +121,15 @@ class Guard:
         if isinstance(found, Shed):
             return found
         work = work_s(front.step_model, asked, load)
-        return Visit(state.enter(asked, lane, work), found)
+        return AdmittedRequest(state.enter(asked, lane, work), found)
 
-    def begin(self, visit: Visit, ttft_s: float) -> None:
+    def begin(self, visit: AdmittedRequest, ttft_s: float) -> None:
         """Note a first token, *ttft_s* after the request came."""
         self.state.begin(visit.stay)
         if visit.forecast is not None:
             self._ttft.add(ttft_s - visit.forecast.ttft_s)
 
-    def leave(self, visit: Visit, tpot_s: float | None) -> None:
+    def leave(self, visit: AdmittedRequest, tpot_s: float | None) -> None:
         """Note the end of a request, and its pace if it had one."""
         self.state.leave(visit.stay)
         if visit.forecast is not None and tpot_s is not None:

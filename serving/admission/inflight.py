@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from serving.admission.policy import Load
+from serving.admission.policy import InflightLoad
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from serving.admission.policy import Asked
-    from serving.protocol.endpoint_config import FrontDoor
+    from serving.admission.policy import RequestCost
+    from serving.protocol.endpoint_config import EndpointConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lane:
+class DecodeDomain:
     """
     A domain that answers, and the prefill replicas that it uses first.
 
@@ -36,7 +36,7 @@ class Lane:
     max_step_tokens: int
 
 
-def lanes_of(front: FrontDoor) -> tuple[Lane, ...]:
+def lanes_of(front: EndpointConfig) -> tuple[DecodeDomain, ...]:
     """Return one lane for each domain that answers."""
     pools = {pool.role: pool for pool in front.pools}
     last = pools.get("decode") or pools["mixed"]
@@ -45,7 +45,7 @@ def lanes_of(front: FrontDoor) -> tuple[Lane, ...]:
     for domain, replicas in last.replicas.items():
         near = (front.pairing.get(domain) or (domain,))[0]
         lanes.append(
-            Lane(
+            DecodeDomain(
                 answers=domain,
                 role=last.role,
                 prefill=near,
@@ -58,7 +58,7 @@ def lanes_of(front: FrontDoor) -> tuple[Lane, ...]:
     return tuple(lanes)
 
 
-class Stay:
+class InflightRequest:
     """
     One admitted request, from the door to its end.
 
@@ -71,7 +71,7 @@ class Stay:
 
     __slots__ = ("asked", "lane", "per_token_s", "prefill", "waiting", "work_s")
 
-    def __init__(self, asked: Asked, lane: Lane, work_s: float) -> None:
+    def __init__(self, asked: RequestCost, lane: DecodeDomain, work_s: float) -> None:
         """Keep what it counts for."""
         self.asked = asked
         self.waiting = True
@@ -89,7 +89,7 @@ class LiveState:
     They are exact as long as one front door admits everything: `serving.replicas.app` starts one.
     """
 
-    def __init__(self, lanes: tuple[Lane, ...]) -> None:
+    def __init__(self, lanes: tuple[DecodeDomain, ...]) -> None:
         """Start with nobody in."""
         self.lanes = lanes
         pools = [("prefill", lane.prefill) for lane in lanes]
@@ -100,9 +100,9 @@ class LiveState:
         self._context = dict.fromkeys(self._sequences, 0.0)
         self._per_token_s = dict.fromkeys(self._sequences, 0.0)
 
-    def load(self, lane: Lane) -> Load:
+    def load(self, lane: DecodeDomain) -> InflightLoad:
         """Return what a request would meet in *lane*."""
-        return Load(
+        return InflightLoad(
             prefill_work_s=self._work_s["prefill", lane.prefill],
             prefill_replicas=lane.prefill_replicas,
             sequences=self._sequences[lane.answers],
@@ -150,9 +150,9 @@ class LiveState:
         """Sequences admitted and not finished."""
         return sum(self._sequences.values())
 
-    def enter(self, asked: Asked, lane: Lane, work_s: float) -> Stay:
+    def enter(self, asked: RequestCost, lane: DecodeDomain, work_s: float) -> InflightRequest:
         """Count a request in."""
-        stay = Stay(asked, lane, work_s)
+        stay = InflightRequest(asked, lane, work_s)
         self._work_s[stay.prefill] += work_s
         self._waiting[stay.prefill] += 1
         self._per_token_s[lane.answers] += stay.per_token_s
@@ -160,7 +160,7 @@ class LiveState:
         self._context[lane.answers] += _context(asked)
         return stay
 
-    def begin(self, stay: Stay) -> None:
+    def begin(self, stay: InflightRequest) -> None:
         """Its first token is there: prefill is done with it. Counts once."""
         if not stay.waiting:
             return
@@ -170,7 +170,7 @@ class LiveState:
         # Sums of floats would keep a crumb for ever, and an idle door would not know it is idle.
         self._work_s[at] = self._work_s[at] - stay.work_s if self._waiting[at] else 0.0
 
-    def leave(self, stay: Stay) -> None:
+    def leave(self, stay: InflightRequest) -> None:
         """Count a request out, however it ended."""
         self.begin(stay)
         at = stay.lane.answers
@@ -180,6 +180,6 @@ class LiveState:
         self._per_token_s[at] = self._per_token_s[at] - stay.per_token_s if anybody else 0.0
 
 
-def _context(asked: Asked) -> float:
+def _context(asked: RequestCost) -> float:
     """Tokens that a request will have cached at its end."""
     return asked.sequences * (asked.prompt_tokens + asked.output_tokens)

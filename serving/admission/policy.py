@@ -29,7 +29,7 @@ stay (2026-11-22, two cores, p99 of 50 ms a token in answers of ten tokens: 272 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class RequestCost:
     """
     One request.
 
@@ -49,7 +49,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
+class InflightLoad:
     """
     What a request meets at the servers that it would go to.
 
@@ -99,7 +99,7 @@ class Margin:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Forecast:
+class AdmissionForecast:
     """What a request would see: `ttft_s` with everybody ahead, `tpot_s` in the fullest batch."""
 
     ttft_s: float
@@ -122,7 +122,7 @@ class Shed:
     retry_after_s: int | None
 
 
-def work_s(model: StepModel, asked: Asked, load: Load) -> float:
+def work_s(model: StepModel, asked: RequestCost, load: InflightLoad) -> float:
     """
     Seconds that the prompts of a request take from a replica.
 
@@ -147,7 +147,7 @@ def _added_s(step: StepCoefficients, tokens: float) -> float:
     return step.per_prefill_token_s * tokens + step.per_pair_s * tokens * (tokens + 1) / 2
 
 
-def forecast(model: StepModel, asked: Asked, load: Load) -> Forecast:
+def forecast(model: StepModel, asked: RequestCost, load: InflightLoad) -> AdmissionForecast:
     """
     Predict the latencies of a request that joins *load*.
 
@@ -178,10 +178,10 @@ def forecast(model: StepModel, asked: Asked, load: Load) -> Forecast:
     places = max(load.max_batch_size, asked.sequences) * decoders
     wait_s = max(0, together - places) / places * asked.output_tokens * pace_s
     ttft_s = model.path.request_s + ahead_s + own_s + pull_s + wait_s + step_s
-    return Forecast(ttft_s=ttft_s, tpot_s=pace_s)
+    return AdmissionForecast(ttft_s=ttft_s, tpot_s=pace_s)
 
 
-def _step_s(model: StepModel, asked: Asked, load: Load) -> float:
+def _step_s(model: StepModel, asked: RequestCost, load: InflightLoad) -> float:
     """Seconds of a decode step with everybody in it, prompts left out."""
     decoders = max(load.decode_replicas, 1)
     places = max(load.max_batch_size, asked.sequences)
@@ -194,8 +194,8 @@ def _step_s(model: StepModel, asked: Asked, load: Load) -> float:
 
 
 def decide(
-    model: StepModel, slo: SloSpec, asked: Asked, load: Load, margin: Margin
-) -> Shed | Forecast:
+    model: StepModel, slo: SloSpec, asked: RequestCost, load: InflightLoad, margin: Margin
+) -> Shed | AdmissionForecast:
     """
     Admit a request, or say why it would miss its SLO.
 
@@ -214,7 +214,7 @@ def decide(
     Returns:
         The forecast of what is admitted, without margin.
     """
-    alone = Load(
+    alone = InflightLoad(
         prefill_work_s=0.0,
         prefill_replicas=load.prefill_replicas,
         sequences=0,
@@ -258,7 +258,7 @@ def _shed(reason: str, why: str, wait_s: float) -> Shed:
     )
 
 
-def _unreachable(asked: Asked, floor: Forecast, slo: SloSpec, pace_s: float) -> Shed:
+def _unreachable(asked: RequestCost, floor: AdmissionForecast, slo: SloSpec, pace_s: float) -> Shed:
     """Say what even an idle cluster cannot do."""
     if floor.ttft_s > slo.ttft_s:
         what = (

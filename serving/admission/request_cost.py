@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from serving.admission.policy import Asked
+from serving.admission.policy import RequestCost
 from serving.request.answer_length import answer_tokens
 from serving.request.prefill_eligibility import must_be_local
 from serving.request.prompt_length import prompt_tokens, prompts_in
@@ -12,11 +12,13 @@ from serving.request.prompt_length import prompt_tokens, prompts_in
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from serving.protocol.endpoint_config import FrontDoor
+    from serving.protocol.endpoint_config import EndpointConfig
     from serving.request.prompt_length import TextSize
 
 
-def asked_of(kind: str, body: Mapping[str, Any], front: FrontDoor, size: TextSize) -> Asked:
+def asked_of(
+    kind: str, body: Mapping[str, Any], front: EndpointConfig, size: TextSize
+) -> RequestCost:
     """
     Size a request that `serving.request.validation.check` let through.
 
@@ -34,7 +36,7 @@ def asked_of(kind: str, body: Mapping[str, Any], front: FrontDoor, size: TextSiz
     planned = room if front.promise is None else front.promise.workload.output_tokens.max_tokens
     wanted = answer_tokens(kind, body)
     local = must_be_local(body) is not None or tokens <= front.local_threshold_tokens
-    return Asked(
+    return RequestCost(
         prompt_tokens=tokens,
         output_tokens=float(min(planned if wanted is None else max(1, wanted), room)),
         sequences=int(body.get("n") or 1) * len(prompts),

@@ -25,7 +25,7 @@ SHORTEST = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Key:
+class ApiKey:
     """
     One key; the key itself is not kept.
 
@@ -40,7 +40,7 @@ class Key:
     max_ongoing: int | None = None
 
 
-def read_keys(environment: Mapping[str, str]) -> tuple[Key, ...]:
+def read_keys(environment: Mapping[str, str]) -> tuple[ApiKey, ...]:
     """
     Read the keys that *environment* holds or points to; none: everybody may come in.
 
@@ -50,7 +50,7 @@ def read_keys(environment: Mapping[str, str]) -> tuple[Key, ...]:
         InputError: a file that cannot be read, a key that is too short, a limit that is no number,
             or a variable that is set and holds no key, which would let everybody in.
     """
-    found: list[Key] = []
+    found: list[ApiKey] = []
     for variable in (KEYS, KEYS_FILE):
         value = environment.get(variable)
         if value is None:
@@ -110,7 +110,7 @@ def authorization(environment: Mapping[str, str]) -> dict[str, str]:
     return {"Authorization": f"Bearer {parts[0] if len(parts) == 1 else parts[1]}"}
 
 
-def key_of(keys: tuple[Key, ...], authorization: str | None) -> Key | None:
+def key_of(keys: tuple[ApiKey, ...], authorization: str | None) -> ApiKey | None:
     """
     Return the key that an Authorization header holds, if it is one of *keys*.
 
@@ -133,7 +133,7 @@ def _text(path: str) -> str:
         raise InputError(KEYS_FILE, path, f"a file of keys: {error}") from None
 
 
-def _key(line: str, place: str) -> Key:
+def _key(line: str, place: str) -> ApiKey:
     """Read one line; errors never show the key."""
     parts = line.split(":")
     if len(parts) > 3:  # noqa: PLR2004  (name, key, limit)
@@ -146,4 +146,4 @@ def _key(line: str, place: str) -> Key:
     limit = parts[2] if len(parts) == 3 else None  # noqa: PLR2004
     if limit is not None and (not limit.isascii() or not limit.isdigit() or int(limit) < 1):
         raise InputError(place, limit, "a number of requests, at least 1")
-    return Key(name=name, digest=digest, max_ongoing=int(limit) if limit else None)
+    return ApiKey(name=name, digest=digest, max_ongoing=int(limit) if limit else None)

@@ -13,10 +13,10 @@ from starlette.routing import Route
 
 from serving.admission.controller import read_guard
 from serving.api.api_keys import read_keys
-from serving.api.auth import ORIGINS, Entrance
-from serving.api.completions import Door
+from serving.api.auth import ORIGINS, RequestChecks
+from serving.api.completions import CompletionRoutes
 from serving.api.errors import REQUEST_ID, error_response, refusal_of, request_id
-from serving.api.status_routes import Lookout
+from serving.api.status_routes import StatusRoutes
 from serving.request.token_limit import read_token_limit
 
 if TYPE_CHECKING:
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
-    from serving.protocol.backend import Servers
-    from serving.protocol.endpoint_config import FrontDoor
+    from serving.protocol.backend import Backend
+    from serving.protocol.endpoint_config import EndpointConfig
 
     Handler = Callable[[Request, str], Awaitable[Response]]
 
 
-def front_app(front: FrontDoor, servers: Servers, environment: Mapping[str, str]) -> Starlette:
+def front_app(front: EndpointConfig, servers: Backend, environment: Mapping[str, str]) -> Starlette:
     """
     Build the application.
 
@@ -48,9 +48,9 @@ def front_app(front: FrontDoor, servers: Servers, environment: Mapping[str, str]
     """
     origins = tuple(part.strip() for part in environment.get(ORIGINS, "").split(",") if part)
     limit = read_token_limit(environment)
-    entrance = Entrance(read_keys(environment), origins, token_limit=limit)
-    door = Door(front, servers, entrance, sheds=read_guard(environment))
-    lookout = Lookout(door)
+    entrance = RequestChecks(read_keys(environment), origins, token_limit=limit)
+    door = CompletionRoutes(front, servers, entrance, sheds=read_guard(environment))
+    lookout = StatusRoutes(door)
     routes = [
         _post("/v1/completions", partial(door.answer, "completions")),
         _post("/v1/chat/completions", partial(door.answer, "chat")),

@@ -7,23 +7,23 @@ from urllib.parse import urlsplit
 
 from serving.api.api_keys import key_of
 from serving.protocol.refusal import Refusal
-from serving.request.validation import MAX_BODY_BYTES, Refused
+from serving.request.validation import MAX_BODY_BYTES, RequestRefused
 
 if TYPE_CHECKING:
     from starlette.requests import Request
 
-    from serving.api.api_keys import Key
+    from serving.api.api_keys import ApiKey
 
 ORIGINS = "MINICLUSTER_CORS_ORIGINS"
 """Environment variable: web origins, apart by commas, whose pages may use the endpoint."""
 
 
-class Entrance:
+class RequestChecks:
     """Lets in who has a key, unless there are none, and no web page but ours."""
 
     def __init__(
         self,
-        keys: tuple[Key, ...],
+        keys: tuple[ApiKey, ...],
         origins: tuple[str, ...] = (),
         *,
         token_limit: int | None = None,
@@ -38,7 +38,7 @@ class Entrance:
         """Whether a key is needed."""
         return bool(self._keys)
 
-    def key(self, request: Request) -> Key | None:
+    def key(self, request: Request) -> ApiKey | None:
         """
         Return the key of a request; `None` where none is needed.
 
@@ -57,13 +57,15 @@ class Entrance:
                     f"Pages of {origin} may not use this endpoint: only its own, and those of "
                     f"origins that {ORIGINS} names."
                 )
-                raise Refused(Refusal(status=403, message=message, code="origin_not_allowed"))
+                raise RequestRefused(
+                    Refusal(status=403, message=message, code="origin_not_allowed")
+                )
         if not self._keys:
             return None
         found = key_of(self._keys, request.headers.get("authorization"))
         if found is None:
             message = "A valid API key is needed: `Authorization: Bearer KEY`."
-            raise Refused(Refusal(status=401, message=message, code="invalid_api_key"))
+            raise RequestRefused(Refusal(status=401, message=message, code="invalid_api_key"))
         return found
 
     async def body(self, request: Request) -> bytes:
@@ -75,13 +77,13 @@ class Entrance:
         """
         length = request.headers.get("content-length", "")
         if length.isascii() and length.isdigit() and int(length) > MAX_BODY_BYTES:
-            raise Refused(_too_long())
+            raise RequestRefused(_too_long())
         parts, size = [], 0
         async for part in request.stream():
             parts.append(part)
             size += len(part)
             if size > MAX_BODY_BYTES:
-                raise Refused(_too_long())
+                raise RequestRefused(_too_long())
         return b"".join(parts)
 
 

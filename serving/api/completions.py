@@ -15,22 +15,22 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from serving.admission.controller import Guard
+from serving.admission.controller import AdmissionController
 from serving.admission.policy import Shed
 from serving.admission.request_cost import asked_of
-from serving.api.concurrency_limit import Turnstile
+from serving.api.concurrency_limit import ConcurrencyLimit
 from serving.api.errors import error_event, refusal_of, shed_refusal, with_param
 from serving.api.metrics import Metrics
 from serving.api.readiness import ReadyCheck
 from serving.api.recent_latencies import Measured
-from serving.api.request_tracking import Journey
+from serving.api.request_tracking import RequestTracker
 from serving.api.sse import Events, with_usage
-from serving.protocol.phases import Begun
+from serving.protocol.phases import FirstChunk
 from serving.protocol.refusal import Refusal
 from serving.request.body_checks import check_sound
 from serving.request.learned_length import LearnedSize, teaching_bytes
 from serving.request.token_limit import within
-from serving.request.validation import Refused, check, parse_body
+from serving.request.validation import RequestRefused, check, parse_body
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -38,28 +38,33 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.types import Receive, Scope, Send
 
-    from serving.admission.controller import Visit
-    from serving.api.api_keys import Key
-    from serving.api.auth import Entrance
-    from serving.protocol.backend import Servers
-    from serving.protocol.endpoint_config import FrontDoor
+    from serving.admission.controller import AdmittedRequest
+    from serving.api.api_keys import ApiKey
+    from serving.api.auth import RequestChecks
+    from serving.protocol.backend import Backend
+    from serving.protocol.endpoint_config import EndpointConfig
 
 
-class Door:
+class CompletionRoutes:
     """Lets requests in, passes answers out, and keeps the books."""
 
     def __init__(
-        self, front: FrontDoor, servers: Servers, entrance: Entrance, *, sheds: bool = True
+        self,
+        front: EndpointConfig,
+        servers: Backend,
+        entrance: RequestChecks,
+        *,
+        sheds: bool = True,
     ) -> None:
         """Open, with nobody in; without *sheds*, whoever may come is admitted, however late."""
         self.front = front
         self.servers = servers
         self.entrance = entrance
-        self.guard = Guard(front, sheds=sheds)
+        self.guard = AdmissionController(front, sheds=sheds)
         self.metrics = Metrics(front)
         self.measured = Measured()
         self.ready = ReadyCheck(front, servers, self.guard, self.metrics)
-        self._turnstile = Turnstile()
+        self._turnstile = ConcurrencyLimit()
         self._looking: asyncio.Task[object] | None = None
         self._sizes = {kind: LearnedSize() for kind in ("chat", "completions")}
 
@@ -82,7 +87,7 @@ class Door:
         journey = self._admit(key, kind, body, started_s)
         try:
             return await self._pass(kind, body, journey, at)
-        except Refused as refused:
+        except RequestRefused as refused:
             journey.outcome = "failed" if refused.refusal.status >= 500 else "refused"  # noqa: PLR2004
             self._end(journey)
             raise
@@ -102,7 +107,7 @@ class Door:
         finally:
             self._end(journey)
         if isinstance(timing, Refusal):
-            raise Refused(timing)
+            raise RequestRefused(timing)
         return JSONResponse(asdict(timing))
 
     async def _read(self, kind: str, request: Request) -> dict[str, Any]:
@@ -114,7 +119,9 @@ class Door:
         checked = check(kind, body, model_id=self.front.model_id, max_model_len=room)
         return within(kind, checked, self.entrance.token_limit, room)
 
-    def _admit(self, key: Key | None, kind: str, body: dict[str, Any], started_s: float) -> Journey:
+    def _admit(
+        self, key: ApiKey | None, kind: str, body: dict[str, Any], started_s: float
+    ) -> RequestTracker:
         """Let a request in, or shed it."""
         asked = asked_of(kind, body, self.front, self._sizes[kind].size)
         if not self._turnstile.enter(key):
@@ -123,15 +130,15 @@ class Door:
             refusal = Refusal(
                 status=429, message=message, code="rate_limit_exceeded", retry_after_s=1.0
             )
-            raise Refused(refusal)
-        found: Visit | Shed = self.guard.enter(asked)
+            raise RequestRefused(refusal)
+        found: AdmittedRequest | Shed = self.guard.enter(asked)
         if isinstance(found, Shed):
             self._turnstile.leave(key)
             self._shed(found.reason)
             if found.retry_after_s is None and teaching_bytes(kind, body):
                 self._sizes[kind].doubt()
-            raise Refused(shed_refusal(found))
-        return Journey(
+            raise RequestRefused(shed_refusal(found))
+        return RequestTracker(
             found,
             streamed=body.get("stream") is True,
             started_s=started_s,
@@ -148,7 +155,9 @@ class Door:
         self.metrics.shed(reason)
         self.measured.ended(f"shed: {reason}")
 
-    async def _pass(self, kind: str, body: dict[str, Any], journey: Journey, at: str) -> Response:
+    async def _pass(
+        self, kind: str, body: dict[str, Any], journey: RequestTracker, at: str
+    ) -> Response:
         """Send a request on, and its answer back."""
         asked, kept_back = with_usage(body)
         due = journey.count_on(self.guard)
@@ -159,8 +168,8 @@ class Door:
             if due is not None:
                 due.cancel()
         if isinstance(begun, Refusal):
-            raise Refused(with_param(begun, body))
-        assert isinstance(begun, Begun)  # noqa: S101  (for the type checker)
+            raise RequestRefused(with_param(begun, body))
+        assert isinstance(begun, FirstChunk)  # noqa: S101  (for the type checker)
         phases, first = begun.phases, begun.first
         first_s = journey.begin(phases, self.guard, self.metrics)
         self.ready.saw(journey.domain, phases, first_s)
@@ -172,14 +181,16 @@ class Door:
             self._end(journey)
             return JSONResponse(first, headers=phases.headers)
         stream = self._stream(first, items, events, journey, at)
-        return Stream(stream, partial(self._ended, kind, journey, events, body), phases.headers)
+        return AnswerStream(
+            stream, partial(self._ended, kind, journey, events, body), phases.headers
+        )
 
     async def _stream(
         self,
         first: list[str],
         items: AsyncIterator[Any],
         events: Events,
-        journey: Journey,
+        journey: RequestTracker,
         at: str,
     ) -> AsyncIterator[str]:
         """Pass on events; if the engine fails midway, say so and end without [DONE]."""
@@ -196,12 +207,16 @@ class Door:
             journey.outcome = "broken"
             yield error_event(refusal_of(error, at))
 
-    def _ended(self, kind: str, journey: Journey, events: Events, body: dict[str, Any]) -> None:
+    def _ended(
+        self, kind: str, journey: RequestTracker, events: Events, body: dict[str, Any]
+    ) -> None:
         """Close the books of a stream."""
         self._learn(kind, journey, events, body)
         self._end(journey)
 
-    def _learn(self, kind: str, journey: Journey, events: Events, body: dict[str, Any]) -> None:
+    def _learn(
+        self, kind: str, journey: RequestTracker, events: Events, body: dict[str, Any]
+    ) -> None:
         """Take the token counts of an answer: for its pace, and to size the next text."""
         if events.prompt_tokens is None or events.output_tokens is None:
             return
@@ -209,12 +224,12 @@ class Door:
         if size_bytes := teaching_bytes(kind, body):
             self._sizes[kind].learn(size_bytes, events.prompt_tokens)
 
-    def _end(self, journey: Journey) -> None:
+    def _end(self, journey: RequestTracker) -> None:
         """Let a request out."""
         journey.end(self.guard, self.metrics, self.measured)
 
 
-class Stream(StreamingResponse):
+class AnswerStream(StreamingResponse):
     """Events on their way out; says when it is over, even if it never began."""
 
     def __init__(

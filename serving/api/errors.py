@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
 from serving.protocol.refusal import Refusal
-from serving.request.validation import Refused
+from serving.request.validation import RequestRefused
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -71,7 +71,7 @@ def refusal_of(error: Exception, at: str) -> Refusal:
         error: what was raised.
         at: id of the request, by which the log is found.
     """
-    if isinstance(error, Refused):
+    if isinstance(error, RequestRefused):
         return error.refusal
     if isinstance(error, HTTPException):
         return Refusal(status=error.status_code, message=str(error.detail))

@@ -9,9 +9,9 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from serving.admission.controller import Guard
-    from serving.protocol.endpoint_config import FrontDoor, Promise
-    from serving.protocol.phases import Phases
+    from serving.admission.controller import AdmissionController
+    from serving.protocol.endpoint_config import EndpointConfig, ServedSlo
+    from serving.protocol.phases import RequestPhases
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -35,7 +35,7 @@ PHASES = {
 class Metrics:
     """One registry, with what `front` planned already in it."""
 
-    def __init__(self, front: FrontDoor) -> None:
+    def __init__(self, front: EndpointConfig) -> None:
         """Make every series, so that a scrape before the first request finds them."""
         self._registry = CollectorRegistry()
         slo = front.slo
@@ -60,7 +60,7 @@ class Metrics:
         self._replicas = self._gauge("replicas", "Replicas.", "role domain kind")
         self._plan(front, limits)
 
-    def _plan(self, front: FrontDoor, limits: Mapping[str, float | None]) -> None:
+    def _plan(self, front: EndpointConfig, limits: Mapping[str, float | None]) -> None:
         """Set what was planned, once."""
         planned = self._gauge("planned_seconds", "Predicted latency.", "quantity percentile")
         slo = self._gauge("slo_seconds", "Limit.", "quantity")
@@ -82,7 +82,7 @@ class Metrics:
         """Observe a latency."""
         self._seconds[quantity].observe(value_s)
 
-    def phases(self, phases: Phases) -> None:
+    def phases(self, phases: RequestPhases) -> None:
         """Observe where the time to the first token went, of what prefill computed."""
         if phases.prefill_replica:
             self._seconds["queue"].observe(phases.prefill_queue_s)
@@ -109,7 +109,7 @@ class Metrics:
         for (role, domain), number in running.items():
             self._replicas.labels(role, domain, "running").set(number)
 
-    def text(self, guard: Guard) -> bytes:
+    def text(self, guard: AdmissionController) -> bytes:
         """Return everything in Prometheus's text format, with the guard's books of this moment."""
         state = guard.state
         self._outstanding.labels("prefill").set(state.waiting)
@@ -137,7 +137,7 @@ class Metrics:
         return Gauge(f"minicluster_{name}", text, labels.split(), registry=self._registry)
 
 
-def _planned_s(promise: Promise, *, split: bool) -> dict[tuple[str, str], float]:
+def _planned_s(promise: ServedSlo, *, split: bool) -> dict[tuple[str, str], float]:
     """Return planned seconds by quantity and percentile; of phases the mean, if pools are split."""
     latencies = {
         (quantity, percentile): getattr(promise, quantity).at(percentile)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from serving.protocol.endpoint_config import FrontDoor
+    from serving.protocol.endpoint_config import EndpointConfig
 
 Schema = dict[str, Any]
 
@@ -15,7 +15,7 @@ COUNT: Schema = {"type": "integer", "minimum": 0}
 NULLABLE_TEXT: Schema = {"type": ["string", "null"]}
 
 
-def openapi(front: FrontDoor, *, locked: bool) -> Schema:
+def openapi(front: EndpointConfig, *, locked: bool) -> Schema:
     """
     Describe the endpoint of a plan; *locked*: whether it wants an API key.
 
@@ -78,7 +78,7 @@ def _looking(name: str, schema: Schema | None, *, also: str | None = None) -> Sc
     }
 
 
-def _model(front: FrontDoor) -> Schema:
+def _model(front: EndpointConfig) -> Schema:
     """Describe the path of one model."""
     path = _looking("model", {"$ref": "#/components/schemas/Model"})
     name = {"type": "string", "examples": [front.model_id], "minLength": 1}
@@ -93,7 +93,7 @@ def _error() -> Schema:
     return {"description": "Refused; the message says why.", "content": content}
 
 
-def _sampling(front: FrontDoor) -> Schema:
+def _sampling(front: EndpointConfig) -> Schema:
     """Return the parameters that completions and chats share."""
     longest = front.max_model_len - 1
     tokens = {"type": ["integer", "null"], "minimum": 1, "maximum": longest}
@@ -121,7 +121,7 @@ def _sampling(front: FrontDoor) -> Schema:
     }
 
 
-def _completion(front: FrontDoor) -> Schema:
+def _completion(front: EndpointConfig) -> Schema:
     """Describe the body of a completion."""
     ids = {"type": "array", "items": COUNT, "minItems": 1, "maxItems": front.max_model_len - 1}
     text = {"type": "string", "minLength": 1}
@@ -135,7 +135,7 @@ def _completion(front: FrontDoor) -> Schema:
     return {"type": "object", "required": ["prompt"], "properties": properties}
 
 
-def _chat(front: FrontDoor) -> Schema:
+def _chat(front: EndpointConfig) -> Schema:
     """Describe the body of a chat."""
     message = {
         "type": "object",

@@ -8,16 +8,16 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 from serving.api.cached_value import Lately
-from serving.protocol.phases import Begun
+from serving.protocol.phases import FirstChunk
 from serving.protocol.refusal import Refusal
-from serving.request.validation import Refused
+from serving.request.validation import RequestRefused
 
 if TYPE_CHECKING:
-    from serving.admission.controller import Guard
+    from serving.admission.controller import AdmissionController
     from serving.api.metrics import Metrics
-    from serving.protocol.backend import Servers
-    from serving.protocol.endpoint_config import FrontDoor
-    from serving.protocol.phases import Phases
+    from serving.protocol.backend import Backend
+    from serving.protocol.endpoint_config import EndpointConfig
+    from serving.protocol.phases import RequestPhases
 
     Running = dict[tuple[str, str], int]
     Facts = dict[tuple[str, str], dict[str, Any]]
@@ -42,7 +42,9 @@ class ReadyCheck:
     A probe may take as long as both deadlines; who wants to know what runs does not wait for it.
     """
 
-    def __init__(self, front: FrontDoor, servers: Servers, guard: Guard, metrics: Metrics) -> None:
+    def __init__(
+        self, front: EndpointConfig, servers: Backend, guard: AdmissionController, metrics: Metrics
+    ) -> None:
         """Start without having looked; *guard* and *metrics* are told how many replicas run."""
 
         async def look() -> Running:
@@ -73,7 +75,7 @@ class ReadyCheck:
         """Return what one engine of each role and domain runs with."""
         return await self._facts.get()
 
-    def saw(self, domain: str, phases: Phases, first_s: float) -> None:
+    def saw(self, domain: str, phases: RequestPhases, first_s: float) -> None:
         """Note an answer's way and the moment of its first token, by `time.perf_counter`."""
         if self._proves(phases):
             self._note(domain, first_s, "")
@@ -121,17 +123,17 @@ class ReadyCheck:
                 begun = await anext(aiter(self._servers.answer(domain, "completions", body)))
         except TimeoutError:
             return f"a probe got no token within {limit_s:g} s"
-        except Refused as refused:
+        except RequestRefused as refused:
             return f"a probe was refused: {refused.refusal.message}"
         except Exception:  # noqa: BLE001  (whatever it is, clients would meet it too)
             return "a probe failed"
         if isinstance(begun, Refusal):
             return f"a probe was refused: {begun.message}"
-        if isinstance(begun, Begun) and not self._proves(begun.phases):
+        if isinstance(begun, FirstChunk) and not self._proves(begun.phases):
             return f"a probe was answered without prefill: {begun.phases.way}"
         return ""
 
-    def _proves(self, phases: Phases) -> bool:
+    def _proves(self, phases: RequestPhases) -> bool:
         """Tell whether an answer took the way that prompts beyond the threshold take."""
         return not self._splits or phases.path in THROUGH_PREFILL
 
@@ -140,6 +142,6 @@ class ReadyCheck:
         self._known[domain] = max(self._known[domain], (when_s, wrong))
 
 
-def _probe_tokens(front: FrontDoor) -> int:
+def _probe_tokens(front: EndpointConfig) -> int:
     """Return the length of a probe: beyond what decode computes itself, if there is room."""
     return min(front.local_threshold_tokens + 1, front.max_model_len - 1)

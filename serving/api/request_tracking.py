@@ -11,13 +11,13 @@ from serving.api.recent_latencies import Record
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from serving.admission.controller import Guard, Visit
+    from serving.admission.controller import AdmissionController, AdmittedRequest
     from serving.api.metrics import Metrics
     from serving.api.recent_latencies import Measured
-    from serving.protocol.phases import Phases
+    from serving.protocol.phases import RequestPhases
 
 
-class Journey:
+class RequestTracker:
     """
     Stamps a request and, at its end, tells everybody who counts; ends once, however it ends.
 
@@ -25,7 +25,7 @@ class Journey:
     """
 
     def __init__(
-        self, visit: Visit, *, streamed: bool, started_s: float, leave: Callable[[], None]
+        self, visit: AdmittedRequest, *, streamed: bool, started_s: float, leave: Callable[[], None]
     ) -> None:
         """Begin; *leave* is called at the end."""
         self._visit = visit
@@ -45,7 +45,7 @@ class Journey:
         """The domain that answers."""
         return self._visit.domain
 
-    def count_on(self, guard: Guard) -> asyncio.TimerHandle | None:
+    def count_on(self, guard: AdmissionController) -> asyncio.TimerHandle | None:
         """Free the prefill queue of an answer in one piece when its first token is due."""
         forecast = self._visit.forecast
         if self._streamed or forecast is None:
@@ -53,7 +53,7 @@ class Journey:
         loop = asyncio.get_running_loop()
         return loop.call_later(forecast.ttft_s, guard.state.begin, self._visit.stay)
 
-    def begin(self, phases: Phases, guard: Guard, metrics: Metrics) -> float:
+    def begin(self, phases: RequestPhases, guard: AdmissionController, metrics: Metrics) -> float:
         """Note the first token; return when it was there, by `time.perf_counter`."""
         self.path = phases.path
         metrics.phases(phases)
@@ -72,7 +72,7 @@ class Journey:
         self._gaps_s.append(now - self._last_s)
         self._last_s = now
 
-    def end(self, guard: Guard, metrics: Metrics, measured: Measured) -> None:
+    def end(self, guard: AdmissionController, metrics: Metrics, measured: Measured) -> None:
         """Leave; a request that was answered is measured."""
         if self._ended:
             return

@@ -16,13 +16,13 @@ from serving.request.validation import check_model
 if TYPE_CHECKING:
     from starlette.requests import Request
 
-    from serving.api.completions import Door
+    from serving.api.completions import CompletionRoutes
 
 
-class Lookout:
+class StatusRoutes:
     """Answers everything that asks for no tokens; health and the empty page need no key."""
 
-    def __init__(self, door: Door) -> None:
+    def __init__(self, door: CompletionRoutes) -> None:
         """Look out of *door*."""
         self._door = door
         front = door.front

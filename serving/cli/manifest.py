@@ -12,7 +12,7 @@ from minicluster.errors import InputError, NegativeAnswer
 from minicluster.plan import Plan, read_plan, to_json
 from serving.deployment.compile import compile_app
 from serving.deployment.compose import compose
-from serving.deployment.engine_args import Ground
+from serving.deployment.engine_args import DeployTarget
 from serving.deployment.kubernetes import PLAN_DIRECTORY, ray_service
 from serving.deployment.manifest import Manifest, as_yaml, ray_serve
 from serving.deployment.target import is_directory, located
@@ -55,7 +55,7 @@ def manifest_of(
     target, source = plan.inputs.gpu.kind, plan.model.source
     deployment = located(plan.deployment, model)
     return Manifest(
-        served=compile_app(deployment, Ground(target=target, one_host=False), plan=plan),
+        served=compile_app(deployment, DeployTarget(target=target, one_host=False), plan=plan),
         target=target,
         plan=to_json(plan),
         plan_path=PLAN_PATHS.get(kind, str(file.absolute())),

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from minicluster.plan import Deployment, Plan, Pool
-    from serving.deployment.engine_args import Ground
+    from serving.deployment.engine_args import DeployTarget
 
 ONE_DOMAIN = "d0"
 NUMBERED = re.compile(r"node-(\d+)")
@@ -36,7 +36,7 @@ blocks; ours does not. Not of the command that deploys: its calls do block.
 
 def compile_app(
     deployment: Deployment,
-    ground: Ground,
+    ground: DeployTarget,
     *,
     plan: Plan | None = None,
     substitutions: tuple[str, ...] = (),
@@ -112,7 +112,7 @@ def _pools(
     deployment: Deployment,
     pool: Pool,
     found: Mapping[str, str],
-    ground: Ground,
+    ground: DeployTarget,
     bounds: Mapping[str, Any],
 ) -> list[ServedPool]:
     """Compile one role: a deployment for each domain, each with ports of its own."""
@@ -146,7 +146,7 @@ def _llm_config(
     deployment: Deployment,
     pool: Pool,
     members: list[tuple[tuple[str, int], ...]],
-    ground: Ground,
+    ground: DeployTarget,
 ) -> dict[str, Any]:
     """Return what says how each replica's engine is made."""
     cpu = ground.target == "cpu"

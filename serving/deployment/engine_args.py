@@ -37,7 +37,7 @@ ACCELERATORS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ground:
+class DeployTarget:
     """
     What the pools stand on.
 
@@ -63,7 +63,7 @@ class Ground:
         return "shared memory" if self.one_host or self.target == "gpu" else "tcp"
 
 
-def engine_kwargs(deployment: Deployment, pool: Pool, ground: Ground) -> dict[str, Any]:
+def engine_kwargs(deployment: Deployment, pool: Pool, ground: DeployTarget) -> dict[str, Any]:
     """Return vLLM's engine arguments."""
     engine = deployment.engine
     kwargs: dict[str, Any] = {
@@ -93,7 +93,7 @@ def accelerator(gpu: str) -> dict[str, str]:
     return {"accelerator_type": name} if name else {}
 
 
-def _kv_transfer(pool: Pool, ground: Ground) -> dict[str, Any]:
+def _kv_transfer(pool: Pool, ground: DeployTarget) -> dict[str, Any]:
     """Return how the pool hands KV caches over."""
     kv_transfer: dict[str, Any] = {
         "kv_connector": "NixlConnector",
@@ -114,7 +114,7 @@ def _kv_transfer(pool: Pool, ground: Ground) -> dict[str, Any]:
 
 
 def environment(
-    deployment: Deployment, replicas: Sequence[tuple[int, ...]], ground: Ground
+    deployment: Deployment, replicas: Sequence[tuple[int, ...]], ground: DeployTarget
 ) -> dict[str, str]:
     """Return the environment of a pool's processes; *replicas* are the devices of each."""
     variables = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}

@@ -9,7 +9,7 @@ from minicluster.errors import InputError
 from minicluster.plan import read_plan
 from serving.api.api_keys import KEYS, KEYS_FILE
 from serving.deployment.compile import compile_app, ray_nodes
-from serving.deployment.engine_args import Ground
+from serving.deployment.engine_args import DeployTarget
 from serving.deployment.feasibility import findings, refuse, ruled_out
 from serving.deployment.target import located, this_machine
 from serving.request.token_limit import read_token_limit
@@ -47,5 +47,5 @@ def imported(args: Mapping[str, str], environment: Mapping[str, str]) -> ServedA
     # Serve waits for nodes that are still to come: the plan's are taken to be there.
     nodes = tuple(node.labels for node in ray_nodes(deployment, kind))
     refuse([*ruled_out(plan, kind), *findings(deployment, this_machine(kind, nodes))])
-    ground = Ground(target=kind, one_host=False, token_limit=read_token_limit(environment))
+    ground = DeployTarget(target=kind, one_host=False, token_limit=read_token_limit(environment))
     return compile_app(deployment, ground, plan=plan)

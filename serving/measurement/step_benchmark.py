@@ -14,7 +14,7 @@ import numpy as np
 
 from minicluster.contention import others_fraction
 from minicluster.errors import TargetFailed
-from serving.measurement.timing_client import Stopwatch, Stream
+from serving.measurement.timing_client import Stopwatch, TimedStream
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Coroutine
@@ -225,7 +225,7 @@ async def _in_service(watch: Stopwatch, *, tokens: int, answer: int) -> tuple[Gr
     Prefill is never without a prompt, as at the top of what the system carries, and decode has as
     many sequences as that gives it.
     """
-    streams: list[Stream] = []
+    streams: list[TimedStream] = []
 
     async def client() -> None:
         for _ in range(2):
@@ -272,9 +272,9 @@ def _covered(spans: NDArray[np.float64]) -> float:
 
 async def time_decode(watch: Stopwatch, *, batch: int, context: int) -> tuple[GridPoint, ...]:
     """Seconds a step takes while exactly *batch* sequences are decoded."""
-    streams = [Stream() for _ in range(batch)]
+    streams = [TimedStream() for _ in range(batch)]
 
-    def client(stream: Stream) -> Coroutine[Any, Any, Any]:
+    def client(stream: TimedStream) -> Coroutine[Any, Any, Any]:
         return watch.stream(context, DECODE_LIMIT_TOKENS, stream)
 
     async with _background([client(stream) for stream in streams]) as failed:

@@ -24,7 +24,7 @@ STREAMED = {
 
 
 @dataclass(slots=True)
-class Stream:
+class TimedStream:
     """
     One streamed completion, filled while it runs.
 
@@ -75,8 +75,8 @@ class Stopwatch:
     rng: np.random.Generator
 
     async def stream(
-        self, input_tokens: int, output_tokens: int, into: Stream | None = None
-    ) -> Stream:
+        self, input_tokens: int, output_tokens: int, into: TimedStream | None = None
+    ) -> TimedStream:
         """
         Stream one completion of exact lengths; *into* can be watched meanwhile.
 
@@ -85,7 +85,7 @@ class Stopwatch:
         """
         url = f"{self.base_url}/v1/completions"
         body = self._body(input_tokens, output_tokens) | STREAMED
-        stream = into or Stream()
+        stream = into or TimedStream()
         stream.sent_s = time.monotonic()
         async with self.session.post(url, json=body) as answer:
             await _check(answer)

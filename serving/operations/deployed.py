@@ -17,7 +17,7 @@ from serving.cluster.state import State, forget, read_state
 from serving.cluster.token import refuse_missing_certificates
 from serving.deployment.compile import compile_app, ray_nodes
 from serving.deployment.cpu_fallback import substituted
-from serving.deployment.engine_args import Ground
+from serving.deployment.engine_args import DeployTarget
 from serving.deployment.feasibility import findings, missing_nodes, refuse
 from serving.deployment.target import located, this_machine
 from serving.operations.deploy import Site, deploy, new_state
@@ -90,7 +90,7 @@ def bring_up(  # noqa: PLR0913  (what is deployed, where, and what is said of it
         state = new_state(site, free_nixl_port(workers) if one_host else NIXL_PORT)
     served = compile_app(
         deployment,
-        Ground(
+        DeployTarget(
             target=site.target,
             one_host=one_host,
             nixl_port=state.nixl_port,

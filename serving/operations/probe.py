@@ -18,7 +18,7 @@ from ray import serve
 from minicluster.errors import TargetFailed
 from serving.api.api_keys import authorization
 from serving.protocol.app_spec import APP
-from serving.protocol.phases import STALL_S, Phases, Readiness
+from serving.protocol.phases import STALL_S, Readiness, RequestPhases
 from serving.replicas.engine_compat import broadcast
 from serving.replicas.serve_backend import NOBODY
 from serving.request.token_limit import read_token_limit
@@ -99,7 +99,7 @@ def _probes(served: ServedApp, pool: ServedPool) -> int:
 
 def _round(
     server: ServedPool, probes: int, vocab_size: int, rng: random.Random, limit_s: float
-) -> list[Phases]:
+) -> list[RequestPhases]:
     """Send one prompt over every way through the replicas of *server*."""
     handle = _met(server, limit_s)
     prompts = [[_prompt(vocab_size, rng) for _ in range(probes)] for _ in range(server.replicas)]
@@ -107,7 +107,7 @@ def _round(
     pool = ThreadPoolExecutor(max_workers=1)
     try:
         future = pool.submit(broadcast, handle, "probe", lambda _replica: [next(waiting)])
-        answers: list[list[Phases]] = future.result(timeout=limit_s)
+        answers: list[list[RequestPhases]] = future.result(timeout=limit_s)
     except TimeoutError:
         raise TargetFailed(f"a KV transfer did not come within {limit_s:.0f} s") from None
     except NOBODY as error:

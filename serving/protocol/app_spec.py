@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from serving.protocol.endpoint_config import FrontDoor
+from serving.protocol.endpoint_config import EndpointConfig
 
 APP = "minicluster"
 """Name of the Ray Serve application."""
@@ -85,7 +85,7 @@ class ServedApp:
     model_id: str
     pools: tuple[ServedPool, ...]
     nodes: tuple[RayNode, ...]
-    front: FrontDoor
+    front: EndpointConfig
 
     def of(self, role: str) -> tuple[ServedPool, ...]:
         """Return the pools of one role, a domain each."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from serving.protocol.phases import Begun, PrefillTiming
+    from serving.protocol.phases import FirstChunk, PrefillTiming
     from serving.protocol.refusal import Refusal
 
 
@@ -15,12 +15,12 @@ class EngineFailed(Exception):
     """An engine broke off: of an answer that has begun nothing follows, [DONE] least of all."""
 
 
-class Servers(Protocol):
+class Backend(Protocol):
     """The pools: Ray Serve's handles, or what a test puts in their place."""
 
     def answer(
         self, domain: str, kind: str, body: dict[str, Any]
-    ) -> AsyncIterator[Refusal | Begun | list[str]]:
+    ) -> AsyncIterator[Refusal | FirstChunk | list[str]]:
         """Answer a request; see `SplitDecodeServer.answer`. Raises `Refused` for want of one."""
 
     async def time_prefill(self, body: dict[str, Any]) -> PrefillTiming | Refusal:

@@ -39,7 +39,7 @@ not come by then is lost.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FrontPool:
+class PoolConfig:
     """
     One pool as planned, for people and for limits.
 
@@ -58,7 +58,7 @@ class FrontPool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Promise:
+class ServedSlo:
     """
     What the plan promises, and the load it is for.
 
@@ -82,7 +82,7 @@ class Promise:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FrontDoor:
+class EndpointConfig:
     """
     Everything about the plan that answering requests needs.
 
@@ -103,14 +103,14 @@ class FrontDoor:
     block_size: int
     plan_hash: str
     slo: SloSpec | None
-    promise: Promise | None
+    promise: ServedSlo | None
     step_model: StepModel | None
     prefill_deadline_s: float
     kv_wait_deadline_s: float
     local_threshold_tokens: int
     fallback: str
     policy: str
-    pools: tuple[FrontPool, ...]
+    pools: tuple[PoolConfig, ...]
     pairing: dict[str, tuple[str, ...]]
     substitutions: tuple[str, ...] = ()
 
@@ -128,7 +128,7 @@ def front_door(
     plan_hash: str = "",
     substitutions: tuple[str, ...] = (),
     deadlines_s: tuple[float | None, float | None] = (None, None),
-) -> FrontDoor:
+) -> EndpointConfig:
     """
     Take from the plan what answering requests needs.
 
@@ -141,7 +141,7 @@ def front_door(
         deadlines_s: of prefill and of the KV hand-off; `None`: twice the plan's TTFT.
     """
     pools = tuple(
-        FrontPool(
+        PoolConfig(
             role=pool.role,
             gpu=pool.gpu,
             tp=pool.tp,
@@ -154,7 +154,7 @@ def front_door(
     )
     prefill_deadline_s, kv_deadline_s = deadlines(plan, deadlines_s)
     routing = deployment.routing
-    return FrontDoor(
+    return EndpointConfig(
         model_id=deployment.model.id,
         max_model_len=deployment.engine.max_model_len,
         block_size=deployment.engine.block_size,
@@ -189,7 +189,7 @@ def replicas_by_domain(pool: Any, domains: Mapping[str, str]) -> dict[str, int]:
     return counted
 
 
-def _pairing(pools: tuple[FrontPool, ...]) -> dict[str, tuple[str, ...]]:
+def _pairing(pools: tuple[PoolConfig, ...]) -> dict[str, tuple[str, ...]]:
     """Return the prefill domains for each domain that answers: its own first, then the others."""
     prefill = [domain for pool in pools if pool.role == "prefill" for domain in pool.replicas]
     return {
@@ -200,10 +200,10 @@ def _pairing(pools: tuple[FrontPool, ...]) -> dict[str, tuple[str, ...]]:
     }
 
 
-def _promise(plan: Plan) -> Promise:
+def _promise(plan: Plan) -> ServedSlo:
     """Return the plan's prediction and load."""
     said = plan.prediction
-    return Promise(
+    return ServedSlo(
         ttft=said.ttft,
         tpot=said.tpot,
         itl=said.itl,
@@ -216,16 +216,16 @@ def _promise(plan: Plan) -> Promise:
     )
 
 
-def to_plain(front: FrontDoor) -> dict[str, Any]:
+def to_plain(front: EndpointConfig) -> dict[str, Any]:
     """Return *front* as dicts, lists, strings and numbers."""
     plain: dict[str, Any] = _ADAPTER.dump_python(front, mode="json")
     return plain
 
 
-def front_from(plain: Mapping[str, Any]) -> FrontDoor:
+def front_from(plain: Mapping[str, Any]) -> EndpointConfig:
     """Read back what `to_plain` wrote; raises pydantic's ValidationError on anything else."""
     return _ADAPTER.validate_json(_JSON.dump_json(dict(plain)))
 
 
-_ADAPTER = TypeAdapter(FrontDoor)
+_ADAPTER = TypeAdapter(EndpointConfig)
 _JSON = TypeAdapter(dict[str, Any])

@@ -12,7 +12,7 @@ PATH_HEADER = "X-Minicluster-Path"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Phases:
+class RequestPhases:
     """
     The halves of a request's time to first token, and the way it took.
 
@@ -68,7 +68,7 @@ class Phases:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Begun:
+class FirstChunk:
     """
     An answer with its first token, in one message: each takes milliseconds between processes.
 
@@ -76,7 +76,7 @@ class Begun:
         first: the first server-sent events, or the whole answer.
     """
 
-    phases: Phases
+    phases: RequestPhases
     first: list[str] | dict[str, Any]
 
 

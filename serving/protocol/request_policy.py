@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from serving.protocol.endpoint_config import FrontDoor
+    from serving.protocol.endpoint_config import EndpointConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class RequestPolicy:
     """
     What a decode server keeps to.
 
@@ -27,9 +27,9 @@ class Order:
     fallback: str = "fail"
 
 
-def order_of(front: FrontDoor) -> Order:
+def order_of(front: EndpointConfig) -> RequestPolicy:
     """Take from what the front door knows what decode needs."""
-    return Order(
+    return RequestPolicy(
         prefill_deadline_s=front.prefill_deadline_s,
         kv_wait_deadline_s=front.kv_wait_deadline_s,
         local_threshold_tokens=front.local_threshold_tokens,

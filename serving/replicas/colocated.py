@@ -9,7 +9,7 @@ from ray.serve.llm.deployment import LLMServer
 from ray.serve.llm.openai_api_models import CompletionRequest
 
 from serving.protocol.endpoint_config import front_from
-from serving.protocol.phases import Phases
+from serving.protocol.phases import RequestPhases
 from serving.protocol.request_policy import order_of
 from serving.replicas.generation import Answering
 from serving.replicas.prefill_decode import Planned
@@ -24,7 +24,7 @@ class MixedServer(Planned, Answering, LLMServer):  # type: ignore[misc]
         """Take the deadlines from the plan."""
         self._order = order_of(front_from(front))
 
-    async def probe(self, prompts: list[list[int]]) -> list[Phases]:
+    async def probe(self, prompts: list[list[int]]) -> list[RequestPhases]:
         """Run each prompt here, one after the other."""
         phases = []
         for prompt in prompts:
@@ -35,5 +35,5 @@ class MixedServer(Planned, Answering, LLMServer):  # type: ignore[misc]
             answer = await anext(aiter(self.engine.completions(request, None)))
             if not hasattr(answer, "usage"):
                 raise RuntimeError(str(answer))
-            phases.append(Phases(prefill_s=time.perf_counter() - started, handoff_s=0.0))
+            phases.append(RequestPhases(prefill_s=time.perf_counter() - started, handoff_s=0.0))
         return phases

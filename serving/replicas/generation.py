@@ -11,7 +11,7 @@ from ray import serve
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from serving.protocol.backend import EngineFailed
-from serving.protocol.phases import Begun, Phases
+from serving.protocol.phases import FirstChunk, RequestPhases
 from serving.protocol.refusal import Refusal
 from serving.replicas.engine_compat import first_token_seen, prompt_tokens
 from serving.replicas.engine_request import (
@@ -22,15 +22,15 @@ from serving.replicas.engine_request import (
     refusal_in,
     refusal_of,
 )
-from serving.replicas.pending_answer import Answer
-from serving.replicas.remote_prefill import Reach, Remote, prefill_elsewhere
+from serving.replicas.pending_answer import PendingAnswer
+from serving.replicas.remote_prefill import PrefillPool, Remote, prefill_elsewhere
 from serving.request.prefill_eligibility import may_be_short, must_be_local, short_enough
 from serving.request.retry import RETRY_AFTER_S, Local, late_first_token
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from serving.protocol.request_policy import Order
+    from serving.protocol.request_policy import RequestPolicy
 
 AGGREGATED = Local(path="local", reason="aggregated")
 
@@ -44,11 +44,11 @@ class _Start:
     prefill_s: float
     way: Remote | Local
 
-    def phases(self, handoff_s: float) -> Phases:
+    def phases(self, handoff_s: float) -> RequestPhases:
         """Return where the time to the first token went."""
         decode = serve.get_replica_context().replica_id.unique_id
         if isinstance(self.way, Local):
-            return Phases(
+            return RequestPhases(
                 prefill_s=self.prefill_s,
                 handoff_s=handoff_s,
                 path=self.way.path,
@@ -56,7 +56,7 @@ class _Start:
                 decode_replica=decode,
             )
         failures, done = self.way.failures, self.way.prefilled
-        return Phases(
+        return RequestPhases(
             prefill_s=self.prefill_s,
             handoff_s=handoff_s,
             path="retried" if failures else "remote",
@@ -72,13 +72,13 @@ class Answering:
     """What the servers have in common that answer: those that decode, and aggregated ones."""
 
     engine: Any
-    _order: Order
-    _reach: Reach | None
-    _closing: dict[asyncio.Task[None], Answer]
+    _order: RequestPolicy
+    _reach: PrefillPool | None
+    _closing: dict[asyncio.Task[None], PendingAnswer]
 
     async def answer(
-        self, kind: str, body: dict[str, Any], *, order: Order | None = None
-    ) -> AsyncIterator[Refusal | Begun | list[str]]:
+        self, kind: str, body: dict[str, Any], *, order: RequestPolicy | None = None
+    ) -> AsyncIterator[Refusal | FirstChunk | list[str]]:
         """
         Prefill elsewhere or here, decode here.
 
@@ -98,7 +98,7 @@ class Answering:
         if isinstance(start, Refusal):
             yield start
             return
-        answer = Answer(
+        answer = PendingAnswer(
             getattr(self.engine, kind)(start.request, None),
             begun=None if start.request.stream else self._begun(kind, start.request),
             in_flight=isinstance(start.way, Remote),
@@ -110,7 +110,7 @@ class Answering:
                 yield came
                 return
             first = await _first_piece(answer)
-            yield Begun(phases=start.phases(came - started), first=first)
+            yield FirstChunk(phases=start.phases(came - started), first=first)
             async for event in answer.stream:
                 yield [_checked(event)]
         except EngineFailed:
@@ -132,7 +132,9 @@ class Answering:
             raise RuntimeError(f"{stuck} KV transfers do not end; only a new engine frees them")
         await super().check_health()  # type: ignore[misc]
 
-    async def _start(self, kind: str, body: dict[str, Any], order: Order) -> _Start | Refusal:
+    async def _start(
+        self, kind: str, body: dict[str, Any], order: RequestPolicy
+    ) -> _Start | Refusal:
         """Decide the way of a request, and go it as far as this server's engine."""
         request = engine_request(kind, body)
         if isinstance(request, Refusal):
@@ -156,7 +158,7 @@ class Answering:
         kind: str,
         body: dict[str, Any],
         request: Any,  # noqa: ANN401
-        order: Order,
+        order: RequestPolicy,
     ) -> Remote | Local | Refusal:
         """Choose between prefill and this engine, and have prefill done if it is that."""
         if self._reach is None:
@@ -174,7 +176,9 @@ class Answering:
         return lambda: first_token_seen(self.engine, kind, request.request_id)
 
 
-async def _first_token(answer: Answer, limit_s: float, order: Order) -> float | Refusal:
+async def _first_token(
+    answer: PendingAnswer, limit_s: float, order: RequestPolicy
+) -> float | Refusal:
     """Return when the first token came, or what the client gets instead of an answer."""
     try:
         await answer.first_token(limit_s)
@@ -188,7 +192,7 @@ async def _first_token(answer: Answer, limit_s: float, order: Order) -> float | 
     return failed or at
 
 
-async def _first_piece(answer: Answer) -> list[str] | dict[str, Any]:
+async def _first_piece(answer: PendingAnswer) -> list[str] | dict[str, Any]:
     """Return the first event, or the whole answer; raises EngineFailed for an error."""
     first = await answer.first_item()
     if _error_in(first) is not None:

@@ -17,7 +17,7 @@ from serving.api.app import front_app
 from serving.api.http_server import Listener
 from serving.cluster.serve_compat import keep_log
 from serving.protocol.endpoint_config import front_from
-from serving.replicas.serve_backend import HandledServers
+from serving.replicas.serve_backend import ServeBackend
 from serving.replicas.timeouts import patience_of
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Ingress:
         """
         keep_log()
         self._front = front_from(front)
-        self._servers = HandledServers(servers, prefill, patience_of(self._front))
+        self._servers = ServeBackend(servers, prefill, patience_of(self._front))
         self._address = address
         self._listening: asyncio.Task[None] | None = None
 

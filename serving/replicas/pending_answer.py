@@ -19,7 +19,7 @@ LOOK_S = 0.01
 """How often an engine is asked whether an answer that comes as a whole has begun."""
 
 
-class Answer:
+class PendingAnswer:
     """
     An engine's answer from its start.
 

@@ -18,7 +18,7 @@ from serving.cluster.serve_compat import keep_log
 from serving.protocol.app_spec import CORES, planned_cores
 from serving.protocol.backend import EngineFailed
 from serving.protocol.endpoint_config import front_from
-from serving.protocol.phases import Phases, Prefilled, PrefillTiming
+from serving.protocol.phases import Prefilled, PrefillTiming, RequestPhases
 from serving.protocol.refusal import Refusal
 from serving.protocol.request_policy import order_of
 from serving.replicas.end_with_replica import REPLICA
@@ -26,10 +26,10 @@ from serving.replicas.engine_compat import broadcast, engine_is_dead, skip_downl
 from serving.replicas.engine_facts import engine_facts
 from serving.replicas.engine_request import engine_request, for_decode, for_prefill, refusal_of
 from serving.replicas.generation import Answering
-from serving.replicas.prefill_handles import Handles
+from serving.replicas.prefill_handles import PrefillHandles
 
 if TYPE_CHECKING:
-    from serving.replicas.pending_answer import Answer
+    from serving.replicas.pending_answer import PendingAnswer
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class Planned:
         _take_planned_cores()
         _sample_without_compiling()
         os.environ[REPLICA] = str(os.getpid())
-        self._closing: dict[asyncio.Task[None], Answer] = {}
+        self._closing: dict[asyncio.Task[None], PendingAnswer] = {}
         await super().__init__(llm_config, **kwargs)  # type: ignore[call-arg, misc]
         self._watch = asyncio.create_task(self._end_with_the_engine())
 
@@ -203,9 +203,9 @@ class SplitDecodeServer(Planned, Answering, PDDecodeServer):  # type: ignore[mis
         self._handles = {
             each: self._prefill_servers[each] for each in planned.pairing[self._domain]
         }
-        self._reach = Handles(self._handles)
+        self._reach = PrefillHandles(self._handles)
 
-    async def probe(self, prompts: list[list[int]]) -> list[Phases]:
+    async def probe(self, prompts: list[list[int]]) -> list[RequestPhases]:
         """
         Run one prompt through each prefill replica and this decode replica.
 
@@ -238,7 +238,7 @@ class SplitDecodeServer(Planned, Answering, PDDecodeServer):  # type: ignore[mis
             if not hasattr(answer, "usage"):
                 raise RuntimeError(str(answer))
             handoff_s = time.perf_counter() - handed_over
-            phases.append(Phases(prefill_s=prefill_s, handoff_s=handoff_s))
+            phases.append(RequestPhases(prefill_s=prefill_s, handoff_s=handoff_s))
         return phases
 
 

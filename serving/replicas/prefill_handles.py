@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from serving.protocol.refusal import Refusal
 
 
-class Handles:
+class PrefillHandles:
     """Prefill replicas behind Ray Serve's handles; which one of a domain, the router decides."""
 
     def __init__(self, handles: Mapping[str, Any]) -> None:

@@ -15,7 +15,7 @@ from serving.request.retry import DIED, TIMEOUT, Try, choose_domain, next_step
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from serving.protocol.request_policy import Order
+    from serving.protocol.request_policy import RequestPolicy
     from serving.request.retry import Local
 
 logger = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ class Remote:
     failures: tuple[str, ...]
 
 
-class Reach(Protocol):
+class PrefillPool(Protocol):
     """Prefill replicas in domains, the nearest first."""
 
     def live(self) -> Mapping[str, int | None]:
@@ -47,10 +47,10 @@ class Reach(Protocol):
 
 
 async def prefill_elsewhere(
-    reach: Reach,
+    reach: PrefillPool,
     kind: str,
     request: Any,  # noqa: ANN401
-    order: Order,
+    order: RequestPolicy,
 ) -> Remote | Local | Refusal:
     """
     Have a prompt prefilled: once more elsewhere if that fails, then by the order's policy.

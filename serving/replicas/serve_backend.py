@@ -15,13 +15,13 @@ from serving.protocol.refusal import Refusal
 from serving.replicas.live_replicas import NoReplica, while_live
 from serving.request.prefill_eligibility import must_be_local
 from serving.request.retry import RETRY_AFTER_S, late_answer, late_prefill
-from serving.request.validation import Refused
+from serving.request.validation import RequestRefused
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
-    from serving.protocol.phases import Begun, PrefillTiming
-    from serving.replicas.timeouts import Patience
+    from serving.protocol.phases import FirstChunk, PrefillTiming
+    from serving.replicas.timeouts import Timeouts
     from serving.request.retry import Local
 
 logger = logging.getLogger(__name__)
@@ -44,11 +44,11 @@ PARAMS = {
 """Fields that keep a request out of the prefill pool, where the reason has another name."""
 
 
-class HandledServers:
+class ServeBackend:
     """Implements `serving.protocol.backend.Servers`."""
 
     def __init__(
-        self, servers: Mapping[str, Any], prefill: Mapping[str, Any], patience: Patience
+        self, servers: Mapping[str, Any], prefill: Mapping[str, Any], patience: Timeouts
     ) -> None:
         """
         Keep a handle per domain, of what answers and of what prefills.
@@ -69,11 +69,11 @@ class HandledServers:
 
     async def answer(
         self, domain: str, kind: str, body: dict[str, Any]
-    ) -> AsyncIterator[Refusal | Begun | list[str]]:
+    ) -> AsyncIterator[Refusal | FirstChunk | list[str]]:
         """See `SplitDecodeServer.answer`; whoever stops listening ends it."""
         handle = self._servers[domain]
         if live_replicas(handle) == 0:
-            raise Refused(_unavailable())  # Ray Serve would wait for one
+            raise RequestRefused(_unavailable())  # Ray Serve would wait for one
         begun = ended = False
         streamed = body.get("stream") is True and not body.get("use_beam_search")
         patience = self._patience
@@ -91,7 +91,7 @@ class HandledServers:
             if begun:
                 raise
             late = isinstance(error, TimeoutError) and not streamed
-            raise Refused(late_answer(limit_s) if late else _unavailable()) from error
+            raise RequestRefused(late_answer(limit_s) if late else _unavailable()) from error
         finally:
             if not ended:
                 response.cancel()
@@ -105,7 +105,7 @@ class HandledServers:
             return _not_through_prefill(local)
         handle = next(iter(self._prefill.values()))
         if live_replicas(handle) == 0:
-            raise Refused(_unavailable())  # Ray Serve would wait for one
+            raise RequestRefused(_unavailable())  # Ray Serve would wait for one
         limit_s = self._patience.prefill_s
         response = handle.time_prefill.remote(body)
         ended = False
@@ -115,7 +115,7 @@ class HandledServers:
             ended = True
         except NOBODY as error:
             late = isinstance(error, TimeoutError)
-            raise Refused(late_prefill(limit_s) if late else _unavailable()) from error
+            raise RequestRefused(late_prefill(limit_s) if late else _unavailable()) from error
         finally:
             if not ended:
                 response.cancel()

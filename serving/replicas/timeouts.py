@@ -12,7 +12,7 @@ from serving.request.prompt_length import prompts_of
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from serving.protocol.endpoint_config import FrontDoor
+    from serving.protocol.endpoint_config import EndpointConfig
 
 SLACK_S = 2.0
 """Beyond both deadlines, until a decode replica that says nothing is given up."""
@@ -28,7 +28,7 @@ UNPLANNED_TOKEN_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Patience:
+class Timeouts:
     """
     Seconds to wait.
 
@@ -63,12 +63,12 @@ class Patience:
         return self.first_token_s + turns * tokens * self.token_s
 
 
-def patience_of(front: FrontDoor) -> Patience:
+def patience_of(front: EndpointConfig) -> Timeouts:
     """Take from what the front door knows how long to wait."""
     token_s = UNPLANNED_TOKEN_S
     if front.slo is not None and front.promise is not None:
         token_s = PACE_FACTOR * (front.slo.tpot_s or front.slo.itl_s or front.promise.tpot.p99_s)
-    return Patience(
+    return Timeouts(
         prefill_s=front.prefill_deadline_s,
         first_token_s=front.prefill_deadline_s + front.kv_wait_deadline_s + SLACK_S,
         token_s=token_s,

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from serving.protocol.refusal import Refusal
-from serving.request.validation import Refused
+from serving.request.validation import RequestRefused
 
 DEEPEST = 64
 """Levels of a body: ours goes through pickle, templates and schemas, which recurse."""
@@ -21,7 +21,7 @@ def check_sound(raw: bytes, body: dict[str, Any]) -> None:
     """
     if raw.count(b"[") + raw.count(b"{") > DEEPEST and _depth(body) > DEEPEST:
         message = f"The body is nested too deeply: at most {DEEPEST} levels."
-        raise Refused(Refusal(status=400, message=message))
+        raise RequestRefused(Refusal(status=400, message=message))
     if b"\\ud" in raw or b"\\uD" in raw:
         for name, value in body.items():
             try:
@@ -29,7 +29,7 @@ def check_sound(raw: bytes, body: dict[str, Any]) -> None:
             except UnicodeEncodeError:
                 param = name.encode("ascii", "replace").decode()
                 message = f"{param}: expected text, not half of a surrogate pair."
-                raise Refused(Refusal(status=400, message=message, param=param)) from None
+                raise RequestRefused(Refusal(status=400, message=message, param=param)) from None
 
 
 def _depth(body: dict[str, Any]) -> int:

@@ -11,7 +11,7 @@ from serving.protocol.refusal import Refusal
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from serving.protocol.request_policy import Order
+    from serving.protocol.request_policy import RequestPolicy
 
 ATTEMPTS = 2
 """The first, and one more on another replica: nothing has been sent to the client yet."""
@@ -39,7 +39,7 @@ class Local:
 
 
 def next_step(
-    failures: Sequence[str], *, live: int | None, left_s: float, order: Order
+    failures: Sequence[str], *, live: int | None, left_s: float, order: RequestPolicy
 ) -> Try | Local | Refusal:
     """
     Decide what comes next for a request that no replica has prefilled.
@@ -61,7 +61,7 @@ def next_step(
     return Try(timeout_s=left_s if alone else left_s / 2)
 
 
-def _without_prefill(reason: str, order: Order) -> Local | Refusal:
+def _without_prefill(reason: str, order: RequestPolicy) -> Local | Refusal:
     """Apply the policy for want of a prefill replica."""
     if order.fallback == "local":
         return Local(path="fallback-local", reason=reason)
@@ -80,7 +80,7 @@ def late_prefill(limit_s: float) -> Refusal:
     return Refusal(status=504, message=message, code=TIMEOUT, retry_after_s=RETRY_AFTER_S)
 
 
-def late_first_token(order: Order) -> Refusal:
+def late_first_token(order: RequestPolicy) -> Refusal:
     """Return what a client gets whose first token did not come in time."""
     message = f"The first token did not come within {order.kv_wait_deadline_s:g} s of prefill."
     retry_after_s = max(RETRY_AFTER_S, math.ceil(order.kv_wait_deadline_s))

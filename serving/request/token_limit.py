@@ -8,7 +8,7 @@ from minicluster.errors import InputError
 from serving.protocol.refusal import Refusal
 from serving.request.answer_length import LENGTHS, answer_tokens
 from serving.request.prompt_length import most_tokens, prompts_in
-from serving.request.validation import Refused
+from serving.request.validation import RequestRefused
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -48,7 +48,7 @@ def within(
     for name in (*LENGTHS[kind], "min_tokens"):
         if (body.get(name) or 0) > limit:
             message = f"{name}: expected at most {limit}, the limit of this endpoint."
-            raise Refused(Refusal(status=400, message=message, param=name))
+            raise RequestRefused(Refusal(status=400, message=message, param=name))
     tokens = answer_tokens(kind, body)
     if tokens is not None:
         return body if tokens <= limit else {**body, "max_tokens": limit}

@@ -31,7 +31,7 @@ TOKEN_IDS = 2**31
 """More than any vocabulary has; tokenizers fail on what 32 bits do not hold (vLLM's echo)."""
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """Carries a refusal up to where it is answered."""
 
     def __init__(self, refusal: Refusal) -> None:
@@ -48,16 +48,20 @@ def parse_body(raw: bytes) -> dict[str, Any]:
         Refused: not JSON, not an object, too long or too deep.
     """
     if len(raw) > MAX_BODY_BYTES:
-        raise Refused(Refusal(status=413, message=f"The body exceeds {MAX_BODY_BYTES} bytes."))
+        raise RequestRefused(
+            Refusal(status=413, message=f"The body exceeds {MAX_BODY_BYTES} bytes.")
+        )
     try:
         body = json.loads(raw, parse_constant=_no_constant)
     except RecursionError:
-        raise Refused(Refusal(status=400, message="The body is nested too deeply.")) from None
+        raise RequestRefused(
+            Refusal(status=400, message="The body is nested too deeply.")
+        ) from None
     except ValueError as error:
         message = f"The body is not valid JSON: {error}"
-        raise Refused(Refusal(status=400, message=message)) from None
+        raise RequestRefused(Refusal(status=400, message=message)) from None
     if not isinstance(body, dict):
-        raise Refused(Refusal(status=400, message="The body is not a JSON object."))
+        raise RequestRefused(Refusal(status=400, message="The body is not a JSON object."))
     return body
 
 
@@ -98,7 +102,9 @@ def check_model(model: object, model_id: str) -> None:
     """Refuse every model but the one that is served."""
     if model != model_id:
         message = f"The model {model!r} does not exist; this endpoint serves {model_id!r}."
-        raise Refused(Refusal(status=404, message=message, param="model", code="model_not_found"))
+        raise RequestRefused(
+            Refusal(status=404, message=message, param="model", code="model_not_found")
+        )
 
 
 def _check_supported(body: dict[str, Any]) -> None:
@@ -169,7 +175,7 @@ def _check_lengths(kind: str, body: dict[str, Any], max_model_len: int) -> None:
             f"least {tokens} in the prompt and asks for {wanted} more."
         )
         code = "context_length_exceeded"
-        raise Refused(Refusal(status=400, message=message, param="prompt", code=code))
+        raise RequestRefused(Refusal(status=400, message=message, param="prompt", code=code))
 
 
 def _is_count(value: object) -> bool:
@@ -180,4 +186,6 @@ def _is_count(value: object) -> bool:
 def _refuse(param: str, expectation: str) -> NoReturn:
     """Refuse a parameter."""
     message = f"{param}: expected {expectation}."
-    raise Refused(Refusal(status=400, message=message, param=param, code="unsupported_value"))
+    raise RequestRefused(
+        Refusal(status=400, message=message, param=param, code="unsupported_value")
+    )

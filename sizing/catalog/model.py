@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from minicluster.config import parse, read_toml
 from minicluster.errors import InputError
 from minicluster.specs.checks import STRICT
-from minicluster.specs.gpu import Source
+from minicluster.specs.gpu import NumberSource
 from minicluster.specs.precision import with_weight_dtype
 from sizing.catalog.folder import exists, files, unknown
 from sizing.catalog.huggingface.names import repackaged
@@ -41,7 +41,7 @@ class ModelEntry:
     hub_id: str
     aliases: tuple[str, ...]
     config: dict[str, object]
-    sources: tuple[Source, ...]
+    sources: tuple[NumberSource, ...]
 
 
 @cache

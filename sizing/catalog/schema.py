@@ -29,7 +29,7 @@ UNITS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Key:
+class ScenarioKey:
     """
     One key of a scenario file.
 
@@ -54,12 +54,12 @@ class Key:
     meaning: str
 
 
-def scenario_keys() -> tuple[Key, ...]:
+def scenario_keys() -> tuple[ScenarioKey, ...]:
     """List every key of a scenario, table by table, in the order of the dataclasses."""
     return tuple(_keys(ScenarioSpec, ""))
 
 
-def _keys(cls: type, prefix: str) -> list[Key]:
+def _keys(cls: type, prefix: str) -> list[ScenarioKey]:
     """List the keys of one dataclass and of those inside it."""
     hints, meanings = get_type_hints(cls), attribute_docs(cls)
     found = []
@@ -71,7 +71,7 @@ def _keys(cls: type, prefix: str) -> list[Key]:
         required = spec.default is MISSING and spec.default_factory is MISSING
         low, high = LIMITS.get(key) or LIMITS.get(f"{key}.max_tokens") or (None, None)
         found.append(
-            Key(
+            ScenarioKey(
                 key=key,
                 type=_type_name(hint),
                 unit=unit(spec.name),

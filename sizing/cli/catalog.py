@@ -22,7 +22,7 @@ from sizing.latency.memory import kv_bytes_per_token
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from minicluster.specs.gpu import GpuSpec, Source
+    from minicluster.specs.gpu import GpuSpec, NumberSource
 
 AsJson = Annotated[bool, typer.Option("--json", help="print exactly the data")]
 
@@ -147,7 +147,7 @@ def _efficiency(spec: GpuSpec) -> str:
     return "fitted" if spec.efficiency.fitted else "default"
 
 
-def _document(sources: Iterable[Source], covered: str) -> str:
+def _document(sources: Iterable[NumberSource], covered: str) -> str:
     """Return the document behind one number."""
     return next((source.document for source in sources if covered in source.covers), "")
 

@@ -17,7 +17,7 @@ from sizing import catalog
 from sizing.cli.console import wide_console
 from sizing.cli.inputs import naming, read_inputs
 from sizing.cli.plan import CALIBRATION, OVERRIDES  # noqa: TC001  (Typer reads the annotations)
-from sizing.planner.studies.answer import OBJECTIVES, Answer, answered, cheapest, data
+from sizing.planner.studies.answer import OBJECTIVES, StudyAnswer, answered, cheapest, data
 from sizing.planner.studies.cost import require_price
 from sizing.report.study import comparison_lines, comparison_table
 
@@ -67,7 +67,7 @@ def compare(  # noqa: PLR0913, PLR0917  (a command's options)
         raise typer.Exit(Exit.NEGATIVE)
 
 
-def _print(answers: list[Answer], best: Answer | None, by: str, statistic: str) -> None:
+def _print(answers: list[StudyAnswer], best: StudyAnswer | None, by: str, statistic: str) -> None:
     """Show the table, and whose numbers are in it."""
     console = wide_console()
     console.print(comparison_table(answers, statistic))

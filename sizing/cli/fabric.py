@@ -15,7 +15,7 @@ from minicluster.errors import InputError
 from sizing import catalog
 from sizing.latency.collectives import CROSSES
 from sizing.latency.library import left_out, with_gpu_points
-from sizing.network.bill import Order, bill
+from sizing.network.bill import NetworkOrder, bill
 from sizing.network.built import built_bill
 from sizing.network.collective import Question, answer
 from sizing.network.ecmp import Hashing, collisions
@@ -143,7 +143,7 @@ def bom(  # noqa: PLR0913, PLR0917  (a command's options)
         return
     if gpus is None:
         raise InputError("--gpus", None, "how many endpoints", "or --preset NAME")
-    order = Order(
+    order = NetworkOrder(
         gpus=gpus,
         hb_size=hb_size,
         radix=radix,

@@ -43,7 +43,7 @@ FORMATS = ("ray", "kueue", "volcano", "slurm", "ranks")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class PlaceOptions:
     """What is placed, and constraints by names of tiers; every key is an option."""
 
     tp: int | None = None
@@ -71,10 +71,10 @@ HELP = {
     "spare_nodes": "nodes to keep free",
     "spare_tier": "so many in each unit of it",
 }
-"""What the help says of the keys of `Asked`."""
+"""What the help says of the keys of `PlaceOptions`."""
 
 
-@with_keys(Asked, HELP)
+@with_keys(PlaceOptions, HELP)
 def place(
     plan: Annotated[Path | None, typer.Argument(help="plan.json; or give --tp, --pp, --dp")] = None,
     cluster: Annotated[str | None, typer.Option(help="preset or file; else the plan's")] = None,
@@ -84,10 +84,10 @@ def place(
     emit: Annotated[str | None, typer.Option(help=", ".join(FORMATS))] = None,
     out: Annotated[Path | None, typer.Option("-o", "--out", help="file for --emit")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print exactly the data")] = False,
-    **keys: Any,  # noqa: ANN401  (one option a key of `Asked`)
+    **keys: Any,  # noqa: ANN401  (one option a key of `PlaceOptions`)
 ) -> None:
     """Place a plan's replicas or a job's ranks; print cost, what crosses each tier, the bound."""
-    asked = Asked(**{key: value for key, value in keys.items() if value is not None})
+    asked = PlaceOptions(**{key: value for key, value in keys.items() if value is not None})
     if (plan is None) == (asked.tp is None):
         both = None if plan is None else f"{plan} with --tp"
         raise InputError("PLAN", both, "a plan, or --tp with --pp and --dp, not both")
@@ -108,7 +108,9 @@ def place(
     _print(found, crossed, seconds, as_json=as_json)
 
 
-def _placed(plan: Plan | None, root: Room, topology: Topology, asked: Asked) -> PoolPlan | RankPlan:
+def _placed(
+    plan: Plan | None, root: Room, topology: Topology, asked: PlaceOptions
+) -> PoolPlan | RankPlan:
     """Place the replicas of a plan, or without one the ranks of a training job."""
     names = tuple(tier.name for tier in topology.tiers)
     within = _tier(names, asked.replica_within, "--replica-within")

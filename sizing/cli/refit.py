@@ -13,7 +13,7 @@ from rich.table import Table
 from minicluster.shell import talk
 from sizing.cli.plan import write_whole
 from sizing.evidence.refit.evidence import SOUND, check_runs
-from sizing.evidence.refit.fit import Residual, fit_scales, recalibrated, residuals
+from sizing.evidence.refit.fit import RunResidual, fit_scales, recalibrated, residuals
 from sizing.evidence.refit.observed import Observed, read_observed
 from sizing.evidence.refit.scales import scaled
 
@@ -79,18 +79,18 @@ def _remark(run: Observed) -> None:
         talk.print(worth, highlight=False, markup=False, soft_wrap=True)
 
 
-def _left_out(model: StepModel, runs: Sequence[Observed]) -> tuple[Residual, ...]:
+def _left_out(model: StepModel, runs: Sequence[Observed]) -> tuple[RunResidual, ...]:
     """Compare each run with a fit to the others; nothing if there is one alone."""
     if len(runs) == 1:
         return ()
-    rows: list[Residual] = []
+    rows: list[RunResidual] = []
     for run in runs:
         scales = fit_scales(model, [other for other in runs if other is not run])
         rows += residuals(model, scaled(model, scales), [run])
     return tuple(rows)
 
 
-def _print(scales: Scales, found: dict[str, tuple[Residual, ...]], out: Path) -> None:
+def _print(scales: Scales, found: dict[str, tuple[RunResidual, ...]], out: Path) -> None:
     factors = ", ".join(f"{name} x {value:.2f}" for name, value in asdict(scales).items())
     talk.print(f"constants: {factors}", highlight=False)
     for kind, rows in found.items():
@@ -101,7 +101,7 @@ def _print(scales: Scales, found: dict[str, tuple[Residual, ...]], out: Path) ->
     talk.print(f"written: {out}, residuals beside it", highlight=False, soft_wrap=True)
 
 
-def _table(title: str, rows: Sequence[Residual]) -> Table:
+def _table(title: str, rows: Sequence[RunResidual]) -> Table:
     """Show the errors of a kind of runs: every statistic, mean size before and after."""
     names = sorted({row.run for row in rows})
     title = f"predicted / measured - 1, {title}: {len(names)} runs"

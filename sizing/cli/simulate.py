@@ -16,7 +16,7 @@ from minicluster.errors import InputError
 from minicluster.plan import read_plan
 from minicluster.shell import talk
 from minicluster.specs.checks import not_negative, positive
-from minicluster.workload.sources import Source, drawn
+from minicluster.workload.sources import RequestSource, drawn
 from minicluster.workload.traces import read_trace
 from sizing.cli.inputs import with_overrides
 from sizing.cli.plan import OVERRIDES  # noqa: TC001  (Typer reads the annotations)
@@ -68,7 +68,9 @@ def simulate(  # noqa: PLR0913, PLR0917  (a command's options)
     if requests > MOST:
         raise InputError("--requests", requests, f"at most {MOST:,}")
     if trace is None:
-        source = Source(process=arrivals, gap_cv=gap_cv, users=users, turns=turns, think_s=think_s)
+        source = RequestSource(
+            process=arrivals, gap_cv=gap_cv, users=users, turns=turns, think_s=think_s
+        )
         coming = _drawn(planned, source, rate, requests, seed)
     else:
         if (arrivals, gap_cv, users, turns, think_s) != ("poisson", None, None, 1, 0.0):
@@ -99,7 +101,9 @@ def simulate(  # noqa: PLR0913, PLR0917  (a command's options)
     console.print(pools_table(outcome))
 
 
-def _drawn(plan: Plan, source: Source, rate: float | None, requests: int, seed: int) -> Arrivals:
+def _drawn(
+    plan: Plan, source: RequestSource, rate: float | None, requests: int, seed: int
+) -> Arrivals:
     """Draw the plan's workload."""
     workload = plan.workload
     if rate is not None:

@@ -15,7 +15,7 @@ from minicluster.shell import talk
 from sizing.cli.console import wide_console
 from sizing.cli.inputs import read_inputs
 from sizing.cli.plan import CALIBRATION, OVERRIDES  # noqa: TC001  (Typer reads the annotations)
-from sizing.planner.studies.answer import Answer, answered, data
+from sizing.planner.studies.answer import StudyAnswer, answered, data
 from sizing.planner.studies.sweep import parse_key, points
 from sizing.report.study import sweep_table
 
@@ -35,7 +35,7 @@ def sweep(
     combinations = points(keys)
     read_inputs(scenario, overrides or [], calibration)  # what is wrong with all of them
     _check_keys(scenario, overrides or [], combinations)
-    answers: list[Answer] = []
+    answers: list[StudyAnswer] = []
     try:
         for combination in track(
             combinations, "planning", console=talk, disable=not talk.is_terminal, transient=True
@@ -64,12 +64,14 @@ def sweep(
         raise typer.Exit(Exit.NEGATIVE)
 
 
-def _answer(scenario: Path, overrides: list[str], label: str, calibration: Path | None) -> Answer:
+def _answer(
+    scenario: Path, overrides: list[str], label: str, calibration: Path | None
+) -> StudyAnswer:
     """Plan one point; one that cannot be planned is an answer too."""
     try:
         inputs = read_inputs(scenario, overrides, calibration)
     except InputError as error:
-        return Answer(label=label, refused=str(error))
+        return StudyAnswer(label=label, refused=str(error))
     return answered(inputs, label, keep_refusals=True)
 
 

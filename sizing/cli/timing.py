@@ -18,7 +18,7 @@ from minicluster.plan import StepModel, step_time, to_json
 from minicluster.shell import talk
 from minicluster.specs.measurement import read_measurements
 from minicluster.workload.arrivals import length_quantiles
-from minicluster.workload.sources import Source, drawn
+from minicluster.workload.sources import RequestSource, drawn
 from sizing.cli.plan import write_whole
 from sizing.evidence.refit.evidence import SOUND
 from sizing.evidence.refit.fit import fit_scales, recalibrated
@@ -136,7 +136,7 @@ def burst_rate(model: StepModel, load: WorkloadSpec) -> float:
 def write_schedule(path: Path, load: WorkloadSpec, rate: float) -> None:
     """Write Poisson arrivals of the scenario's lengths as a trace that `loadtest run` sends."""
     length_s = min(BURST_LIMIT_S, WARM_UP_S + BURST_REQUESTS / rate)
-    arrivals = drawn(load, Source(), count=round(length_s * rate), seed=0)
+    arrivals = drawn(load, RequestSource(), count=round(length_s * rate), seed=0)
     due_s = arrivals.due_s * load.requests_per_s / rate
     rows = zip(due_s, arrivals.input_tokens, arrivals.output_tokens, strict=True)
     lines = [

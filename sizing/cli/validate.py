@@ -37,7 +37,7 @@ from sizing.report.validation import (
 if TYPE_CHECKING:
     from sizing.evidence.calibration import Calibrated
     from sizing.evidence.coverage import Tried
-    from sizing.evidence.verdict import Verdict
+    from sizing.evidence.verdict import RowVerdict
 
 FAR = 300.0
 """Times as long as predicted: another unit rather than an error."""
@@ -89,7 +89,7 @@ def validate(
         _print_fit(fit)
 
 
-def _doubt(verdicts: list[Verdict]) -> None:
+def _doubt(verdicts: list[RowVerdict]) -> None:
     """Ask for the unit where measurements and predictions are some thousand times apart."""
     logs = [each.log_ratio for each in residuals(verdicts)]
     if logs and abs(median(logs)) > log(FAR):
@@ -99,7 +99,9 @@ def _doubt(verdicts: list[Verdict]) -> None:
         )
 
 
-def _document(verdicts: list[Verdict], answers: list[Verdict], found: Tried) -> dict[str, Any]:
+def _document(
+    verdicts: list[RowVerdict], answers: list[RowVerdict], found: Tried
+) -> dict[str, Any]:
     """Return everything that is printed, as data; *answers* are what `-o` writes."""
     return {
         "errors": [asdict(each) for each in slices(verdicts)],
@@ -110,7 +112,7 @@ def _document(verdicts: list[Verdict], answers: list[Verdict], found: Tried) -> 
     }
 
 
-def _print(verdicts: list[Verdict], found: Tried) -> None:
+def _print(verdicts: list[RowVerdict], found: Tried) -> None:
     """Show errors, coverage, and what was not predicted."""
     console = Console()
     errors = slices(verdicts)

@@ -11,7 +11,7 @@ from sizing.evidence.validate import SliceErrors, slices
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sizing.evidence.verdict import Verdict
+    from sizing.evidence.verdict import RowVerdict
 
 JUDGED = ("all", "source", "load")
 
@@ -42,7 +42,7 @@ class Calibrated:
         }
 
 
-def calibrated(verdicts: Sequence[Verdict]) -> tuple[Calibrated, list[Verdict]]:
+def calibrated(verdicts: Sequence[RowVerdict]) -> tuple[Calibrated, list[RowVerdict]]:
     """
     Fit on the half of the configurations that `in_fitted_half` names.
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from sizing.evidence.interval import Intervals
-    from sizing.evidence.residual import Residual
+    from sizing.evidence.residual import RowResidual
 
 CONFIDENCES = (0.5, 0.8, 0.9, 0.95)
 LIMITS_A_DECADE = 24
@@ -77,7 +77,7 @@ class Tried:
     claims: tuple[Claim, ...]
 
 
-def tried(residuals: Sequence[Residual]) -> Tried:
+def tried(residuals: Sequence[RowResidual]) -> Tried:
     """Cross-fit: every configuration is judged by quantiles of the others."""
     inside: dict[tuple[str, str], list[tuple[bool, float]]] = {}
     right: dict[tuple[str, str, float], list[tuple[bool, bool]]] = {}
@@ -118,7 +118,7 @@ def tried(residuals: Sequence[Residual]) -> Tried:
     )
 
 
-def _claims(made: Intervals, each: Residual) -> Iterator[tuple[float, tuple[bool, bool]]]:
+def _claims(made: Intervals, each: RowResidual) -> Iterator[tuple[float, tuple[bool, bool]]]:
     """Whether the claim of each confidence is right, at the lowest limit and at the bound."""
     for confidence in CONFIDENCES:
         factor = made.bound(each.quantity, each.path, confidence, stand_in=each.stand_in)

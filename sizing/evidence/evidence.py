@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sizing.evidence.coverage import Tried
-    from sizing.evidence.verdict import Verdict
+    from sizing.evidence.verdict import RowVerdict
 
 FILE = "validation/evidence.json"
 
@@ -90,7 +90,7 @@ def read_evidence() -> Evidence:
     return parse(Evidence, raw, place=FILE)
 
 
-def evidence_of(verdicts: Sequence[Verdict], found: Tried, *, date: str) -> Evidence:
+def evidence_of(verdicts: Sequence[RowVerdict], found: Tried, *, date: str) -> Evidence:
     """Gather what a run shows; *found* of left-out configurations."""
     made = fit_intervals(residuals(verdicts))
     return Evidence(
@@ -103,9 +103,9 @@ def evidence_of(verdicts: Sequence[Verdict], found: Tried, *, date: str) -> Evid
     )
 
 
-def _support(verdicts: Sequence[Verdict]) -> tuple[Support, ...]:
+def _support(verdicts: Sequence[RowVerdict]) -> tuple[Support, ...]:
     """Count the predicted rows of every kind of deployment."""
-    groups: dict[tuple[bool, str, str, str], list[Verdict]] = {}
+    groups: dict[tuple[bool, str, str, str], list[RowVerdict]] = {}
     for verdict in verdicts:
         row = verdict.row
         if row is not None and verdict.found.status == "predicted":

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from sizing.evidence.residual import Residual
+    from sizing.evidence.residual import RowResidual
 
 LEVELS = (0.05, 0.1, 0.2, 0.5, 0.8, 0.9, 0.95)
 """Quantiles that a group carries."""
@@ -70,7 +70,7 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Interval:
+class PredictionInterval:
     """80 % interval around a prediction; `rows` measurements of `group` stand behind it."""
 
     low_s: float
@@ -92,7 +92,7 @@ class Intervals:
 
     def around(
         self, value_s: float, quantity: str, path: Sequence[str], *, stand_in: bool = False
-    ) -> Interval | None:
+    ) -> PredictionInterval | None:
         """
         Interval around a prediction; `None` where no row of the quantity was ever measured.
 
@@ -108,7 +108,7 @@ class Intervals:
         if cell is None:
             return None
         low, high = (_log(cell, level, stand_in=stand_in) for level in (LOW, HIGH))
-        return Interval(
+        return PredictionInterval(
             low_s=value_s * math.exp(min(low, 0.0)),
             high_s=value_s * math.exp(max(high, 0.0)),
             rows=cell.rows,
@@ -148,7 +148,7 @@ def _log(cell: Cell, level: float, *, stand_in: bool) -> float:
     return log + math.copysign(math.hypot(log, extra) - abs(log), away)
 
 
-def fit_intervals(residuals: Iterable[Residual]) -> Intervals:
+def fit_intervals(residuals: Iterable[RowResidual]) -> Intervals:
     """
     Make intervals of residuals (docs/model.md, eq. V5).
 
@@ -171,12 +171,12 @@ def fit_intervals(residuals: Iterable[Residual]) -> Intervals:
     return Intervals(cells=_cells(known, _stretches(known)))
 
 
-def together(each: Residual) -> str:
+def together(each: RowResidual) -> str:
     """What is left out together: a configuration, near others of its load and engine."""
     return "/".join((*each.path[:3], each.configuration))
 
 
-def _stretches(known: Sequence[Residual]) -> dict[tuple[str, ...], NDArray[np.float64]]:
+def _stretches(known: Sequence[RowResidual]) -> dict[tuple[str, ...], NDArray[np.float64]]:
     """Factors on the quantiles, by quantity and labels, that left-out folds ask for."""
     needed: dict[tuple[str, ...], list[NDArray[np.float64]]] = {}
     side = np.sign(DEVIATES)
@@ -211,10 +211,10 @@ def _reached(off: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _cells(
-    residuals: Iterable[Residual], stretches: dict[tuple[str, ...], NDArray[np.float64]]
+    residuals: Iterable[RowResidual], stretches: dict[tuple[str, ...], NDArray[np.float64]]
 ) -> dict[str, Cell]:
     """Quantiles of every group, coarse ones first so that each finds its parent."""
-    members: dict[tuple[str, ...], list[Residual]] = {}
+    members: dict[tuple[str, ...], list[RowResidual]] = {}
     for each in residuals:
         labels = (each.quantity, *each.path)
         for depth in range(1, len(labels) + 1):
@@ -245,7 +245,7 @@ def _cells(
     return cells
 
 
-def _quantiles(rows: Sequence[Residual]) -> NDArray[np.float64]:
+def _quantiles(rows: Sequence[RowResidual]) -> NDArray[np.float64]:
     """Quantiles of the logs, each configuration counting for at most a share of them."""
     counts: dict[str, int] = {}
     for each in rows:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sizing.evidence.replay import Request
+from sizing.evidence.replay import ReplayedRequest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,7 +24,7 @@ SEED = 20261120
 
 def requests(
     count: int, *, isl: int, osl: int, jitter: float = 0.0, prefix: int = 0
-) -> list[Request]:
+) -> list[ReplayedRequest]:
     """
     Draw requests with lengths uniform in [(1 - j) nominal, nominal].
 
@@ -42,12 +42,12 @@ def requests(
     outputs = draw.integers(low_out, osl, count, endpoint=True)
     cached = np.minimum(prefix, prompts - 1)
     return [
-        Request(computed=int(n - p), cached=int(p), output=int(o))
+        ReplayedRequest(computed=int(n - p), cached=int(p), output=int(o))
         for n, p, o in zip(prompts, cached, outputs, strict=True)
     ]
 
 
-def repeated(drawn: Sequence[Request], cold: int) -> list[Request]:
+def repeated(drawn: Sequence[ReplayedRequest], cold: int) -> list[ReplayedRequest]:
     """
     Prompts that were sent before, and are in the prefix cache: all but the first ones.
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from sizing.evidence.verdict import Verdict
+    from sizing.evidence.verdict import RowVerdict
 
 COLUMNS = (
     "id", "status", "reason", "ttft_s", "tpot_s", "ttft_p99_s",
@@ -17,7 +17,7 @@ COLUMNS = (
 )  # fmt: skip
 
 
-def record(verdict: Verdict) -> dict[str, object]:
+def record(verdict: RowVerdict) -> dict[str, object]:
     """Return what is written of one row; `None`: an empty cell."""
     found = verdict.found
     ttft, tpot = verdict.ttft, verdict.tpot
@@ -35,7 +35,7 @@ def record(verdict: Verdict) -> dict[str, object]:
     }
 
 
-def to_csv(verdicts: Iterable[Verdict]) -> str:
+def to_csv(verdicts: Iterable[RowVerdict]) -> str:
     """Write the predictions as CSV."""
     text = io.StringIO()
     writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")

@@ -19,7 +19,7 @@ from sizing.evidence.load import (
     requests,
 )
 from sizing.evidence.protocol import protocol_of, recipe_of
-from sizing.evidence.replay import Replay, Replica, Served
+from sizing.evidence.replay import ReplayedReplica, RowReplay, Served
 from sizing.evidence.row import kind_of
 from sizing.evidence.steps import StepTable, seconds_of, step_table
 from sizing.evidence.subject import Subject, subject_of
@@ -28,7 +28,7 @@ from sizing.latency.load import StepLoad
 
 if TYPE_CHECKING:
     from minicluster.specs.slicing import Slicing
-    from sizing.evidence.row import Group, Row
+    from sizing.evidence.row import Group, MeasuredRow
 
 OVERLOAD_S = 10.0
 OVERLOAD_RATIO = 10.0
@@ -65,7 +65,7 @@ class RowPrediction:
     num_layers: int = 0
 
 
-def predict_row(row: Row) -> RowPrediction:
+def predict_row(row: MeasuredRow) -> RowPrediction:
     """Predict one row; what cannot be is `unsupported` with the reason."""
     try:
         subject = subject_of(row)
@@ -88,7 +88,7 @@ def predict_row(row: Row) -> RowPrediction:
     )
 
 
-def _static(row: Row, subject: Subject) -> RowPrediction:
+def _static(row: MeasuredRow, subject: Subject) -> RowPrediction:
     """One batch, all prompts together: prefill steps, then one decode step a token (eq. V3)."""
     group = row.groups[0]
     batch = max(1.0, row.amount / group.slicing.dp)
@@ -135,7 +135,7 @@ def _prefill_s(
     return float(seconds_of(subject.machine, load, slicing).sum())
 
 
-def _loaded(row: Row, subject: Subject, group: Group) -> RowPrediction:
+def _loaded(row: MeasuredRow, subject: Subject, group: Group) -> RowPrediction:
     """
     Users or arrivals at one replica (eq. V2).
 
@@ -161,7 +161,7 @@ def _loaded(row: Row, subject: Subject, group: Group) -> RowPrediction:
     return _statistics(found, row.statistic)
 
 
-def _split(row: Row, subject: Subject) -> RowPrediction:
+def _split(row: MeasuredRow, subject: Subject) -> RowPrediction:
     """Prefill and decode pools under a closed loop (eq. V4)."""
     if row.load != "closed":
         raise InputError(f"{row.place}: load", row.load, "closed, of a disaggregated row")
@@ -169,7 +169,7 @@ def _split(row: Row, subject: Subject) -> RowPrediction:
 
 
 def served(
-    row: Row, subject: Subject, group: Group, *, ranks: int, spare: float = 1.0
+    row: MeasuredRow, subject: Subject, group: Group, *, ranks: int, spare: float = 1.0
 ) -> list[Served]:
     """Replay the share of the row's load that one attention rank and pipeline batch has."""
     users = max(1, math.ceil(row.amount / ranks)) if row.load == "closed" else 0
@@ -177,7 +177,7 @@ def served(
     rules = subject.rules
     if protocol is not None:
         rules = replace(rules, max_batch_size=protocol.max_batch_size)
-    replica = Replica(
+    replica = ReplayedReplica(
         steps=_table(subject, group.slicing, users or 256, row.isl + row.osl),
         rules=rules,
         token_budget=recipe.token_budget if recipe else subject.token_budget,
@@ -198,7 +198,7 @@ def served(
     if protocol is not None:
         drawn = repeated(drawn, protocol.cold(row.amount))
     at = None if users else arrivals(count, row.amount / ranks)
-    return Replay(replica, drawn, at, users).run()
+    return RowReplay(replica, drawn, at, users).run()
 
 
 def _table(subject: Subject, slicing: Slicing, sequences: int, context: int) -> StepTable:

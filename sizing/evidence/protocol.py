@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING
 
 from minicluster.config import parse, read_toml
 from minicluster.specs.checks import STRICT
-from minicluster.specs.gpu import Source
+from minicluster.specs.gpu import NumberSource
 from sizing.catalog import configs
 
 if TYPE_CHECKING:
-    from sizing.evidence.row import Row
+    from sizing.evidence.row import MeasuredRow
 
 FILE = "validation/protocols.toml"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Protocol:
+class MeasurementProtocol:
     """
     One workload that a source ran.
 
@@ -70,7 +70,7 @@ class Recipe:
     wait_steps: int = 0
     wait_fraction: float = 0.0
 
-    def made(self, row: Row) -> bool:
+    def made(self, row: MeasuredRow) -> bool:
         """Say whether an aggregated row was measured so."""
         return (
             (self.source, self.engine, self.model) == (row.source, row.engine.lower(), row.model)
@@ -86,9 +86,9 @@ class _Protocols:
 
     __pydantic_config__ = STRICT
 
-    workloads: tuple[Protocol, ...]
+    workloads: tuple[MeasurementProtocol, ...]
     recipes: tuple[Recipe, ...]
-    sources: tuple[Source, ...]
+    sources: tuple[NumberSource, ...]
 
 
 @cache
@@ -97,12 +97,12 @@ def _protocols() -> _Protocols:
     return parse(_Protocols, read_toml(configs() / FILE), place=FILE)
 
 
-def protocols() -> tuple[Protocol, ...]:
+def protocols() -> tuple[MeasurementProtocol, ...]:
     """Return every workload that is known."""
     return _protocols().workloads
 
 
-def protocol_of(row: Row) -> Protocol | None:
+def protocol_of(row: MeasuredRow) -> MeasurementProtocol | None:
     """Return the workload that an open row is a stage of; `None`: its columns say everything."""
     for each in protocols():
         rates = {rate for run in each.stages_per_s for rate in run}
@@ -113,6 +113,6 @@ def protocol_of(row: Row) -> Protocol | None:
     return None
 
 
-def recipe_of(row: Row) -> Recipe | None:
+def recipe_of(row: MeasuredRow) -> Recipe | None:
     """Return how the engine of an aggregated row was started; `None`: nobody says."""
     return next((each for each in _protocols().recipes if each.made(row)), None)

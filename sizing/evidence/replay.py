@@ -12,7 +12,7 @@ from sizing.evidence.rules import SchedulingRules
 from sizing.evidence.steps import StepTable
 
 
-class Request(NamedTuple):
+class ReplayedRequest(NamedTuple):
     """Tokens that a request computes, finds cached, and makes."""
 
     computed: int
@@ -30,7 +30,7 @@ class Served(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Replica:
+class ReplayedReplica:
     """
     What is replayed.
 
@@ -60,7 +60,7 @@ class Replica:
 class _Job:
     """A request on its way: `left` prompt tokens still to compute, `made` output tokens."""
 
-    request: Request
+    request: ReplayedRequest
     sent_s: float
     left: int
     made: int = 0
@@ -74,15 +74,15 @@ class _Job:
 
 
 @dataclass(slots=True)
-class Replay:
+class RowReplay:
     """
     Replay of one replica (docs/model.md, eq. V2).
 
     Decode steps between two events are taken together, at the mean of their contexts.
     """
 
-    replica: Replica
-    requests: Sequence[Request]
+    replica: ReplayedReplica
+    requests: Sequence[ReplayedRequest]
     arrivals: Sequence[float] | None
     users: int
     now: float = 0.0

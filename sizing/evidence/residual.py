@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from sizing.evidence.prediction import RowPrediction
-    from sizing.evidence.row import Row
+    from sizing.evidence.row import MeasuredRow
 
 QUANTITIES = ("ttft", "tpot")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Residual:
+class RowResidual:
     """
     One latency of one row.
 
@@ -58,13 +58,13 @@ class ErrorSummary:
     bias: float
 
 
-def residuals_of(row: Row, found: RowPrediction) -> Iterator[Residual]:
+def residuals_of(row: MeasuredRow, found: RowPrediction) -> Iterator[RowResidual]:
     """Yield a residual per latency that is both predicted and measured."""
     for quantity in QUANTITIES:
         measured = getattr(row, f"{quantity}_s")
         predicted = getattr(found, f"{quantity}_s")
         if measured and predicted:
-            yield Residual(
+            yield RowResidual(
                 quantity=quantity,
                 predicted_s=predicted,
                 log_ratio=math.log(measured / predicted),

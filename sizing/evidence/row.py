@@ -37,7 +37,7 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class MeasuredRow:
     """
     One measured row.
 
@@ -86,7 +86,7 @@ class Row:
         return f"{names}/{self.weight_dtype}/{self.kv_dtype}/{shapes}"
 
 
-def kind_of(row: Row) -> str:
+def kind_of(row: MeasuredRow) -> str:
     """Name what kind of load a row was under; errors of different kinds are told apart."""
     if len(row.groups) > 1:
         return "split"
@@ -95,7 +95,7 @@ def kind_of(row: Row) -> str:
     return row.load
 
 
-def row_from(cells: Mapping[str, str], place: str, surplus: object = None) -> Row:
+def row_from(cells: Mapping[str, str], place: str, surplus: object = None) -> MeasuredRow:
     """
     Read one row.
 
@@ -114,7 +114,7 @@ def row_from(cells: Mapping[str, str], place: str, surplus: object = None) -> Ro
     load = line.choice("load", tuple(AMOUNTS))
     amount = line.number(AMOUNTS[load])
     most = MOST_USERS if load == "closed" else MOST
-    row = Row(
+    row = MeasuredRow(
         place=place,
         id=cells.get("id", ""),
         source=cells.get("source", ""),

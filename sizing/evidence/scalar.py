@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from sizing.evidence.row import Row
-    from sizing.evidence.verdict import Verdict
+    from sizing.evidence.row import MeasuredRow
+    from sizing.evidence.verdict import RowVerdict
 
 PRIOR_ROWS = 8.0
 """Rows of its own at which a group weighs as much as its parent."""
@@ -52,18 +52,18 @@ class Scalars:
 NONE = Scalars(group=(), rows=0, prefill=1.0, request_s=0.0, decode=1.0, per_layer_s=0.0)
 
 
-def in_fitted_half(row: Row) -> bool:
+def in_fitted_half(row: MeasuredRow) -> bool:
     """Whether a row's configuration, all its loads with it, is fitted on; else it is judged."""
     return fold_of(row.configuration, 2) == 0
 
 
-def group_of(row: Row) -> tuple[str, ...]:
+def group_of(row: MeasuredRow) -> tuple[str, ...]:
     """Labels of the group whose scalars a row gets."""
     tp = row.groups[-1].slicing.tp
     return (kind_of(row), row.engine.lower(), row.gpu, row.weight_dtype, f"TP {tp}")
 
 
-def fit_scalars(verdicts: Iterable[Verdict]) -> dict[tuple[str, ...], Scalars]:
+def fit_scalars(verdicts: Iterable[RowVerdict]) -> dict[tuple[str, ...], Scalars]:
     """
     Fit scalars of every group (docs/model.md, eq. V6).
 
@@ -84,7 +84,7 @@ def fit_scalars(verdicts: Iterable[Verdict]) -> dict[tuple[str, ...], Scalars]:
         That slower steps lengthen queues more than in proportion.
 
     """
-    members: dict[tuple[str, ...], list[Verdict]] = {}
+    members: dict[tuple[str, ...], list[RowVerdict]] = {}
     for verdict in verdicts:
         if verdict.row is not None and verdict.found.status == "predicted":
             labels = group_of(verdict.row)
@@ -100,7 +100,7 @@ def fit_scalars(verdicts: Iterable[Verdict]) -> dict[tuple[str, ...], Scalars]:
     return fitted
 
 
-def corrected(verdict: Verdict, scalars: Mapping[tuple[str, ...], Scalars]) -> Verdict:
+def corrected(verdict: RowVerdict, scalars: Mapping[tuple[str, ...], Scalars]) -> RowVerdict:
     """Apply the scalars of the finest group that was fitted; intervals move along."""
     row, found = verdict.row, verdict.found
     if row is None or found.status != "predicted":
@@ -123,7 +123,7 @@ def corrected(verdict: Verdict, scalars: Mapping[tuple[str, ...], Scalars]) -> V
     return replace(verdict, found=better, **moved)
 
 
-def _fit_group(labels: tuple[str, ...], rows: Sequence[Verdict], parent: Scalars) -> Scalars:
+def _fit_group(labels: tuple[str, ...], rows: Sequence[RowVerdict], parent: Scalars) -> Scalars:
     """Fit both quantities of one group."""
     values = {}
     counts = Counter(each.row.configuration for each in rows if each.row is not None)

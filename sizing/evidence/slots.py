@@ -6,14 +6,14 @@ import math
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from sizing.evidence.row import Row
+    from sizing.evidence.row import MeasuredRow
     from sizing.evidence.subject import Subject
 
 CROWD = 6, 5
 """Users per decode slot of a replica in recipes that name its slots."""
 
 
-def decode_slots(row: Row, subject: Subject) -> int:
+def decode_slots(row: MeasuredRow, subject: Subject) -> int:
     """
     Requests that the decode pool of a split row holds at once (docs/model.md, eq. V4).
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from minicluster.specs.engine import EngineProfile
     from minicluster.specs.gpu import GpuSpec
     from minicluster.specs.slicing import Slicing
-    from sizing.evidence.row import Row
+    from sizing.evidence.row import MeasuredRow
 
 NODE_GPUS = 8
 """GPUs of a node, and of its HB domain, where no preset of the GPU says otherwise."""
@@ -59,7 +59,7 @@ class Subject:
         return max(space, least) * sequence_tokens / each
 
 
-def subject_of(row: Row) -> Subject:
+def subject_of(row: MeasuredRow) -> Subject:
     """
     Look up everything that a row names.
 
@@ -138,7 +138,7 @@ def _distance(one: tuple[int, ...], other: tuple[int, ...]) -> float:
     return sum(abs(a - b) * weight for (a, b), weight in zip(pairs, (1e6, 1e3, 1.0), strict=True))
 
 
-def _model(row: Row, rules: SchedulingRules) -> ModelSpec:
+def _model(row: MeasuredRow, rules: SchedulingRules) -> ModelSpec:
     """Return the model with the row's dtypes."""
     model = catalog.find_model(row.model, place=f"{row.place}: model")
     for column, dtype in (("weight_dtype", row.weight_dtype), ("kv_dtype", row.kv_dtype)):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from minicluster.errors import InputError
-from sizing.evidence.row import REQUIRED, SECONDS, Row, row_from
+from sizing.evidence.row import REQUIRED, SECONDS, MeasuredRow, row_from
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Refused:
+class RefusedRow:
     """A line that is no usable row."""
 
     id: str
@@ -23,7 +23,7 @@ class Refused:
     reason: str
 
 
-def read_rows(path: Path) -> tuple[Row | Refused, ...]:
+def read_rows(path: Path) -> tuple[MeasuredRow | RefusedRow, ...]:
     """
     Read measured rows, every line of the file in order.
 
@@ -63,10 +63,10 @@ def _check(columns: Sequence[str], path: Path) -> None:
                 raise InputError(f"{path}: column", column, f"{name}: this schema knows seconds")
 
 
-def _entry(raw: dict[str | None, object], place: str) -> Row | Refused:
+def _entry(raw: dict[str | None, object], place: str) -> MeasuredRow | RefusedRow:
     """Read one line; a short one has empty cells, a long one is refused."""
     cells = {key: str(value or "").strip() for key, value in raw.items() if key is not None}
     try:
         return row_from(cells, place, surplus=raw.get(None))
     except InputError as error:
-        return Refused(id=cells["id"], source=cells.get("source", ""), reason=str(error))
+        return RefusedRow(id=cells["id"], source=cells.get("source", ""), reason=str(error))

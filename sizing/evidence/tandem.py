@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sizing.evidence.load import REQUEST_S, REQUESTS_PER_USER, requests
-from sizing.evidence.replay import Request, Served
+from sizing.evidence.replay import ReplayedRequest, Served
 from sizing.evidence.slots import decode_slots
 from sizing.evidence.steps import seconds_of
 from sizing.latency.collectives import kv_pull_s_per_byte
@@ -21,7 +21,7 @@ from sizing.latency.memory import kv_bytes_per_token
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sizing.evidence.row import Group, Row
+    from sizing.evidence.row import Group, MeasuredRow
     from sizing.evidence.subject import Subject
 
 ROUNDS = 12
@@ -50,7 +50,7 @@ class Pools:
     pull_s: float
 
 
-def tandem(row: Row, subject: Subject) -> list[Served]:
+def tandem(row: MeasuredRow, subject: Subject) -> list[Served]:
     """
     Users at prefill ranks, a KV pull and decode slots (docs/model.md, eq. V4).
 
@@ -96,7 +96,9 @@ def tandem(row: Row, subject: Subject) -> list[Served]:
     return served
 
 
-def passed(pools: Pools, drawn: Sequence[Request], users: int, tpot_s: float) -> list[Served]:
+def passed(
+    pools: Pools, drawn: Sequence[ReplayedRequest], users: int, tpot_s: float
+) -> list[Served]:
     """Let every request pass both pools, first come first served; all users start at once."""
     sending = [0.0] * users
     prefill = [0.0] * pools.servers
@@ -115,7 +117,7 @@ def passed(pools: Pools, drawn: Sequence[Request], users: int, tpot_s: float) ->
     return served
 
 
-def _pools(row: Row, subject: Subject) -> Pools:
+def _pools(row: MeasuredRow, subject: Subject) -> Pools:
     """Both pools of a split row."""
     prefill, decode = row.groups
     tokens = np.linspace((1 - row.length_jitter) * row.isl, row.isl, LENGTHS) - row.prefix_tokens
@@ -130,7 +132,7 @@ def _pools(row: Row, subject: Subject) -> Pools:
     )
 
 
-def _prefill_s(row: Row, subject: Subject, group: Group, new: float) -> float:
+def _prefill_s(row: MeasuredRow, subject: Subject, group: Group, new: float) -> float:
     """Seconds of one prompt alone, in chunks of the budget."""
     chunks = math.ceil(new / subject.token_budget) if subject.rules.chunks else 1
     sizes = np.full(chunks, new / chunks)

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING
 
 from minicluster.specs.checks import STRICT
 from sizing.evidence.prediction import RowPrediction, predict_row
-from sizing.evidence.residual import QUANTITIES, ErrorSummary, Residual, residuals_of, summarise
-from sizing.evidence.row import Row, kind_of
-from sizing.evidence.verdict import Verdict
+from sizing.evidence.residual import QUANTITIES, ErrorSummary, RowResidual, residuals_of, summarise
+from sizing.evidence.row import MeasuredRow, kind_of
+from sizing.evidence.verdict import RowVerdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from sizing.evidence.interval import Interval, Intervals
-    from sizing.evidence.table import Refused
+    from sizing.evidence.interval import Intervals, PredictionInterval
+    from sizing.evidence.table import RefusedRow
 
-SLICES: dict[str, Callable[[Row], str]] = {
+SLICES: dict[str, Callable[[MeasuredRow], str]] = {
     "source": lambda row: row.source or "unknown",
     "engine": lambda row: f"{row.engine} {row.engine_version}".strip(),
     "model": lambda row: row.model,
@@ -52,13 +52,13 @@ class SliceErrors:
     ttft_p99: ErrorSummary | None = None
 
 
-def judge(line: Row | Refused, intervals: Intervals) -> Verdict:
+def judge(line: MeasuredRow | RefusedRow, intervals: Intervals) -> RowVerdict:
     """Predict one line of the file, with the interval around the prediction."""
-    if not isinstance(line, Row):
+    if not isinstance(line, MeasuredRow):
         found = RowPrediction(status="unsupported", reason=line.reason)
-        return Verdict(id=line.id, source=line.source, row=None, found=found)
+        return RowVerdict(id=line.id, source=line.source, row=None, found=found)
     found = predict_row(line)
-    around: dict[str, Interval] = {}
+    around: dict[str, PredictionInterval] = {}
     for quantity in QUANTITIES:
         value = getattr(found, f"{quantity}_s")
         interval = (
@@ -70,16 +70,16 @@ def judge(line: Row | Refused, intervals: Intervals) -> Verdict:
             around[quantity] = interval
     if found.status == "predicted" and len(around) < len(QUANTITIES):
         found = replace(found, reason="; ".join(filter(None, (found.reason, _unmeasured(around)))))
-    return Verdict(id=line.id, source=line.source, row=line, found=found, **around)
+    return RowVerdict(id=line.id, source=line.source, row=line, found=found, **around)
 
 
-def _unmeasured(around: dict[str, Interval]) -> str:
+def _unmeasured(around: dict[str, PredictionInterval]) -> str:
     """Say for what there is no interval."""
     missing = [each.upper() for each in QUANTITIES if each not in around]
     return f"no measurement like this: no interval for {' and '.join(missing)}"
 
 
-def residuals(verdicts: Iterable[Verdict]) -> list[Residual]:
+def residuals(verdicts: Iterable[RowVerdict]) -> list[RowResidual]:
     """Return every residual of rows that were predicted."""
     return [
         each
@@ -89,11 +89,11 @@ def residuals(verdicts: Iterable[Verdict]) -> list[Residual]:
     ]
 
 
-def slices(verdicts: Sequence[Verdict]) -> tuple[SliceErrors, ...]:
+def slices(verdicts: Sequence[RowVerdict]) -> tuple[SliceErrors, ...]:
     """Return the errors of all rows together, then by each of `SLICES`."""
     found = [_slice("all", "all", verdicts)]
     for by, name_of in SLICES.items():
-        groups: dict[str, list[Verdict]] = {}
+        groups: dict[str, list[RowVerdict]] = {}
         for verdict in verdicts:
             name = verdict.source if by == "source" else ""
             name = name_of(verdict.row) if verdict.row is not None else name or "unreadable"
@@ -102,7 +102,7 @@ def slices(verdicts: Sequence[Verdict]) -> tuple[SliceErrors, ...]:
     return tuple(found)
 
 
-def _slice(by: str, name: str, verdicts: Sequence[Verdict]) -> SliceErrors:
+def _slice(by: str, name: str, verdicts: Sequence[RowVerdict]) -> SliceErrors:
     """Return the errors of one group."""
     known = residuals(verdicts)
     errors = {
@@ -125,7 +125,7 @@ def _slice(by: str, name: str, verdicts: Sequence[Verdict]) -> SliceErrors:
     )
 
 
-def refusals(verdicts: Iterable[Verdict]) -> list[tuple[str, int]]:
+def refusals(verdicts: Iterable[RowVerdict]) -> list[tuple[str, int]]:
     """Return the reasons of unsupported lines without their places, the commonest first."""
     reasons = Counter(
         verdict.found.reason.partition(": ")[2] or verdict.found.reason

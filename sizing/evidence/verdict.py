@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sizing.evidence.interval import Interval
+from sizing.evidence.interval import PredictionInterval
 from sizing.evidence.prediction import RowPrediction
-from sizing.evidence.row import Row
+from sizing.evidence.row import MeasuredRow
 
 OVERLOADED_S = 10.0
 OVERLOADED_RATIO = 10.0
@@ -14,7 +14,7 @@ OVERLOADED_RATIO = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class RowVerdict:
     """
     One line of the file, predicted.
 
@@ -25,10 +25,10 @@ class Verdict:
 
     id: str
     source: str
-    row: Row | None
+    row: MeasuredRow | None
     found: RowPrediction
-    ttft: Interval | None = None
-    tpot: Interval | None = None
+    ttft: PredictionInterval | None = None
+    tpot: PredictionInterval | None = None
 
     @property
     def answered(self) -> bool | None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
-    from minicluster.specs.library import Protocol
+    from minicluster.specs.library import CollectiveProtocol
     from minicluster.specs.topology import Topology
 
 OVERLAP_LEFT = 0.2
@@ -119,7 +119,7 @@ def tiered_s(
     pattern: str,
     topology: Topology,
     spans: Sequence[int],
-    protocols: Sequence[Protocol] = (),
+    protocols: Sequence[CollectiveProtocol] = (),
 ) -> NDArray[np.float64]:
     """
     Time a collective by formula.
@@ -207,7 +207,7 @@ def ring_s(
 
 
 def protocol_s(
-    protocol: Protocol,
+    protocol: CollectiveProtocol,
     pattern: str,
     spread: tuple[int, int],
     size_bytes: NDArray[np.float64],

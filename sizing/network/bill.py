@@ -12,7 +12,7 @@ from sizing.network.tree import Tree, tiers_needed, tree
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class NetworkOrder:
     """
     What is to be built.
 
@@ -117,7 +117,7 @@ class Bill:
     alternatives: tuple[Alternative, ...] = ()
 
 
-def bill(order: Order) -> Bill:
+def bill(order: NetworkOrder) -> Bill:
     """
     Count what a network with full bisection consists of.
 
@@ -155,7 +155,7 @@ def bill(order: Order) -> Bill:
     return replace(found, notes=tuple(_notes(order, found, whole)), alternatives=_small(order))
 
 
-def _trees(order: Order) -> tuple[int, Tree]:
+def _trees(order: NetworkOrder) -> tuple[int, Tree]:
     """Return how many trees there are, and one of them."""
     if order.kind == "clos":
         return 1, tree(order.gpus, order.radix)
@@ -172,7 +172,7 @@ def _trees(order: Order) -> tuple[int, Tree]:
     return count, tree(min(shared, order.hb_size) * domains, order.radix)
 
 
-def _rail_leaves(order: Order, domains: int) -> int:
+def _rail_leaves(order: NetworkOrder, domains: int) -> int:
     """Return the leaves where each leaf has whole rails only, or a part of one rail."""
     half = order.radix // 2
     if domains > half:
@@ -180,7 +180,9 @@ def _rail_leaves(order: Order, domains: int) -> int:
     return math.ceil(order.hb_size / (half // domains))
 
 
-def _billed(order: Order, trees: int, one: Tree, per_tier: tuple[int, ...], spares: int) -> Bill:
+def _billed(
+    order: NetworkOrder, trees: int, one: Tree, per_tier: tuple[int, ...], spares: int
+) -> Bill:
     """Count links, transceivers and cost of trees."""
     links = (order.gpus,) * one.tiers
     copper = sum(links[: order.dac_tiers])
@@ -214,7 +216,7 @@ def _billed(order: Order, trees: int, one: Tree, per_tier: tuple[int, ...], spar
     )
 
 
-def _notes(order: Order, found: Bill, whole: Bill) -> list[str]:
+def _notes(order: NetworkOrder, found: Bill, whole: Bill) -> list[str]:
     """Say what is particular about a network."""
     notes = []
     if order.kind != "clos" and found.relative_cost >= whole.relative_cost:
@@ -232,7 +234,7 @@ def _notes(order: Order, found: Bill, whole: Bill) -> list[str]:
     return notes
 
 
-def _why_nothing(order: Order, found: Bill, whole: Bill) -> str:
+def _why_nothing(order: NetworkOrder, found: Bill, whole: Bill) -> str:
     """Say why a network costs as much as a Clos."""
     if found.switches == 1:
         return "one switch joins all rails"
@@ -243,7 +245,7 @@ def _why_nothing(order: Order, found: Bill, whole: Bill) -> str:
     return "rails leave more ports free than a tier less saves"
 
 
-def _small(order: Order) -> tuple[Alternative, ...]:
+def _small(order: NetworkOrder) -> tuple[Alternative, ...]:
     """Return the ways to build a cluster that one switch could join."""
     if order.gpus > order.radix or order.gpus == order.hb_size:
         return ()

@@ -15,7 +15,7 @@ from sizing.latency.library import measured_s
 from sizing.latency.tiered import TRAFFIC, ring_s, tiered_s
 
 if TYPE_CHECKING:
-    from minicluster.specs.library import MeasuredCollective, Protocol
+    from minicluster.specs.library import CollectiveProtocol, MeasuredCollective
     from minicluster.specs.topology import Topology
 
 TWICE = 2
@@ -52,7 +52,7 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class CollectiveResult:
     """
     What it takes.
 
@@ -90,9 +90,9 @@ def answer(
     topology: Topology,
     *,
     measured: tuple[MeasuredCollective, ...] = (),
-    protocols: tuple[Protocol, ...] = (),
+    protocols: tuple[CollectiveProtocol, ...] = (),
     library: str | None = None,
-) -> Answer:
+) -> CollectiveResult:
     """
     Time a collective on a topology (docs/model.md, eq. H2, H3 and H4).
 
@@ -128,7 +128,7 @@ def answer(
     joined = (question.group, *(1 for _ in topology.tiers[1:]))
     inside = float(tiered_s(question.size_bytes, question.pattern, topology, joined, protocols))
     sent = TRAFFIC[question.pattern](question.group) * question.size_bytes
-    return Answer(
+    return CollectiveResult(
         pattern=question.pattern,
         group=question.group,
         stride=question.stride,
@@ -183,7 +183,7 @@ def _forward_s(question: Question, topology: Topology, spans: tuple[int, ...]) -
     return crossing / topology.tiers[0].achieved_bytes_per_s()
 
 
-def _point_to_point(question: Question, topology: Topology) -> Answer:
+def _point_to_point(question: Question, topology: Topology) -> CollectiveResult:
     """Time one send from the first GPU to the one *stride* further on."""
     size, distance = question.size_bytes, question.stride
     index = topology.meeting((0, distance))
@@ -198,7 +198,7 @@ def _point_to_point(question: Question, topology: Topology) -> Answer:
         seconds = inside = 0.0
     spans = np.ones(len(topology.tiers), dtype=int)
     spans[index] = 2
-    return Answer(
+    return CollectiveResult(
         pattern=question.pattern,
         group=2,
         stride=distance,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from minicluster.specs.study import Conventions
-from sizing.network.bill import Bill, Order, bill
+from sizing.network.bill import Bill, NetworkOrder, bill
 from sizing.network.rail_only import (
     Iteration,
     Traffic,
@@ -190,7 +190,7 @@ def _savings(conventions: Conventions, price_ratio: float) -> list[Saving]:
                 continue
             clos, rails = (
                 bill(
-                    Order(
+                    NetworkOrder(
                         gpus=gpus,
                         hb_size=conventions.bill_hb_size,
                         radix=radix,

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from minicluster.plan import Inputs
-    from sizing.evidence.interval import Interval
-    from sizing.planner.answer import Verdict
+    from sizing.evidence.interval import PredictionInterval
+    from sizing.planner.answer import PlanVerdict
     from sizing.planner.candidate import Candidate
 
 SEED = 2
@@ -109,7 +109,7 @@ def simulated_headroom(inputs: Inputs, chosen: Candidate) -> Headroom:
     return Headroom(load_factor=low, binds=binds)
 
 
-def _looked(inputs: Inputs, chosen: Candidate, requests_per_s: float) -> Verdict:
+def _looked(inputs: Inputs, chosen: Candidate, requests_per_s: float) -> PlanVerdict:
     """Look once at another rate, with step times as predicted."""
     load = replace(inputs.scenario.workload, requests_per_s=requests_per_s)
     given = replace(inputs, scenario=replace(inputs.scenario, workload=load))
@@ -118,7 +118,9 @@ def _looked(inputs: Inputs, chosen: Candidate, requests_per_s: float) -> Verdict
 
 
 def _latency(
-    values: NDArray[np.float64], weights: NDArray[np.float64] | None, around: Interval | None
+    values: NDArray[np.float64],
+    weights: NDArray[np.float64] | None,
+    around: PredictionInterval | None,
 ) -> Latency:
     """Statistics of what was simulated; all zero of gaps between tokens where answers have one."""
     mass = np.ones(len(values)) if weights is None else weights

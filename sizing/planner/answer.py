@@ -9,14 +9,14 @@ from sizing.planner.candidate import Candidate
 from sizing.planner.evidence import StepErrors
 from sizing.planner.slo import Check
 from sizing.planner.spares import spare_replicas
-from sizing.queueing.forecast import Forecast
+from sizing.queueing.forecast import TandemForecast
 
 if TYPE_CHECKING:
     from minicluster.plan import Inputs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class PlanVerdict:
     """
     What a simulation says of a configuration.
 
@@ -50,9 +50,9 @@ class Found:
     """
 
     candidate: Candidate
-    forecast: Forecast | None
+    forecast: TandemForecast | None
     errors: StepErrors = field(default_factory=StepErrors)
-    verdicts: tuple[Verdict, ...] = ()
+    verdicts: tuple[PlanVerdict, ...] = ()
     gpus_at: dict[float, int] = field(default_factory=dict)
     other: str = ""
     interrupted: bool = False

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from minicluster.specs.step import StepCoefficients
     from sizing.latency.step import Term
     from sizing.planner.candidate import Candidate
-    from sizing.queueing.forecast import Forecast
+    from sizing.queueing.forecast import TandemForecast
 
 
-def bottlenecks(inputs: Inputs, chosen: Candidate, found: Forecast) -> dict[str, str]:
+def bottlenecks(inputs: Inputs, chosen: Candidate, found: TandemForecast) -> dict[str, str]:
     """
     Name what binds each phase: compute, memory bandwidth, capacity, network or queue.
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from sizing.planner.layout import Layout, decode_slots
 from sizing.queueing.prefill import batch_s
-from sizing.queueing.stage import Stage, Tandem
+from sizing.queueing.stage import PoolStage, TandemLoad
 
 if TYPE_CHECKING:
     from minicluster.plan import Inputs
@@ -31,7 +31,7 @@ class Candidate:
 
     layout: Layout
     slots: int
-    tandem: Tandem
+    tandem: TandemLoad
 
     @property
     def replicas(self) -> dict[str, int]:
@@ -104,9 +104,9 @@ class Candidate:
 def smallest(inputs: Inputs, layout: Layout, models: StepModels) -> Candidate:
     """Return one replica a pool, with the largest decode batch that fits memory and engine."""
     budget = inputs.engine.max_batched_tokens
-    one = Stage(replicas=1, max_batch_size=1, max_batched_tokens=budget)
+    one = PoolStage(replicas=1, max_batch_size=1, max_batched_tokens=budget)
     local = 0 if layout.prefill is None else inputs.scenario.search.local_threshold_tokens or 0
-    tandem = Tandem(
+    tandem = TandemLoad(
         workload=inputs.scenario.workload,
         step_model=models.of(layout),
         prefill=one,
@@ -122,7 +122,7 @@ def smallest(inputs: Inputs, layout: Layout, models: StepModels) -> Candidate:
     return start.sized(1, 1)
 
 
-def prefill_batch(tandem: Tandem) -> int:
+def prefill_batch(tandem: TandemLoad) -> int:
     """
     Prompts that a prefill step should hold.
 

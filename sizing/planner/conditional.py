@@ -9,16 +9,15 @@ import numpy as np
 
 from sizing.planner.candidate import Candidate, smallest
 from sizing.planner.closed_form import fewest_by_utilisation
-from sizing.planner.confirmation import SEEDS, confirmed
 from sizing.planner.objective import cost
-from sizing.planner.settle import Settling, settle_split
+from sizing.planner.settle import PoolSizing, settle_split
 from sizing.planner.step_models import StepModels
-from sizing.planner.trial import PROVING_REQUESTS, Trials, limits_of
+from sizing.planner.trial import PROVING_REQUESTS, SEEDS, Trials, confirmed, limits_of
 
 if TYPE_CHECKING:
     from minicluster.plan import Inputs
     from sizing.planner.answer import Found
-    from sizing.planner.work import Work
+    from sizing.planner.trial import SimulationBudget
 
 SHARES = (0.9, 0.75, 0.5)
 """Shares of the prompts that a threshold tried keeps from the prefill pool."""
@@ -27,7 +26,7 @@ SOONER = 0.95
 """Share of the tightest limit's use that makes a threshold worth it where it saves no GPU."""
 
 
-def conditional(inputs: Inputs, plain: Found, work: Work) -> Found:
+def conditional(inputs: Inputs, plain: Found, work: SimulationBudget) -> Found:
     """
     Return the split configuration *plain* with a threshold where that is better, else as it is.
 
@@ -63,12 +62,12 @@ def conditional(inputs: Inputs, plain: Found, work: Work) -> Found:
     return best
 
 
-def _cheaper(inputs: Inputs, best: Found, plain: Found, work: Work) -> Found | None:
+def _cheaper(inputs: Inputs, best: Found, plain: Found, work: SimulationBudget) -> Found | None:
     """Settle sizes with a threshold; `None` unless they cost less than *best*."""
     start, trials = _start(inputs, plain), Trials(inputs, plain.errors, work=work)
     lowest = fewest_by_utilisation(start.off_by(plain.errors), inputs)
     below = cost(inputs, best.candidate)
-    one = Settling(
+    one = PoolSizing(
         inputs=inputs,
         trials=trials,
         start=start,
@@ -85,7 +84,7 @@ def _cheaper(inputs: Inputs, best: Found, plain: Found, work: Work) -> Found | N
     return replace(best, candidate=proof[0], verdicts=proof[1], forecast=None)
 
 
-def _sooner(inputs: Inputs, plain: Found, work: Work) -> tuple[float, Found]:
+def _sooner(inputs: Inputs, plain: Found, work: SimulationBudget) -> tuple[float, Found]:
     """Return what a threshold leaves of the TTFT and what does it: 1 and *plain* if too much."""
     chosen = _start(inputs, plain).sized(*plain.candidate.sizes)
     trials = Trials(inputs, plain.errors, work=work)

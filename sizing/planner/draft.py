@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from minicluster.plan import Deployment, EngineSettings, PlanModel, Pool, Routing
 from minicluster.specs.slicing import Slicing
 from sizing.latency.memory import kv_bytes_per_sequence
-from sizing.planner.layout import Shape, block_size, kv_pool_bytes
+from sizing.planner.layout import LayoutShape, block_size, kv_pool_bytes
 from sizing.planner.placement import place
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def draft_deployment(inputs: Inputs) -> Deployment:
 def _kv_bytes(inputs: Inputs, context: int, sequences: int) -> float:
     """KV cache per pool: what memory leaves, on a CPU what *sequences* of *context* need."""
     if inputs.gpu.kind != "cpu":
-        shape = Shape(slicing=Slicing(), gpu=inputs.gpu.name)
+        shape = LayoutShape(slicing=Slicing(), gpu=inputs.gpu.name)
         return kv_pool_bytes(inputs, shape, sequences=sequences)
     each = kv_bytes_per_sequence(inputs.model, context, tp=1, block_size=block_size(inputs))
     return float(sequences * each)

@@ -14,7 +14,7 @@ from sizing.evidence.label import path_of
 if TYPE_CHECKING:
     from minicluster.plan import Inputs
     from sizing.evidence.evidence import Support
-    from sizing.evidence.interval import Interval
+    from sizing.evidence.interval import PredictionInterval
 
 LOAD = "open"
 """Plans are for Poisson arrivals."""
@@ -87,7 +87,7 @@ def step_errors(inputs: Inputs, confidence: float) -> StepErrors:
     return StepErrors(prefill=steps[0], decode=steps[1], ttft=latencies[0], tpot=latencies[1])
 
 
-def interval_around(quantity: str, inputs: Inputs) -> Interval | None:
+def interval_around(quantity: str, inputs: Inputs) -> PredictionInterval | None:
     """
     Interval around a prediction of one second, from the residuals of rows most like it.
 

@@ -10,9 +10,9 @@ import numpy as np
 from minicluster.errors import InputError
 from sizing.planner.bottleneck import representative_terms
 from sizing.planner.candidate import Candidate
-from sizing.planner.layout import Layout, Shape, decode_slots
+from sizing.planner.layout import Layout, LayoutShape, decode_slots
 from sizing.queueing.forecast import forecast
-from sizing.queueing.stage import Stage, Tandem
+from sizing.queueing.stage import PoolStage, TandemLoad
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -135,7 +135,7 @@ def planned(plan: Plan) -> Candidate:
     decode = roles.get("mixed") or plan.pool("decode")
     prefill = decode if "mixed" in roles else plan.pool("prefill")
     layout = Layout(prefill=None if prefill is decode else _shape(prefill), decode=_shape(decode))
-    tandem = Tandem(
+    tandem = TandemLoad(
         workload=plan.workload,
         step_model=plan.step_model,
         prefill=_stage(prefill),
@@ -148,15 +148,15 @@ def planned(plan: Plan) -> Candidate:
     return Candidate(layout=layout, slots=slots, tandem=tandem)
 
 
-def _shape(pool: Pool) -> Shape:
+def _shape(pool: Pool) -> LayoutShape:
     """Return what one replica of a pool is."""
-    return Shape(slicing=pool.slicing, gpu=pool.gpu)
+    return LayoutShape(slicing=pool.slicing, gpu=pool.gpu)
 
 
-def _stage(pool: Pool) -> Stage:
+def _stage(pool: Pool) -> PoolStage:
     """Return the queues of a pool that the SLO needs: spare replicas are not counted on."""
     lanes = pool.slicing.dp * pool.slicing.pp
-    return Stage(
+    return PoolStage(
         replicas=(pool.replicas - pool.spare_replicas) * lanes,
         max_batch_size=max(1, pool.max_batch_size // pool.slicing.pp),
         max_batched_tokens=pool.max_batched_tokens,

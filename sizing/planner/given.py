@@ -16,7 +16,7 @@ from sizing.planner.deployment import pools
 from sizing.planner.evidence import validation
 from sizing.planner.layout import (
     Layout,
-    Shape,
+    LayoutShape,
     check_degree,
     memory_rule,
     pairing_rule,
@@ -145,14 +145,14 @@ def _answered(inputs: Inputs, chosen: Candidate, answer: Prediction, batch: floa
     )
 
 
-def _shape(inputs: Inputs, size: Size) -> Shape:
+def _shape(inputs: Inputs, size: Size) -> LayoutShape:
     """Return what a replica is; its GPU must be one that the scenario allows."""
     gpu = size.gpu or inputs.gpu.name
     if gpu not in inputs.kinds:
         raise InputError(
             "--prefill, --decode, --mixed", gpu, "one of search.gpus: " + ", ".join(inputs.kinds)
         )
-    return Shape(slicing=size.slicing, gpu=gpu)
+    return LayoutShape(slicing=size.slicing, gpu=gpu)
 
 
 def _check(inputs: Inputs, layout: Layout) -> None:

@@ -25,7 +25,7 @@ MOST_DOMAINS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class LayoutShape:
     """
     One replica.
 
@@ -57,19 +57,19 @@ class Shape:
 class Layout:
     """Replicas of each pool; without prefill the pool does both (`mixed`)."""
 
-    prefill: Shape | None
-    decode: Shape
+    prefill: LayoutShape | None
+    decode: LayoutShape
 
     @classmethod
     def split(cls, prefill_tp: int, decode_tp: int, gpu: str) -> Layout:
         """Return tensor-parallel pools of one kind of GPU."""
         return cls(
-            prefill=Shape(slicing=Slicing(tp=prefill_tp), gpu=gpu),
-            decode=Shape(slicing=Slicing(tp=decode_tp), gpu=gpu),
+            prefill=LayoutShape(slicing=Slicing(tp=prefill_tp), gpu=gpu),
+            decode=LayoutShape(slicing=Slicing(tp=decode_tp), gpu=gpu),
         )
 
     @property
-    def shapes(self) -> dict[str, Shape]:
+    def shapes(self) -> dict[str, LayoutShape]:
         """Replicas by role."""
         if self.prefill is None:
             return {"mixed": self.decode}
@@ -85,7 +85,7 @@ class Layout:
         return ", ".join(f"{role} {shape}" for role, shape in self.shapes.items())
 
 
-def legal_shapes(inputs: Inputs) -> tuple[Shape, ...]:
+def legal_shapes(inputs: Inputs) -> tuple[LayoutShape, ...]:
     """
     List the replicas that may be searched.
 
@@ -102,7 +102,7 @@ def legal_shapes(inputs: Inputs) -> tuple[Shape, ...]:
                 raise InputError(
                     "search.tp", tp, "1: step times come from a calibration, measured at TP 1"
                 )
-        return (Shape(slicing=Slicing(), gpu=inputs.gpu.name),)
+        return (LayoutShape(slicing=Slicing(), gpu=inputs.gpu.name),)
     for tp in asked:
         check_degree(inputs, tp, place="search.tp")
     widest = min(inputs.cluster.gpus_per_hb_domain, inputs.model.num_heads)
@@ -112,7 +112,7 @@ def legal_shapes(inputs: Inputs) -> tuple[Shape, ...]:
     cuts = [Slicing(tp=tp) for tp in degrees]
     if inputs.scenario.search.layouts == "any":
         cuts += [cut for tp in degrees for cut in _beyond_the_profile(inputs, tp)]
-    return tuple(Shape(slicing=cut, gpu=gpu) for gpu in inputs.kinds for cut in cuts)
+    return tuple(LayoutShape(slicing=cut, gpu=gpu) for gpu in inputs.kinds for cut in cuts)
 
 
 def _beyond_the_profile(inputs: Inputs, tp: int) -> Iterator[Slicing]:
@@ -203,7 +203,7 @@ def block_size(inputs: Inputs) -> int:
     return engine.cpu_block_size if inputs.gpu.kind == "cpu" else engine.block_size
 
 
-def memory_rule(inputs: Inputs, shape: Shape) -> str | None:
+def memory_rule(inputs: Inputs, shape: LayoutShape) -> str | None:
     """Say by how much the model does not fit a replica, if so; a CPU is given its KV space."""
     gpu = inputs.kinds[shape.gpu]
     if gpu.kind == "cpu":
@@ -220,7 +220,7 @@ def memory_rule(inputs: Inputs, shape: Shape) -> str | None:
     )
 
 
-def decode_slots(inputs: Inputs, shape: Shape, *, context: float, deviation: float) -> int:
+def decode_slots(inputs: Inputs, shape: LayoutShape, *, context: float, deviation: float) -> int:
     """
     Largest batch whose KV cache fits, three deviations of its total context included.
 
@@ -261,7 +261,7 @@ def decode_slots(inputs: Inputs, shape: Shape, *, context: float, deviation: flo
     return min(limit, int(root**2))
 
 
-def kv_pool_bytes(inputs: Inputs, shape: Shape, *, sequences: int) -> float:
+def kv_pool_bytes(inputs: Inputs, shape: LayoutShape, *, sequences: int) -> float:
     """
     KV cache per GPU: all that memory leaves; on a CPU what *sequences* of full length need.
 
@@ -273,7 +273,7 @@ def kv_pool_bytes(inputs: Inputs, shape: Shape, *, sequences: int) -> float:
     return float(np.floor(kv_space_bytes(inputs.model, gpu, inputs.engine, slicing=shape.slicing)))
 
 
-def _sequence_bytes(inputs: Inputs, tokens: float, shape: Shape) -> float:
+def _sequence_bytes(inputs: Inputs, tokens: float, shape: LayoutShape) -> float:
     """KV cache of one sequence (eq. M3)."""
     return kv_bytes_per_sequence(
         inputs.model, tokens, slicing=shape.slicing, block_size=block_size(inputs)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from sizing.planner.closed_form import Sized, fewest, fewest_by_utilisation
 from sizing.planner.evidence import step_errors
-from sizing.planner.settle import Settling, mixed_lowest, settle_mixed, settle_split
+from sizing.planner.settle import PoolSizing, mixed_lowest, settle_mixed, settle_split
 from sizing.planner.trial import Trials
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from sizing.planner.answer import Found
     from sizing.planner.candidate import Candidate
     from sizing.planner.evidence import StepErrors
-    from sizing.planner.work import Work
+    from sizing.planner.trial import SimulationBudget
 
 LEVELS = (0.5, 0.8, 0.95)
 """Confidences whose GPUs stand beside the plan's."""
@@ -29,7 +29,7 @@ GROWTH = 1.5
 """Power of the step times with which a pool grows: it serves less, and may queue for less."""
 
 
-def gpus_at(inputs: Inputs, best: Found, work: Work) -> dict[float, int]:
+def gpus_at(inputs: Inputs, best: Found, work: SimulationBudget) -> dict[float, int]:
     """
     Return the GPUs that the plan's layout needs by confidence, one short run a size.
 
@@ -64,7 +64,7 @@ def _at(inputs: Inputs, best: Found, trials: Trials, floor: Candidate | None) ->
     lowest = fewest_by_utilisation(slow, inputs) if split else (0, mixed_lowest(inputs, slow))
     if floor is not None:
         lowest = (max(lowest[0], floor.sizes[0]), max(lowest[1], floor.sizes[1]))
-    one = Settling(
+    one = PoolSizing(
         inputs=inputs,
         trials=trials,
         start=start,

@@ -9,7 +9,7 @@ from minicluster.errors import InputError
 if TYPE_CHECKING:
     from minicluster.plan import Inputs
     from sizing.planner.candidate import Candidate
-    from sizing.planner.layout import Shape
+    from sizing.planner.layout import LayoutShape
 
 
 def price_usd_per_hour(inputs: Inputs, gpu: str) -> float | None:
@@ -47,7 +47,7 @@ def cost_of_gpu(inputs: Inputs, gpu: str) -> float:
     return value
 
 
-def cost_of(inputs: Inputs, shape: Shape) -> float:
+def cost_of(inputs: Inputs, shape: LayoutShape) -> float:
     """Return what one replica costs."""
     return shape.gpus * cost_of_gpu(inputs, shape.gpu)
 

@@ -24,19 +24,19 @@ from sizing.planner.aggregated import simulated_headroom, simulated_prediction
 from sizing.planner.bottleneck import bottlenecks
 from sizing.planner.deployment import deployment
 from sizing.planner.evidence import interval_around, validation
-from sizing.planner.headroom import headroom
 from sizing.planner.layout import profile_rule
 from sizing.planner.objective import total_power_w, total_price_usd_per_hour
+from sizing.planner.slo import headroom
 from sizing.planner.spares import spare_replicas
 from sizing.queueing.forecast import capacity_requests_per_s, utilisations
 
 if TYPE_CHECKING:
     from minicluster.plan import Inputs, Pool
-    from sizing.evidence.interval import Interval
+    from sizing.evidence.interval import PredictionInterval
     from sizing.planner.answer import Found
     from sizing.planner.candidate import Candidate
-    from sizing.queueing.forecast import Forecast
-    from sizing.queueing.spread import Spread
+    from sizing.queueing.forecast import TandemForecast
+    from sizing.queueing.spread import LatencyQuantiles
 
 
 def propose(inputs: Inputs, found: Found) -> Plan:
@@ -76,7 +76,7 @@ def promise(inputs: Inputs, found: Found) -> Prediction:
     return simulated_prediction(inputs, found.candidate)
 
 
-def prediction(inputs: Inputs, chosen: Candidate, found: Forecast) -> Prediction:
+def prediction(inputs: Inputs, chosen: Candidate, found: TandemForecast) -> Prediction:
     """Return the closed forms' prediction of split pools."""
     coupling = found.coupling
     load = inputs.scenario.workload
@@ -95,7 +95,7 @@ def prediction(inputs: Inputs, chosen: Candidate, found: Forecast) -> Prediction
     )
 
 
-def _latency(spread: Spread, around: Interval | None = None) -> Latency:
+def _latency(spread: LatencyQuantiles, around: PredictionInterval | None = None) -> Latency:
     """Read the statistics off; *around* is the interval of a prediction of one second."""
     return Latency(
         mean_s=spread.mean,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from sizing.planner.answer import (
     Found,
     Infeasible,
-    Verdict,
+    PlanVerdict,
     below_floor,
     beyond_capacity,
     far_over_budget,
@@ -18,23 +18,21 @@ from sizing.planner.answer import (
 )
 from sizing.planner.closed_form import MOST_BUDGETS, Sized, fewest, fewest_by_utilisation, limits
 from sizing.planner.conditional import conditional
-from sizing.planner.confirmation import confirmed
 from sizing.planner.evidence import step_errors
 from sizing.planner.levels import gpus_at
 from sizing.planner.objective import cost, cost_of
-from sizing.planner.settle import FINE, Settling, mixed_lowest, settle_mixed, settle_split
+from sizing.planner.settle import FINE, PoolSizing, mixed_lowest, settle_mixed, settle_split
 from sizing.planner.slo import level
 from sizing.planner.spares import spare_replicas
 from sizing.planner.starts import Starts, starting_points
 from sizing.planner.step_models import StepModels
-from sizing.planner.trial import Trials
-from sizing.planner.work import Work
+from sizing.planner.trial import SimulationBudget, Trials, confirmed
 from sizing.queueing.forecast import forecast
 
 if TYPE_CHECKING:
     from minicluster.plan import Inputs
     from sizing.planner.candidate import Candidate
-    from sizing.planner.layout import Shape
+    from sizing.planner.layout import LayoutShape
 
 __all__ = ["Found", "Infeasible", "search"]
 
@@ -70,10 +68,10 @@ def search(inputs: Inputs) -> Found | Infeasible:
     Raises:
         InputError: the scenario cannot be planned at all.
     """
-    return Search(inputs).run()
+    return LayoutSearch(inputs).run()
 
 
-class Search:
+class LayoutSearch:
     """One search, with the best configuration so far."""
 
     def __init__(self, inputs: Inputs) -> None:
@@ -81,7 +79,7 @@ class Search:
         self.inputs = inputs
         self.errors = step_errors(inputs, inputs.scenario.search.confidence_fraction)
         self.starts: Starts = starting_points(inputs, StepModels(inputs), self.errors)
-        self.work = Work()
+        self.work = SimulationBudget()
         self.trials = Trials(inputs, self.errors, work=self.work)
         self.best: Found | None = None
         self.sketch: Found | None = None
@@ -168,7 +166,7 @@ class Search:
             if chosen.gpus > self._most_gpus:
                 self.beyond = self.beyond or chosen
                 continue
-            one = Settling(
+            one = PoolSizing(
                 inputs=self.inputs,
                 trials=self.trials,
                 start=self._as_predicted(start.slow),
@@ -213,7 +211,7 @@ class Search:
             found.append((self._rank(chosen), start, sizes))
         found.sort(key=lambda each: each[0])
         # Closed forms err in the queue for prefill: what stands behind the same pool they rank.
-        firsts: dict[Shape | None, tuple[Sized, tuple[int, int]]] = {}
+        firsts: dict[LayoutShape | None, tuple[Sized, tuple[int, int]]] = {}
         for _, start, sizes in found:
             firsts.setdefault(start.slow.layout.prefill, (start, sizes))
         return list(firsts.values())
@@ -244,7 +242,7 @@ class Search:
         proof = confirmed(self.inputs, self.trials, chosen, below)
         return None if proof is None else self._found(*proof)
 
-    def _found(self, chosen: Candidate, verdicts: tuple[Verdict, ...]) -> Found:
+    def _found(self, chosen: Candidate, verdicts: tuple[PlanVerdict, ...]) -> Found:
         """Return a configuration with its proof."""
         closed = chosen.layout.prefill is not None and not chosen.tandem.local_threshold_tokens
         return Found(
@@ -278,7 +276,7 @@ class Search:
         for start in wide:  # wide replicas stop fewer answers for shorter
             if self._mixed_bound(start, lowest[start.layout]) >= below:
                 continue
-            one = Settling(
+            one = PoolSizing(
                 inputs=self.inputs,
                 trials=trials,
                 start=self._as_predicted(start),

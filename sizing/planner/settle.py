@@ -28,7 +28,7 @@ FAR = 1.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settling:
+class PoolSizing:
     """
     A layout and batch limit, with step times as predicted; *trials* make them slower.
 
@@ -67,7 +67,7 @@ class Settling:
         return self.matters(sizes) and self.trials.verdict(self.start.sized(*sizes)).holds
 
 
-def settle_split(one: Settling, guess: tuple[int, int]) -> Candidate | None:
+def settle_split(one: PoolSizing, guess: tuple[int, int]) -> Candidate | None:
     """
     Find the cheapest sizes near *guess*: each pool as small as it can be, then swaps.
 
@@ -88,7 +88,9 @@ def settle_split(one: Settling, guess: tuple[int, int]) -> Candidate | None:
     return one.start.sized(*_swapped(one, (prefill_count, decode_count)))
 
 
-def _shrunk(holds: Callable[[int], bool], floor: int, count: int, one: Settling, which: int) -> int:
+def _shrunk(
+    holds: Callable[[int], bool], floor: int, count: int, one: PoolSizing, which: int
+) -> int:
     """Return the fewest replicas of one pool; below *floor* they were seen to fail, or bound to."""
     grain = one.grain(count)
     if floor > one.lowest[which]:
@@ -100,7 +102,7 @@ Sizes = tuple[int, int]
 """Replicas of prefill and decode."""
 
 
-def _grown(one: Settling, guess: Sizes) -> tuple[Sizes, Sizes] | None:
+def _grown(one: PoolSizing, guess: Sizes) -> tuple[Sizes, Sizes] | None:
     """
     Grow the pool to blame until the SLO holds; `None` where that costs too much.
 
@@ -127,7 +129,7 @@ def _grown(one: Settling, guess: Sizes) -> tuple[Sizes, Sizes] | None:
         sizes[role] += step[role]
 
 
-def _fitted_below(one: Settling, sizes: dict[str, int]) -> tuple[int, int] | None:
+def _fitted_below(one: PoolSizing, sizes: dict[str, int]) -> tuple[int, int] | None:
     """Give what money is left to one pool, in case that holds."""
     shapes = one.start.layout.shapes
     for role, other in (("prefill", "decode"), ("decode", "prefill")):
@@ -145,7 +147,7 @@ def _fitted_below(one: Settling, sizes: dict[str, int]) -> tuple[int, int] | Non
     return None
 
 
-def _swapped(one: Settling, sizes: tuple[int, int]) -> tuple[int, int]:
+def _swapped(one: PoolSizing, sizes: tuple[int, int]) -> tuple[int, int]:
     """Try fewer replicas of one pool with a few more of the other, where that is cheaper."""
     best = sizes
     if one.grain(max(sizes)) > 1:
@@ -164,13 +166,13 @@ def _swapped(one: Settling, sizes: tuple[int, int]) -> tuple[int, int]:
     return best
 
 
-def _cheaper(one: Settling, found: tuple[int, int], best: tuple[int, int]) -> bool:
+def _cheaper(one: PoolSizing, found: tuple[int, int], best: tuple[int, int]) -> bool:
     """Compare costs."""
     costs = [cost(one.inputs, one.start.sized(*sizes)) for sizes in (found, best)]
     return costs[0] < costs[1]
 
 
-def settle_mixed(one: Settling) -> Candidate | None:
+def settle_mixed(one: PoolSizing) -> Candidate | None:
     """Find the fewest replicas of a pool that does both, from the fluid estimate on."""
     slow = one.start
     most = int(min(MOST_REPLICAS, one.below / cost_of(one.inputs, slow.layout.decode) + 1))

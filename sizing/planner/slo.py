@@ -1,16 +1,20 @@
-"""Does a forecast keep the promise?"""
+"""Does a forecast keep the SLO, and at how much more load does it still?"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from minicluster.plan import Headroom
+from sizing.queueing.forecast import at_rate, capacity_requests_per_s, forecast, utilisations
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from minicluster.specs.slo import SloSpec
+    from sizing.planner.candidate import Candidate
     from sizing.planner.evidence import StepErrors
-    from sizing.queueing.forecast import Forecast
+    from sizing.queueing.forecast import TandemForecast
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +36,7 @@ def level(slo: SloSpec) -> float:
     return float(slo.percentile.removeprefix("p")) / 100
 
 
-def checks(found: Forecast, slo: SloSpec) -> tuple[Check, ...]:
+def checks(found: TandemForecast, slo: SloSpec) -> tuple[Check, ...]:
     """Compare a forecast with every limit of *slo*, at its percentile."""
     share = level(slo)
     limits = {
@@ -47,7 +51,7 @@ def checks(found: Forecast, slo: SloSpec) -> tuple[Check, ...]:
     )
 
 
-def tightest(found: Forecast, slo: SloSpec) -> Check:
+def tightest(found: TandemForecast, slo: SloSpec) -> Check:
     """Return the limit that is used up most."""
     return max(checks(found, slo), key=lambda check: check.ratio)
 
@@ -62,6 +66,43 @@ def under_load(found: Iterable[Check], errors: StepErrors) -> Check:
     return max(late, key=lambda check: check.ratio)
 
 
-def meets(found: Forecast | None, slo: SloSpec) -> bool:
+def meets(found: TandemForecast | None, slo: SloSpec) -> bool:
     """Say whether every limit holds; an overloaded pool keeps none."""
     return found is not None and tightest(found, slo).ratio <= 1
+
+
+HEADROOM_STEPS = 8
+"""Halvings of the load factor: a 256th of the range between the plan and saturation."""
+
+
+def headroom(chosen: Candidate, slo: SloSpec) -> Headroom:
+    """
+    Bisect the largest load factor at which the SLO holds; below 1 only where it does not now.
+
+    The upper end is the rate at which the first pool saturates.
+    """
+    tandem = chosen.tandem
+    rate = tandem.workload.requests_per_s
+    low, high = 0.0, capacity_requests_per_s(tandem) / rate
+    if meets(forecast(tandem), slo):
+        low, high = 1.0, max(1.0, high)
+    elif high > 1:
+        high = 1.0
+    for _ in range(HEADROOM_STEPS):
+        middle = (low + high) / 2
+        if meets(forecast(at_rate(tandem, middle * rate)), slo):
+            low = middle
+        else:
+            high = middle
+    broken = forecast(at_rate(tandem, high * rate))
+    if broken is None or meets(broken, slo):
+        shares = utilisations(tandem, 1.0, 1.0)
+        busier = max(shares, key=lambda role: shares[role])
+        return Headroom(load_factor=low, binds=f"{busier} saturates")
+    check = tightest(broken, slo)
+    now = forecast(tandem) if low >= 1 else None
+    if check.name.startswith("TTFT"):
+        before = now.parts_s if now else dict.fromkeys(broken.parts_s, 0.0)
+        grown = max(broken.parts_s, key=lambda part: broken.parts_s[part] - before[part])
+        return Headroom(load_factor=low, binds=f"{check.name}: {grown}")
+    return Headroom(load_factor=low, binds=f"{check.name}: decode batch")

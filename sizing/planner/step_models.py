@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from minicluster.specs.slicing import Slicing
     from minicluster.specs.step import PathCoefficients, StepCoefficients
     from sizing.latency.load import StepLoad
-    from sizing.planner.layout import Layout, Shape
+    from sizing.planner.layout import Layout, LayoutShape
 
 
 class StepModels:
@@ -46,8 +46,8 @@ class StepModels:
                 " `serving measure`), then pass --calibration calibration.json",
             )
         self._inputs = inputs
-        self._prefill: dict[Shape, StepCoefficients] = {}
-        self._decode: dict[Shape, StepCoefficients] = {}
+        self._prefill: dict[LayoutShape, StepCoefficients] = {}
+        self._decode: dict[LayoutShape, StepCoefficients] = {}
 
     def of(self, layout: Layout) -> StepModel:
         """Return the step model of *layout*, of one batch (lane) of each replica."""
@@ -92,7 +92,7 @@ class StepModels:
         prompts = prompts[prompts <= max(longest, prompts[0])]
         return float(np.maximum(1.0, prompts - load.prefix_tokens).mean())
 
-    def _fitted_prefill(self, shape: Shape) -> StepCoefficients:
+    def _fitted_prefill(self, shape: LayoutShape) -> StepCoefficients:
         """Fit over the prompts of the load, in chunks of at most the token budget."""
         if shape not in self._prefill:
             load = self._inputs.scenario.workload
@@ -109,7 +109,7 @@ class StepModels:
             self._prefill[shape] = fitted.times(full_pipeline(on, typical, shape.slicing))
         return self._prefill[shape]
 
-    def _fitted_decode(self, shape: Shape) -> StepCoefficients:
+    def _fitted_decode(self, shape: LayoutShape) -> StepCoefficients:
         """Fit over every batch the engine may hold, at the contexts of the load."""
         if shape not in self._decode:
             load = self._inputs.scenario.workload

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from minicluster.errors import NegativeAnswer
-from minicluster.workload.sources import Source, drawn
-from sizing.planner.answer import Verdict
+from minicluster.workload.sources import RequestSource, drawn
+from sizing.planner.answer import PlanVerdict
+from sizing.planner.closed_form import MOST_REPLICAS
 from sizing.planner.deployment import deployment
+from sizing.planner.objective import cost
 from sizing.planner.slo import Check, checks, meets, under_load
-from sizing.planner.work import Work
 from sizing.queueing import decode, prefill
 from sizing.queueing.forecast import forecast
 from sizing.simulation.outcome import simulate
@@ -50,6 +51,33 @@ SHORT_STAYS = 2
 LONG_QUEUES = 0.9
 """Utilisation of a prefill pool from which on closed forms have to agree."""
 
+BUDGET_REQUESTS = 1_500_000
+"""Simulated requests of one search, all runs together: most of a minute of work."""
+
+PER_REPLICA = 8
+"""Requests that setting up one replica takes as long as."""
+
+SEEDS = (0, FRESH_SEED)
+"""Of the run that the search goes by, and of the fresh one that has to agree."""
+
+Confirmed = tuple["Candidate", tuple[PlanVerdict, ...]]
+"""A configuration and what each seed said."""
+
+
+@dataclass(slots=True)
+class SimulationBudget:
+    """Simulated requests that are left; runs take theirs off."""
+
+    left: int = BUDGET_REQUESTS
+
+    def take(self, requests: int, replicas: int) -> bool:
+        """Take a run's share off; `False`, and nothing taken, where it is more than is left."""
+        share = requests + PER_REPLICA * replicas
+        if share > self.left:
+            return False
+        self.left -= share
+        return True
+
 
 class Trials:
     """Simulations of one scenario with steps that take *errors* times as long."""
@@ -60,7 +88,7 @@ class Trials:
         errors: StepErrors,
         *,
         patient: bool = True,
-        work: Work | None = None,
+        work: SimulationBudget | None = None,
     ) -> None:
         """
         Start without any run.
@@ -72,14 +100,14 @@ class Trials:
             work: what is left of the search's; one of its own if `None`.
         """
         self._inputs = inputs
-        self._work = Work() if work is None else work
+        self._work = SimulationBudget() if work is None else work
         self.patient = patient
         self.exhausted = False
         self.errors = errors
         self._arrivals: dict[tuple[int, int], Arrivals] = {}
-        self._known: dict[tuple[str, int, int], Verdict] = {}
+        self._known: dict[tuple[str, int, int], PlanVerdict] = {}
 
-    def verdict(self, candidate: Candidate, *, seed: int = 0) -> Verdict:
+    def verdict(self, candidate: Candidate, *, seed: int = 0) -> PlanVerdict:
         """
         Simulate until every limit surely holds, or one does not.
 
@@ -91,12 +119,12 @@ class Trials:
             self._known[key] = self._judged(candidate, seed)
         return self._known[key]
 
-    def _judged(self, candidate: Candidate, seed: int) -> Verdict:
+    def _judged(self, candidate: Candidate, seed: int) -> PlanVerdict:
         """Run once; on the first seed also ask the fresh one, if chance may decide."""
         slow = candidate.off_by(self.errors)
-        verdict = Verdict(holds=False, blame=_last_role(candidate), requests=0, exhausted=True)
+        verdict = PlanVerdict(holds=False, blame=_last_role(candidate), requests=0, exhausted=True)
         if self._queues_for_long(slow):
-            return Verdict(holds=False, blame="prefill", requests=0)
+            return PlanVerdict(holds=False, blame="prefill", requests=0)
         count = self.length(slow)
         if seed and self.patient:
             count = max(count, PROVING_REQUESTS)
@@ -112,10 +140,10 @@ class Trials:
             return self.verdict(candidate, seed=FRESH_SEED)
         holds = sure if self.patient else check.ratio <= 1
         blame = "" if holds else _blame(candidate, outcome, check)
-        verdict = Verdict(holds=holds is True, blame=blame, requests=count, check=check)
+        verdict = PlanVerdict(holds=holds is True, blame=blame, requests=count, check=check)
         return self._late(verdict, candidate, seed) if verdict.holds else verdict
 
-    def _late(self, verdict: Verdict, candidate: Candidate, seed: int) -> Verdict:
+    def _late(self, verdict: PlanVerdict, candidate: Candidate, seed: int) -> PlanVerdict:
         """
         Deny what holds with slow steps, but not with latencies off as those of loads were.
 
@@ -151,7 +179,7 @@ class Trials:
         """Simulate as it stands."""
         if (requests, seed) not in self._arrivals:
             load = self._inputs.scenario.workload
-            self._arrivals[requests, seed] = drawn(load, Source(), count=requests, seed=seed)
+            self._arrivals[requests, seed] = drawn(load, RequestSource(), count=requests, seed=seed)
         system = deployed_system(deployment(self._inputs, slow), slow.tandem.step_model)
         return simulate(system, self._arrivals[requests, seed], seed=seed)
 
@@ -229,3 +257,19 @@ def _blame(candidate: Candidate, outcome: Outcome, check: Check) -> str:
 def _last_role(candidate: Candidate) -> str:
     """Name the pool where requests end."""
     return "mixed" if candidate.layout.prefill is None else "decode"
+
+
+def confirmed(inputs: Inputs, trials: Trials, chosen: Candidate, below: float) -> Confirmed | None:
+    """Ask every seed; grow the pool that one blames until all agree, at less cost than *below*."""
+    while cost(inputs, chosen) < below:
+        verdicts = tuple(trials.verdict(chosen, seed=seed) for seed in SEEDS)
+        missed = next((each for each in verdicts if not each.holds), None)
+        if missed is None:
+            return chosen, verdicts
+        if missed.exhausted or max(chosen.replicas.values()) > MOST_REPLICAS:
+            return None
+        sizes = list(chosen.sizes)
+        grown = 0 if missed.blame == "prefill" else 1
+        sizes[grown] += max(1, sizes[grown] // 64)
+        chosen = chosen.sized(*sizes)
+    return None

@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from minicluster.plan import step_time
-from sizing.queueing.spread import WEIGHTS, Spread, normal, spread
+from sizing.queueing.spread import WEIGHTS, LatencyQuantiles, normal, spread
 
 if TYPE_CHECKING:
-    from sizing.queueing.stage import Tandem
+    from sizing.queueing.stage import TandemLoad
 
 BALANCE = 1.25
 """Deviation of one replica's sequences from the pool's mean under two choices (eq. T9)."""
@@ -24,7 +24,7 @@ MOST_STATES = 200_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Occupancy:
+class DecodeOccupancy:
     """
     Sequences in the decode pool.
 
@@ -38,13 +38,13 @@ class Occupancy:
 
 
 def step_s(
-    tandem: Tandem, batch: NDArray[np.float64] | float, slowdown: float = 1.0
+    tandem: TandemLoad, batch: NDArray[np.float64] | float, slowdown: float = 1.0
 ) -> NDArray[np.float64]:
     """Seconds of a decode step of mean context (eq. S3)."""
     return step_time.decode_s(tandem.step_model.decode, batch, tandem.context[0]) * slowdown
 
 
-def utilisation(tandem: Tandem, slowdown: float = 1.0) -> float:
+def utilisation(tandem: TandemLoad, slowdown: float = 1.0) -> float:
     """
     Share of the pool's capacity in use: its rate over that of full batches.
 
@@ -55,7 +55,7 @@ def utilisation(tandem: Tandem, slowdown: float = 1.0) -> float:
     return tandem.workload.requests_per_s * float(tandem.output_tokens.mean()) * full / slots
 
 
-def occupancy(tandem: Tandem, slowdown: float = 1.0) -> Occupancy:
+def occupancy(tandem: TandemLoad, slowdown: float = 1.0) -> DecodeOccupancy:
     """
     Distribution of the sequences in the pool.
 
@@ -89,10 +89,10 @@ def occupancy(tandem: Tandem, slowdown: float = 1.0) -> Occupancy:
     ratio = rate * step_s(tandem, batch, slowdown) / np.minimum(i, slots)
     weight = np.concatenate([[0.0], np.cumsum(np.log(ratio))])
     mass = np.exp(weight - weight.max())
-    return Occupancy(sequences=np.append(0.0, i), mass=mass / mass.sum())
+    return DecodeOccupancy(sequences=np.append(0.0, i), mass=mass / mass.sum())
 
 
-def busy_fraction(tandem: Tandem, held: Occupancy) -> float:
+def busy_fraction(tandem: TandemLoad, held: DecodeOccupancy) -> float:
     """
     Share of the time in which a replica computes.
 
@@ -101,12 +101,14 @@ def busy_fraction(tandem: Tandem, held: Occupancy) -> float:
     return float(np.minimum(1.0, held.sequences / tandem.decode.replicas) @ held.mass)
 
 
-def mean_sequences(tandem: Tandem, held: Occupancy) -> float:
+def mean_sequences(tandem: TandemLoad, held: DecodeOccupancy) -> float:
     """Return the sequences of one replica, averaged over time."""
     return float(held.sequences @ held.mass) / tandem.decode.replicas
 
 
-def imbalance(tandem: Tandem, held: Occupancy, *, before_s: float, averaged: float = 1.0) -> float:
+def imbalance(
+    tandem: TandemLoad, held: DecodeOccupancy, *, before_s: float, averaged: float = 1.0
+) -> float:
     """
     Deviation of one replica's sequences from the mean over the pool.
 
@@ -147,8 +149,13 @@ def imbalance(tandem: Tandem, held: Occupancy, *, before_s: float, averaged: flo
 
 
 def batch_seen(
-    tandem: Tandem, held: Occupancy, *, before_s: float, dispersion: float, averaged: float = 1.0
-) -> Spread:
+    tandem: TandemLoad,
+    held: DecodeOccupancy,
+    *,
+    before_s: float,
+    dispersion: float,
+    averaged: float = 1.0,
+) -> LatencyQuantiles:
     """
     Sequences in the steps that make a token, itself included.
 
@@ -164,11 +171,11 @@ def batch_seen(
     middle = mean + dispersion * (pooled.mean - mean)
     values = middle + np.sqrt(dispersion * averaged) * (pooled.values - pooled.mean)
     own = normal(0.0, imbalance(tandem, held, before_s=before_s, averaged=averaged))
-    values = Spread(values=values).plus(own).values
-    return Spread(values=np.clip(values, 1.0, stage.max_batch_size))
+    values = LatencyQuantiles(values=values).plus(own).values
+    return LatencyQuantiles(values=np.clip(values, 1.0, stage.max_batch_size))
 
 
-def averaged_share(tandem: Tandem, tokens: float) -> float:
+def averaged_share(tandem: TandemLoad, tokens: float) -> float:
     """
     Share of the occupancy's variance left in its average over the stay of *tokens* steps.
 
@@ -183,20 +190,22 @@ def averaged_share(tandem: Tandem, tokens: float) -> float:
     return float(min(1.0, 2 * np.mean(integral) / (tokens**2 * np.mean(lengths))))
 
 
-def step_spread(tandem: Tandem, batch: Spread, *, averaged: float, slowdown: float = 1.0) -> Spread:
+def step_spread(
+    tandem: TandemLoad, batch: LatencyQuantiles, *, averaged: float, slowdown: float = 1.0
+) -> LatencyQuantiles:
     """Step time at a random batch, with the spread of the contexts in it (eq. T9)."""
-    steps = Spread(values=step_s(tandem, batch.values, slowdown))
+    steps = LatencyQuantiles(values=step_s(tandem, batch.values, slowdown))
     deviation = tandem.context[1] * float(np.sqrt(averaged * batch.mean)) * slowdown
     cost = tandem.step_model.decode.per_context_token_s * deviation
     if cost < 1e-3 * steps.mean:
         return steps
     floor = float(step_s(tandem, 1.0, slowdown)) / 2
-    return Spread(values=np.maximum(floor, steps.plus(normal(0.0, cost)).values))
+    return LatencyQuantiles(values=np.maximum(floor, steps.plus(normal(0.0, cost)).values))
 
 
 def admission_wait(
-    tandem: Tandem, held: Occupancy, *, before_s: float, slowdown: float = 1.0
-) -> Spread:
+    tandem: TandemLoad, held: DecodeOccupancy, *, before_s: float, slowdown: float = 1.0
+) -> LatencyQuantiles:
     """
     Wait for a slot at the replica that was chosen.
 
@@ -207,12 +216,14 @@ def admission_wait(
     here = pooled.plus(normal(0.0, imbalance(tandem, held, before_s=before_s)))
     ahead = np.maximum(0.0, here.values + 1 - stage.max_batch_size)
     full = float(step_s(tandem, stage.max_batch_size, slowdown))
-    return Spread(values=ahead * full * float(tandem.output_tokens.mean()) / stage.max_batch_size)
+    return LatencyQuantiles(
+        values=ahead * full * float(tandem.output_tokens.mean()) / stage.max_batch_size
+    )
 
 
 def first_token_wait(
-    tandem: Tandem, held: Occupancy, *, pull_s: float, slowdown: float = 1.0
-) -> tuple[Spread, float]:
+    tandem: TandemLoad, held: DecodeOccupancy, *, pull_s: float, slowdown: float = 1.0
+) -> tuple[LatencyQuantiles, float]:
     """
     From the KV cache being asked for to the first token, less the pull itself.
 

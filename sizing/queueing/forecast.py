@@ -11,14 +11,21 @@ import numpy as np
 from minicluster.plan import step_time
 from minicluster.specs.step import HOLDS
 from sizing.queueing import decode, prefill
-from sizing.queueing.spread import PAIRS, STANDARD_NORMAL, WEIGHTS, Spread, poisson, spread
+from sizing.queueing.spread import (
+    PAIRS,
+    STANDARD_NORMAL,
+    WEIGHTS,
+    LatencyQuantiles,
+    poisson,
+    spread,
+)
 from sizing.queueing.stage import QUANTILES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sizing.queueing.decode import Occupancy
-    from sizing.queueing.stage import Tandem
+    from sizing.queueing.decode import DecodeOccupancy
+    from sizing.queueing.stage import TandemLoad
 
 ROUNDS = 40
 """Iterations of the fixed point of the two pools' busy shares; it converges geometrically."""
@@ -51,7 +58,7 @@ class Coupling:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Forecast:
+class TandemForecast:
     """
     What a load meets.
 
@@ -62,22 +69,22 @@ class Forecast:
         coupling: what the pools do to each other.
     """
 
-    ttft: Spread
-    tpot: Spread
-    itl: Spread
-    gaps: Spread
+    ttft: LatencyQuantiles
+    tpot: LatencyQuantiles
+    itl: LatencyQuantiles
+    gaps: LatencyQuantiles
     parts_s: dict[str, float]
     mean_batch: float
     coupling: Coupling
 
     @property
-    def e2e(self) -> Spread:
+    def e2e(self) -> LatencyQuantiles:
         """From arrival to the last token; a search that asks thousands of times needs it not."""
         rest = spread(np.multiply.outer(self.tpot.values, self.gaps.values), PAIRS)
         return self.ttft.plus(rest)
 
 
-def couple(tandem: Tandem) -> Coupling | None:
+def couple(tandem: TandemLoad) -> Coupling | None:
     """
     Find the busy shares at which both pools agree, or `None` where one of them is overloaded.
 
@@ -135,7 +142,7 @@ def couple(tandem: Tandem) -> Coupling | None:
 
 
 def utilisations(
-    tandem: Tandem, prefill_slowdown: float, decode_slowdown: float
+    tandem: TandemLoad, prefill_slowdown: float, decode_slowdown: float
 ) -> dict[str, float]:
     """Share of each pool's capacity in use (eq. T6, T8)."""
     return {
@@ -144,7 +151,7 @@ def utilisations(
     }
 
 
-def capacity_requests_per_s(tandem: Tandem) -> float:
+def capacity_requests_per_s(tandem: TandemLoad) -> float:
     """
     Rate at which the first pool saturates: the largest one that `couple` can balance.
 
@@ -163,13 +170,13 @@ def capacity_requests_per_s(tandem: Tandem) -> float:
     return low
 
 
-def at_rate(tandem: Tandem, requests_per_s: float) -> Tandem:
+def at_rate(tandem: TandemLoad, requests_per_s: float) -> TandemLoad:
     """Return the same pools under another rate."""
     workload = replace(tandem.workload, requests_per_s=requests_per_s)
     return replace(tandem, workload=workload)
 
 
-def forecast(tandem: Tandem) -> Forecast | None:
+def forecast(tandem: TandemLoad) -> TandemForecast | None:
     """
     Predict every latency, or `None` where a pool is overloaded.
 
@@ -193,7 +200,7 @@ def forecast(tandem: Tandem) -> Forecast | None:
     )
     batch = seen()
     step_s = float(decode.step_s(tandem, batch.mean)) * coupling.decode_slowdown
-    return Forecast(
+    return TandemForecast(
         ttft=_with_local(tandem, ttft, step_s),
         tpot=_tpot(tandem, coupling, seen),
         itl=_itl(tandem, coupling, batch),
@@ -204,7 +211,9 @@ def forecast(tandem: Tandem) -> Forecast | None:
     )
 
 
-def _ttft(tandem: Tandem, coupling: Coupling, held: Occupancy) -> tuple[Spread, dict[str, float]]:
+def _ttft(
+    tandem: TandemLoad, coupling: Coupling, held: DecodeOccupancy
+) -> tuple[LatencyQuantiles, dict[str, float]]:
     """Add up eq. T13; the parts' means add up to the mean of the sum."""
     slow, path = coupling.prefill_slowdown, tandem.step_model.path
     alone = prefill.service_s(tandem)
@@ -235,7 +244,7 @@ def _ttft(tandem: Tandem, coupling: Coupling, held: Occupancy) -> tuple[Spread, 
     return ttft, parts
 
 
-def _with_local(tandem: Tandem, ttft: Spread, step_s: float) -> Spread:
+def _with_local(tandem: TandemLoad, ttft: LatencyQuantiles, step_s: float) -> LatencyQuantiles:
     """Mix in prompts that decode computes: rest of a step, one more, and their own (eq. T15)."""
     local = tandem.local_s
     if not len(local):
@@ -249,12 +258,14 @@ def _with_local(tandem: Tandem, ttft: Spread, step_s: float) -> Spread:
     )
 
 
-def _tpot(tandem: Tandem, coupling: Coupling, seen: Callable[..., Spread]) -> Spread:
+def _tpot(
+    tandem: TandemLoad, coupling: Coupling, seen: Callable[..., LatencyQuantiles]
+) -> LatencyQuantiles:
     """Mean gap of a request: occupancy and interference, averaged over its stay (eq. T9)."""
     lengths = tandem.output_tokens
     groups = [group for group in np.array_split(lengths, OUTPUT_POINTS) if len(group)]
     answers = [float(group.mean()) for group in groups]
-    found: list[Spread] = []
+    found: list[LatencyQuantiles] = []
     for tokens in sorted(set(answers)):
         share = decode.averaged_share(tandem, tokens)
         batch = seen(averaged=share)
@@ -264,7 +275,9 @@ def _tpot(tandem: Tandem, coupling: Coupling, seen: Callable[..., Spread]) -> Sp
     return spread(np.array([each.values for each in found]), np.tile(WEIGHTS, (len(found), 1)))
 
 
-def _slowed(tandem: Tandem, coupling: Coupling, steps: Spread, stay_s: float) -> Spread:
+def _slowed(
+    tandem: TandemLoad, coupling: Coupling, steps: LatencyQuantiles, stay_s: float
+) -> LatencyQuantiles:
     """
     Steps slowed by the share of the stay in which the other pool computes.
 
@@ -286,7 +299,7 @@ def _slowed(tandem: Tandem, coupling: Coupling, steps: Spread, stay_s: float) ->
     )
 
 
-def _itl(tandem: Tandem, coupling: Coupling, batch: Spread) -> Spread:
+def _itl(tandem: TandemLoad, coupling: Coupling, batch: LatencyQuantiles) -> LatencyQuantiles:
     """Every gap: a step is slowed whole or not at all, and held up by whole requests (eq. T12)."""
     between = tandem.step_model.interference
     alone = decode.step_spread(tandem, batch, averaged=1.0)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from sizing.queueing.queue import pooled_wait
-from sizing.queueing.spread import WEIGHTS, Spread
+from sizing.queueing.spread import WEIGHTS, LatencyQuantiles
 from sizing.queueing.two_choices import two_choices_wait
 
 BLIND = 0.3
 """Share of eq. T16 that equal prompts leave to chance; fitted once, on 2 to 16 servers."""
 
 
-def least_tokens_wait(service: Spread, utilisation: float, servers: int) -> Spread:
+def least_tokens_wait(
+    service: LatencyQuantiles, utilisation: float, servers: int
+) -> LatencyQuantiles:
     """
     Wait at servers with queues of their own, each prompt joining the one with the least to do.
 
@@ -40,4 +42,4 @@ def least_tokens_wait(service: Spread, utilisation: float, servers: int) -> Spre
     two = two_choices_wait(service, utilisation, servers).values
     spread_2 = float(((service.values - service.mean) ** 2) @ WEIGHTS) / service.mean**2
     blind = BLIND * max(0.0, 1.0 - spread_2)
-    return Spread(values=(1 - blind) * pool + blind * two)
+    return LatencyQuantiles(values=(1 - blind) * pool + blind * two)

@@ -9,19 +9,19 @@ import numpy as np
 from minicluster.plan import step_time
 from minicluster.routing import LEAST_TOKENS
 from sizing.queueing.least_tokens import least_tokens_wait
-from sizing.queueing.spread import Spread, spread
+from sizing.queueing.spread import LatencyQuantiles, spread
 from sizing.queueing.two_choices import two_choices_wait
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from sizing.queueing.stage import Tandem
+    from sizing.queueing.stage import TandemLoad
 
 LOWER_LOADS = np.linspace(0.05, 1, 20)
 """Shares of the load that eq. T14 looks back over."""
 
 
-def service_s(tandem: Tandem) -> NDArray[np.float64]:
+def service_s(tandem: TandemLoad) -> NDArray[np.float64]:
     """
     Seconds to prefill each of the tandem's prompts alone, the other pool idle.
 
@@ -34,7 +34,7 @@ def service_s(tandem: Tandem) -> NDArray[np.float64]:
     return np.asarray(alone + (chunks - 1) * step.base_s)
 
 
-def batch_s(tandem: Tandem, prompts: float) -> float:
+def batch_s(tandem: TandemLoad, prompts: float) -> float:
     """
     Mean seconds of a step that prefills several prompts together.
 
@@ -52,20 +52,20 @@ def batch_s(tandem: Tandem, prompts: float) -> float:
     return shared + prompts * (alone - once)
 
 
-def utilisation(tandem: Tandem, slowdown: float = 1.0) -> float:
+def utilisation(tandem: TandemLoad, slowdown: float = 1.0) -> float:
     """Return the share of the pool's capacity in use, every batch filled if need be (eq. T6)."""
     b = tandem.prefill.max_batch_size
     per_replica = tandem.prefill_requests_per_s / tandem.prefill.replicas
     return per_replica * slowdown * batch_s(tandem, b) / b
 
 
-def busy_fraction(tandem: Tandem, slowdown: float = 1.0) -> float:
+def busy_fraction(tandem: TandemLoad, slowdown: float = 1.0) -> float:
     """Return the share of the time in which a replica computes."""
     per_replica = tandem.prefill_requests_per_s / tandem.prefill.replicas
     return min(1.0, per_replica * slowdown * batch_s(tandem, 1))
 
 
-def wait(tandem: Tandem, slowdown: float = 1.0) -> Spread:
+def wait(tandem: TandemLoad, slowdown: float = 1.0) -> LatencyQuantiles:
     """
     Wait for prefill to start.
 
@@ -88,7 +88,7 @@ def wait(tandem: Tandem, slowdown: float = 1.0) -> Spread:
     return queued.plus(left)
 
 
-def _routed_wait(tandem: Tandem, service: Spread, used: float) -> Spread:
+def _routed_wait(tandem: TandemLoad, service: LatencyQuantiles, used: float) -> LatencyQuantiles:
     """Wait behind the tandem's policy."""
     replicas = tandem.prefill.replicas
     if replicas > 1 and tandem.prefill_policy == LEAST_TOKENS:
@@ -96,7 +96,7 @@ def _routed_wait(tandem: Tandem, service: Spread, used: float) -> Spread:
     return two_choices_wait(service, used, replicas)
 
 
-def filled(tandem: Tandem, slowdown: float = 1.0) -> float:
+def filled(tandem: TandemLoad, slowdown: float = 1.0) -> float:
     """
     Return the mean batch: those who arrive during a batch make the next one.
 
@@ -112,7 +112,7 @@ def filled(tandem: Tandem, slowdown: float = 1.0) -> float:
     return size
 
 
-def dispersion(tandem: Tandem, window_s: float, slowdown: float = 1.0) -> float:
+def dispersion(tandem: TandemLoad, window_s: float, slowdown: float = 1.0) -> float:
     """
     Variance over mean of how many prompts leave the pool within a window; Poisson has 1.
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sizing.queueing.spread import WEIGHTS, Spread, spread
+from sizing.queueing.spread import WEIGHTS, LatencyQuantiles, spread
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -18,7 +18,7 @@ TAIL = 18.0
 """The grid ends where about e^-18 of the waiting time is left."""
 
 
-def single_server_wait(service: Spread, utilisation: float) -> Spread:
+def single_server_wait(service: LatencyQuantiles, utilisation: float) -> LatencyQuantiles:
     """
     Wait in M/G/1, first come first served, exact up to the grid.
 
@@ -44,7 +44,7 @@ def single_server_wait(service: Spread, utilisation: float) -> Spread:
     return spread(times, mass)
 
 
-def pooled_wait(service: Spread, utilisation: float, servers: int) -> Spread:
+def pooled_wait(service: LatencyQuantiles, utilisation: float, servers: int) -> LatencyQuantiles:
     """
     Wait in M/G/c behind one common queue, approximately.
 
@@ -93,7 +93,7 @@ def erlang_c(servers: int, utilisation: float) -> float:
 
 
 def _wait_mass(
-    service: Spread, utilisation: float
+    service: LatencyQuantiles, utilisation: float
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return grid of times and probability at each, by eq. T1."""
     mean = service.mean
@@ -108,7 +108,7 @@ def _wait_mass(
     return np.asarray(edges - step / 2), np.asarray(np.maximum(mass, 0.0))
 
 
-def _residual_cdf(service: Spread, times: NDArray[np.float64]) -> NDArray[np.float64]:
+def _residual_cdf(service: LatencyQuantiles, times: NDArray[np.float64]) -> NDArray[np.float64]:
     """Chance that a service in progress ends within *times*: E[min(S, t)] / E[S]."""
     below = np.concatenate([[0.0], np.cumsum(WEIGHTS * service.values)])
     share = np.concatenate([[0.0], np.cumsum(WEIGHTS)])

@@ -24,7 +24,7 @@ STANDARD_NORMAL = np.array([NormalDist().inv_cdf(float(level)) for level in CENT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spread:
+class LatencyQuantiles:
     """
     A distribution.
 
@@ -43,21 +43,21 @@ class Spread:
         """Value that a share *level* stays below; linear between the middles of the bins."""
         return float(np.interp(level, CENTRES, self.values))
 
-    def plus(self, other: Spread) -> Spread:
+    def plus(self, other: LatencyQuantiles) -> LatencyQuantiles:
         """Sum with an independent one."""
         if np.ptp(other.values) == 0:
-            return Spread(values=self.values + other.values[0])
+            return LatencyQuantiles(values=self.values + other.values[0])
         if np.ptp(self.values) == 0:
-            return Spread(values=other.values + self.values[0])
+            return LatencyQuantiles(values=other.values + self.values[0])
         values = np.add.outer(self.values, other.values)
         return spread(values, PAIRS)
 
-    def scaled(self, factor: float) -> Spread:
+    def scaled(self, factor: float) -> LatencyQuantiles:
         """Stretch by *factor*, zero or more."""
-        return Spread(values=self.values * factor)
+        return LatencyQuantiles(values=self.values * factor)
 
 
-def spread(values: ArrayLike, weights: ArrayLike | None = None) -> Spread:
+def spread(values: ArrayLike, weights: ArrayLike | None = None) -> LatencyQuantiles:
     """Gather samples, equally likely or weighted, of any shape."""
     flat = np.asarray(values, dtype=np.float64).ravel()
     mass = np.ones_like(flat) if weights is None else np.asarray(weights, np.float64).ravel()
@@ -67,15 +67,15 @@ def spread(values: ArrayLike, weights: ArrayLike | None = None) -> Spread:
     sums = np.concatenate([[0.0], np.cumsum(mass * flat)])
     # The integral of the quantile function is piecewise linear: its differences give exact means.
     integral = np.interp(EDGES * levels[-1], levels, sums)
-    return Spread(values=np.maximum.accumulate(np.diff(integral) / WEIGHTS / levels[-1]))
+    return LatencyQuantiles(values=np.maximum.accumulate(np.diff(integral) / WEIGHTS / levels[-1]))
 
 
-def constant(value: float) -> Spread:
+def constant(value: float) -> LatencyQuantiles:
     """Return the distribution that is always *value*."""
-    return Spread(values=np.full_like(WEIGHTS, value))
+    return LatencyQuantiles(values=np.full_like(WEIGHTS, value))
 
 
-def poisson(mean: float, each: float) -> Spread:
+def poisson(mean: float, each: float) -> LatencyQuantiles:
     """Return *each* times a Poisson number, *mean* on average."""
     count = mean / each
     numbers = np.arange(int(count + 10 * np.sqrt(count) + 10))
@@ -83,6 +83,6 @@ def poisson(mean: float, each: float) -> Spread:
     return spread(numbers * each, np.exp(logs - logs.max()))
 
 
-def normal(mean: float, deviation: float) -> Spread:
+def normal(mean: float, deviation: float) -> LatencyQuantiles:
     """Return the normal distribution."""
-    return Spread(values=mean + deviation * STANDARD_NORMAL)
+    return LatencyQuantiles(values=mean + deviation * STANDARD_NORMAL)

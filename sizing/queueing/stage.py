@@ -25,7 +25,7 @@ NEXT_TO_NONE = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
+class PoolStage:
     """
     One pool.
 
@@ -41,7 +41,7 @@ class Stage:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tandem:
+class TandemLoad:
     """
     A prefill pool and a decode pool under a load, in the order in which serving runs them.
 
@@ -52,8 +52,8 @@ class Tandem:
 
     workload: WorkloadSpec
     step_model: StepModel
-    prefill: Stage
-    decode: Stage
+    prefill: PoolStage
+    decode: PoolStage
     local_threshold_tokens: int = 0
     routing: str = AUTO
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sizing.queueing.queue import pooled_wait, single_server_wait
-from sizing.queueing.spread import WEIGHTS, Spread, spread
+from sizing.queueing.spread import WEIGHTS, LatencyQuantiles, spread
 
 CHOICES = 2
 NORM = 1.7
@@ -42,7 +42,9 @@ SHAPE_ATOMS = 24
 Matrix = NDArray[np.float64]
 
 
-def two_choices_wait(service: Spread, utilisation: float, servers: int) -> Spread:
+def two_choices_wait(
+    service: LatencyQuantiles, utilisation: float, servers: int
+) -> LatencyQuantiles:
     """
     Wait at servers with queues of their own, each arrival joining the shorter of two.
 
@@ -72,10 +74,10 @@ def two_choices_wait(service: Spread, utilisation: float, servers: int) -> Sprea
         return service.scaled(0.0)
     field = _mean_field_wait(service, utilisation).values
     pool = pooled_wait(service, utilisation, servers).values
-    return Spread(values=(field**NORM + pool**NORM) ** (1 / NORM))
+    return LatencyQuantiles(values=(field**NORM + pool**NORM) ** (1 / NORM))
 
 
-def _mean_field_wait(service: Spread, utilisation: float) -> Spread:
+def _mean_field_wait(service: LatencyQuantiles, utilisation: float) -> LatencyQuantiles:
     """Join solutions of eq. T4 at the two nearest utilisations of the grid; at 0 nobody waits."""
     mean = service.mean
     shape = spread(service.values / mean, WEIGHTS).values
@@ -88,13 +90,13 @@ def _mean_field_wait(service: Spread, utilisation: float) -> Spread:
         atoms = ((1.0, 1.0),)
     upper = int(np.searchsorted(MEAN_FIELD_GRID, utilisation))
     if upper == len(MEAN_FIELD_GRID):
-        return Spread(values=mean * _solve(atoms, float(MEAN_FIELD_GRID[-1])))
+        return LatencyQuantiles(values=mean * _solve(atoms, float(MEAN_FIELD_GRID[-1])))
     high = float(MEAN_FIELD_GRID[upper])
     low = float(MEAN_FIELD_GRID[upper - 1]) if upper else 0.0
     above = _solve(atoms, high)
     below = _solve(atoms, low) if upper else 0 * above
     share = (utilisation - low) / (high - low)
-    return Spread(values=mean * ((1 - share) * below + share * above))
+    return LatencyQuantiles(values=mean * ((1 - share) * below + share * above))
 
 
 @lru_cache(maxsize=512)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from sizing.latency.library import LeftOut
     from sizing.network.bill import Bill
     from sizing.network.built import BuiltBill
-    from sizing.network.collective import Answer
+    from sizing.network.collective import CollectiveResult
     from sizing.network.ecmp import Collisions
     from sizing.network.study import Study
 
@@ -43,7 +43,7 @@ def topology_table(found: Topology) -> Table:
     return table
 
 
-def answer_table(found: Answer) -> Table:
+def answer_table(found: CollectiveResult) -> Table:
     """Show one collective."""
     table = _table(
         f"{found.pattern} of {found.group} GPUs, {found.size_bytes:,.0f} bytes", ("", "")

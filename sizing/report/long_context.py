@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from minicluster.plan import Inputs
-    from sizing.planner.studies.long_context import Difference, LongPrompt, Timed
+    from sizing.planner.studies.long_context import CostDifference, LongPrompt, Timed
     from sizing.planner.studies.rule import ComputeRule
 
 
@@ -137,7 +137,7 @@ def _decides(slower: Timed, faster: Timed) -> str:
     return lost if more[best] >= 0 else f"{lost}, {seconds(-more[best])} less for {best}"
 
 
-def _why(difference: Difference, rule: ComputeRule) -> str:
+def _why(difference: CostDifference, rule: ComputeRule) -> str:
     """Name the term that makes the difference."""
     if difference.term == SIZES:
         return f"the model needs fewer GPUs because {rule.name} counts in powers of two"

@@ -6,7 +6,7 @@ import html
 from importlib import resources
 from typing import TYPE_CHECKING
 
-from minicluster.workload.sources import Source, drawn
+from minicluster.workload.sources import RequestSource, drawn
 from sizing.planner.evaluated import evaluated
 from sizing.planner.studies.answer import figures, layout_of
 from sizing.planner.studies.loss import as_confident
@@ -38,7 +38,7 @@ def plan_page(plan: Plan) -> str:
     Raises:
         InputError: a plan that cannot be simulated.
     """
-    arrivals = drawn(plan.workload, Source(), count=REQUESTS, seed=SEED)
+    arrivals = drawn(plan.workload, RequestSource(), count=REQUESTS, seed=SEED)
     outcome = simulate_plan(plan, arrivals, seed=SEED)
     slowed = None
     if plan.confidence is not None:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from minicluster.plan import Plan
     from sizing.simulation.outcome import Outcome
-    from sizing.simulation.statistics import Interval
+    from sizing.simulation.statistics import BatchMeansInterval
 
 UNPROVEN = "the search was interrupted before it simulated; sizes by closed forms"
 STATISTICS = ("mean", "p50", "p90", "p95", "p99")
@@ -118,7 +118,7 @@ def _fit_error(plan: Plan) -> str:
     return f"{fitted:.1%} from the term-by-term model"
 
 
-def _interval(found: Interval) -> str:
+def _interval(found: BatchMeansInterval) -> str:
     """Write the interval of a simulated value."""
     if found.low_s is None:
         return ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 from typing import TYPE_CHECKING
 
-from sizing.report.study_chart import HEIGHT, STYLE, WIDTH, Series, bars, lines, short
+from sizing.report.study_chart import HEIGHT, STYLE, WIDTH, StudySeries, bars, lines, short
 
 if TYPE_CHECKING:
     from sizing.network.study import Saving, Study, Sweep
@@ -69,7 +69,7 @@ def drawing(study: Study) -> str:
 def _iteration_times(gpus: int, sweeps: list[Sweep]) -> str:
     """Draw the step's time over HB sizes."""
     series = [
-        Series(
+        StudySeries(
             name=sweep.model,
             x=tuple(point.step.hb_size for point in sweep.points),
             y=tuple(point.total_s for point in sweep.points),
@@ -84,7 +84,7 @@ def _iteration_times(gpus: int, sweeps: list[Sweep]) -> str:
 def _distance(gpus: int, sweeps: list[Sweep]) -> str:
     """Draw how near a step comes to the ideal network over HB sizes."""
     series = [
-        Series(
+        StudySeries(
             name=sweep.model,
             x=tuple(point.step.hb_size for point in sweep.points),
             y=tuple(100 * point.relative_performance for point in sweep.points),
@@ -102,7 +102,7 @@ def _distance(gpus: int, sweeps: list[Sweep]) -> str:
 def _batches(gpus: int, sweeps: list[Sweep]) -> str:
     """Draw relative performance over batches."""
     series = [
-        Series(
+        StudySeries(
             name=f"{sweep.model}, HB {sweep.points[0].step.hb_size}",
             x=tuple(point.tokens_per_batch / sweep.points[0].tokens_per_batch / 4
                     for point in sweep.points),
@@ -126,7 +126,7 @@ def _traffic(study: Study) -> str:
         ("pairs that are silent", [100 * s.traffic.silent_pairs_fraction for s in shown]),
         ("bytes inside HB domains", [100 * s.traffic.hb_bytes_fraction for s in shown]),
     )
-    series = [Series(name=name, x=(), y=tuple(values)) for name, values in kinds]
+    series = [StudySeries(name=name, x=(), y=tuple(values)) for name, values in kinds]
     size = f"{short(shown[0].gpus)} GPUs, HB {shown[0].hb_size}"
     return bars(f"Who talks to whom, {size}", names, series, y_name="%")
 
@@ -138,6 +138,6 @@ def _costs(gpus: int, savings: list[Saving]) -> str:
         ("Clos", tuple(saving.clos.relative_cost / 1e3 for saving in savings)),
         ("rail-only", tuple(saving.rail_only.relative_cost / 1e3 for saving in savings)),
     )
-    series = [Series(name=name, x=(), y=values) for name, values in kinds]
+    series = [StudySeries(name=name, x=(), y=values) for name, values in kinds]
     ratio = f"{savings[0].price_ratio:g}:1"
     return bars(f"Cost at {ratio}, {short(gpus)} GPUs", names, series, y_name="1000 transceivers")

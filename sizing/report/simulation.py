@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from minicluster.specs.slo import SloSpec
     from sizing.simulation.outcome import Outcome
-    from sizing.simulation.statistics import Interval
+    from sizing.simulation.statistics import BatchMeansInterval
 
 NAMES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2e": "E2E", "stall": "longest stall"}
 
@@ -137,7 +137,7 @@ def _rate(outcome: Outcome) -> float:
     return (len(outcome.due_s) - 1) / span_s if span_s else 0.0
 
 
-def _interval(found: Interval) -> str:
+def _interval(found: BatchMeansInterval) -> str:
     """Write a value and its interval."""
     if found.low_s is None:
         return seconds(found.value_s)

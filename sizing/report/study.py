@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from minicluster.plan import Confidence
     from sizing.planner.evaluated import Evaluated
-    from sizing.planner.studies.answer import Answer
+    from sizing.planner.studies.answer import StudyAnswer
     from sizing.planner.studies.loss import Loss
     from sizing.planner.studies.pareto import Front
     from sizing.planner.studies.sensitivity import Changed
@@ -26,7 +26,7 @@ MOST_ROWS = 20
 """Of one front in a terminal; `--json` has all."""
 
 
-def comparison_table(answers: Sequence[Answer], statistic: str) -> Table:
+def comparison_table(answers: Sequence[StudyAnswer], statistic: str) -> Table:
     """One row a scenario: what it takes, what it gives, what stands behind it."""
     priced = any(a.plan and a.plan.cost.price_usd_per_hour is not None for a in answers)
     heads = ["scenario", "GPUs", "nodes", "layout", "W", "J/token"]
@@ -51,7 +51,7 @@ def comparison_table(answers: Sequence[Answer], statistic: str) -> Table:
     return table
 
 
-def comparison_lines(answers: Sequence[Answer]) -> Iterable[str]:
+def comparison_lines(answers: Sequence[StudyAnswer]) -> Iterable[str]:
     """Say why there is no plan, and whose numbers power and price are."""
     for answer in answers:
         if answer.plan is None:
@@ -67,7 +67,7 @@ def comparison_lines(answers: Sequence[Answer]) -> Iterable[str]:
 
 
 def sweep_table(
-    keys: Sequence[Swept], combinations: Sequence[tuple[str, ...]], answers: Sequence[Answer]
+    keys: Sequence[Swept], combinations: Sequence[tuple[str, ...]], answers: Sequence[StudyAnswer]
 ) -> Table:
     """One row a point; infeasible ones with their reason."""
     heads = ["GPUs", "nodes", "layout", "TTFT", "TPOT", "headroom", "then binds"]
@@ -94,7 +94,7 @@ def sweep_table(
     return table
 
 
-def sensitivity_table(base: Answer, found: Sequence[Changed]) -> Table:
+def sensitivity_table(base: StudyAnswer, found: Sequence[Changed]) -> Table:
     """One row a change: GPUs needed, latencies, what binds."""
     heads = ["number", "change", "is then", "GPUs", "against", "TTFT", "TPOT", "what binds"]
     table = _table("Sensitivity: planned anew with one number changed", heads)
@@ -151,7 +151,7 @@ def front_table(front: Front, points: Sequence[Evaluated]) -> Table:
     return table
 
 
-def _needed(answer: Answer, before: int | None) -> tuple[str, str, list[str]]:
+def _needed(answer: StudyAnswer, before: int | None) -> tuple[str, str, list[str]]:
     """Write GPUs needed, how many more than before, latencies and what binds."""
     if answer.plan is None:
         needed = answer.infeasible.nearest_gpus if answer.infeasible else None

@@ -31,7 +31,7 @@ STYLE = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Series:
+class StudySeries:
     """Points of one line or bars of one colour; x ascending for lines."""
 
     name: str
@@ -39,7 +39,7 @@ class Series:
     y: tuple[float, ...]
 
 
-def lines(title: str, series: Sequence[Series], *, x_name: str, y_name: str) -> str:
+def lines(title: str, series: Sequence[StudySeries], *, x_name: str, y_name: str) -> str:
     """
     Draw lines over a logarithmic horizontal axis, zero at the foot of the vertical one.
 
@@ -78,7 +78,7 @@ def lines(title: str, series: Sequence[Series], *, x_name: str, y_name: str) -> 
     return _svg(title, parts, [one.name for one in series])
 
 
-def bars(title: str, names: Sequence[str], series: Sequence[Series], *, y_name: str) -> str:
+def bars(title: str, names: Sequence[str], series: Sequence[StudySeries], *, y_name: str) -> str:
     """Draw groups of bars, one group a name; `Series.x` is not read."""
     y = _upright(series, y_name)
     slot = (WIDTH - RIGHT - LEFT) / len(names)
@@ -114,7 +114,7 @@ def short(value: float) -> str:
     return f"{value:.4g}"
 
 
-def _upright(series: Sequence[Series], name: str) -> Axis:
+def _upright(series: Sequence[StudySeries], name: str) -> Axis:
     """Return a vertical axis that holds every series."""
     high = max(value for one in series for value in one.y)
     return upright(high, name, foot=HEIGHT - BOTTOM, top=TOP)

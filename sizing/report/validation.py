@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from sizing.evidence.residual import ErrorSummary
     from sizing.evidence.scalar import Scalars
     from sizing.evidence.validate import SliceErrors
-    from sizing.evidence.verdict import Verdict
+    from sizing.evidence.verdict import RowVerdict
 
 
 def errors_table(by: str, slices: Iterable[SliceErrors]) -> Table:
@@ -115,7 +115,7 @@ def refusals_table(refusals: Iterable[tuple[str, int]]) -> Table:
     return table
 
 
-def infeasible_table(verdicts: Iterable[Verdict]) -> Table:
+def infeasible_table(verdicts: Iterable[RowVerdict]) -> Table:
     """Rows called infeasible, and what was measured."""
     table = Table(title="Rows called infeasible", title_justify="left")
     for heading in ("row", "reason", "measured TTFT", "right"):

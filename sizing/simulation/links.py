@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from sizing.simulation.system import Path
 
 
-class Links:
+class TransferLinks:
     """
     The NICs of all replicas (docs/model.md, eq. Q6).
 

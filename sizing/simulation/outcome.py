@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 from minicluster.errors import InputError
 from sizing.simulation.statistics import (
     QUANTILES,
-    Interval,
+    BatchMeansInterval,
     mean_interval,
     quantile_interval,
     settled_from,
     surely_below,
 )
-from sizing.simulation.tandem import Tandem
+from sizing.simulation.tandem import TandemSimulation
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -83,7 +83,7 @@ class Outcome:
     kv_capacity_blocks: dict[str, int]
     occupancy: Occupancy
 
-    def latencies(self) -> dict[str, dict[str, Interval]]:
+    def latencies(self) -> dict[str, dict[str, BatchMeansInterval]]:
         """Mean and percentiles of every latency, each with its interval, of what counts."""
         return {
             name: _statistics(*self.series(name))
@@ -121,7 +121,7 @@ class Outcome:
         return np.asarray(self.gaps[(starts >= due.min()) & (starts <= due.max())])
 
 
-def _statistics(values: Column, weights: Column | None) -> dict[str, Interval]:
+def _statistics(values: Column, weights: Column | None) -> dict[str, BatchMeansInterval]:
     """Mean and percentiles."""
     found = {"mean": mean_interval(values, weights)}
     for name, share in QUANTILES.items():
@@ -150,7 +150,7 @@ def simulate(
         NegativeAnswer: requests preempt one another without end.
     """
     _check(system, arrivals)
-    run = Tandem(system, arrivals, seed=seed)
+    run = TandemSimulation(system, arrivals, seed=seed)
     run.run(progress)
     return _outcome(system, run)
 
@@ -177,7 +177,7 @@ def _check(system: System, arrivals: Arrivals) -> None:
             )
 
 
-def _outcome(system: System, run: Tandem) -> Outcome:
+def _outcome(system: System, run: TandemSimulation) -> Outcome:
     """Turn lists into columns."""
     ledger = run.ledger
     due, first = np.array(run.due_s), np.array(ledger.first_s)
@@ -220,7 +220,7 @@ def _outcome(system: System, run: Tandem) -> Outcome:
     )
 
 
-def _parts(system: System, run: Tandem, due: Column, first: Column) -> dict[str, Column]:
+def _parts(system: System, run: TandemSimulation, due: Column, first: Column) -> dict[str, Column]:
     """TTFT by phase; phases that a request skips take nothing."""
     admitted = np.array(run.ledger.admitted_s)
     split = np.array(run.prefill_of) >= 0
@@ -262,7 +262,7 @@ def _counted(
     return inside, settled
 
 
-def _occupancy(run: Tandem, roles: tuple[str, ...]) -> Occupancy:
+def _occupancy(run: TandemSimulation, roles: tuple[str, ...]) -> Occupancy:
     """Turn looks into columns."""
     looks = np.array([pools[: len(roles)] for _, pools in run.samples], dtype=np.float64)
     columns = [{role: looks[:, at, which] for at, role in enumerate(roles)} for which in range(3)]

@@ -27,7 +27,7 @@ GROUP = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Interval:
+class BatchMeansInterval:
     """A statistic, and the interval that holds it with `CONFIDENCE`; `None`: too few values."""
 
     value_s: float
@@ -76,7 +76,7 @@ def quantile(values: NDArray[np.float64], share: float, weights: NDArray[np.floa
 
 def quantile_interval(
     values: NDArray[np.float64], share: float, weights: NDArray[np.float64] | None = None
-) -> Interval:
+) -> BatchMeansInterval:
     """
     Percentile and interval of a series whose values depend on one another.
 
@@ -103,14 +103,14 @@ def quantile_interval(
     ascending, mass = values[order], weight[order]
     found = quantile(ascending, share, mass)
     if len(values) < FEWEST:
-        return Interval(value_s=found, low_s=None, high_s=None)
+        return BatchMeansInterval(value_s=found, low_s=None, high_s=None)
     count = min(BATCHES, len(values) // (FEWEST // 4))
     means = _batch_means((values <= found).astype(np.float64), weight, count)
     independent = share * (1 - share) / len(values)
     error = max(float(means.var(ddof=1)) / count, independent) ** 0.5
     half = student(count - 1, CONFIDENCE) * error
     high = share + half
-    return Interval(
+    return BatchMeansInterval(
         value_s=found,
         low_s=quantile(ascending, max(0.0, share - half), mass),
         high_s=quantile(ascending, high, mass) if high < 1 else None,
@@ -138,16 +138,16 @@ def surely_below(
 
 def mean_interval(
     values: NDArray[np.float64], weights: NDArray[np.float64] | None = None
-) -> Interval:
+) -> BatchMeansInterval:
     """Mean and interval by batch means (eq. Q8)."""
     weight = np.ones(len(values)) if weights is None else weights
     found = float(np.average(values, weights=weight))
     if len(values) < FEWEST:
-        return Interval(value_s=found, low_s=None, high_s=None)
+        return BatchMeansInterval(value_s=found, low_s=None, high_s=None)
     count = min(BATCHES, len(values) // (FEWEST // 4))
     means = _batch_means(values, weight, count)
     half = student(count - 1, CONFIDENCE) * float(means.std(ddof=1)) / count**0.5
-    return Interval(value_s=found, low_s=max(0.0, found - half), high_s=found + half)
+    return BatchMeansInterval(value_s=found, low_s=max(0.0, found - half), high_s=found + half)
 
 
 def _batch_means(

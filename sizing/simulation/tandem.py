@@ -15,7 +15,7 @@ from minicluster.engine_model.replica import Replica
 from minicluster.engine_model.request_table import Ledger
 from minicluster.errors import NegativeAnswer
 from minicluster.routing import chooser, counts_tokens
-from sizing.simulation.links import Links
+from sizing.simulation.links import TransferLinks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,7 +37,7 @@ EVENTS_PER_REQUEST = 200
 """A run that takes more of them than this, and one for each step of its prompts, is broken off."""
 
 
-class Tandem:
+class TandemSimulation:
     """
     One run of a system under given requests (docs/model.md, eq. Q5).
 
@@ -96,7 +96,7 @@ class Tandem:
             [] if system.prefill is None else self._replicas(system.prefill, prefill_only=True)
         )
         self._share()
-        self._links = Links(system.path, prefill=len(self.prefill), decode=len(self.decode))
+        self._links = TransferLinks(system.path, prefill=len(self.prefill), decode=len(self.decode))
         self._choose_decode = chooser(system.decode_policy)
         self._choose_prefill = chooser(system.prefill_policy)
         self._decode_by_tokens = counts_tokens(system.decode_policy)

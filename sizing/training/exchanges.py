@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from sizing.training.layout import TrainingLayout
 
 
-class Links(Protocol):
+class TrainingLinks(Protocol):
     """Whatever times an exchange between GPUs."""
 
     def exchange_s(self, exchange: Exchange) -> float:

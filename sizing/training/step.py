@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sizing.latency.roofline import op_time
-from sizing.training.exchanges import Links, exchanges
+from sizing.training.exchanges import TrainingLinks, exchanges
 from sizing.training.memory import STAGES, stage_parameters
 from sizing.training.passes import passes
 
@@ -59,7 +59,7 @@ class TrainingStep:
 
 
 def training_step(
-    job: TrainingJob, layout: TrainingLayout, gpu: GpuSpec, links: Links
+    job: TrainingJob, layout: TrainingLayout, gpu: GpuSpec, links: TrainingLinks
 ) -> TrainingStep:
     """
     Time one optimiser step.
@@ -136,7 +136,7 @@ class _MicroBatch:
 
 
 def _micro_batch(
-    job: TrainingJob, layout: TrainingLayout, gpu: GpuSpec, links: Links
+    job: TrainingJob, layout: TrainingLayout, gpu: GpuSpec, links: TrainingLinks
 ) -> _MicroBatch:
     """Time what one micro-batch does on its way."""
     layers = job.model.num_layers
@@ -158,7 +158,7 @@ def _micro_batch(
     )
 
 
-def _sent_s(sent: Iterable[Exchange], links: Links) -> float:
+def _sent_s(sent: Iterable[Exchange], links: TrainingLinks) -> float:
     """Sum the seconds of exchanges."""
     return sum(links.exchange_s(each) * each.repeats for each in sent)
 
@@ -169,7 +169,7 @@ def _seconds(ops: Iterable[Op], gpu: GpuSpec) -> float:
 
 
 def _replica_s(
-    job: TrainingJob, layout: TrainingLayout, links: Links, times: _MicroBatch
+    job: TrainingJob, layout: TrainingLayout, links: TrainingLinks, times: _MicroBatch
 ) -> tuple[float, float]:
     """
     Time what replicas exchange, and what of it is exposed.

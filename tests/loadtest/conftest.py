@@ -16,7 +16,7 @@ import pytest
 from loadtest.run.client_health import Client
 from loadtest.run.folder import PLAN, Run
 from loadtest.run.job import Job
-from loadtest.run.schedule import Request, Window
+from loadtest.run.schedule import ScheduledRequest, Window
 from minicluster.plan import (
     SCHEMA_VERSION,
     CalibrationNote,
@@ -329,7 +329,7 @@ def make_run(make_plan: PlanMaker) -> RunMaker:
             ),
             plan=plan,
             schedule=tuple(
-                Request(
+                ScheduledRequest(
                     index=s.index,
                     due_s=s.due_s,
                     input_tokens=32,

@@ -12,7 +12,7 @@ from loadtest.client.dispatcher import Dispatcher
 from loadtest.client.request import connections
 from loadtest.run.client_health import write_client
 from loadtest.run.folder import prepare, read_run
-from loadtest.run.run_config import Extent, free_load, make_job
+from loadtest.run.run_config import RunLength, free_load, make_job
 from loadtest.verdict.prediction import TOLERANCE
 from loadtest.verdict.verdict import conclude
 from minicluster.specs.slo import SloSpec
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from loadtest.run.folder import Run
     from loadtest.run.job import ChatForm, Job
-    from loadtest.run.schedule import Request, Shape
+    from loadtest.run.schedule import ArrivalShape, ScheduledRequest
     from loadtest.verdict.verdict import Verdict
     from minicluster.workload.samples import Sample
 
@@ -34,14 +34,14 @@ WORKLOAD = WorkloadSpec(
     input_tokens=Lengths(distribution="uniform", low=16, high=64),
     output_tokens=Lengths.fixed(10),
 )
-SOME = Extent(num_requests=60, warmup_s=0.3)
+SOME = RunLength(num_requests=60, warmup_s=0.3)
 
 
 def order(  # noqa: PLR0913  (each test names what it is about)
     host: str,
-    extent: Extent = SOME,
+    extent: RunLength = SOME,
     *,
-    shape: Shape | None = None,
+    shape: ArrivalShape | None = None,
     workload: WorkloadSpec = WORKLOAD,
     vocab_size: int = 500,
     workers: int = 1,
@@ -57,7 +57,7 @@ def send(
     job: Job,
     folder: Path,
     beside: Callable[[Dispatcher], None] | None = None,
-    requests: tuple[Request, ...] | None = None,
+    requests: tuple[ScheduledRequest, ...] | None = None,
 ) -> Run:
     """
     Run *job* until none that counts is left, and read what it left.

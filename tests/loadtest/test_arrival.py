@@ -13,8 +13,8 @@ import pytest
 
 from loadtest.client import kernel_timestamps
 from loadtest.client.kernel_timestamps import ask_for_stamps, receive
-from loadtest.run.run_config import Extent
-from loadtest.selftest.mock_config import Behaviour
+from loadtest.run.run_config import RunLength
+from loadtest.selftest.mock_config import MockConfig
 from loadtest.selftest.selftest import fake_server, read_truth
 
 from .sending import order, send
@@ -114,7 +114,7 @@ def test_the_bundled_server_knows_when_it_was_asked(tmp_path: Path) -> None:
     """Its log has the request's arrival, between connect and the first token."""
     log, body = tmp_path / "log", json.dumps({"prompt": [1], "max_tokens": 2}).encode()
     head = b"POST /v1/completions HTTP/1.1\r\nx-request-id: a-7\r\ncontent-length: %d\r\n\r\n"
-    with fake_server(Behaviour(ttft_s=0.05, itl_s=0.01), log) as host:
+    with fake_server(MockConfig(ttft_s=0.05, itl_s=0.01), log) as host:
         address, _, port = host.removeprefix("http://").partition(":")
         with socket.create_connection((address, int(port))) as near:
             near.sendall(head % len(body) + body[:5])
@@ -144,8 +144,8 @@ def test_gaps_are_right_though_the_reader_wakes_late(tmp_path: Path) -> None:
             time.sleep(0.08)  # nothing else has a turn meanwhile
             gevent.sleep(0.02)
 
-    with fake_server(Behaviour(ttft_s=0.1, itl_s=0.13), log) as host:
-        job = order(host, Extent(num_requests=1, warmup_s=0))
+    with fake_server(MockConfig(ttft_s=0.1, itl_s=0.13), log) as host:
+        job = order(host, RunLength(num_requests=1, warmup_s=0))
         run = send(job, tmp_path / "run", keep_busy)
     (sample,) = run.measured
     true_gaps = [b - a for a, b in pairwise(read_truth(log)[sample.index].chunk_s)]

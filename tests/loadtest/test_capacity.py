@@ -17,7 +17,7 @@ from loadtest.report.compare_page import search_lines
 from loadtest.run.client_health import Client, write_client
 from loadtest.run.schedule import read_schedule
 from loadtest.studies.capacity import Probe, capacity, next_rate
-from loadtest.studies.capacity_search import Search, go_on, resumed, to_json
+from loadtest.studies.capacity_search import CapacitySearch, go_on, resumed, to_json
 from minicluster.errors import Exit, Inconclusive, InputError
 from minicluster.plan import to_json as plan_json
 from minicluster.specs.slo import SloSpec
@@ -134,7 +134,7 @@ CLIENT = Client(
     machine="this one",
     versions={},
 )
-SEARCH = Search(
+SEARCH = CapacitySearch(
     host="http://127.0.0.1:1",
     inputs_hash="0",
     percentile="p50",

@@ -14,7 +14,7 @@ from loadtest.client import chat
 from loadtest.client.chat import KNOWN, learn_chat
 from loadtest.client.prompts import Prompts
 from loadtest.run.job import ChatForm, read_job, write_job
-from loadtest.run.schedule import Request
+from loadtest.run.schedule import ScheduledRequest
 from minicluster.errors import Exit, InputError, TargetFailed
 
 from .command import run
@@ -33,7 +33,9 @@ PROMPTS = Prompts(JOB)
 
 def message(index: int, num_input: int) -> list[str]:
     """Return the words of a chat."""
-    asked = Request(index=index, due_s=0, input_tokens=num_input, output_tokens=5, in_window=True)
+    asked = ScheduledRequest(
+        index=index, due_s=0, input_tokens=num_input, output_tokens=5, in_window=True
+    )
     read: dict[str, Any] = json.loads(PROMPTS.body(asked, PROMPTS.ids(asked)))
     [said] = read["messages"]
     assert (read["max_tokens"], read["ignore_eos"], read["stream"]) == (5, True, True)

@@ -19,15 +19,15 @@ from loadtest.client.kernel_timestamps import Arrival, receive
 from loadtest.client.launch import drive
 from loadtest.run.client_health import health
 from loadtest.run.folder import prepare, read_run
-from loadtest.run.run_config import Extent
-from loadtest.run.schedule import Shape
+from loadtest.run.run_config import RunLength
+from loadtest.run.schedule import ArrivalShape
 from loadtest.run.stages import parse_stages
-from loadtest.selftest.mock_config import Behaviour
+from loadtest.selftest.mock_config import MockConfig
 from loadtest.selftest.selftest import fake_server, read_truth
 from minicluster.errors import Exit
 from minicluster.specs.slo import SloSpec
 from minicluster.specs.workload import Lengths
-from minicluster.workload.sources import Source
+from minicluster.workload.sources import RequestSource
 
 from .sending import SOME, WORKLOAD, judged, order, send
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from loadtest.run.job import Job
 
 FAST = {"ttft_s": 0.05, "itl_s": 0.01}
-FEW = Extent(num_requests=5, warmup_s=0)
+FEW = RunLength(num_requests=5, warmup_s=0)
 STRICT = SloSpec(ttft_s=0.05)
 
 
@@ -79,9 +79,9 @@ def test_what_is_measured_is_what_the_server_did(tmp_path: Path, tokens_per_chun
     running between a stamp and what it stamps.
     """
     log = tmp_path / "log"
-    does = Behaviour(**FAST, tokens_per_chunk=tokens_per_chunk, early_chunk=1)
+    does = MockConfig(**FAST, tokens_per_chunk=tokens_per_chunk, early_chunk=1)
     with fake_server(does, log) as host:
-        run = send(order(host, Extent(num_requests=40, warmup_s=0)), tmp_path / "run")
+        run = send(order(host, RunLength(num_requests=40, warmup_s=0)), tmp_path / "run")
     truth, origin_s = read_truth(log), run.client.origin_monotonic_s
     chunks = [tokens_per_chunk] * (10 // tokens_per_chunk) + [10 % tokens_per_chunk]
 
@@ -104,8 +104,8 @@ def test_what_is_measured_is_what_the_server_did(tmp_path: Path, tokens_per_chun
 
 def test_users_wait_for_their_answers(start_server: ServerStarter, tmp_path: Path) -> None:
     """A closed loop has as many requests in flight as it has users, each after its last answer."""
-    shape = Shape(source=Source(users=3, think_s=0.05))
-    run = send(order(start_server(**FAST), Extent(num_requests=30), shape=shape), tmp_path)
+    shape = ArrivalShape(source=RequestSource(users=3, think_s=0.05))
+    run = send(order(start_server(**FAST), RunLength(num_requests=30), shape=shape), tmp_path)
     samples = {s.index: s for s in run.samples}
     followed = [
         (samples[r.previous], samples[r.index])
@@ -126,7 +126,7 @@ def test_turns_follow_each_other(
     start_server: ServerStarter, tmp_path: Path, vocab_size: int
 ) -> None:
     """Each turn of a conversation is sent after the last one, and is as long as all before it."""
-    shape = Shape(source=Source(turns=3, think_s=0.02))
+    shape = ArrivalShape(source=RequestSource(turns=3, think_s=0.02))
     job = order(start_server(**FAST), shape=shape, vocab_size=vocab_size)
     run = send(job, tmp_path)
     samples = {s.index: s for s in run.samples}
@@ -145,20 +145,22 @@ def test_turns_follow_each_other(
 @pytest.mark.parametrize(
     "shape",
     [
-        Shape(source=Source(process="gamma", gap_cv=2.0)),
-        Shape(source=Source(users=5)),
-        Shape(source=Source(turns=2)),
-        Shape(stages=parse_stages("40x1,40-80x0.5")),
+        ArrivalShape(source=RequestSource(process="gamma", gap_cv=2.0)),
+        ArrivalShape(source=RequestSource(users=5)),
+        ArrivalShape(source=RequestSource(turns=2)),
+        ArrivalShape(stages=parse_stages("40x1,40-80x0.5")),
     ],
     ids=["gamma", "users", "turns", "stages"],
 )
-def test_every_shape_is_judged(start_server: ServerStarter, tmp_path: Path, shape: Shape) -> None:
+def test_every_shape_is_judged(
+    start_server: ServerStarter, tmp_path: Path, shape: ArrivalShape
+) -> None:
     """However requests come, the verdict is on all that count, each of which was answered."""
     extent = SOME
     if shape.closed:
-        extent = Extent(num_requests=60)
+        extent = RunLength(num_requests=60)
     elif shape.stages:
-        extent = Extent(warmup_s=0.3)
+        extent = RunLength(warmup_s=0.3)
     run = send(order(start_server(**FAST), extent, shape=shape), tmp_path)
     due = [r for r in run.schedule if r.in_window]
 
@@ -171,7 +173,7 @@ def test_every_shape_is_judged(start_server: ServerStarter, tmp_path: Path, shap
 def test_open_loop_stays_open(start_server: ServerStarter, tmp_path: Path) -> None:
     """While the server answers nobody requests go out all the same, and the p99 holds the wait."""
     host = start_server(**FAST, stall_at_s=0.0, stall_s=2.5)
-    run = send(order(host, Extent(duration_s=1.0, warmup_s=0.0)), tmp_path)
+    run = send(order(host, RunLength(duration_s=1.0, warmup_s=0.0)), tmp_path)
     first_s = min(s.chunk_s[0] for s in run.measured)
     waits = judged(run).latency["ttft"]
 
@@ -182,8 +184,8 @@ def test_open_loop_stays_open(start_server: ServerStarter, tmp_path: Path) -> No
 
 def test_connections_are_used_again(start_server: ServerStarter, tmp_path: Path) -> None:
     """One user keeps its connection; the run says how many were opened."""
-    shape = Shape(source=Source(users=1))
-    run = send(order(start_server(**FAST), Extent(num_requests=8), shape=shape), tmp_path)
+    shape = ArrivalShape(source=RequestSource(users=1))
+    run = send(order(start_server(**FAST), RunLength(num_requests=8), shape=shape), tmp_path)
 
     assert len(run.samples) > 8
     assert run.client.connections == 1
@@ -228,7 +230,7 @@ def test_bad_answers_have_names(
     says: str,
 ) -> None:
     """However a server misbehaves, each request ends under its name, and the run as failed."""
-    extent = Extent(num_requests=10, warmup_s=0.1, timeout_s=1.0)
+    extent = RunLength(num_requests=10, warmup_s=0.1, timeout_s=1.0)
     run = send(order(start_server(**FAST, **behaviour), extent), tmp_path)
     verdict = judged(run)
 
@@ -246,14 +248,14 @@ def test_what_fails_now_and_then_is_counted(
 ) -> None:
     """Of a server that fails every third request two thirds are answered, and a third is named."""
     host = start_server(**FAST, fail_every=3, status=status)
-    found = judged(send(order(host, Extent(num_requests=60, warmup_s=0)), tmp_path)).outcomes
+    found = judged(send(order(host, RunLength(num_requests=60, warmup_s=0)), tmp_path)).outcomes
 
     assert found == {"ok": 40, outcome: 20}
 
 
 def test_a_line_without_end_is_given_up(start_server: ServerStarter, tmp_path: Path) -> None:
     """Bytes that come to nothing are not kept for ever, however long a request may take."""
-    extent = Extent(num_requests=3, warmup_s=0.0, timeout_s=300.0)
+    extent = RunLength(num_requests=3, warmup_s=0.0, timeout_s=300.0)
     slow = replace(WORKLOAD, requests_per_s=5.0)
     host = start_server(**FAST, garbage="line", endless=1)
     run = send(order(host, extent, workload=slow), tmp_path)
@@ -265,7 +267,7 @@ def test_a_line_without_end_is_given_up(start_server: ServerStarter, tmp_path: P
 def test_slow_server_is_not_the_clients_fault(start_server: ServerStarter, tmp_path: Path) -> None:
     """Where a server has too few slots, requests go out all the same, and wait there."""
     host = start_server(**FAST, slots=3)
-    run = send(order(host, Extent(num_requests=60, warmup_s=0.0)), tmp_path)
+    run = send(order(host, RunLength(num_requests=60, warmup_s=0.0)), tmp_path)
     moves = sorted([(s.send_s, 1) for s in run.samples] + [(s.end_s, -1) for s in run.samples])
 
     assert all(s.ok for s in run.measured)
@@ -291,7 +293,7 @@ def test_a_client_that_cannot_keep_up_says_so(start_server: ServerStarter, tmp_p
 
 def test_a_rate_that_the_client_cannot_send(start_server: ServerStarter, tmp_path: Path) -> None:
     """More than any process can send in time: all goes out, late, which the client says."""
-    extent = Extent(num_requests=200, warmup_s=0.0, timeout_s=1.0)
+    extent = RunLength(num_requests=200, warmup_s=0.0, timeout_s=1.0)
     fast = replace(WORKLOAD, requests_per_s=20_000.0, output_tokens=Lengths.fixed(2))
     run = send(order(start_server(ttft_s=0.01), extent, workload=fast), tmp_path)
 
@@ -310,7 +312,7 @@ def test_standing_still_counts_from_the_window_on(
         gevent.sleep(0.05)
         time.sleep(0.8)  # as if stopped
 
-    job = order(start_server(**FAST), Extent(num_requests=60, warmup_s=0.0))
+    job = order(start_server(**FAST), RunLength(num_requests=60, warmup_s=0.0))
     window = replace(job.window, start_s=warmup_s, end_s=warmup_s + 1000)
     run = send(replace(job, window=window), tmp_path, stand_still, job.requests())
 
@@ -332,7 +334,7 @@ def test_a_lost_worker_ends_the_run(
             lost.append(workers[0].pid)
             os.kill(workers[0].pid, number)
 
-    long = order(start_server(**FAST), Extent(duration_s=300.0, warmup_s=0.2), workers=2)
+    long = order(start_server(**FAST), RunLength(duration_s=300.0, warmup_s=0.2), workers=2)
     run = drive_through(long, tmp_path, lose_one)
 
     assert lost
@@ -353,7 +355,7 @@ def test_one_answer_that_the_reader_stamps_is_said(
         return received, came._replace(by_kernel=running[0].done != answer)
 
     monkeypatch.setattr(request, "receive", read)
-    shape = Shape(source=Source(users=1))
-    job = order(start_server(**FAST), Extent(num_requests=3), shape=shape)
+    shape = ArrivalShape(source=RequestSource(users=1))
+    job = order(start_server(**FAST), RunLength(num_requests=3), shape=shape)
 
     assert send(job, tmp_path, running.append).client.stamps == "reader"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from loadtest.client.coordinator import Conductor
+from loadtest.client.coordinator import Coordinator
 from loadtest.run.client_health import Client, read_client
 
 from .jobs import JOB
@@ -61,14 +61,14 @@ def wire() -> Wire:
 
 
 @pytest.fixture
-def conductor(wire: Wire, tmp_path: Path) -> Conductor:
+def conductor(wire: Wire, tmp_path: Path) -> Coordinator:
     """Start a run of two players."""
-    conductor = Conductor(wire, JOB, tmp_path)
+    conductor = Coordinator(wire, JOB, tmp_path)
     conductor.start(("a", "b"))
     return conductor
 
 
-def test_a_lost_player_ends_the_run(wire: Wire, conductor: Conductor, tmp_path: Path) -> None:
+def test_a_lost_player_ends_the_run(wire: Wire, conductor: Coordinator, tmp_path: Path) -> None:
     """Who is there goes on until one is not; the others' last words are waited for, its are not."""
     wire.news("a", "1", left=5)
     wire.news("b", "2", left=5)
@@ -89,7 +89,7 @@ def test_a_lost_player_ends_the_run(wire: Wire, conductor: Conductor, tmp_path: 
 
 
 def test_a_player_lost_after_the_last_request(
-    wire: Wire, conductor: Conductor, tmp_path: Path
+    wire: Wire, conductor: Coordinator, tmp_path: Path
 ) -> None:
     """All is measured, but nobody knows whether the lost one was fit: the run says so."""
     wire.news("a", left=0)
@@ -102,7 +102,7 @@ def test_a_player_lost_after_the_last_request(
     assert read_client(tmp_path / "client.json").stop == "short of a worker"
 
 
-def test_who_has_told_may_go(wire: Wire, conductor: Conductor, tmp_path: Path) -> None:
+def test_who_has_told_may_go(wire: Wire, conductor: Coordinator, tmp_path: Path) -> None:
     """A player that left after its last word is none that is missed."""
     wire.news("a", left=0)
     wire.news("b", left=0)
@@ -114,7 +114,7 @@ def test_who_has_told_may_go(wire: Wire, conductor: Conductor, tmp_path: Path) -
     assert read_client(tmp_path / "client.json").stop == "complete"
 
 
-def test_an_interrupted_run_stays_one(wire: Wire, conductor: Conductor, tmp_path: Path) -> None:
+def test_an_interrupted_run_stays_one(wire: Wire, conductor: Coordinator, tmp_path: Path) -> None:
     """Why a run ended first is why it ended."""
     conductor.end("interrupted")
     wire.client("a", "interrupted")
@@ -124,7 +124,7 @@ def test_an_interrupted_run_stays_one(wire: Wire, conductor: Conductor, tmp_path
     assert read_client(tmp_path / "client.json").stop == "interrupted"
 
 
-def test_between_runs_nobody_is_missed(wire: Wire, conductor: Conductor, tmp_path: Path) -> None:
+def test_between_runs_nobody_is_missed(wire: Wire, conductor: Coordinator, tmp_path: Path) -> None:
     """Workers come and go before a run and after it; the next one is whole again."""
     conductor.reckon_with(("a",))
     wire.client("a", "short of a worker")

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadtest.verdict.warmup import settled_from
-from minicluster.stats.bootstrap import Difference, differences, holm
+from minicluster.stats.bootstrap import BootstrapDifference, differences, holm
 from minicluster.stats.confidence import (
     INDEPENDENT,
     RESERVE,
@@ -215,7 +215,7 @@ def test_the_interval_of_a_percentile_says_what_the_verdict_says(
 
 def mean_apart(
     first: NDArray[np.float64], second: NDArray[np.float64], *, paired: bool
-) -> Difference:
+) -> BootstrapDifference:
     """Compare the means."""
     return differences(first, second, ("mean",), paired=paired)[0]
 

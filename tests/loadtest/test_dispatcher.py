@@ -12,15 +12,15 @@ import pytest
 
 from loadtest.client.dispatcher import Dispatcher
 from loadtest.client.prompts import Prompts
-from loadtest.client.request import Flight
-from loadtest.run.schedule import Request
+from loadtest.client.request import RequestTask
+from loadtest.run.schedule import ScheduledRequest
 
 from .jobs import JOB
 
 if TYPE_CHECKING:
     from minicluster.workload.samples import Sample
 
-FIRST = Request(index=0, due_s=0.0, input_tokens=32, output_tokens=5, in_window=True)
+FIRST = ScheduledRequest(index=0, due_s=0.0, input_tokens=32, output_tokens=5, in_window=True)
 THEN = replace(FIRST, index=1, previous=0)
 LAST = replace(THEN, index=2, previous=1)
 OTHER = replace(FIRST, index=3)
@@ -38,7 +38,7 @@ class Broken:
         raise RuntimeError("out of the blue")
 
 
-def run(*requests: Request) -> list[Sample]:
+def run(*requests: ScheduledRequest) -> list[Sample]:
     """Send *requests*, until none that counts is left; a minute is for a run that never ends."""
     http: Any = Broken()
     samples: list[Sample] = []
@@ -65,7 +65,7 @@ def test_an_unforeseen_error_is_a_sample() -> None:
     assert {s.detail for s in samples} == {"RuntimeError: out of the blue"}
 
 
-@pytest.mark.parametrize("place", ["fly", "_go_on"])
+@pytest.mark.parametrize("place", ["send", "_go_on"])
 def test_the_run_ends_without_what_could_not_be_sent(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], place: str
 ) -> None:
@@ -74,10 +74,10 @@ def test_the_run_ends_without_what_could_not_be_sent(
     def broken(*_: object) -> None:
         raise RuntimeError("our own mistake")
 
-    monkeypatch.setattr(Flight if place == "fly" else Dispatcher, place, broken)
+    monkeypatch.setattr(RequestTask if place == "send" else Dispatcher, place, broken)
     samples = run(FIRST, THEN, LAST, OTHER)
 
-    assert len(samples) == (0 if place == "fly" else 2)
+    assert len(samples) == (0 if place == "send" else 2)
     assert "our own mistake" in capfd.readouterr().err
 
 
@@ -85,7 +85,7 @@ def test_no_prompt_is_made_between_due_and_send(monkeypatch: pytest.MonkeyPatch)
     """A request that is due goes out before the prompt of one that is not is made."""
     make, done = Prompts.ids, []
 
-    def make_and_tell(prompts: Prompts, request: Request, *said: Any) -> Any:  # noqa: ANN401
+    def make_and_tell(prompts: Prompts, request: ScheduledRequest, *said: Any) -> Any:  # noqa: ANN401
         done.append(f"prompt of {request.index}")
         return make(prompts, request, *said)
 

@@ -6,24 +6,29 @@ from typing import TYPE_CHECKING
 import pytest
 
 from loadtest.run.job import default_warmup_s, read_job, timeout_s, write_job
-from loadtest.run.schedule import Shape
+from loadtest.run.schedule import ArrivalShape
 from loadtest.run.stages import parse_stages
 from minicluster.errors import InputError
 from minicluster.specs.workload import Lengths
-from minicluster.workload.sources import Source
+from minicluster.workload.sources import RequestSource
 
 from .jobs import JOB
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-SKIPPING = Shape(skip_unanswered=True)
+SKIPPING = ArrivalShape(skip_unanswered=True)
 
 
 def test_file_gives_back_the_job(tmp_path: Path) -> None:
     """What is written is read, shape and all."""
     stages = parse_stages("5x60,10-40x120")
-    for shape in (Shape(), Shape(source=Source(users=3)), Shape(stages=stages), SKIPPING):
+    for shape in (
+        ArrivalShape(),
+        ArrivalShape(source=RequestSource(users=3)),
+        ArrivalShape(stages=stages),
+        SKIPPING,
+    ):
         job = replace(JOB, shape=shape, workers=2)
         write_job(job, tmp_path / "run.json")
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from loadtest.client.api_key import VARIABLES, authorization
-from loadtest.run.run_config import Extent
+from loadtest.run.run_config import RunLength
 from minicluster.errors import Exit, InputError
 from minicluster.workload.samples import read_samples
 
@@ -95,7 +95,7 @@ def test_where_only_answers_want_a_key_the_variable_is_named_too(
     """Models may be listed for everybody and answers kept for those with a key."""
     host = start_server(fail_every=1, status=status)
     chat = run(host, tmp_path / "out", "--api", "chat")
-    completions = judged(send(order(host, Extent(num_requests=5, warmup_s=0)), tmp_path))
+    completions = judged(send(order(host, RunLength(num_requests=5, warmup_s=0)), tmp_path))
 
     assert (chat.returncode, completions.exit) == (Exit.TARGET_FAILED, Exit.TARGET_FAILED)
     for said in (chat.stderr, completions.reasons[0]):

@@ -18,7 +18,7 @@ import pytest
 
 import loadtest
 from loadtest.run.folder import prepare, read_run
-from loadtest.run.run_config import Extent, free_load, make_job
+from loadtest.run.run_config import RunLength, free_load, make_job
 from loadtest.verdict.prediction import TOLERANCE
 from loadtest.verdict.verdict import conclude
 from minicluster.errors import Exit
@@ -39,7 +39,7 @@ def order(host: str, folder: Path, requests: int = 30) -> None:
         requests_per_s=40.0, input_tokens=Lengths.fixed(20), output_tokens=Lengths.fixed(5)
     )
     load = free_load(workload, SloSpec(), model="fake", vocab_size=500)
-    job = make_job(load, Extent(num_requests=requests, warmup_s=0.2), host=host, model="fake")
+    job = make_job(load, RunLength(num_requests=requests, warmup_s=0.2), host=host, model="fake")
     prepare(folder, job, job.requests(), None)
 
 

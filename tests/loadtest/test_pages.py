@@ -17,11 +17,11 @@ import pytest
 from loadtest.report.compare_page import search_page, versus_page
 from loadtest.report.page import page
 from loadtest.studies.capacity import Probe
-from loadtest.studies.capacity_search import Search
+from loadtest.studies.capacity_search import CapacitySearch
 from loadtest.studies.compare import compare_runs
 from loadtest.verdict.goodput_curve import Foreseen
 from loadtest.verdict.prediction import TOLERANCE
-from loadtest.verdict.resimulation import Foretold, Replay
+from loadtest.verdict.resimulation import PredictedRequest, Resimulation
 from loadtest.verdict.verdict import conclude
 
 if TYPE_CHECKING:
@@ -129,14 +129,14 @@ def run(make_run: RunMaker, make_sample: SampleMaker) -> Run:
 
 def test_report(browser: Browser, run: Run, tmp_path: Path) -> None:
     """Verdict, phases, errors and plan are there to read; five plots have something in them."""
-    foretold = Foretold(
+    foretold = PredictedRequest(
         ttft_s=0.1,
         tpot_s=0.02,
         e2e_s=0.28,
         longest_stall_s=0.02,
         phases_s={"request overhead": 0.01, "queue": 0.04, "prefill": 0.05},
     )
-    replay = Replay(
+    replay = Resimulation(
         requests=dict.fromkeys(range(4800), foretold),
         itl={"mean": 0.02, "p50": 0.02, "p90": 0.02, "p95": 0.02, "p99": 0.02},
     )
@@ -188,7 +188,7 @@ def test_search(browser: Browser, tmp_path: Path) -> None:
         )
         for rate, holds in ((8.0, True), (10.0, True), (12.5, False), (11.2, True), (11.8, None))
     )
-    search = Search(
+    search = CapacitySearch(
         host="http://127.0.0.1:1",
         inputs_hash="0",
         percentile="p90",

@@ -11,16 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadtest.client.prompts import Prompts
-from loadtest.run.schedule import Request
+from loadtest.run.schedule import ScheduledRequest
 
 from .jobs import JOB
 
 PROMPTS = Prompts(JOB)
 
 
-def request(index: int, num_input: int, session: int | None = None) -> Request:
+def request(index: int, num_input: int, session: int | None = None) -> ScheduledRequest:
     """Make a request of that length, with an answer of 5 tokens."""
-    return Request(
+    return ScheduledRequest(
         index=index,
         due_s=0,
         input_tokens=num_input,
@@ -30,7 +30,7 @@ def request(index: int, num_input: int, session: int | None = None) -> Request:
     )
 
 
-def body(prompts: Prompts, sent: Request) -> dict[str, Any]:
+def body(prompts: Prompts, sent: ScheduledRequest) -> dict[str, Any]:
     """Return the body of *sent* as a server reads it."""
     read: dict[str, Any] = json.loads(prompts.body(sent, prompts.ids(sent)))
     return read

@@ -9,11 +9,11 @@ from xml.etree import ElementTree as ET
 import numpy as np
 import pytest
 
-from loadtest.report.judge import Terms, publish
+from loadtest.report.judge import JudgeOptions, publish
 from loadtest.report.junit import to_junit
 from loadtest.run.client_health import write_client
 from loadtest.run.folder import prepare
-from loadtest.run.schedule import Request
+from loadtest.run.schedule import ScheduledRequest
 from loadtest.studies.compare import compare_runs
 from loadtest.verdict.goodput_curve import foresee
 from loadtest.verdict.phases import compare_phases
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from loadtest.run.folder import Run
     from minicluster.workload.samples import Sample
 
-QUICK = Terms(tolerance=TOLERANCE, foresee=False)
+QUICK = JudgeOptions(tolerance=TOLERANCE, foresee=False)
 
 
 @pytest.fixture
@@ -69,11 +69,11 @@ def test_requests_alone_take_what_the_formulas_say(
     assert found.itl["mean"] == pytest.approx(0.01)
 
 
-def ordered(samples: Sequence[Sample], **shared: object) -> list[Request]:
+def ordered(samples: Sequence[Sample], **shared: object) -> list[ScheduledRequest]:
     """Return the schedule that *samples* are of; their prompts have *shared*."""
     return [
         replace(
-            Request(
+            ScheduledRequest(
                 index=s.index,
                 due_s=s.due_s,
                 input_tokens=s.asked_input_tokens,
@@ -202,7 +202,7 @@ def test_a_run_is_judged_with_its_replay(
     run = make_run(as_simulated(make_sample, apart_s=0.16))
     verdict = publish(
         kept(run, plan_file, tmp_path / "run"),
-        Terms(tolerance=TOLERANCE, junit=tmp_path / "junit.xml"),
+        JudgeOptions(tolerance=TOLERANCE, junit=tmp_path / "junit.xml"),
     )
 
     assert verdict.comparison
@@ -229,7 +229,7 @@ def test_requests_turned_away_are_not_simulated(
         for k, s in enumerate(samples[1::3])
     ]
     run = make_run([*samples, *away])
-    verdict = publish(kept(run, plan_file, tmp_path / "run"), Terms(tolerance=TOLERANCE))
+    verdict = publish(kept(run, plan_file, tmp_path / "run"), JudgeOptions(tolerance=TOLERANCE))
     alone = publish(kept(make_run(samples), plan_file, tmp_path / "alone"), QUICK)
 
     assert verdict.comparison
@@ -289,7 +289,7 @@ def test_a_plan_of_another_model_is_refused(
     run = make_run(as_simulated(make_sample))
     folder = kept(replace(run, job=replace(run.job, model="other")), plan_file, tmp_path / "run")
     with pytest.raises(InputError, match="other"):
-        publish(folder, Terms(tolerance=TOLERANCE))
+        publish(folder, JudgeOptions(tolerance=TOLERANCE))
 
 
 def judged(run: Run) -> Verdict:

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadtest.run.schedule import (
-    Request,
-    Shape,
+    ArrivalShape,
+    ScheduledRequest,
     Window,
     draw,
     read_schedule,
@@ -21,7 +21,7 @@ from loadtest.run.schedule import (
 from minicluster.errors import InputError
 from minicluster.specs.workload import Lengths, WorkloadSpec
 from minicluster.workload.arrivals import poisson_arrivals
-from minicluster.workload.sources import Source, drawn
+from minicluster.workload.sources import RequestSource, drawn
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,18 +36,18 @@ WINDOW = Window(start_s=2.0, end_s=12.0, drain_s=5.0)
 
 SOURCES = st.sampled_from(
     [
-        Source(),
-        Source(process="gamma", gap_cv=2.0),
-        Source(process="constant"),
-        Source(turns=3, think_s=0.5),
-        Source(users=4, think_s=0.1),
+        RequestSource(),
+        RequestSource(process="gamma", gap_cv=2.0),
+        RequestSource(process="constant"),
+        RequestSource(turns=3, think_s=0.5),
+        RequestSource(users=4, think_s=0.1),
     ]
 )
 
 
-def poisson(window: Window, seed: int) -> tuple[Request, ...]:
+def poisson(window: Window, seed: int) -> tuple[ScheduledRequest, ...]:
     """Draw the Poisson arrivals of the load."""
-    return draw(LOAD, Shape(), window, seed=seed)
+    return draw(LOAD, ArrivalShape(), window, seed=seed)
 
 
 @given(st.integers(0, 2**32))
@@ -61,9 +61,9 @@ def test_same_seed_same_schedule(seed: int) -> None:
 
 
 @given(SOURCES, st.integers(0, 1000))
-def test_the_simulator_draws_the_same_requests(source: Source, seed: int) -> None:
+def test_the_simulator_draws_the_same_requests(source: RequestSource, seed: int) -> None:
     """Load test and simulation get the same arrivals and lengths from the same workload."""
-    sent = draw(LOAD, Shape(source=source), WINDOW, seed=seed, num_requests=50)
+    sent = draw(LOAD, ArrivalShape(source=source), WINDOW, seed=seed, num_requests=50)
     simulated = drawn(LOAD, source, count=len(sent), seed=seed)
 
     assert [r.input_tokens for r in sent] == simulated.input_tokens.tolist()
@@ -87,7 +87,7 @@ def test_poisson_is_what_plans_are_simulated_with() -> None:
 @given(st.integers(0, 1000), st.integers(1, 500))
 def test_window_of_holds_exactly_so_many(seed: int, num: int) -> None:
     """Asked for n requests, the window has n scheduled arrivals, and others follow it."""
-    window = window_of(LOAD, Shape(), WINDOW, num_requests=num, seed=seed)
+    window = window_of(LOAD, ArrivalShape(), WINDOW, num_requests=num, seed=seed)
     schedule = poisson(window, seed)
 
     assert sum(r.in_window for r in schedule) == num
@@ -96,9 +96,9 @@ def test_window_of_holds_exactly_so_many(seed: int, num: int) -> None:
 
 
 @given(SOURCES, st.integers(0, 100), st.integers(1, 5))
-def test_shares_are_a_partition(source: Source, seed: int, parts: int) -> None:
+def test_shares_are_a_partition(source: RequestSource, seed: int, parts: int) -> None:
     """Each request has one worker, that of the request it waits for; together they are all."""
-    whole = draw(LOAD, Shape(source=source), WINDOW, seed=seed, num_requests=50)
+    whole = draw(LOAD, ArrivalShape(source=source), WINDOW, seed=seed, num_requests=50)
     shares = [share(whole, part, parts) for part in range(parts)]
     sent = [{r.index for r in part} for part in shares]
 
@@ -112,7 +112,7 @@ def test_shares_are_a_partition(source: Source, seed: int, parts: int) -> None:
 
 def test_conversations_count_as_a_whole() -> None:
     """All turns of a conversation are in the window if its first one is due in it."""
-    schedule = draw(LOAD, Shape(source=Source(turns=4)), WINDOW, seed=2)
+    schedule = draw(LOAD, ArrivalShape(source=RequestSource(turns=4)), WINDOW, seed=2)
     by_session = itertools.groupby(schedule, key=lambda r: r.session)
     for turns in (list(group) for _, group in by_session):
         assert {r.in_window for r in turns} == {2.0 <= turns[0].due_s < 12.0}
@@ -120,7 +120,7 @@ def test_conversations_count_as_a_whole() -> None:
 
 def test_closed_loop_counts_behind_each_users_warm_up() -> None:
     """So many count as asked for, after three of each user, and others follow them."""
-    shape = Shape(source=Source(users=4))
+    shape = ArrivalShape(source=RequestSource(users=4))
     schedule = draw(LOAD, shape, WINDOW, seed=2, num_requests=50)
 
     assert [r.index for r in schedule if r.in_window] == list(range(12, 62))
@@ -141,7 +141,7 @@ def test_gaps_are_exponential() -> None:
 
 def test_file_gives_back_the_schedule(tmp_path: Path) -> None:
     """What is written is read."""
-    schedule = draw(LOAD, Shape(source=Source(turns=2)), WINDOW, seed=3)
+    schedule = draw(LOAD, ArrivalShape(source=RequestSource(turns=2)), WINDOW, seed=3)
     write_schedule(schedule, tmp_path / "schedule.jsonl")
 
     assert schedule == read_schedule(tmp_path / "schedule.jsonl")

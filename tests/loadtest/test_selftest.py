@@ -14,10 +14,10 @@ import pytest
 
 from loadtest.run.client_health import Client, health, merged
 from loadtest.selftest import selftest
-from loadtest.selftest.mock_config import Behaviour
+from loadtest.selftest.mock_config import MockConfig
 from loadtest.selftest.mock_stream import FakeStream, prompt_tokens
 from loadtest.selftest.selftest import (
-    Capacity,
+    ClientCapacity,
     ClientError,
     Level,
     Truth,
@@ -111,9 +111,9 @@ def test_capacity_is_the_last_load_before_saturation() -> None:
         replace(ERROR, events_per_s=2500.0, cpu_fraction=0.9, fit=False, saturated=True),
     )
 
-    assert Capacity(tried=tried).events_per_s == 2000
-    assert Capacity(tried=tried).events_per_s_per_core == 8000
-    assert Capacity(tried=tried[2:]).events_per_s == 0
+    assert ClientCapacity(tried=tried).events_per_s == 2000
+    assert ClientCapacity(tried=tried).events_per_s_per_core == 8000
+    assert ClientCapacity(tried=tried[2:]).events_per_s == 0
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ class Sink:
         return False
 
 
-def events(does: Behaviour, *, chat: bool = False, num_output: int = 5) -> list[Any]:
+def events(does: MockConfig, *, chat: bool = False, num_output: int = 5) -> list[Any]:
     """Return the events of one answer."""
 
     async def answer() -> bytes:
@@ -234,7 +234,7 @@ def events(does: Behaviour, *, chat: bool = False, num_output: int = 5) -> list[
 @pytest.mark.parametrize("merged_tokens", [1, 2, 7])
 def test_the_bundled_server_sends_what_was_asked(*, chat: bool, merged_tokens: int) -> None:
     """All tokens, in chunks of so many, each with the running total, and a closing usage."""
-    chunks = events(Behaviour(tokens_per_chunk=merged_tokens), chat=chat)
+    chunks = events(MockConfig(tokens_per_chunk=merged_tokens), chat=chat)
     totals = [chunk["usage"]["completion_tokens"] for chunk in chunks]
     new = [b - a for a, b in pairwise([0, *totals])]
 
@@ -250,7 +250,7 @@ def test_the_bundled_server_sends_what_was_asked(*, chat: bool, merged_tokens: i
 
 def test_the_bundled_server_keeps_its_times() -> None:
     """Each token is due its ITL after the last, and none while the server stalls."""
-    does = Behaviour(ttft_s=0.5, itl_s=0.1)
+    does = MockConfig(ttft_s=0.5, itl_s=0.1)
 
     async def due() -> list[float]:
         sink: Any = Sink()

@@ -14,7 +14,7 @@ from loadtest.report.compare_page import search_table, versus_table
 from loadtest.report.table import bare_milliseconds, print_client_errors
 from loadtest.selftest.selftest import ClientError
 from loadtest.studies.capacity import Probe
-from loadtest.studies.capacity_search import Search
+from loadtest.studies.capacity_search import CapacitySearch
 from loadtest.studies.compare import compare_runs
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def test_the_tries_of_a_search_fit() -> None:
         tpot_s=0.0312,
         folder="try",
     )
-    search = Search(
+    search = CapacitySearch(
         host="http://127.0.0.1:1",
         inputs_hash="0",
         percentile="p99",

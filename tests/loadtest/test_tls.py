@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from loadtest.client.api_key import VARIABLES
 from loadtest.client.chat import learn_chat
 from loadtest.client.endpoint import served_models
-from loadtest.run.run_config import Extent
+from loadtest.run.run_config import RunLength
 from minicluster.errors import Exit, TargetFailed
 
 from .command import FAST, answered, run
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 OURS, OPENAI = VARIABLES
 KEY = "secret-of-the-tests-0123456789"
-FEW = Extent(num_requests=5, warmup_s=0)
+FEW = RunLength(num_requests=5, warmup_s=0)
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from serving.protocol.phases import Begun, Phases, PrefillTiming
+from serving.protocol.phases import FirstChunk, PrefillTiming, RequestPhases
 from serving.protocol.refusal import Refusal
 from serving.request.prompt_length import text_bytes
 
@@ -46,7 +46,7 @@ class FakeServers:
 
     async def answer(
         self, domain: str, kind: str, body: dict[str, Any]
-    ) -> AsyncIterator[Refusal | Begun | list[str]]:
+    ) -> AsyncIterator[Refusal | FirstChunk | list[str]]:
         """Answer as `SplitDecodeServer.answer` does."""
         assert domain in {of for _, of in self.up}
         self.seen.append(body)
@@ -57,14 +57,14 @@ class FakeServers:
                 return
             await asyncio.sleep(self.ttft_s)
             way = {"path": self.path, "prefill_replica": "p"}
-            phases = Phases(prefill_s=self.ttft_s, handoff_s=0.0, **way)
+            phases = RequestPhases(prefill_s=self.ttft_s, handoff_s=0.0, **way)
             tokens = body.get("max_tokens") or body.get("max_completion_tokens") or 16
             if not body.get("stream"):
                 await asyncio.sleep(self.itl_s * (tokens - 1))
-                yield Begun(phases=phases, first=self._whole(kind, body, tokens))
+                yield FirstChunk(phases=phases, first=self._whole(kind, body, tokens))
                 return
             events = self._events(kind, body, tokens)
-            yield Begun(phases=phases, first=[await anext(events)])
+            yield FirstChunk(phases=phases, first=[await anext(events)])
             async for event in events:
                 yield [event]
         finally:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from serving.protocol.phases import Begun
+    from serving.protocol.phases import FirstChunk
 
 
 class SchemaServers(FakeServers):
@@ -30,7 +30,7 @@ class SchemaServers(FakeServers):
 
     async def answer(
         self, domain: str, kind: str, body: dict[str, Any]
-    ) -> AsyncIterator[Refusal | Begun | list[str]]:
+    ) -> AsyncIterator[Refusal | FirstChunk | list[str]]:
         """Check, then answer as the fake does."""
         request = engine_request(kind, body)
         if isinstance(request, Refusal):

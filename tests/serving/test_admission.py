@@ -9,7 +9,16 @@ import pytest
 from minicluster.plan import StepModel
 from minicluster.specs.slo import SloSpec
 from minicluster.specs.step import Interference, PathCoefficients, StepCoefficients
-from serving.admission.policy import Asked, Forecast, Load, Margin, Shed, decide, forecast, work_s
+from serving.admission.policy import (
+    AdmissionForecast,
+    InflightLoad,
+    Margin,
+    RequestCost,
+    Shed,
+    decide,
+    forecast,
+    work_s,
+)
 
 
 def _step(**terms: float) -> StepCoefficients:
@@ -36,10 +45,10 @@ MODEL = StepModel(
         decode_per_request_s=50e-3,
     ),
 )
-ASKED = Asked(prompt_tokens=100, output_tokens=20)
+ASKED = RequestCost(prompt_tokens=100, output_tokens=20)
 """Alone its prompt takes 10 + 0.1 x 100 + 0.001 x 100 x 101/2 = 25.05, its pull 2 + 1 = 3."""
 
-IDLE = Load(
+IDLE = InflightLoad(
     prefill_work_s=0.0,
     prefill_replicas=2,
     sequences=0,
@@ -55,7 +64,7 @@ BUSY_STEP_MS = (4 + 0.1 * 4 + 0.001 * 1000) * 1.25
 LOCAL = replace(ASKED, local=True)
 
 
-def _seen(asked: Asked, load: Load) -> tuple[float, float]:
+def _seen(asked: RequestCost, load: InflightLoad) -> tuple[float, float]:
     """Return TTFT and TPOT in milliseconds."""
     found = forecast(MODEL, asked, load)
     return found.ttft_s * 1e3, found.tpot_s * 1e3
@@ -141,5 +150,5 @@ def test_a_request_is_admitted_up_to_the_limit_less_the_margin(
 ) -> None:
     """Forecast and margin, within its bounds, just fit into the limit."""
     above, below = (SloSpec(ttft_s=limit_ms * part / 1e3, tpot_s=0.05) for part in (1.001, 0.999))
-    assert isinstance(decide(MODEL, above, ASKED, BUSY, margin), Forecast)
+    assert isinstance(decide(MODEL, above, ASKED, BUSY, margin), AdmissionForecast)
     assert isinstance(decide(MODEL, below, ASKED, BUSY, margin), Shed)

@@ -15,7 +15,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Ray's own
     from serving.replicas import live_replicas
     from serving.replicas.live_replicas import NoReplica, while_live
-    from serving.replicas.prefill_handles import Handles
+    from serving.replicas.prefill_handles import PrefillHandles
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ def test_a_prefill_call_is_cancelled_with_its_wait(live: list[int | None], left:
 
     async def give_up() -> None:
         async with asyncio.timeout(1.0):
-            await Handles({"d0": handle}).call("d0", "chat", None, [])
+            await PrefillHandles({"d0": handle}).call("d0", "chat", None, [])
 
     with pytest.raises(TimeoutError if left else NoReplica):
         run(give_up())

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from serving.protocol.backend import EngineFailed
-from serving.protocol.phases import Begun, Prefilled
+from serving.protocol.phases import FirstChunk, Prefilled
 from serving.protocol.refusal import Refusal
-from serving.protocol.request_policy import Order
+from serving.protocol.request_policy import RequestPolicy
 
 from .virtual_time import run
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.xdist_group("vllm")  # one worker imports it
 DONE = "data: [DONE]\n\n"
 FAILED = 'data: {"error":{"message":"KeyError in scheduler.py","code":500,"param":null}}\n\n'
 PREFILLED = Prefilled(kv_transfer_params={"at": "p0"}, replica="p0", queue_s=0.1, step_s=0.2)
-ORDER = Order(prefill_deadline_s=600.0, kv_wait_deadline_s=10.0)
+ORDER = RequestPolicy(prefill_deadline_s=600.0, kv_wait_deadline_s=10.0)
 STREAM = {"prompt": "x", "stream": True}
 Ask = "Callable[..., tuple[list[Any], Engine]]"
 
@@ -109,7 +109,7 @@ def ask(module: Any, monkeypatch: pytest.MonkeyPatch) -> Ask:  # noqa: ANN401
 def test_a_stream_passes_and_says_its_way(ask: Any) -> None:  # noqa: ANN401
     """The phases come with the first event; decode is told where the KV cache is."""
     (begun, *events), engine = ask(STREAM, "data: 1\n\n", "data: 2\n\n", DONE)
-    assert isinstance(begun, Begun)
+    assert isinstance(begun, FirstChunk)
     phases = begun.phases
     assert (phases.path, phases.prefill_replica, phases.decode_replica) == ("remote", "p0", "d0")
     assert (phases.prefill_queue_s, phases.prefill_step_s) == (0.1, 0.2)

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from serving.admission.request_cost import asked_of
-from serving.protocol.endpoint_config import FrontDoor, front_door
+from serving.protocol.endpoint_config import EndpointConfig, front_door
 from serving.request.prompt_length import UNTAUGHT, TextSize
 from serving.request.validation import check
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from serving.admission.policy import Asked
+    from serving.admission.policy import RequestCost
 
     from .conftest import DeploymentMaker, PlanMaker
 
@@ -22,15 +22,17 @@ LONG = [{"role": "user", "content": "x" * 4000}]
 
 
 @pytest.fixture(scope="module")
-def front(make_deployment: DeploymentMaker, make_plan: PlanMaker, small_model: Path) -> FrontDoor:
+def front(
+    make_deployment: DeploymentMaker, make_plan: PlanMaker, small_model: Path
+) -> EndpointConfig:
     """Return a plan of answers of ten tokens."""
     deployment = make_deployment(small_model)
     return front_door(deployment, domains={"laptop": "d0"}, plan=make_plan(deployment))
 
 
 def _asked(
-    kind: str, body: dict[str, object], front: FrontDoor, size: TextSize = UNTAUGHT
-) -> Asked:
+    kind: str, body: dict[str, object], front: EndpointConfig, size: TextSize = UNTAUGHT
+) -> RequestCost:
     """Size a request as the door does."""
     limits = {"model_id": front.model_id, "max_model_len": front.max_model_len}
     return asked_of(kind, check(kind, body, **limits), front, size)
@@ -49,21 +51,21 @@ def _asked(
     ],
 )
 def test_answers_are_as_long_as_the_engine_makes_them(
-    front: FrontDoor, kind: str, lengths: dict[str, object], tokens: int
+    front: EndpointConfig, kind: str, lengths: dict[str, object], tokens: int
 ) -> None:
     """Named, or vLLM's default, or where that is all the context the longest planned."""
     body = {"prompt": "x", "messages": [{"role": "user", "content": "x"}], **lengths}
     assert _asked(kind, body, front).output_tokens == tokens
 
 
-def test_a_chat_is_sized_by_its_messages(front: FrontDoor) -> None:
+def test_a_chat_is_sized_by_its_messages(front: EndpointConfig) -> None:
     """Neither its size nor its way depend on a prompt that the engine does not read."""
     for prompt in ("x", ["a", "b"], [[1], [2]]):
         asked = _asked("chat", {"messages": LONG, "prompt": prompt}, front)
         assert (asked.prompt_tokens, asked.sequences, asked.local) == (1000, 1, False)
 
 
-def test_the_size_of_text_is_the_learned_one(front: FrontDoor) -> None:
+def test_the_size_of_text_is_the_learned_one(front: EndpointConfig) -> None:
     """Overhead and all, but never more than the context; ids are counted."""
     size = TextSize(overhead_tokens=100, tokens_per_byte=0.5)
     assert _asked("completions", {"prompt": "x" * 400}, front, size).prompt_tokens == 300

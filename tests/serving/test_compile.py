@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from minicluster.plan import Placement
 from minicluster.specs.slo import SloSpec
 from serving.deployment.compile import compile_app, domains, replica_devices
-from serving.deployment.engine_args import Ground
+from serving.deployment.engine_args import DeployTarget
 from serving.protocol.app_spec import CORES, DEVICES_LABEL, NODE_LABEL, ROLE_LABEL, planned_cores
 from serving.protocol.endpoint_config import front_from, to_plain
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .conftest import DeploymentMaker, PlanMaker, PoolMaker
 
 GOLDEN = Path(__file__).parent / "golden"
-CPU = Ground(target="cpu")
+CPU = DeployTarget(target="cpu")
 
 
 def _gpu_deployment(
@@ -65,7 +65,7 @@ def test_a_plan_compiles_to_these_options(
         ground = CPU
     else:
         deployment = _gpu_deployment(small_model, make_deployment, make_pool)
-        ground = Ground(target="gpu", one_host=False)
+        ground = DeployTarget(target="gpu", one_host=False)
     app = compile_app(deployment, ground, plan=replace(make_plan(deployment), slo=SloSpec()))
     said = {"nodes": app.nodes, "pools": {pool.role: asdict(pool) for pool in app.pools}}
     text = json.dumps(said, default=asdict).replace(str(small_model), "MODEL")
@@ -138,7 +138,7 @@ def test_same_deployment_same_app(small_model: Path, make_deployment: Deployment
 
 def test_across_hosts_no_shared_memory(small_model: Path, make_deployment: DeploymentMaker) -> None:
     """Between hosts only TCP is offered, with a lease short enough to keep prefill moving."""
-    app = compile_app(make_deployment(small_model), Ground(target="cpu", one_host=False))
+    app = compile_app(make_deployment(small_model), DeployTarget(target="cpu", one_host=False))
     config = app.of("prefill")[0].llm_config
     assert config["runtime_env"]["env_vars"]["UCX_TLS"] == "tcp,self"
     extra = config["engine_kwargs"]["kv_transfer_config"]["kv_connector_extra_config"]
@@ -283,7 +283,9 @@ def test_deadlines_that_an_operator_sets(
     """A deadline given is kept to; the other one stays the plan's."""
     deployment = make_deployment(small_model)
     plan = make_plan(deployment)
-    front = compile_app(deployment, Ground(target="cpu", deadlines_s=(None, 3.0)), plan=plan).front
+    front = compile_app(
+        deployment, DeployTarget(target="cpu", deadlines_s=(None, 3.0)), plan=plan
+    ).front
     assert (front.prefill_deadline_s, front.kv_wait_deadline_s) == (60.0, 3.0)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from serving.api.metrics import Metrics
 from serving.deployment.compile import compile_app
-from serving.deployment.engine_args import Ground
+from serving.deployment.engine_args import DeployTarget
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -36,7 +36,7 @@ def registry(
 ) -> CollectorRegistry:
     """Return what the endpoint exposes."""
     deployment = make_deployment(small_model)
-    app = compile_app(deployment, Ground(target="cpu"), plan=make_plan(deployment))
+    app = compile_app(deployment, DeployTarget(target="cpu"), plan=make_plan(deployment))
     return Metrics(app.front)._registry
 
 

@@ -19,7 +19,7 @@ from .visitor import HI, KEY, LOCKED, ONE, one, used
 if TYPE_CHECKING:
     import httpx
 
-    from serving.protocol.endpoint_config import FrontDoor
+    from serving.protocol.endpoint_config import EndpointConfig
 
 BROKEN = FakeServers(ttft_s="no time")  # type: ignore[arg-type]
 """Servers that raise TypeError."""
@@ -32,7 +32,7 @@ def _events(answer: httpx.Response) -> list[str]:
 
 @pytest.mark.parametrize(("path", "body"), [("/v1/completions", ONE), ("/v1/chat/completions", HI)])
 def test_answers_in_one_piece_and_in_events(
-    front: FrontDoor, path: str, body: dict[str, Any]
+    front: EndpointConfig, path: str, body: dict[str, Any]
 ) -> None:
     """Both say the same, by which way, under which id; a client that did not ask gets no usage."""
     whole = one(front, path, body)
@@ -54,7 +54,7 @@ def test_answers_in_one_piece_and_in_events(
 
 
 @pytest.mark.parametrize("given", ["a", "Job_7.step-2", "x" * 64])
-def test_request_ids_of_clients_come_back(front: FrontDoor, given: str) -> None:
+def test_request_ids_of_clients_come_back(front: EndpointConfig, given: str) -> None:
     """A name of up to 64 letters, digits, dots, hyphens and underscores is repeated."""
     assert (
         one(front, "/v1/models", headers={"X-Request-Id": given}).headers["X-Request-Id"] == given
@@ -79,7 +79,7 @@ def test_request_ids_of_clients_come_back(front: FrontDoor, given: str) -> None:
     ids=lambda given: repr(given[:12]),
 )
 def test_other_request_ids_are_replaced(
-    front: FrontDoor, given: bytes, caplog: pytest.LogCaptureFixture
+    front: EndpointConfig, given: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Neither an answer nor the log repeats what could forge a line of it, or fill it."""
     headers = {b"X-Request-Id": given}
@@ -90,7 +90,7 @@ def test_other_request_ids_are_replaced(
     assert [record.getMessage() for record in caplog.records] == [f"request {ours} failed"]
 
 
-def test_a_stream_that_breaks_ends_with_an_error_and_no_done(front: FrontDoor) -> None:
+def test_a_stream_that_breaks_ends_with_an_error_and_no_done(front: EndpointConfig) -> None:
     """Clients are told, without the engine's words; the answer does not look complete."""
     servers = FakeServers(fails_after=2)
     answer = one(front, "/v1/completions", {**ONE, "stream": True}, servers=servers)
@@ -103,7 +103,7 @@ def test_a_stream_that_breaks_ends_with_an_error_and_no_done(front: FrontDoor) -
     assert "[DONE]" not in answer.text
 
 
-def test_failures_show_none_of_our_insides(front: FrontDoor) -> None:
+def test_failures_show_none_of_our_insides(front: EndpointConfig) -> None:
     """An exception is a 500 that names the request, and nothing else."""
     answer = one(front, "/v1/completions", ONE, servers=BROKEN)
     assert answer.status_code == 500
@@ -112,7 +112,7 @@ def test_failures_show_none_of_our_insides(front: FrontDoor) -> None:
 
 
 @pytest.mark.parametrize("status", [400, 503, 504])
-def test_refusals_of_the_servers_come_through(front: FrontDoor, status: int) -> None:
+def test_refusals_of_the_servers_come_through(front: EndpointConfig, status: int) -> None:
     """What decode refuses, clients get as it is, with when to come again."""
     refusal = Refusal(status=status, message="Because.", param="prompt", retry_after_s=4.2)
     answer = one(front, "/v1/completions", ONE, servers=FakeServers(refusal=refusal))
@@ -125,7 +125,7 @@ def test_refusals_of_the_servers_come_through(front: FrontDoor, status: int) -> 
     [("GET", "/nothing", 404), ("GET", "/v1/completions", 405), ("POST", "/plan", 405)],
 )
 def test_what_is_not_there_is_refused_in_the_same_shape(
-    front: FrontDoor, method: str, path: str, status: int
+    front: EndpointConfig, method: str, path: str, status: int
 ) -> None:
     """Unknown paths and methods get OpenAI's error object too."""
 
@@ -138,7 +138,7 @@ def test_what_is_not_there_is_refused_in_the_same_shape(
     assert answer.headers["X-Request-Id"]
 
 
-def test_without_its_key_nothing_is_computed(front: FrontDoor) -> None:
+def test_without_its_key_nothing_is_computed(front: EndpointConfig) -> None:
     """Prefill and decode never hear of a request without a key."""
     servers = FakeServers()
     for path in ("/v1/completions", "/v1/chat/completions", "/internal/prefill"):
@@ -147,7 +147,7 @@ def test_without_its_key_nothing_is_computed(front: FrontDoor) -> None:
     assert servers.seen == []
 
 
-def test_a_key_has_as_many_requests_as_its_limit(front: FrontDoor) -> None:
+def test_a_key_has_as_many_requests_as_its_limit(front: EndpointConfig) -> None:
     """The third of a key with two is turned away at once, and let in when one has ended."""
     headers = {"Authorization": f"Bearer {KEY}"}
 
@@ -174,7 +174,7 @@ def test_a_key_has_as_many_requests_as_its_limit(front: FrontDoor) -> None:
     ],
 )
 def test_pages_of_other_sites_are_kept_out(
-    front: FrontDoor, origin: str | None, status: int
+    front: EndpointConfig, origin: str | None, status: int
 ) -> None:
     """A browser's request from another site is refused unless its origin is named."""
     headers = {} if origin is None else {"Origin": origin}
@@ -186,7 +186,7 @@ def test_pages_of_other_sites_are_kept_out(
     assert allowed == (origin if origin == "https://ours.example" else None)
 
 
-def test_long_bodies_are_refused_before_they_are_read(front: FrontDoor) -> None:
+def test_long_bodies_are_refused_before_they_are_read(front: EndpointConfig) -> None:
     """One byte beyond 8 MiB is a 413, announced or not."""
     long = b"[" * (8 * 1024 * 1024 + 1)
     assert one(front, "/v1/completions", long).status_code == 413
@@ -217,7 +217,7 @@ def test_long_bodies_are_refused_before_they_are_read(front: FrontDoor) -> None:
     ],
 )
 def test_answers_keep_the_operators_limit(
-    front: FrontDoor, path: str, body: dict[str, Any], sent: int | None
+    front: EndpointConfig, path: str, body: dict[str, Any], sent: int | None
 ) -> None:
     """More is refused, nothing said becomes the limit, and no prompt is refused for it."""
     servers = FakeServers()
@@ -232,7 +232,7 @@ def test_answers_keep_the_operators_limit(
 
 @pytest.mark.parametrize("depth", [63, 100, 900])
 @pytest.mark.parametrize("param", ["messages", "logit_bias", "prompt"])
-def test_deep_bodies_are_refused(front: FrontDoor, depth: int, param: str) -> None:
+def test_deep_bodies_are_refused(front: EndpointConfig, depth: int, param: str) -> None:
     """What recurses behind the door never meets a body that is too deep for it."""
     raw = f'{{"prompt": [5], "{param}": {"[" * depth}{"]" * depth}}}'.encode()
     answer = one(front, "/v1/completions", raw)
@@ -242,14 +242,14 @@ def test_deep_bodies_are_refused(front: FrontDoor, depth: int, param: str) -> No
 
 
 @pytest.mark.parametrize("body", [{"prompt": "\ud800"}, {"prompt": "x", "\udfff": 1}])
-def test_half_characters_are_refused(front: FrontDoor, body: dict[str, Any]) -> None:
+def test_half_characters_are_refused(front: EndpointConfig, body: dict[str, Any]) -> None:
     """Text that no encoding has is refused, and the refusal is text."""
     answer = one(front, "/v1/completions", body)
     assert answer.status_code == 400
     assert "surrogate" in answer.json()["error"]["message"]
 
 
-def test_overload_is_shed_at_once_and_the_door_recovers(front: FrontDoor) -> None:
+def test_overload_is_shed_at_once_and_the_door_recovers(front: EndpointConfig) -> None:
     """Of 40 prompts at once as many get in as the promise allows; later ones get in again."""
     body = {"prompt": [5] * 400, "max_tokens": 2, "stream": True}
     servers = FakeServers(ttft_s=0.2)
@@ -275,7 +275,7 @@ def test_overload_is_shed_at_once_and_the_door_recovers(front: FrontDoor) -> Non
     assert servers.open == 0
 
 
-def test_what_never_fits_is_told_not_to_come_back(front: FrontDoor) -> None:
+def test_what_never_fits_is_told_not_to_come_back(front: EndpointConfig) -> None:
     """A prompt whose prefill alone takes longer than promised is refused for good."""
     slow = replace(front, slo=SloSpec(ttft_s=0.1, tpot_s=0.05))
     answer = one(slow, "/v1/completions", {"prompt": [5] * 1500, "max_tokens": 1})
@@ -284,7 +284,7 @@ def test_what_never_fits_is_told_not_to_come_back(front: FrontDoor) -> None:
     assert "Retry-After" not in answer.headers
 
 
-def test_short_chats_shut_no_long_prompt_out(front: FrontDoor) -> None:
+def test_short_chats_shut_no_long_prompt_out(front: EndpointConfig) -> None:
     """A template's tokens are no text's: after many short chats a long one is sized as before."""
     tight = replace(front, slo=SloSpec(ttft_s=0.15, tpot_s=0.05))  # some 1,200 tokens of prompt
     servers = FakeServers(template_tokens=30)
@@ -298,7 +298,7 @@ def test_short_chats_shut_no_long_prompt_out(front: FrontDoor) -> None:
     assert used(tight, servers, use) == [200] * 101
 
 
-def test_a_prompt_beside_messages_teaches_nothing(front: FrontDoor) -> None:
+def test_a_prompt_beside_messages_teaches_nothing(front: EndpointConfig) -> None:
     """Chats are sized by their messages, whatever else is in the body; the rest is no lesson."""
     tight = replace(front, slo=SloSpec(ttft_s=0.15, tpot_s=0.05))
     both = {"messages": [{"role": "user", "content": "x" * 4000}], "prompt": "x", "max_tokens": 2}
@@ -313,7 +313,7 @@ def test_a_prompt_beside_messages_teaches_nothing(front: FrontDoor) -> None:
     assert used(tight, FakeServers(template_tokens=30), use) == [200] * 21
 
 
-def test_refusals_for_a_guessed_size_do_not_last(front: FrontDoor) -> None:
+def test_refusals_for_a_guessed_size_do_not_last(front: EndpointConfig) -> None:
     """Texts dense with tokens make a long one look too long; refused often enough, it gets in."""
     tight = replace(front, slo=SloSpec(ttft_s=0.15, tpot_s=0.05))
     dense = {"messages": [{"role": "user", "content": "x" * 900}], "max_tokens": 2}
@@ -332,7 +332,9 @@ def test_refusals_for_a_guessed_size_do_not_last(front: FrontDoor) -> None:
 
 
 @pytest.mark.parametrize(("patience_s", "path"), [(0.5, "none"), (1.5, "remote")])
-def test_clients_that_leave_are_counted_out(front: FrontDoor, patience_s: float, path: str) -> None:
+def test_clients_that_leave_are_counted_out(
+    front: EndpointConfig, patience_s: float, path: str
+) -> None:
     """A client that goes before or during its answer leaves nothing behind."""
     servers = FakeServers(ttft_s=1.0, itl_s=1.0)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from serving.replicas.pending_answer import Answer
+from serving.replicas.pending_answer import PendingAnswer
 
 from .virtual_time import run
 
@@ -43,7 +43,7 @@ def test_the_first_token_is_waited_for() -> None:
 
     async def wait() -> list[str]:
         engine = Engine()
-        answer = Answer(engine.stream(), begun=None, in_flight=True)
+        answer = PendingAnswer(engine.stream(), begun=None, in_flight=True)
         asyncio.get_running_loop().call_later(0.02, engine.go.set)
         await answer.first_token(5.0)
         return [await answer.first_item(), *[item async for item in answer.stream]]
@@ -56,7 +56,7 @@ def test_a_late_first_token_is_told() -> None:
 
     async def wait() -> str:
         engine = Engine()
-        answer = Answer(engine.stream(), begun=None, in_flight=True)
+        answer = PendingAnswer(engine.stream(), begun=None, in_flight=True)
         with pytest.raises(TimeoutError):
             await answer.first_token(0.02)
         return engine.ended
@@ -70,7 +70,7 @@ def test_an_answer_as_a_whole_has_begun_before_it_is_there() -> None:
     async def wait() -> str:
         engine = Engine()
         begun = asyncio.Event()
-        answer = Answer(engine.stream(), begun=begun.is_set, in_flight=True)
+        answer = PendingAnswer(engine.stream(), begun=begun.is_set, in_flight=True)
         asyncio.get_running_loop().call_later(0.02, begun.set)
         await answer.first_token(5.0)
         return engine.ended
@@ -85,7 +85,9 @@ def test_nothing_in_flight_is_given_up(*, whole: bool) -> None:
     async def leave() -> tuple[str, str]:
         engine = Engine()
         begun = asyncio.Event()
-        answer = Answer(engine.stream(), begun=begun.is_set if whole else None, in_flight=True)
+        answer = PendingAnswer(
+            engine.stream(), begun=begun.is_set if whole else None, in_flight=True
+        )
         letting_go = asyncio.create_task(answer.let_go())
         await asyncio.sleep(0.05)
         before = engine.ended
@@ -101,7 +103,7 @@ def test_without_a_transfer_it_ends_at_once() -> None:
 
     async def leave() -> str:
         engine = Engine()
-        answer = Answer(engine.stream(), begun=None, in_flight=False)
+        answer = PendingAnswer(engine.stream(), begun=None, in_flight=False)
         await asyncio.sleep(0)
         await answer.let_go()
         return engine.ended
@@ -115,7 +117,7 @@ def test_a_stream_is_closed_midway() -> None:
     async def leave() -> str:
         engine = Engine()
         engine.go.set()
-        answer = Answer(engine.stream(), begun=None, in_flight=True)
+        answer = PendingAnswer(engine.stream(), begun=None, in_flight=True)
         await answer.first_token(5.0)
         await answer.let_go()
         return engine.ended
@@ -128,8 +130,8 @@ def test_what_never_arrives_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def look() -> tuple[bool, bool, bool, bool]:
         engine = Engine()
-        answer = Answer(engine.stream(), begun=None, in_flight=True)
-        local = Answer(Engine().stream(), begun=None, in_flight=False)
+        answer = PendingAnswer(engine.stream(), begun=None, in_flight=True)
+        local = PendingAnswer(Engine().stream(), begun=None, in_flight=False)
         before = answer.stuck
         monkeypatch.setattr("serving.replicas.pending_answer.STUCK_S", -1.0)
         during = answer.stuck

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from serving.protocol.endpoint_config import FrontDoor
+    from serving.protocol.endpoint_config import EndpointConfig
 
     from .conftest import DeploymentMaker, PlanMaker
 
@@ -31,7 +31,9 @@ KEY = "a-secret-of-the-tests"
 
 
 @pytest.fixture(scope="module")
-def front(make_deployment: DeploymentMaker, make_plan: PlanMaker, small_model: Path) -> FrontDoor:
+def front(
+    make_deployment: DeploymentMaker, make_plan: PlanMaker, small_model: Path
+) -> EndpointConfig:
     """Return what a plan says."""
     deployment = make_deployment(small_model)
     plan = make_plan(deployment)
@@ -40,7 +42,7 @@ def front(make_deployment: DeploymentMaker, make_plan: PlanMaker, small_model: P
 
 @contextmanager
 def _served(
-    front: FrontDoor, servers: FakeServers, environment: dict[str, str] | None = None
+    front: EndpointConfig, servers: FakeServers, environment: dict[str, str] | None = None
 ) -> Iterator[str]:
     """Have a front door up in a thread."""
     [port] = free_ports(1)
@@ -57,7 +59,7 @@ def _served(
         thread.join()
 
 
-def test_a_person_sees_the_plan_and_chats(front: FrontDoor, tmp_path: Path) -> None:
+def test_a_person_sees_the_plan_and_chats(front: EndpointConfig, tmp_path: Path) -> None:
     """The table shows plan, SLO and measurement; a chat streams; nothing else is loaded."""
     servers = FakeServers(ttft_s=0.05, itl_s=0.002)
     with _served(front, servers) as url, opened(f"{url}/", tmp_path) as page:
@@ -87,7 +89,7 @@ def test_a_person_sees_the_plan_and_chats(front: FrontDoor, tmp_path: Path) -> N
     assert [len(body["messages"]) for body in servers.seen if "messages" in body] == [1, 3]
 
 
-def test_the_page_keeps_the_operators_limit(front: FrontDoor, tmp_path: Path) -> None:
+def test_the_page_keeps_the_operators_limit(front: EndpointConfig, tmp_path: Path) -> None:
     """Where answers may be short only, the page asks for short ones, and chats."""
     servers, environment = FakeServers(), {"MINICLUSTER_MAX_OUTPUT_TOKENS": "20"}
     with _served(front, servers, environment) as url, opened(f"{url}/", tmp_path) as page:
@@ -99,7 +101,7 @@ def test_the_page_keeps_the_operators_limit(front: FrontDoor, tmp_path: Path) ->
     assert [body["max_tokens"] for body in servers.seen if "messages" in body] == [20]
 
 
-def test_a_locked_endpoint_asks_for_a_key(front: FrontDoor, tmp_path: Path) -> None:
+def test_a_locked_endpoint_asks_for_a_key(front: EndpointConfig, tmp_path: Path) -> None:
     """Without a key the page shows a lock and no plan; with it everything."""
     environment = {"MINICLUSTER_API_KEYS": KEY}
     with _served(front, FakeServers(), environment) as url, opened(f"{url}/", tmp_path) as page:
@@ -110,7 +112,7 @@ def test_a_locked_endpoint_asks_for_a_key(front: FrontDoor, tmp_path: Path) -> N
         assert "demo" in page.evaluate("document.getElementById('model').textContent")
 
 
-def test_errors_are_shown(front: FrontDoor, tmp_path: Path) -> None:
+def test_errors_are_shown(front: EndpointConfig, tmp_path: Path) -> None:
     """A stream that breaks off says so on the page, and the next message may be sent."""
     servers = FakeServers(fails_after=3)
     with _served(front, servers) as url, opened(f"{url}/", tmp_path) as page:

@@ -14,7 +14,7 @@ from aiohttp import web
 from minicluster.contention import CpuTimes
 from minicluster.errors import TargetFailed
 from serving.measurement import step_benchmark
-from serving.measurement.timing_client import Stopwatch, Stream
+from serving.measurement.timing_client import Stopwatch, TimedStream
 
 from .virtual_time import run
 
@@ -213,7 +213,7 @@ def test_an_error_answer_is_an_error() -> None:
 
 def test_tokens_between_counts_by_total() -> None:
     """A chunk that carries several tokens counts for all of them."""
-    stream = Stream(stamps=[(1.0, 1), (2.0, 4), (3.0, 5)])
+    stream = TimedStream(stamps=[(1.0, 1), (2.0, 4), (3.0, 5)])
 
     assert stream.tokens_between(1.0, 3.0) == 4
     assert stream.tokens_between(0.0, 1.5) == 1

@@ -15,14 +15,28 @@ from minicluster.errors import InputError
 from minicluster.plan import StepModel
 from minicluster.specs.slo import SloSpec
 from minicluster.specs.step import Interference, PathCoefficients, StepCoefficients
-from serving.admission.controller import GUARD, Guard, Misses, Visit, read_guard
-from serving.admission.policy import Asked, Forecast, Load, Margin, Shed, decide, forecast
+from serving.admission.controller import (
+    GUARD,
+    AdmissionController,
+    AdmittedRequest,
+    ResidualWindow,
+    read_guard,
+)
+from serving.admission.policy import (
+    AdmissionForecast,
+    InflightLoad,
+    Margin,
+    RequestCost,
+    Shed,
+    decide,
+    forecast,
+)
 from serving.protocol.endpoint_config import front_door
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from serving.protocol.endpoint_config import FrontDoor
+    from serving.protocol.endpoint_config import EndpointConfig
 
     from .conftest import DeploymentMaker
 
@@ -69,7 +83,7 @@ MODELS = st.builds(
 )
 SLOS = st.builds(SloSpec, ttft_s=st.floats(0.05, 2), tpot_s=st.floats(0.005, 0.1))
 REQUESTS = st.builds(
-    Asked,
+    RequestCost,
     prompt_tokens=st.integers(1, 3000),
     output_tokens=st.integers(1, 300),
     sequences=st.integers(1, 4),
@@ -77,7 +91,7 @@ REQUESTS = st.builds(
     local=st.booleans(),
 )
 LOADS = st.builds(
-    Load,
+    InflightLoad,
     prefill_work_s=st.floats(0, 3),
     prefill_replicas=st.integers(1, 4),
     sequences=st.integers(0, 60),
@@ -99,7 +113,7 @@ MARGINS = st.builds(
 
 def _admitted(*arguments: object) -> bool:
     """Tell an admission."""
-    return isinstance(decide(*arguments), Forecast)  # type: ignore[arg-type]
+    return isinstance(decide(*arguments), AdmissionForecast)  # type: ignore[arg-type]
 
 
 @given(
@@ -115,8 +129,8 @@ def _admitted(*arguments: object) -> bool:
 def test_more_queue_never_admits_more(  # noqa: PLR0913, PLR0917  (what can grow)
     model: StepModel,
     slo: SloSpec,
-    asked: Asked,
-    load: Load,
+    asked: RequestCost,
+    load: InflightLoad,
     margin: Margin,
     work_s: float,
     sequences: int,
@@ -137,7 +151,12 @@ def test_more_queue_never_admits_more(  # noqa: PLR0913, PLR0917  (what can grow
 
 @given(MODELS, SLOS, REQUESTS, LOADS, MARGINS, st.floats(0, 1))
 def test_faster_steps_never_admit_less(
-    model: StepModel, slo: SloSpec, asked: Asked, load: Load, margin: Margin, factor: float
+    model: StepModel,
+    slo: SloSpec,
+    asked: RequestCost,
+    load: InflightLoad,
+    margin: Margin,
+    factor: float,
 ) -> None:
     """What is admitted is also admitted where steps and transfers take a share of the time."""
     names = ("base_s", "stream_s", "per_prefill_token_s", "per_sequence_s", "per_pair_s")
@@ -157,7 +176,7 @@ def test_faster_steps_never_admit_less(
 
 @given(MODELS, SLOS, REQUESTS, LOADS, MARGINS)
 def test_an_idle_cluster_admits_what_its_floor_allows(
-    model: StepModel, slo: SloSpec, asked: Asked, load: Load, margin: Margin
+    model: StepModel, slo: SloSpec, asked: RequestCost, load: InflightLoad, margin: Margin
 ) -> None:
     """With nobody ahead a request is admitted exactly if the steps alone keep the SLO."""
     nobody = {"prefill_work_s": 0.0, "local_work_s": 0.0, "local_per_token_s": 0.0}
@@ -165,7 +184,7 @@ def test_an_idle_cluster_admits_what_its_floor_allows(
     floor = forecast(model, asked, idle)
     holds = floor.ttft_s <= slo.ttft_s and floor.tpot_s <= (slo.tpot_s or 1e9)
     found = decide(model, slo, asked, idle, margin)
-    assert isinstance(found, Forecast) == holds
+    assert isinstance(found, AdmissionForecast) == holds
     if isinstance(found, Shed):
         assert (found.reason, found.retry_after_s) == ("unreachable", None)
 
@@ -174,8 +193,8 @@ def test_an_idle_cluster_admits_what_its_floor_allows(
 def test_more_replicas_less_margin_and_a_looser_slo_never_admit_less(  # noqa: PLR0913, PLR0917  (a whole decision)
     model: StepModel,
     slo: SloSpec,
-    asked: Asked,
-    load: Load,
+    asked: RequestCost,
+    load: InflightLoad,
     margin: Margin,
     replicas: int,
     looser: float,
@@ -196,7 +215,7 @@ def test_more_replicas_less_margin_and_a_looser_slo_never_admit_less(  # noqa: P
 
 @given(MODELS, SLOS, REQUESTS, LOADS, MARGINS)
 def test_what_is_shed_is_told_when_to_come_back(
-    model: StepModel, slo: SloSpec, asked: Asked, load: Load, margin: Margin
+    model: StepModel, slo: SloSpec, asked: RequestCost, load: InflightLoad, margin: Margin
 ) -> None:
     """A request that might do later is given whole seconds, up to a minute."""
     found = decide(model, slo, asked, load, margin)
@@ -207,18 +226,18 @@ def test_what_is_shed_is_told_when_to_come_back(
 
 
 @pytest.fixture
-def guard(front: FrontDoor) -> Guard:
+def guard(front: EndpointConfig) -> AdmissionController:
     """Return a guard that has seen nobody, of one replica each: 10 ms a step, 0.1 ms a token."""
-    return Guard(front, seed=1)
+    return AdmissionController(front, seed=1)
 
 
-ASKED = Asked(prompt_tokens=400, output_tokens=10)
+ASKED = RequestCost(prompt_tokens=400, output_tokens=10)
 
 
-def test_admits_until_the_queue_is_as_long_as_the_promise(guard: Guard) -> None:
+def test_admits_until_the_queue_is_as_long_as_the_promise(guard: AdmissionController) -> None:
     """Prompts of 50 ms each fill 0.5 s; the books empty when all have left, and it starts anew."""
     visits = []
-    while isinstance(found := guard.enter(ASKED), Visit):
+    while isinstance(found := guard.enter(ASKED), AdmittedRequest):
         visits.append(found)
     # own prefill 50 ms, one step of 10 ms, margin 10 % of 500 ms: at most 0.39 s ahead
     assert len(visits) == 8
@@ -236,7 +255,7 @@ def test_admits_until_the_queue_is_as_long_as_the_promise(guard: Guard) -> None:
     assert guard.state.load(lane).context_tokens == 0
 
 
-def test_learns_what_its_forecasts_miss(guard: Guard) -> None:
+def test_learns_what_its_forecasts_miss(guard: AdmissionController) -> None:
     """Requests that take longer than forecast make the next ones be shed earlier, up to a bound."""
     fast = _capacity(guard)
     for missed_s in (0.1, 60.0):
@@ -245,7 +264,7 @@ def test_learns_what_its_forecasts_miss(guard: Guard) -> None:
     assert 1 <= _capacity(guard) < fast
 
 
-def test_twenty_requests_are_a_lesson(guard: Guard) -> None:
+def test_twenty_requests_are_a_lesson(guard: AdmissionController) -> None:
     """Until 20 forecasts were tried the fit's error stands in for what they miss: 10 % of 0.5 s."""
     _miss(guard, requests=19, by_s=0.2)
     assert guard.margin.ttft_s == pytest.approx(0.05)
@@ -255,17 +274,17 @@ def test_twenty_requests_are_a_lesson(guard: Guard) -> None:
     assert guard.margin.typical_ttft_s == pytest.approx(0.2)
 
 
-def test_a_promise_of_gaps_alone_has_a_margin(front: FrontDoor) -> None:
+def test_a_promise_of_gaps_alone_has_a_margin(front: EndpointConfig) -> None:
     """Where only the gaps between tokens are limited, to 40 ms, the fit's error of 10 % is kept."""
-    gaps = Guard(replace(front, slo=SloSpec(ttft_s=0.5, tpot_s=None, itl_s=0.04)))
+    gaps = AdmissionController(replace(front, slo=SloSpec(ttft_s=0.5, tpot_s=None, itl_s=0.04)))
     assert gaps.margin.tpot_s == pytest.approx(0.004)
 
 
-def _miss(guard: Guard, *, requests: int, by_s: float) -> None:
+def _miss(guard: AdmissionController, *, requests: int, by_s: float) -> None:
     """Have requests come one by one, whose first token takes so much longer than forecast."""
     for _ in range(requests):
         visit = guard.enter(ASKED)
-        assert isinstance(visit, Visit), "an idle door lets in, whatever it has learned"
+        assert isinstance(visit, AdmittedRequest), "an idle door lets in, whatever it has learned"
         assert visit.forecast is not None
         guard.begin(visit, visit.forecast.ttft_s + by_s)
         guard.leave(visit, None)
@@ -305,7 +324,7 @@ def test_hiccups_shut_out_nobody_but_a_wrong_model_does(
     model = StepModel(
         prefill=_flat(0.03, 0.0), decode=_flat(0.02, 0.001), path=path, interference=none
     )
-    load = Load(
+    load = InflightLoad(
         prefill_work_s=0.0,
         prefill_replicas=1,
         sequences=7,
@@ -321,7 +340,7 @@ def test_hiccups_shut_out_nobody_but_a_wrong_model_does(
 
 def test_what_is_typical_is_the_median() -> None:
     """Of a hundred misses of 1 to 100 ms one is larger than the p99, and half than the typical."""
-    misses = Misses(0.99)
+    misses = ResidualWindow(0.99)
     for number in range(100):
         misses.add((37 * number % 100 + 1) / 1000)
     assert misses.margin_s(0.0) == 0.1
@@ -330,7 +349,7 @@ def test_what_is_typical_is_the_median() -> None:
 
 def test_forecasts_that_were_kept_need_no_margin() -> None:
     """Requests that were faster than forecast never make it negative."""
-    misses = Misses(0.99)
+    misses = ResidualWindow(0.99)
     for _ in range(40):
         misses.add(-1.0)
     assert (misses.margin_s(0.5), misses.typical_s) == (0.0, 0.0)
@@ -338,7 +357,7 @@ def test_forecasts_that_were_kept_need_no_margin() -> None:
 
 def test_the_last_four_hundred_requests_count() -> None:
     """A miss is remembered while 399 more requests come, and forgotten eight later."""
-    misses = Misses(1.0)
+    misses = ResidualWindow(1.0)
     misses.add(0.5)
     for _ in range(399):
         misses.add(0.0)
@@ -348,10 +367,10 @@ def test_the_last_four_hundred_requests_count() -> None:
     assert misses.margin_s(0.0) == 0.0
 
 
-def _capacity(guard: Guard) -> int:
+def _capacity(guard: AdmissionController) -> int:
     """Count how many are let in at once; all leave again."""
     visits = []
-    while isinstance(found := guard.enter(ASKED), Visit):
+    while isinstance(found := guard.enter(ASKED), AdmittedRequest):
         visits.append(found)
     for visit in visits:
         guard.state.leave(visit.stay)
@@ -363,15 +382,15 @@ def test_without_a_plan_everything_is_admitted(
 ) -> None:
     """A deployment that nothing is promised of sheds nothing."""
     front = front_door(make_deployment(small_model), domains={"laptop": "laptop"})
-    guard = Guard(front)
-    assert all(isinstance(guard.enter(ASKED), Visit) for _ in range(500))
+    guard = AdmissionController(front)
+    assert all(isinstance(guard.enter(ASKED), AdmittedRequest) for _ in range(500))
 
 
-def test_a_guard_that_is_off_keeps_its_books(front: FrontDoor) -> None:
+def test_a_guard_that_is_off_keeps_its_books(front: EndpointConfig) -> None:
     """Everything is admitted, and counted, and teaches the guard nothing."""
-    off = Guard(front, sheds=False)
+    off = AdmissionController(front, sheds=False)
     visits = [off.enter(ASKED) for _ in range(100)]
-    assert all(isinstance(visit, Visit) and visit.forecast is None for visit in visits)
+    assert all(isinstance(visit, AdmittedRequest) and visit.forecast is None for visit in visits)
     assert (off.state.waiting, off.state.sequences) == (100, 100)
     assert sum(off.state.backlog_s().values()) > 1.0
 
@@ -385,7 +404,9 @@ def test_the_operator_decides_whether_it_sheds(value: str | None, *, sheds: bool
 
 
 @pytest.mark.parametrize("slower", [0.8, 1.0, 1.5])
-def test_admitted_requests_keep_their_slo_under_any_load(front: FrontDoor, slower: float) -> None:
+def test_admitted_requests_keep_their_slo_under_any_load(
+    front: EndpointConfig, slower: float
+) -> None:
     """
     At three times capacity 99 % of the admitted keep the SLO, and prefill is never idle for long.
 
@@ -394,8 +415,8 @@ def test_admitted_requests_keep_their_slo_under_any_load(front: FrontDoor, slowe
     """
     rng = random.Random(4)  # noqa: S311
     step_s = 0.05 * slower
-    now_s, free_s, door = 0.0, 0.0, Guard(front, seed=2)
-    ends: list[tuple[float, int, Visit, float]] = []
+    now_s, free_s, door = 0.0, 0.0, AdmissionController(front, seed=2)
+    ends: list[tuple[float, int, AdmittedRequest, float]] = []
     ttfts, served_s = list[float](), 0.0
     for number in range(7000):
         now_s += rng.expovariate(3 / step_s)
@@ -404,7 +425,7 @@ def test_admitted_requests_keep_their_slo_under_any_load(front: FrontDoor, slowe
             door.begin(visit, at_s - came_s)
             door.leave(visit, 0.01)
         found = door.enter(ASKED)
-        if isinstance(found, Visit):
+        if isinstance(found, AdmittedRequest):
             took_s = step_s * rng.lognormvariate(0, 0.3)
             free_s = max(free_s, now_s) + took_s
             heappush(ends, (free_s + 0.01, number, found, now_s))

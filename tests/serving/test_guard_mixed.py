@@ -11,11 +11,11 @@ import pytest
 
 from minicluster.plan import Placement
 from minicluster.specs.slo import SloSpec
-from serving.admission.controller import Guard, Visit
-from serving.admission.policy import Asked, Shed
+from serving.admission.controller import AdmissionController, AdmittedRequest
+from serving.admission.policy import RequestCost, Shed
 from serving.admission.request_cost import asked_of
 from serving.api.metrics import Metrics
-from serving.protocol.endpoint_config import FrontDoor, front_door
+from serving.protocol.endpoint_config import EndpointConfig, front_door
 from serving.request.prompt_length import UNTAUGHT
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ PLACES = 16
 @pytest.fixture(scope="module")
 def mixed(
     make_deployment: DeploymentMaker, make_plan: PlanMaker, make_pool: PoolMaker, small_model: Path
-) -> FrontDoor:
+) -> EndpointConfig:
     """Return an aggregated plan of two replicas."""
     places = (Placement(node="laptop", gpus=(0, 1)),)
     size = {"max_batched_tokens": STEP_TOKENS, "max_batch_size": PLACES}
@@ -44,32 +44,34 @@ def mixed(
 
 
 @pytest.fixture(scope="module")
-def split(make_deployment: DeploymentMaker, make_plan: PlanMaker, small_model: Path) -> FrontDoor:
+def split(
+    make_deployment: DeploymentMaker, make_plan: PlanMaker, small_model: Path
+) -> EndpointConfig:
     """Return a plan of one replica each."""
     deployment = make_deployment(small_model)
     plan = replace(make_plan(deployment), slo=SloSpec(ttft_s=0.5, tpot_s=0.05))
     return front_door(deployment, domains={"laptop": "d0"}, plan=plan)
 
 
-def _alone(front: FrontDoor, slo: SloSpec) -> Guard:
+def _alone(front: EndpointConfig, slo: SloSpec) -> AdmissionController:
     """Return a guard of one replica of an aggregated plan."""
-    guard = Guard(replace(front, slo=slo), seed=2)
+    guard = AdmissionController(replace(front, slo=slo), seed=2)
     guard.state.resize({("mixed", "d0"): 1})
     return guard
 
 
-def _let_in(guard: Guard, asked: Asked) -> tuple[list[Visit], Shed]:
+def _let_in(guard: AdmissionController, asked: RequestCost) -> tuple[list[AdmittedRequest], Shed]:
     """Let requests in until one is shed."""
     visits = []
-    while isinstance(found := guard.enter(asked), Visit):
+    while isinstance(found := guard.enter(asked), AdmittedRequest):
         visits.append(found)
     return visits, found
 
 
-def test_prompts_that_wait_are_seen(mixed: FrontDoor) -> None:
+def test_prompts_that_wait_are_seen(mixed: EndpointConfig) -> None:
     """Each adds its 40 ms, and four tenths of a step; when they have begun nobody waits."""
     guard = _alone(mixed, SloSpec(ttft_s=0.5, tpot_s=2.0))
-    visits, shed = _let_in(guard, Asked(prompt_tokens=400, output_tokens=1, local=True))
+    visits, shed = _let_in(guard, RequestCost(prompt_tokens=400, output_tokens=1, local=True))
     # own prompt 50 ms, one step of 10 ms, margin 10 % of 500 ms: at most 0.39 s ahead
     assert len(visits) == 9
     assert shed.reason == "ttft"
@@ -85,10 +87,10 @@ def test_prompts_that_wait_are_seen(mixed: FrontDoor) -> None:
     assert guard.state.load(guard.state.lanes[0]).idle
 
 
-def test_prompts_of_others_are_between_the_tokens(mixed: FrontDoor) -> None:
+def test_prompts_of_others_are_between_the_tokens(mixed: EndpointConfig) -> None:
     """Where each answer is followed by another one, its prompt comes between everybody's tokens."""
     guard = _alone(mixed, SloSpec(ttft_s=30.0, tpot_s=0.05))
-    visits, shed = _let_in(guard, Asked(prompt_tokens=400, output_tokens=9, local=True))
+    visits, shed = _let_in(guard, RequestCost(prompt_tokens=400, output_tokens=9, local=True))
     # a step of 10 ms, 10 % of 50 ms for the margin: 35 ms for prompts, each 44 ms in ten tokens
     assert len(visits) == 8
     assert shed.reason == "tpot"
@@ -97,43 +99,43 @@ def test_prompts_of_others_are_between_the_tokens(mixed: FrontDoor) -> None:
     assert guard.state.load(guard.state.lanes[0]).local_per_token_s == 0
 
 
-def test_no_step_computes_more_than_it_has_room_for(mixed: FrontDoor) -> None:
+def test_no_step_computes_more_than_it_has_room_for(mixed: EndpointConfig) -> None:
     """However many prompts wait, a token takes no longer than a full step."""
     guard = _alone(mixed, SloSpec(ttft_s=30.0, tpot_s=0.2))
-    visits, shed = _let_in(guard, Asked(prompt_tokens=400, output_tokens=1, local=True))
+    visits, shed = _let_in(guard, RequestCost(prompt_tokens=400, output_tokens=1, local=True))
     assert shed.reason == "ttft"
     longest = max(visit.forecast.tpot_s for visit in visits if visit.forecast is not None)
     assert longest == pytest.approx(BASE_S + STEP_TOKENS * PER_TOKEN_S)
 
 
-def test_a_list_takes_the_time_of_all_its_prompts(mixed: FrontDoor) -> None:
+def test_a_list_takes_the_time_of_all_its_prompts(mixed: EndpointConfig) -> None:
     """Others wait for all of them; the first token of the list for one."""
     guard = _alone(mixed, SloSpec(ttft_s=0.5, tpot_s=2.0))
     body = {"prompt": [[5] * 400, *([[5] * 100] * 10)], "max_tokens": 3}
     asked = asked_of("completions", body, mixed, UNTAUGHT)
     assert (asked.prompt_tokens, asked.sequences, sum(asked.other_tokens)) == (400, 11, 1000)
     visit = guard.enter(asked)
-    assert isinstance(visit, Visit)
+    assert isinstance(visit, AdmittedRequest)
     assert visit.forecast is not None
     assert visit.forecast.ttft_s == pytest.approx(0.06)
     load = guard.state.load(guard.state.lanes[0])
     assert load.local_work_s == pytest.approx(0.14 + 1.4 * BASE_S)
 
 
-def test_local_prompts_are_no_work_of_the_prefill_pool(split: FrontDoor) -> None:
+def test_local_prompts_are_no_work_of_the_prefill_pool(split: EndpointConfig) -> None:
     """They hold up the tokens of everybody whose answer is decoded beside them, and each other."""
-    guard = Guard(split, seed=1)
-    remote = Asked(prompt_tokens=400, output_tokens=10)
+    guard = AdmissionController(split, seed=1)
+    remote = RequestCost(prompt_tokens=400, output_tokens=10)
     alone = guard.enter(replace(remote, prompt_tokens=1))
-    local = guard.enter(Asked(prompt_tokens=400, output_tokens=19, local=True))
-    assert isinstance(alone, Visit)
-    assert isinstance(local, Visit)
+    local = guard.enter(RequestCost(prompt_tokens=400, output_tokens=19, local=True))
+    assert isinstance(alone, AdmittedRequest)
+    assert isinstance(local, AdmittedRequest)
     load = guard.state.load(guard.state.lanes[0])
     assert load.prefill_work_s == pytest.approx(BASE_S + PER_TOKEN_S)
     assert load.local_work_s == pytest.approx(0.04 + 400 / 2048 * BASE_S)
     beside, second = guard.enter(remote), guard.enter(local.stay.asked)
-    assert isinstance(beside, Visit)
-    assert isinstance(second, Visit)
+    assert isinstance(beside, AdmittedRequest)
+    assert isinstance(second, AdmittedRequest)
     assert beside.forecast is not None
     assert second.forecast is not None
     per_token_s = load.local_work_s / 20
@@ -141,21 +143,21 @@ def test_local_prompts_are_no_work_of_the_prefill_pool(split: FrontDoor) -> None
     assert second.forecast.ttft_s == pytest.approx(load.local_work_s + 0.05 + BASE_S)
 
 
-def test_dead_mixed_replicas_are_noticed(mixed: FrontDoor) -> None:
+def test_dead_mixed_replicas_are_noticed(mixed: EndpointConfig) -> None:
     """One replica of two lets half as many in."""
-    asked = Asked(prompt_tokens=400, output_tokens=1, local=True)
-    both, _ = _let_in(Guard(mixed, seed=1), asked)
-    guard = Guard(mixed, seed=1)
+    asked = RequestCost(prompt_tokens=400, output_tokens=1, local=True)
+    both, _ = _let_in(AdmissionController(mixed, seed=1), asked)
+    guard = AdmissionController(mixed, seed=1)
     guard.state.resize({("mixed", "d0"): 1})
     assert guard.state.lanes[0].decode_replicas == 1
     one, _ = _let_in(guard, asked)
     assert len(both) == 2 * len(one)
 
 
-def test_the_backlog_is_told_wherever_it_is(mixed: FrontDoor) -> None:
+def test_the_backlog_is_told_wherever_it_is(mixed: EndpointConfig) -> None:
     """Prometheus sees what an aggregated pool has to compute."""
-    guard, metrics = Guard(mixed, seed=1), Metrics(mixed)
-    guard.enter(Asked(prompt_tokens=400, output_tokens=1, local=True))
+    guard, metrics = AdmissionController(mixed, seed=1), Metrics(mixed)
+    guard.enter(RequestCost(prompt_tokens=400, output_tokens=1, local=True))
     assert b'minicluster_prefill_backlog_seconds{domain="d0"} 0.044' in metrics.text(guard)
 
 
@@ -163,7 +165,7 @@ def test_the_backlog_is_told_wherever_it_is(mixed: FrontDoor) -> None:
 class Running:
     """A request at the simulated engine: tokens of its prompt and of its answer still to make."""
 
-    visit: Visit
+    visit: AdmittedRequest
     came_s: float
     prompt: int
     output: int
@@ -173,7 +175,7 @@ class Running:
 class Engine:
     """One aggregated replica, step by step as vLLM schedules it: tokens first, then prompts."""
 
-    def __init__(self, guard: Guard, slower: float) -> None:
+    def __init__(self, guard: AdmissionController, slower: float) -> None:
         """Steps take *slower* times the plan's, and vary."""
         self._guard = guard
         self._slower = slower
@@ -219,7 +221,9 @@ class Engine:
             self._guard.leave(each.visit, self.tpots[-1])
 
 
-def _overloaded(guard: Guard, asked: Asked, per_s: float, slower: float) -> tuple[Engine, float]:
+def _overloaded(
+    guard: AdmissionController, asked: RequestCost, per_s: float, slower: float
+) -> tuple[Engine, float]:
     """Have 5,000 requests arrive at one engine; return it, and when the last one came."""
     rng = random.Random(4)  # noqa: S311
     engine, now_s, end_s = Engine(guard, slower), 0.0, 0.0
@@ -230,7 +234,7 @@ def _overloaded(guard: Guard, asked: Asked, per_s: float, slower: float) -> tupl
             took_s = engine.step_s()
             end_s = end_s + took_s if took_s else 0.0
         found = guard.enter(asked)
-        if isinstance(found, Visit):
+        if isinstance(found, AdmittedRequest):
             came = Running(found, now_s, int(asked.prompt_tokens), int(asked.output_tokens))
             engine.add(came)
             end_s = end_s or now_s + engine.step_s()
@@ -244,10 +248,10 @@ def _overloaded(guard: Guard, asked: Asked, per_s: float, slower: float) -> tupl
     ids=["first token", "pace"],
 )
 def test_an_overloaded_mixed_pool_keeps_its_slo(
-    mixed: FrontDoor, output_tokens: int, slo: SloSpec, slower: float
+    mixed: EndpointConfig, output_tokens: int, slo: SloSpec, slower: float
 ) -> None:
     """At three times capacity 99 % of the admitted keep both limits, and the engine stays busy."""
-    asked = Asked(prompt_tokens=400, output_tokens=output_tokens, local=True)
+    asked = RequestCost(prompt_tokens=400, output_tokens=output_tokens, local=True)
     per_s = 3 / (400 * PER_TOKEN_S * slower)
     engine, now_s = _overloaded(_alone(mixed, slo), asked, per_s, slower)
     assert _p99(engine.ttfts) <= slo.ttft_s

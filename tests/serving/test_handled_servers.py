@@ -12,8 +12,8 @@ import pytest
 from serving.protocol.phases import PrefillTiming
 from serving.protocol.refusal import Refusal
 from serving.replicas import live_replicas, serve_backend
-from serving.replicas.timeouts import Patience
-from serving.request.validation import Refused
+from serving.replicas.timeouts import Timeouts
+from serving.request.validation import RequestRefused
 
 from .virtual_time import run
 
@@ -21,13 +21,13 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Ray's own
     from ray.exceptions import RayActorError
 
-    from serving.replicas.serve_backend import HandledServers
+    from serving.replicas.serve_backend import ServeBackend
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
 
-PATIENCE = Patience(prefill_s=1.0, first_token_s=0.1, token_s=1.0, max_tokens=60, places=1)
+PATIENCE = Timeouts(prefill_s=1.0, first_token_s=0.1, token_s=1.0, max_tokens=60, places=1)
 TIMING = PrefillTiming(prompt_tokens=3, seconds=0.1, queue_s=0.0, step_s=0.1)
 
 
@@ -83,7 +83,7 @@ def ask(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[list[Any], Respo
         answer = SimpleNamespace(remote=lambda _kind, _body: response)
         handle: Any = SimpleNamespace(answer=answer, deployment_name="Decode:demo")
         handle.options = lambda **_options: handle
-        servers = HandledServers({"d0": handle}, {"d0": handle}, PATIENCE)
+        servers = ServeBackend({"d0": handle}, {"d0": handle}, PATIENCE)
 
         async def listen() -> list[Any]:
             taken: list[Any] = []
@@ -124,7 +124,7 @@ def test_without_a_replica_it_is_refused(
     ask: Callable[..., Any], response: Response, live: int
 ) -> None:
     """No replica, one that dies first and one that hangs: 503 and when to come again."""
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(RequestRefused) as refused:
         ask(response, live=live)
     refusal = refused.value.refusal
     assert (refusal.status, refusal.code) == (503, "no_replica")
@@ -134,7 +134,7 @@ def test_without_a_replica_it_is_refused(
 def test_the_last_replica_may_die_while_a_call_waits_in_serve(ask: Callable[..., Any]) -> None:
     """Serve would hold the call; a whole answer has no limit that would end the wait."""
     response = Response([1], None, pause_s=5.0)
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(RequestRefused) as refused:
         ask(response, later=0, stream=False)
     assert refused.value.refusal.code == "no_replica"
     assert response.cancelled
@@ -162,7 +162,7 @@ def test_bugs_are_not_hidden_as_missing_replicas(ask: Callable[..., Any]) -> Non
 def test_whole_answers_end_too(ask: Callable[..., Any], body: dict[str, object]) -> None:
     """A replica that hangs as a whole costs a client the tokens it asked for, and no more."""
     response = Response([1], None, pause_s=3600.0)
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(RequestRefused) as refused:
         ask(response, max_tokens=0, **body)
     refusal = refused.value.refusal
     assert (refusal.status, refusal.code) == (504, "answer-timeout")
@@ -179,7 +179,7 @@ def time_prefill(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
         monkeypatch.setattr(live_replicas, "live_replicas", lambda _handle: later)
         handle: Any = SimpleNamespace(deployment_name="Prefill:demo")
         handle.time_prefill = SimpleNamespace(remote=lambda _body: response)
-        servers = HandledServers({}, {"d0": handle}, PATIENCE)
+        servers = ServeBackend({}, {"d0": handle}, PATIENCE)
         return run(servers.time_prefill({"prompt": [1, 2, 3], **body}))
 
     return make
@@ -211,7 +211,7 @@ def test_no_prompt_is_waited_for_in_vain(
     code: str,
 ) -> None:
     """No replica, one that dies, the last one gone and one that hangs: refused, and why."""
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(RequestRefused) as refused:
         time_prefill(response, live=live, later=later)
     refusal = refused.value.refusal
     assert (refusal.status, refusal.code) == (status, code)

@@ -11,7 +11,7 @@ from minicluster.plan import Placement, to_json
 from serving.cli.inspect import bounds
 from serving.cluster.state import State
 from serving.deployment.compile import compile_app
-from serving.deployment.engine_args import Ground
+from serving.deployment.engine_args import DeployTarget
 from serving.deployment.limits import limits
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def test_verify_expects_what_was_compiled(tmp_path: Path, plan: Plan) -> None:
     """Deadlines and token limit of `serving up` are kept for `serving verify`."""
     file, given = tmp_path / "plan.json", (None, 300.0)
     file.write_text(to_json(plan))
-    ground = Ground(target="cpu", deadlines_s=given, token_limit=1000)
+    ground = DeployTarget(target="cpu", deadlines_s=given, token_limit=1000)
     state = State(
         cluster_id="",
         address="127.0.0.2:1",

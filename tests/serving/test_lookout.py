@@ -14,13 +14,13 @@ from .visitor import KEY, LOCKED, ONE, one, used
 if TYPE_CHECKING:
     import httpx
 
-    from serving.protocol.endpoint_config import FrontDoor
+    from serving.protocol.endpoint_config import EndpointConfig
 
 LOOKED_AT = ["/v1/models", "/v1/models/demo", "/plan", "/metrics"]
 
 
 @pytest.mark.parametrize("path", LOOKED_AT)
-def test_keys_lock_what_tells_something(front: FrontDoor, path: str) -> None:
+def test_keys_lock_what_tells_something(front: EndpointConfig, path: str) -> None:
     """With keys, everything but health, readiness, schema and the empty page wants one."""
     assert one(front, path).status_code == 200
     refused = one(front, path, environment=LOCKED)
@@ -34,7 +34,7 @@ def test_keys_lock_what_tells_something(front: FrontDoor, path: str) -> None:
         assert one(front, open_to_all, environment=LOCKED).status_code == 200
 
 
-def test_metrics_stand_beside_what_was_planned(front: FrontDoor) -> None:
+def test_metrics_stand_beside_what_was_planned(front: EndpointConfig) -> None:
     """A stream is measured exactly: tokens from the engine's count, one gap a chunk."""
     body = {**ONE, "max_tokens": 11, "stream": True}
 
@@ -61,7 +61,7 @@ def test_metrics_stand_beside_what_was_planned(front: FrontDoor) -> None:
     assert plan["deployed"]["replicas"] == {"prefill": {"d0": running}, "decode": {"d0": running}}
 
 
-def test_ready_needs_both_pools_and_an_answer(front: FrontDoor) -> None:
+def test_ready_needs_both_pools_and_an_answer(front: EndpointConfig) -> None:
     """A pool without replicas, a probe that fails or one that found no prefill: not ready."""
     assert one(front, "/ready").json() == {"ready": True, "lacking": []}
     without = FakeServers(up={("prefill", "d0"): 0, ("decode", "d0"): 1})
@@ -80,7 +80,7 @@ def test_ready_needs_both_pools_and_an_answer(front: FrontDoor) -> None:
     assert one(front, "/health", servers=without).status_code == 200  # the door itself is well
 
 
-def test_who_asks_often_whether_it_is_ready_costs_one_probe(front: FrontDoor) -> None:
+def test_who_asks_often_whether_it_is_ready_costs_one_probe(front: EndpointConfig) -> None:
     """Readiness is probed once in a while, and not at all while clients are answered."""
     servers = FakeServers()
 
@@ -92,7 +92,7 @@ def test_who_asks_often_whether_it_is_ready_costs_one_probe(front: FrontDoor) ->
     assert len(servers.seen) == 1
 
 
-def test_the_page_can_keep_the_limit(front: FrontDoor) -> None:
+def test_the_page_can_keep_the_limit(front: EndpointConfig) -> None:
     """It learns from `/plan` how long an answer it may ask for."""
     environment = {"MINICLUSTER_MAX_OUTPUT_TOKENS": "20"}
     plan = one(front, "/plan", environment=environment).json()
@@ -100,7 +100,7 @@ def test_the_page_can_keep_the_limit(front: FrontDoor) -> None:
     assert one(front, "/plan").json()["deployed"]["max_output_tokens"] is None
 
 
-def test_the_page_loads_nothing_from_elsewhere(front: FrontDoor) -> None:
+def test_the_page_loads_nothing_from_elsewhere(front: EndpointConfig) -> None:
     """One file, no address in it, and a policy under which only its own script runs."""
     answer = one(front, "/")
     assert "http" not in answer.text.replace("http-equiv", "")

@@ -7,14 +7,14 @@ import pytest
 
 from minicluster.specs.slo import SloSpec
 from serving.protocol.endpoint_config import front_door
-from serving.replicas.timeouts import Patience, patience_of
+from serving.replicas.timeouts import Timeouts, patience_of
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from .conftest import DeploymentMaker, PlanMaker
 
-PATIENCE = Patience(prefill_s=1.0, first_token_s=4.0, token_s=0.5, max_tokens=2000, places=8)
+PATIENCE = Timeouts(prefill_s=1.0, first_token_s=4.0, token_s=0.5, max_tokens=2000, places=8)
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_limits_are_the_plans(
     deployment = make_deployment(small_model)
     plan = replace(make_plan(deployment), slo=SloSpec(ttft_s=0.5, tpot_s=0.05))
     front = front_door(deployment, domains={"laptop": "d0"}, plan=plan)
-    assert patience_of(front) == Patience(
+    assert patience_of(front) == Timeouts(
         prefill_s=1.0,
         first_token_s=4.0,
         token_s=0.5,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from serving.protocol.phases import PATH_HEADER, Phases
+from serving.protocol.phases import PATH_HEADER, RequestPhases
 
 
 def test_prefill_is_told_with_its_queue_and_its_step() -> None:
     """Milliseconds as W3C wants them; queue and step are parts of prefill."""
-    phases = Phases(
+    phases = RequestPhases(
         prefill_s=0.0451,
         handoff_s=0.0409,
         path="retried",
@@ -23,5 +23,5 @@ def test_prefill_is_told_with_its_queue_and_its_step() -> None:
 
 def test_a_prompt_that_decode_computes_has_no_step_in_prefill() -> None:
     """Its headers say 0 s of prefill step, by which a load test tells it from the others."""
-    phases = Phases(prefill_s=0.0003, handoff_s=0.05, path="local", reason="short")
+    phases = RequestPhases(prefill_s=0.0003, handoff_s=0.05, path="local", reason="short")
     assert "step;dur=0.0," in phases.headers["Server-Timing"]

@@ -9,7 +9,7 @@ import pytest
 
 from serving.protocol.phases import Prefilled
 from serving.protocol.refusal import Refusal
-from serving.protocol.request_policy import Order
+from serving.protocol.request_policy import RequestPolicy
 from serving.replicas.remote_prefill import Remote, prefill_elsewhere
 from serving.request.retry import DIED, NO_REPLICA, TIMEOUT, Local, choose_domain
 
@@ -57,7 +57,7 @@ class Replicas:
 
 
 def _ask(replicas: Replicas, fallback: str = "fail") -> object:
-    order = Order(prefill_deadline_s=5.0, kv_wait_deadline_s=1.0, fallback=fallback)
+    order = RequestPolicy(prefill_deadline_s=5.0, kv_wait_deadline_s=1.0, fallback=fallback)
     return run(prefill_elsewhere(replicas, "completions", None, order))
 
 
@@ -118,7 +118,7 @@ def test_what_the_client_did_wrong_is_not_tried_again() -> None:
 def test_a_client_that_leaves_ends_the_call() -> None:
     """Whoever is cancelled cancels prefill."""
     replicas = Replicas({"a": 2}, HANGS)
-    order = Order(prefill_deadline_s=60.0, kv_wait_deadline_s=1.0)
+    order = RequestPolicy(prefill_deadline_s=60.0, kv_wait_deadline_s=1.0)
 
     async def leave() -> None:
         asking = asyncio.create_task(prefill_elsewhere(replicas, "chat", None, order))

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from serving.admission.controller import Guard
+from serving.admission.controller import AdmissionController
 from serving.api import readiness
 from serving.api.metrics import Metrics
 from serving.api.readiness import ReadyCheck
-from serving.protocol.endpoint_config import FrontDoor, front_door
-from serving.protocol.phases import Phases
+from serving.protocol.endpoint_config import EndpointConfig, front_door
+from serving.protocol.phases import RequestPhases
 from serving.protocol.refusal import Refusal
 
 from .fake_servers import FakeServers
@@ -29,29 +29,31 @@ FAILS = Refusal(status=504, message="Too late.")
 
 
 @pytest.fixture(scope="module")
-def front(make_deployment: DeploymentMaker, make_plan: PlanMaker, small_model: Path) -> FrontDoor:
+def front(
+    make_deployment: DeploymentMaker, make_plan: PlanMaker, small_model: Path
+) -> EndpointConfig:
     """Return a plan of one replica each, with deadlines of a minute."""
     deployment = make_deployment(small_model)
     return front_door(deployment, domains={"laptop": "d0"}, plan=make_plan(deployment))
 
 
-def _check(front: FrontDoor, servers: FakeServers) -> ReadyCheck:
+def _check(front: EndpointConfig, servers: FakeServers) -> ReadyCheck:
     """Return what checks *servers*."""
-    return ReadyCheck(front, servers, Guard(front), Metrics(front))
+    return ReadyCheck(front, servers, AdmissionController(front), Metrics(front))
 
 
-def _lacking(front: FrontDoor, servers: FakeServers) -> list[str]:
+def _lacking(front: EndpointConfig, servers: FakeServers) -> list[str]:
     """Ask once."""
     return run(_check(front, servers).lacking())
 
 
-def _phases(path: str) -> Phases:
+def _phases(path: str) -> RequestPhases:
     """Return the phases of an answer by this way."""
-    return Phases(prefill_s=0.0, handoff_s=0.0, path=path)
+    return RequestPhases(prefill_s=0.0, handoff_s=0.0, path=path)
 
 
 @pytest.mark.parametrize("path", ["local", "fallback-local"])
-def test_a_probe_has_to_go_through_prefill(front: FrontDoor, path: str) -> None:
+def test_a_probe_has_to_go_through_prefill(front: EndpointConfig, path: str) -> None:
     """What decode computed alone says nothing of prefill and of the way between them."""
     assert _lacking(front, FakeServers(path=path)) == [
         f"a probe was answered without prefill: {path}"
@@ -61,7 +63,7 @@ def test_a_probe_has_to_go_through_prefill(front: FrontDoor, path: str) -> None:
 
 @pytest.mark.parametrize(("threshold", "tokens"), [(0, 1), (300, 301), (5000, 2047)])
 def test_a_probe_is_longer_than_what_decode_computes(
-    front: FrontDoor, threshold: int, tokens: int
+    front: EndpointConfig, threshold: int, tokens: int
 ) -> None:
     """Unless nothing is; and each is computed anew, whatever the engines have cached."""
     servers = FakeServers(path="remote" if threshold < tokens else "local")
@@ -71,7 +73,7 @@ def test_a_probe_is_longer_than_what_decode_computes(
     assert len({body["cache_salt"] for body in servers.seen}) == 2
 
 
-def test_without_a_prefill_pool_every_way_is_right(front: FrontDoor) -> None:
+def test_without_a_prefill_pool_every_way_is_right(front: EndpointConfig) -> None:
     """An aggregated plan has no other."""
     together = replace(front, pools=front.pools[1:])
     assert _lacking(together, FakeServers(path="local")) == []
@@ -82,7 +84,7 @@ def test_without_a_prefill_pool_every_way_is_right(front: FrontDoor) -> None:
     [("remote", 0.0, 0), ("retried", 0.0, 0), ("remote", 60.0, 1), ("local", 0.0, 1)],
 )
 def test_an_answered_client_proves_as_much(
-    front: FrontDoor, path: str, ago_s: float, probes: int
+    front: EndpointConfig, path: str, ago_s: float, probes: int
 ) -> None:
     """If its prompt has just gone through prefill: the moment of its first token counts."""
     servers = FakeServers()
@@ -96,7 +98,7 @@ def test_an_answered_client_proves_as_much(
     assert len(servers.seen) == probes
 
 
-def test_older_news_do_not_count(front: FrontDoor) -> None:
+def test_older_news_do_not_count(front: EndpointConfig) -> None:
     """A long answer that began before a probe failed does not make it right; a newer one does."""
     servers = FakeServers(refusal=FAILS)
 
@@ -116,7 +118,7 @@ def test_older_news_do_not_count(front: FrontDoor) -> None:
     assert len(servers.seen) == 1
 
 
-def test_every_domain_is_probed(front: FrontDoor) -> None:
+def test_every_domain_is_probed(front: EndpointConfig) -> None:
     """One that fails is named, however well the others do; clients prove their own alone."""
     up = {(role, domain): 1 for role in ("prefill", "decode") for domain in ("d0", "d1")}
     servers = FakeServers(up=up, refusal=FAILS, refuses="d1")
@@ -133,12 +135,12 @@ def test_every_domain_is_probed(front: FrontDoor) -> None:
     assert len(servers.seen) == 3
 
 
-def test_a_probe_keeps_nobody_from_looking(front: FrontDoor) -> None:
+def test_a_probe_keeps_nobody_from_looking(front: EndpointConfig) -> None:
     """While one hangs, what runs and with which settings is told at once, and the guard learns."""
     servers = FakeServers(ttft_s=3600.0, up={("prefill", "d0"): 3, ("decode", "d0"): 1})
 
     async def look() -> None:
-        guard = Guard(front)
+        guard = AdmissionController(front)
         check = ReadyCheck(front, servers, guard, Metrics(front))
         ready = asyncio.create_task(check.lacking())
         while not servers.open:  # noqa: ASYNC110  (the fake has no event for it)
@@ -167,7 +169,7 @@ class Silent(FakeServers):
         return self.up
 
 
-def test_without_the_controller(front: FrontDoor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_controller(front: EndpointConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was known stays known, and requests decide; what never was is not made up."""
     monkeypatch.setattr(readiness, "LOOK_S", -1.0)
     assert _lacking(front, Silent()) == ["Ray Serve does not say what runs"]

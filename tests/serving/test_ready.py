@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from urllib.request import Request
 
-    from serving.protocol.endpoint_config import FrontDoor
+    from serving.protocol.endpoint_config import EndpointConfig
 
     from .conftest import DeploymentMaker
 
@@ -49,7 +49,7 @@ def test_it_keeps_the_operators_limit(
 
 
 @pytest.fixture
-def served(make_deployment: DeploymentMaker, small_model: Path, front: FrontDoor) -> Any:  # noqa: ANN401
+def served(make_deployment: DeploymentMaker, small_model: Path, front: EndpointConfig) -> Any:  # noqa: ANN401
     """Return a deployment of one replica each, as far as probes go."""
     pools = make_deployment(small_model).pools
     servers = [SimpleNamespace(name=pool.role, role=pool.role, replicas=1) for pool in pools]

@@ -7,14 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serving.protocol.refusal import Refusal
-from serving.request.validation import Refused, check, parse_body
+from serving.request.validation import RequestRefused, check, parse_body
 
 LIMITS = {"model_id": "demo", "max_model_len": 100}
 HI = [{"role": "user", "content": "hi"}]
 
 
 def _refused(body: dict[str, object], kind: str = "completions") -> Refusal:
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(RequestRefused) as caught:
         check(kind, body, **LIMITS)
     return caught.value.refusal
 
@@ -24,7 +24,7 @@ def test_any_bytes_are_an_object_or_a_400(raw: bytes) -> None:
     """Whatever is sent is either a JSON object or refused with 400."""
     try:
         assert isinstance(parse_body(raw), dict)
-    except Refused as refused:
+    except RequestRefused as refused:
         assert refused.refusal.status == 400  # noqa: PT017  (either way is right)
 
 
@@ -35,7 +35,7 @@ def test_any_bytes_are_an_object_or_a_400(raw: bytes) -> None:
 )
 def test_what_is_no_json_object(raw: bytes) -> None:
     """Bodies that are not a JSON object, NaN included, are refused with 400."""
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(RequestRefused) as caught:
         parse_body(raw)
     assert caught.value.refusal.status == 400
 
@@ -44,7 +44,7 @@ def test_bodies_of_up_to_eight_mebibytes_are_read() -> None:
     """A longer one is refused with 413."""
     longest = b"{}".ljust(8 * 1024 * 1024)
     assert parse_body(longest) == {}
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(RequestRefused) as caught:
         parse_body(longest + b" ")
     assert caught.value.refusal.status == 413
 

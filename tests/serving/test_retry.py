@@ -5,12 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serving.protocol.refusal import Refusal
-from serving.protocol.request_policy import Order
+from serving.protocol.request_policy import RequestPolicy
 from serving.request.prefill_eligibility import may_be_short, must_be_local, short_enough
 from serving.request.retry import DIED, NO_REPLICA, TIMEOUT, Local, Try, next_step
 
-FAIL = Order(prefill_deadline_s=2.0, kv_wait_deadline_s=2.0)
-LOCAL = Order(prefill_deadline_s=2.0, kv_wait_deadline_s=2.0, fallback="local")
+FAIL = RequestPolicy(prefill_deadline_s=2.0, kv_wait_deadline_s=2.0)
+LOCAL = RequestPolicy(prefill_deadline_s=2.0, kv_wait_deadline_s=2.0, fallback="local")
 
 
 @given(
@@ -23,7 +23,7 @@ def test_every_request_ends(
     failures: list[str], live: int | None, left_s: float, fallback: str
 ) -> None:
     """After two attempts, without time or without a replica there is an answer, by the policy."""
-    order = Order(prefill_deadline_s=2.0, kv_wait_deadline_s=2.0, fallback=fallback)
+    order = RequestPolicy(prefill_deadline_s=2.0, kv_wait_deadline_s=2.0, fallback=fallback)
     step = next_step(failures, live=live, left_s=left_s, order=order)
     if isinstance(step, Try):
         assert live != 0

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from minicluster.errors import InputError
 from serving.request.token_limit import read_token_limit, within
-from serving.request.validation import Refused
+from serving.request.validation import RequestRefused
 
 CONTEXT = 200
 JSON = st.recursive(
@@ -86,7 +86,7 @@ def test_who_asks_for_more_is_refused(
     if param is None:
         assert within(kind, body, 16, CONTEXT) == body
         return
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(RequestRefused) as refused:
         within(kind, body, 16, CONTEXT)
     assert (refused.value.refusal.status, refused.value.refusal.param) == (400, param)
 

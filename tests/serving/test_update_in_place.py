@@ -12,7 +12,7 @@ from minicluster.plan import to_json
 from serving.cluster.ports import free_port
 from serving.cluster.state import State, write_state
 from serving.deployment.compile import compile_app
-from serving.deployment.engine_args import Ground
+from serving.deployment.engine_args import DeployTarget
 from serving.operations import deployed
 from serving.operations.deploy import Site
 
@@ -88,7 +88,7 @@ def test_a_plan_takes_over_the_cluster_that_was_measured(
 
 def test_engines_of_plan_and_measurement_are_the_same(plan: Plan) -> None:
     """A plan changes what bounds queues, and nothing of what an engine is started with."""
-    ground = Ground(target="cpu", nixl_port=20_100)
+    ground = DeployTarget(target="cpu", nixl_port=20_100)
     measured, planned = (
         compile_app(plan.deployment, ground, plan=behind).pools for behind in (None, plan)
     )

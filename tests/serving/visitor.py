@@ -15,7 +15,7 @@ from .virtual_time import run
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from serving.protocol.endpoint_config import FrontDoor
+    from serving.protocol.endpoint_config import EndpointConfig
 
     Use = Callable[[httpx.AsyncClient], Awaitable[Any]]
 
@@ -26,7 +26,7 @@ ONE = {"prompt": [5, 6, 7], "max_tokens": 4}
 
 
 def used(
-    front: FrontDoor, servers: FakeServers, use: Use, environment: dict[str, str] | None = None
+    front: EndpointConfig, servers: FakeServers, use: Use, environment: dict[str, str] | None = None
 ) -> Any:  # noqa: ANN401
     """Let *use* talk to a front door in this process, whose servers take no real time."""
 
@@ -40,7 +40,7 @@ def used(
 
 
 def one(
-    front: FrontDoor,
+    front: EndpointConfig,
     path: str,
     body: object = None,
     *,

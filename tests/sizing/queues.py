@@ -7,10 +7,17 @@ import numpy as np
 from minicluster.plan import StepModel
 from minicluster.specs.step import Interference, PathCoefficients, StepCoefficients
 from minicluster.specs.workload import Lengths, WorkloadSpec
-from sizing.queueing.spread import CENTRES, STANDARD_NORMAL, WEIGHTS, Spread, constant, spread
-from sizing.queueing.stage import Stage, Tandem
+from sizing.queueing.spread import (
+    CENTRES,
+    STANDARD_NORMAL,
+    WEIGHTS,
+    LatencyQuantiles,
+    constant,
+    spread,
+)
+from sizing.queueing.stage import PoolStage, TandemLoad
 
-LOGNORMAL = Spread(values=np.exp(0.8326 * STANDARD_NORMAL))  # coefficient of variation 1
+LOGNORMAL = LatencyQuantiles(values=np.exp(0.8326 * STANDARD_NORMAL))  # coefficient of variation 1
 SERVICES = {
     "fixed": constant(1.0),
     "exponential": spread(-np.log(1 - CENTRES), WEIGHTS),
@@ -36,9 +43,9 @@ def tandem(  # noqa: PLR0913  (what the tests vary)
     inputs: Lengths | None = None,
     outputs: Lengths | None = None,
     interference: Interference | None = None,
-) -> Tandem:
+) -> TandemLoad:
     """Return pools under a load: prompts of about 1,500 tokens, answers of about 60."""
-    return Tandem(
+    return TandemLoad(
         workload=WorkloadSpec(
             requests_per_s=rate,
             input_tokens=inputs or Lengths(distribution="uniform", low=1000, high=2000),
@@ -47,6 +54,6 @@ def tandem(  # noqa: PLR0913  (what the tests vary)
         step_model=StepModel(
             prefill=STEP, decode=STEP, path=PATH, interference=interference or Interference()
         ),
-        prefill=Stage(replicas=prefill, max_batch_size=1, max_batched_tokens=8192),
-        decode=Stage(replicas=decode, max_batch_size=batch, max_batched_tokens=8192),
+        prefill=PoolStage(replicas=prefill, max_batch_size=1, max_batched_tokens=8192),
+        decode=PoolStage(replicas=decode, max_batch_size=batch, max_batched_tokens=8192),
     )

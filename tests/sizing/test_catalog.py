@@ -15,7 +15,7 @@ from minicluster.specs.architecture import architecture_hash
 from minicluster.specs.cluster import ClusterSpec
 from minicluster.specs.collective import CollectiveEntry
 from minicluster.specs.engine import EngineProfile
-from minicluster.specs.gpu import GpuSpec, Source
+from minicluster.specs.gpu import GpuSpec, NumberSource
 from minicluster.specs.scenario import ClusterChoice, EngineChoice
 from minicluster.specs.study import Conventions
 from minicluster.specs.switch import SwitchSpec
@@ -60,7 +60,7 @@ def quantities(raw: dict[str, Any], prefix: str = "") -> Iterator[str]:
 def test_every_number_has_a_dated_source(path: Path) -> None:
     """Each number of a GPU, cluster or engine is covered by a source with a document and a date."""
     raw = read_toml(path)
-    sources = [parse(Source, source, place=path.name) for source in raw.get("sources", [])]
+    sources = [parse(NumberSource, source, place=path.name) for source in raw.get("sources", [])]
     covers = [key.strip() for source in sources for key in source.covers.split(",")]
     bare = [key for key in quantities(raw) if not any(key.startswith(cover) for cover in covers)]
     assert bare == []

@@ -13,19 +13,18 @@ from minicluster.specs.scenario import ClusterChoice, ModelChoice, ScenarioSpec,
 from minicluster.specs.slicing import Slicing
 from minicluster.specs.slo import SloSpec
 from minicluster.specs.workload import Lengths, WorkloadSpec
-from minicluster.workload.sources import Source, drawn
+from minicluster.workload.sources import RequestSource, drawn
 from sizing import catalog
 from sizing.planner.answer import Found
 from sizing.planner.candidate import smallest
 from sizing.planner.conditional import conditional
 from sizing.planner.evidence import StepErrors
 from sizing.planner.explanation import explain_plan, planned
-from sizing.planner.layout import Layout, Shape
+from sizing.planner.layout import Layout, LayoutShape
 from sizing.planner.proposal import propose
 from sizing.planner.search import search
 from sizing.planner.step_models import StepModels
-from sizing.planner.trial import Trials
-from sizing.planner.work import Work
+from sizing.planner.trial import SimulationBudget, Trials
 from sizing.queueing.forecast import forecast
 from sizing.simulation.planned import simulate_plan
 
@@ -77,7 +76,7 @@ def test_a_prefill_replica_is_saved(plain: Found) -> None:
     plan = plan_from(json.loads(to_json(propose(given, found))), place="plan.json")
     assert plan.routing.local_threshold_tokens > 0
     assert planned(plan).tandem == found.candidate.tandem
-    arrivals = drawn(plan.workload, Source(), count=20_000, seed=9)
+    arrivals = drawn(plan.workload, RequestSource(), count=20_000, seed=9)
     outcome = simulate_plan(plan, arrivals, seed=9)
     local = arrivals.input_tokens <= plan.routing.local_threshold_tokens
     np.testing.assert_array_equal(outcome.prefill_of < 0, local)
@@ -97,15 +96,15 @@ def test_prompts_that_are_all_alike_go_one_way(monkeypatch: pytest.MonkeyPatch) 
     assert isinstance(found, Found)
     assert found.candidate.tandem.local_threshold_tokens == 0
     monkeypatch.setattr(Trials, "verdict", None)
-    assert conditional(alike, found, Work()) is found
-    assert conditional(inputs(0), found, Work()) is found
+    assert conditional(alike, found, SimulationBudget()) is found
+    assert conditional(inputs(0), found, SimulationBudget()) is found
 
 
 @pytest.mark.parametrize("threshold", [500, 1000, 3000])
 def test_closed_forms_know_what_decode_computes(threshold: int) -> None:
     """TTFT at p90 and p99 and the mean TPOT are within 10 % of a simulation (eq. T15)."""
     given = inputs(threshold, requests_per_s=10.0)
-    shape = Shape(slicing=Slicing(tp=4), gpu=given.gpu.name)
+    shape = LayoutShape(slicing=Slicing(tp=4), gpu=given.gpu.name)
     start = smallest(given, Layout(prefill=shape, decode=shape), StepModels(given))
     chosen = start.sized(5, 2)
     predicted = forecast(chosen.tandem)
@@ -120,7 +119,7 @@ def test_closed_forms_know_what_decode_computes(threshold: int) -> None:
 def test_a_threshold_above_all_prompts_leaves_the_prefill_pool_idle() -> None:
     """Its utilisation is nothing, and closed forms still answer."""
     given = inputs(20_000, requests_per_s=1.0)
-    shape = Shape(slicing=Slicing(tp=4), gpu=given.gpu.name)
+    shape = LayoutShape(slicing=Slicing(tp=4), gpu=given.gpu.name)
     start = smallest(given, Layout(prefill=shape, decode=shape), StepModels(given))
     predicted = forecast(start.sized(1, 2).tandem)
     assert predicted is not None

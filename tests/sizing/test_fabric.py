@@ -14,7 +14,7 @@ from minicluster.errors import InputError
 from minicluster.specs.fabric import KINDS
 from sizing import catalog
 from sizing.cli.app import app
-from sizing.network.bill import Order, bill
+from sizing.network.bill import NetworkOrder, bill
 from sizing.network.built import built_bill
 from sizing.network.ecmp import Hashing, collisions
 from sizing.network.study import study
@@ -78,17 +78,19 @@ def test_rail_only_against_clos(
 ) -> None:
     """Counts of the paper's sizes, and its savings at 2:1 and 4:1."""
     for kind, counts in (("clos", clos), ("rail-only", rails)):
-        found = bill(Order(gpus=gpus, hb_size=256, radix=radix, kind=kind))
+        found = bill(NetworkOrder(gpus=gpus, hb_size=256, radix=radix, kind=kind))
         assert (found.tiers, found.switches, found.transceivers) == counts
     for ratio, expected in ((2.0, saving), (4.0, saving_4)):
-        order = Order(gpus=gpus, hb_size=256, radix=radix, kind="rail-only", price_ratio=ratio)
+        order = NetworkOrder(
+            gpus=gpus, hb_size=256, radix=radix, kind="rail-only", price_ratio=ratio
+        )
         assert bill(order).saving_fraction == pytest.approx(expected, abs=5e-4)
 
 
 @pytest.mark.parametrize("gpus", [16, 32, 64])
 def test_mini_clusters_save_nothing(gpus: int) -> None:
     """One switch joins all rails: rail-only is the Clos, and the bill says so."""
-    orders = [Order(gpus=gpus, hb_size=8, radix=64, kind=kind) for kind in KINDS]
+    orders = [NetworkOrder(gpus=gpus, hb_size=8, radix=64, kind=kind) for kind in KINDS]
     assert {bill(order).switches for order in orders} == {1}
     rails = bill(orders[KINDS.index("rail-only")])
     assert rails.saving_fraction == 0
@@ -98,7 +100,7 @@ def test_mini_clusters_save_nothing(gpus: int) -> None:
 
 def test_deep_rails_save_nothing() -> None:
     """With 8 rails on 24K GPUs each rail is itself a tree of three tiers."""
-    rails = bill(Order(gpus=24_576, hb_size=8, radix=64, kind="rail-only"))
+    rails = bill(NetworkOrder(gpus=24_576, hb_size=8, radix=64, kind="rail-only"))
     assert (rails.tiers, rails.saving_fraction) == (3, 0)
 
 
@@ -109,7 +111,7 @@ def test_bills_conserve_ports(kind: str, domains: int, hb_size: int, radix: int)
     """No more ports are used than there are; each link has two ends; bisection is full."""
     gpus = domains * hb_size
     assume(gpus <= 2 * (radix // 2) ** 3)
-    found = bill(Order(gpus=gpus, hb_size=hb_size, radix=radix, kind=kind))
+    found = bill(NetworkOrder(gpus=gpus, hb_size=hb_size, radix=radix, kind=kind))
     assert found.ports_used == 2 * found.links - gpus
     assert found.ports_used <= found.ports
     assert found.transceivers == 2 * found.links
@@ -128,14 +130,14 @@ def test_trees_fit_their_switches(endpoints: int, radix: int) -> None:
 
 def test_options_of_the_bill() -> None:
     """Copper saves transceivers, spares and power are counted, a saving stays a share."""
-    plain = bill(Order(gpus=1024, hb_size=8, radix=64, kind="clos"))
-    copper = bill(Order(gpus=1024, hb_size=8, radix=64, kind="clos", dac_tiers=1))
+    plain = bill(NetworkOrder(gpus=1024, hb_size=8, radix=64, kind="clos"))
+    copper = bill(NetworkOrder(gpus=1024, hb_size=8, radix=64, kind="clos", dac_tiers=1))
     assert copper.transceivers == plain.transceivers - 2 * 1024
     assert copper.copper_links == 1024
-    spare = bill(Order(gpus=1024, hb_size=8, radix=64, kind="rail-only", spares=1))
+    spare = bill(NetworkOrder(gpus=1024, hb_size=8, radix=64, kind="rail-only", spares=1))
     assert spare.spare_switches == spare.trees == 8
     power = bill(
-        Order(
+        NetworkOrder(
             gpus=1024, hb_size=8, radix=64, kind="clos", switch_port_power_w=10.0,
             transceiver_power_w=9.0,
         )
@@ -215,7 +217,7 @@ def pods_of(gpus: int) -> int:
 def test_a_leaf_takes_the_same_gpus_with_it() -> None:
     """A failed leaf switch disconnects as many GPUs with and without links between rails."""
     lost = {
-        bill(Order(gpus=32_768, hb_size=256, radix=64, kind=kind)).endpoints_per_leaf
+        bill(NetworkOrder(gpus=32_768, hb_size=256, radix=64, kind=kind)).endpoints_per_leaf
         for kind in KINDS
     }
     assert lost == {32}

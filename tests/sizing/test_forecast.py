@@ -24,7 +24,7 @@ from .queues import PATH, STEP, tandem
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from sizing.queueing.stage import Tandem
+    from sizing.queueing.stage import TandemLoad
 
 
 class Simulation:
@@ -35,7 +35,7 @@ class Simulation:
     served; pulls start with a step and are noticed at the end of one.
     """
 
-    def __init__(self, given: Tandem, *, count: int, seed: int) -> None:
+    def __init__(self, given: TandemLoad, *, count: int, seed: int) -> None:
         """Draw the requests."""
         self.given, load = given, given.workload
         arrived = poisson_arrivals(load, duration_s=count / load.requests_per_s, seed=seed)

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from sizing.queueing.least_tokens import least_tokens_wait
-from sizing.queueing.spread import CENTRES, STANDARD_NORMAL, WEIGHTS, Spread, spread
-from sizing.queueing.stage import Stage, Tandem
+from sizing.queueing.spread import CENTRES, STANDARD_NORMAL, WEIGHTS, LatencyQuantiles, spread
+from sizing.queueing.stage import PoolStage, TandemLoad
 from sizing.queueing.two_choices import two_choices_wait
 
 from .queues import LOGNORMAL, tandem
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 SERVICES = {
     "alike": spread(0.7 + 0.6 * CENTRES, WEIGHTS),
-    "half": Spread(values=np.exp(0.472 * STANDARD_NORMAL)).scaled(1 / 1.1178),
+    "half": LatencyQuantiles(values=np.exp(0.472 * STANDARD_NORMAL)).scaled(1 / 1.1178),
     "lognormal": LOGNORMAL.scaled(1 / LOGNORMAL.mean),
 }
 
@@ -68,14 +68,14 @@ def test_waits_less_than_behind_two_choices(servers: int, utilisation: float) ->
         assert found.mean <= two_choices_wait(service, utilisation, servers).mean * (1 + 1e-6)
 
 
-def sized(routing: str, decode: int) -> Tandem:
+def sized(routing: str, decode: int) -> TandemLoad:
     """Return three prefill replicas before *decode* of them."""
     load = tandem(12.0, prefill=3)
-    return Tandem(
+    return TandemLoad(
         workload=load.workload,
         step_model=load.step_model,
         prefill=load.prefill,
-        decode=Stage(replicas=decode, max_batch_size=64, max_batched_tokens=8192),
+        decode=PoolStage(replicas=decode, max_batch_size=64, max_batched_tokens=8192),
         routing=routing,
     )
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sizing.queueing.queue import erlang_c, pooled_wait, single_server_wait
-from sizing.queueing.spread import CENTRES, WEIGHTS, Spread, constant, normal, spread
+from sizing.queueing.spread import CENTRES, WEIGHTS, LatencyQuantiles, constant, normal, spread
 
 EXPONENTIAL = spread(-np.log(1 - CENTRES), WEIGHTS)
 LOADS = st.floats(0.05, 0.95)
@@ -88,4 +88,4 @@ def test_adding_a_constant_shifts() -> None:
     shifted = EXPONENTIAL.plus(constant(2.0))
     assert shifted.values == pytest.approx(EXPONENTIAL.values + 2)
     assert constant(2.0).plus(EXPONENTIAL).values == pytest.approx(shifted.values)
-    assert isinstance(shifted, Spread)
+    assert isinstance(shifted, LatencyQuantiles)

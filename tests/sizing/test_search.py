@@ -24,14 +24,14 @@ from sizing.planner.given import Size
 from sizing.planner.given import given as predict_given
 from sizing.planner.layout import (
     Layout,
-    Shape,
+    LayoutShape,
     legal_shapes,
     memory_rule,
     pairing_rule,
     profile_rule,
 )
 from sizing.planner.proposal import propose
-from sizing.planner.search import Infeasible, Search, search
+from sizing.planner.search import Infeasible, LayoutSearch, search
 from sizing.planner.slo import meets
 from sizing.planner.step_models import StepModels
 from sizing.planner.trial import FRESH_SEED, Trials, judge
@@ -309,9 +309,11 @@ def test_the_cheaper_kind_of_pools_is_planned_and_the_other_named() -> None:
 def test_what_no_profile_deploys_says_so() -> None:
     """A pipeline is not deployable, and names the rule."""
     given = with_search(2.0, layouts="any")
-    layout = Layout(prefill=None, decode=Shape(slicing=Slicing(tp=4, pp=2), gpu="h100-sxm"))
+    layout = Layout(prefill=None, decode=LayoutShape(slicing=Slicing(tp=4, pp=2), gpu="h100-sxm"))
     assert "PP2" in (profile_rule(given, layout) or "")
-    assert profile_rule(given, replace(layout, decode=Shape(slicing=Slicing(), gpu="h"))) is None
+    assert (
+        profile_rule(given, replace(layout, decode=LayoutShape(slicing=Slicing(), gpu="h"))) is None
+    )
 
 
 def test_layouts_beyond_the_profile() -> None:
@@ -347,7 +349,7 @@ def test_an_interrupt_leaves_the_best_so_far(monkeypatch: pytest.MonkeyPatch) ->
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Search, "_mixed", interrupted)
+    monkeypatch.setattr(LayoutSearch, "_mixed", interrupted)
     given = with_search(2.0)
     answer = found(given)
     assert answer.interrupted

@@ -16,7 +16,7 @@ from minicluster.errors import InputError
 from minicluster.specs.step import Interference, StepCoefficients
 from minicluster.specs.workload import Lengths, WorkloadSpec
 from minicluster.workload.arrivals import Arrivals
-from minicluster.workload.sources import Source, drawn
+from minicluster.workload.sources import RequestSource, drawn
 from sizing.queueing.queue import single_server_wait
 from sizing.queueing.spread import spread
 from sizing.simulation.outcome import simulate
@@ -64,7 +64,7 @@ def prompts(tokens: Lengths, rate: float, count: int, *, seed: int = 1) -> Arriv
     workload = WorkloadSpec(
         requests_per_s=rate, input_tokens=tokens, output_tokens=Lengths.fixed(1)
     )
-    return drawn(workload, Source(), count=count, seed=seed)
+    return drawn(workload, RequestSource(), count=count, seed=seed)
 
 
 def chat(*, prefill: int = 3, decode: int = 2) -> System:
@@ -91,7 +91,7 @@ def chats(count: int = 3000, *, seed: int = 0) -> Arrivals:
         input_tokens=Lengths(distribution="lognormal", median=800, sigma=0.8, high=4000),
         output_tokens=Lengths(distribution="uniform", low=1, high=200),
     )
-    return drawn(workload, Source(), count=count, seed=seed)
+    return drawn(workload, RequestSource(), count=count, seed=seed)
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ def test_a_closed_loop_has_no_more_in_flight_than_users() -> None:
     workload = WorkloadSpec(
         requests_per_s=1.0, input_tokens=Lengths.fixed(500), output_tokens=Lengths.fixed(50)
     )
-    arrivals = drawn(workload, Source(users=7, think_s=0.5), count=700, seed=0)
+    arrivals = drawn(workload, RequestSource(users=7, think_s=0.5), count=700, seed=0)
     found = simulate(chat(), arrivals, seed=0)
     ends = found.due_s + found.e2e_s
     in_flight = [int(((found.due_s <= t) & (ends > t)).sum()) for t in found.due_s]
@@ -221,7 +221,7 @@ def test_later_turns_find_the_earlier_ones() -> None:
     workload = WorkloadSpec(
         requests_per_s=2.0, input_tokens=Lengths.fixed(300), output_tokens=Lengths.fixed(50)
     )
-    arrivals = drawn(workload, Source(turns=4, think_s=1.0), count=400, seed=0)
+    arrivals = drawn(workload, RequestSource(turns=4, think_s=1.0), count=400, seed=0)
     pool = replace(chat().decode, replicas=1, prefix_cache=True)
     system = replace(chat(), prefill=None, decode=pool)
     found = simulate(system, arrivals, seed=0)
@@ -238,7 +238,7 @@ def test_a_small_cache_forgets() -> None:
     workload = WorkloadSpec(
         requests_per_s=8.0, input_tokens=Lengths.fixed(300), output_tokens=Lengths.fixed(50)
     )
-    arrivals = drawn(workload, Source(turns=4, think_s=5.0), count=800, seed=0)
+    arrivals = drawn(workload, RequestSource(turns=4, think_s=5.0), count=800, seed=0)
     hits = []
     for blocks in (20_000, 400, 150):
         limits = replace(chat().decode.limits, kv_blocks=blocks)
@@ -323,7 +323,7 @@ def shared(between: Interference | None) -> System:
 
 def test_pools_that_share_nothing_are_as_fast_as_apart() -> None:
     """Without interference the shared steps are the plain ones, to the last digit."""
-    arrivals = drawn(LOAD, Source(), count=500, seed=3)
+    arrivals = drawn(LOAD, RequestSource(), count=500, seed=3)
     apart = shared(Interference())
     plain = shared(None)
 
@@ -345,11 +345,11 @@ def test_pools_that_share_nothing_are_as_fast_as_apart() -> None:
 )
 def test_every_interference_costs_time(between: Interference) -> None:
     """Each constant alone makes requests slower; one without company pays none of decode's."""
-    arrivals = drawn(LOAD, Source(), count=500, seed=3)
+    arrivals = drawn(LOAD, RequestSource(), count=500, seed=3)
     apart, beside = (simulate(shared(each), arrivals, seed=1) for each in (Interference(), between))
     assert beside.e2e_s.mean() > apart.e2e_s.mean() * 1.005
 
-    lonely = drawn(replace(LOAD, requests_per_s=0.01), Source(), count=50, seed=3)
+    lonely = drawn(replace(LOAD, requests_per_s=0.01), RequestSource(), count=50, seed=3)
     apart, beside = (simulate(shared(each), lonely, seed=1) for each in (Interference(), between))
     alone = np.allclose(apart.ttft_s, beside.ttft_s)
     assert alone == (between.prefill_fraction == between.prefill_per_request_s == 0)
@@ -358,7 +358,7 @@ def test_every_interference_costs_time(between: Interference) -> None:
 @pytest.mark.parametrize("hold_s", [0.0, 0.015])
 def test_gaps_add_up_to_the_time_between_tokens(hold_s: float) -> None:
     """No time between two tokens is lost, that in which others were held up least of all."""
-    arrivals = drawn(LOAD, Source(), count=500, seed=3)
+    arrivals = drawn(LOAD, RequestSource(), count=500, seed=3)
 
     found = simulate(shared(Interference(decode_per_request_s=hold_s)), arrivals, seed=1)
 
@@ -388,7 +388,7 @@ def test_a_request_holds_up_the_others_and_not_itself() -> None:
 
 def test_full_interference_of_a_saturated_pool_is_the_fraction() -> None:
     """A prefill pool that is never idle slows decode by all of its fraction."""
-    arrivals = drawn(replace(LOAD, requests_per_s=50.0), Source(), count=300, seed=3)
+    arrivals = drawn(replace(LOAD, requests_per_s=50.0), RequestSource(), count=300, seed=3)
     apart, beside = (
         simulate(shared(each), arrivals, seed=1)
         for each in (Interference(), Interference(decode_fraction=0.5))

@@ -10,7 +10,7 @@ from minicluster.engine_model.step_seconds import FittedStep
 from minicluster.specs.step import StepCoefficients
 from minicluster.workload.arrivals import Arrivals
 from sizing.simulation.system import Path, SimulatedPool, System
-from sizing.simulation.tandem import Tandem
+from sizing.simulation.tandem import TandemSimulation
 
 from .stepwise import StepTandem
 
@@ -94,7 +94,7 @@ def case(seed: int, *, split: bool, tight: bool) -> tuple[System, Arrivals]:
 def compare(seed: int, *, split: bool, tight: bool) -> int:
     """Run both; return how many requests were preempted."""
     system, arrivals = case(seed, split=split, tight=tight)
-    fast = Tandem(system, arrivals, seed=seed)
+    fast = TandemSimulation(system, arrivals, seed=seed)
     fast.run()
     slow = StepTandem(system, arrivals, seed=seed)
     slow.run()

@@ -8,7 +8,7 @@ import pytest
 from minicluster.errors import InputError
 from minicluster.specs.workload import Lengths, WorkloadSpec
 from minicluster.workload.arrivals import poisson_arrivals
-from minicluster.workload.sources import Source, drawn
+from minicluster.workload.sources import RequestSource, drawn
 
 WORKLOAD = WorkloadSpec(
     requests_per_s=4.0,
@@ -20,7 +20,7 @@ WORKLOAD = WorkloadSpec(
 def test_poisson_is_the_load_test_s_schedule() -> None:
     """The first requests drawn are those of `poisson_arrivals` with the same seed."""
     known = poisson_arrivals(WORKLOAD, duration_s=100.0, seed=5)
-    same = drawn(WORKLOAD, Source(), count=len(known), seed=5)
+    same = drawn(WORKLOAD, RequestSource(), count=len(known), seed=5)
     np.testing.assert_array_equal(same.due_s, known.due_s)
     np.testing.assert_array_equal(same.input_tokens, known.input_tokens)
     np.testing.assert_array_equal(same.output_tokens, known.output_tokens)
@@ -29,26 +29,26 @@ def test_poisson_is_the_load_test_s_schedule() -> None:
 @pytest.mark.parametrize(
     ("source", "variation"),
     [
-        (Source(), 1.0),
-        (Source(process="constant"), 0.0),
-        (Source(process="gamma", gap_cv=3.0), 3.0),
-        (Source(process="gamma", gap_cv=0.5), 0.5),
+        (RequestSource(), 1.0),
+        (RequestSource(process="constant"), 0.0),
+        (RequestSource(process="gamma", gap_cv=3.0), 3.0),
+        (RequestSource(process="gamma", gap_cv=0.5), 0.5),
     ],
 )
-def test_gaps_vary_as_asked(source: Source, variation: float) -> None:
+def test_gaps_vary_as_asked(source: RequestSource, variation: float) -> None:
     """Rate and coefficient of variation of the gaps are those given; lengths stay the same."""
     found = drawn(WORKLOAD, source, count=100_000, seed=0)
     gaps = np.diff(found.due_s, prepend=0.0)
     assert gaps.mean() == pytest.approx(0.25, rel=0.03)
     assert gaps.std() / gaps.mean() == pytest.approx(variation, abs=0.06 + 1e-9)
-    plain = drawn(WORKLOAD, Source(), count=100_000, seed=0)
+    plain = drawn(WORKLOAD, RequestSource(), count=100_000, seed=0)
     np.testing.assert_array_equal(found.input_tokens, plain.input_tokens)
 
 
 def test_conversations_grow() -> None:
     """A turn's prompt is the conversation before it and a new input."""
-    found = drawn(WORKLOAD, Source(turns=3), count=8, seed=0)
-    alone = drawn(WORKLOAD, Source(), count=8, seed=0)
+    found = drawn(WORKLOAD, RequestSource(turns=3), count=8, seed=0)
+    alone = drawn(WORKLOAD, RequestSource(), count=8, seed=0)
     assert found.session is not None
     assert found.previous is not None
     assert found.session.tolist() == [0, 0, 0, 1, 1, 1, 2, 2]
@@ -77,4 +77,4 @@ def test_conversations_grow() -> None:
 def test_contradictions_are_refused(keys: dict[str, object]) -> None:
     """Keys that do not fit one another are no source."""
     with pytest.raises(InputError):
-        Source(**keys)  # type: ignore[arg-type]
+        RequestSource(**keys)  # type: ignore[arg-type]

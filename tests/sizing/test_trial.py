@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sizing.planner.answer import Verdict
+from sizing.planner.answer import PlanVerdict
 from sizing.planner.candidate import smallest
-from sizing.planner.confirmation import confirmed
 from sizing.planner.evidence import StepErrors
 from sizing.planner.layout import Layout
 from sizing.planner.step_models import StepModels
-from sizing.planner.trial import FRESH_SEED, Trials
+from sizing.planner.trial import FRESH_SEED, Trials, confirmed
 
 from .scenarios import SMALL, at, proposed
 
@@ -31,7 +30,7 @@ def chosen() -> Candidate:
     return smallest(given, Layout.split(1, 1, "h100-sxm"), StepModels(given)).sized(2, 1)
 
 
-def judged(ttft_s: float, *, patient: bool = True, errors: StepErrors | None = None) -> Verdict:
+def judged(ttft_s: float, *, patient: bool = True, errors: StepErrors | None = None) -> PlanVerdict:
     """Return the verdict on `chosen` under a limit on TTFT."""
     trials = Trials(at(RATE, ttft_s=ttft_s), errors or StepErrors(), patient=patient)
     return trials.verdict(chosen(), seed=FRESH_SEED)
@@ -70,10 +69,10 @@ def test_latencies_as_far_off_as_those_of_measured_loads_have_to_hold(
 class Doubtful(Trials):
     """Trials in which only the search's own seed, 0, agrees to fewer than three decode replicas."""
 
-    def verdict(self, candidate: Candidate, *, seed: int = 0) -> Verdict:
+    def verdict(self, candidate: Candidate, *, seed: int = 0) -> PlanVerdict:
         """Answer without a simulation."""
         holds = seed == 0 or candidate.replicas["decode"] >= 3
-        return Verdict(holds=holds, blame="" if holds else "decode", requests=1)
+        return PlanVerdict(holds=holds, blame="" if holds else "decode", requests=1)
 
 
 def test_luck_of_the_first_seed_is_not_believed() -> None:

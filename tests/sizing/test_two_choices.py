@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sizing.queueing.queue import single_server_wait
-from sizing.queueing.spread import WEIGHTS, Spread, constant
+from sizing.queueing.spread import WEIGHTS, LatencyQuantiles, constant
 from sizing.queueing.two_choices import two_choices_wait
 
 from .queues import SERVICES
@@ -42,7 +42,7 @@ def simulated_wait(
     return waits[len(waits) // 10 :]
 
 
-def drawn(service: Spread, count: int, seed: int) -> NDArray[np.float64]:
+def drawn(service: LatencyQuantiles, count: int, seed: int) -> NDArray[np.float64]:
     """Draw services."""
     return np.random.default_rng(seed).choice(service.values, count, p=WEIGHTS)
 

@@ -11,7 +11,7 @@ import pytest
 from sizing import catalog
 from sizing.cli.inputs import read_inputs
 from sizing.evidence.prediction import predict_row
-from sizing.evidence.row import Row, row_from
+from sizing.evidence.row import MeasuredRow, row_from
 from sizing.evidence.steps import step_table
 from sizing.evidence.subject import nearest_engine, subject_of
 from sizing.latency.load import StepLoad, decode_load
@@ -30,7 +30,7 @@ SPLIT = {
 }  # fmt: skip
 
 
-def row(**cells: str) -> Row:
+def row(**cells: str) -> MeasuredRow:
     """Return a row of eight H100, some cells changed."""
     return row_from(CELLS | cells, "rows.csv:2")
 

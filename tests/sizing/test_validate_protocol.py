@@ -6,7 +6,7 @@ import pytest
 
 from sizing.evidence.prediction import predict_row
 from sizing.evidence.protocol import protocol_of, protocols, recipe_of
-from sizing.evidence.row import Row, row_from
+from sizing.evidence.row import MeasuredRow, row_from
 
 CELLS = {
     "id": "one", "source": "blis", "model": "mistralai/Mistral-Nemo-Instruct-2407",
@@ -16,7 +16,7 @@ CELLS = {
 }  # fmt: skip
 
 
-def row(**cells: str) -> Row:
+def row(**cells: str) -> MeasuredRow:
     """Return a row of inference-sim's runs, some cells changed."""
     return row_from(CELLS | cells, "rows.csv:2")
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from minicluster.errors import InputError
-from sizing.evidence.row import Row, row_from
-from sizing.evidence.table import Refused, read_rows
+from sizing.evidence.row import MeasuredRow, row_from
+from sizing.evidence.table import RefusedRow, read_rows
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -93,7 +93,7 @@ def test_every_line_has_an_entry(tmp_path: Path) -> None:
         file.write("four\n")
     found = read_rows(path)
     assert [entry.id for entry in found] == ["one", "two", "three", "four"]
-    assert [type(entry) for entry in found] == [Row, Refused, Refused, Refused]
+    assert [type(entry) for entry in found] == [MeasuredRow, RefusedRow, RefusedRow, RefusedRow]
     assert "rows.csv:3: isl is 'x'" in found[1].reason  # type: ignore[union-attr]
 
 

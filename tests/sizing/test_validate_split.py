@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sizing.evidence.replay import Request
+from sizing.evidence.replay import ReplayedRequest
 from sizing.evidence.row import row_from
 from sizing.evidence.slots import decode_slots, recipe_slots
 from sizing.evidence.subject import subject_of
@@ -58,19 +58,19 @@ def pools(servers: int = 2, slots: int = 3) -> Pools:
 
 def test_users_beyond_the_slots_wait_for_one() -> None:
     """Six users, three slots of 10 s: every user waits as long as another one decodes."""
-    served = passed(pools(servers=6), [Request(100, 0, 11)] * 300, 6, 1.0)
+    served = passed(pools(servers=6), [ReplayedRequest(100, 0, 11)] * 300, 6, 1.0)
     waits = [each.first_s - each.sent_s for each in served[12:]]
     assert waits == pytest.approx([10.0] * len(waits))
 
 
 def test_nobody_waits_where_there_is_room() -> None:
     """One user: prompt, pull, and then the tokens."""
-    served = passed(pools(), [Request(100, 0, 11)] * 3, 1, 0.5)
+    served = passed(pools(), [ReplayedRequest(100, 0, 11)] * 3, 1, 0.5)
     assert [each.first_s - each.sent_s for each in served] == pytest.approx([1.1] * 3)
     assert [each.last_s - each.first_s for each in served] == pytest.approx([5.0] * 3)
 
 
 def test_the_first_wave_queues_for_prefill() -> None:
     """Six users at two ranks: prompts are done after 1, 1, 2, 2, 3 and 3 s."""
-    served = passed(pools(slots=9), [Request(100, 0, 11)] * 6, 6, 0.5)
+    served = passed(pools(slots=9), [ReplayedRequest(100, 0, 11)] * 6, 6, 0.5)
     assert [each.first_s for each in served] == pytest.approx([1.1, 1.1, 2.1, 2.1, 3.1, 3.1])

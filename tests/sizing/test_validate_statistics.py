@@ -14,17 +14,17 @@ from sizing.evidence.coverage import CONFIDENCES, tried
 from sizing.evidence.fold import fold_of
 from sizing.evidence.interval import LEVELS, fit_intervals
 from sizing.evidence.prediction import RowPrediction
-from sizing.evidence.residual import Residual, summarise
-from sizing.evidence.row import Row, row_from
+from sizing.evidence.residual import RowResidual, summarise
+from sizing.evidence.row import MeasuredRow, row_from
 from sizing.evidence.scalar import corrected, fit_scalars, in_fitted_half
-from sizing.evidence.verdict import Verdict
+from sizing.evidence.verdict import RowVerdict
 
 
-def residuals(spread: float, count: int = 400, bias: float = 0.0) -> list[Residual]:
+def residuals(spread: float, count: int = 400, bias: float = 0.0) -> list[RowResidual]:
     """Rows of forty configurations, errors normal in the logarithm."""
     draw = np.random.default_rng(7)
     return [
-        Residual(
+        RowResidual(
             quantity="tpot",
             predicted_s=0.02,
             log_ratio=float(draw.normal(bias, spread)),
@@ -114,7 +114,7 @@ def test_constants_of_another_version_widen() -> None:
     assert stand_in.low_s < own.low_s
 
 
-def row(gpu: str, tp: int, model: str, batch: int) -> Row:
+def row(gpu: str, tp: int, model: str, batch: int) -> MeasuredRow:
     """Return a static row; measurements are put in by the caller."""
     return row_from(
         {
@@ -126,7 +126,9 @@ def row(gpu: str, tp: int, model: str, batch: int) -> Row:
     )  # fmt: skip
 
 
-def verdict(each: Row, ttft_s: float, tpot_s: float, *, truth: tuple[float, float]) -> Verdict:
+def verdict(
+    each: MeasuredRow, ttft_s: float, tpot_s: float, *, truth: tuple[float, float]
+) -> RowVerdict:
     """Return a prediction that is off by what the scalars should find."""
     measured = replace(each, ttft_s=ttft_s * truth[0], tpot_s=tpot_s * truth[1] + 32 * 1e-5)
     found = RowPrediction(
@@ -136,7 +138,7 @@ def verdict(each: Row, ttft_s: float, tpot_s: float, *, truth: tuple[float, floa
         path=("alone", "static"),
         num_layers=32,
     )
-    return Verdict(id=each.id, source="here", row=measured, found=found)
+    return RowVerdict(id=each.id, source="here", row=measured, found=found)
 
 
 def test_scalars_find_what_is_off_per_group() -> None:

@@ -47,7 +47,7 @@ SEED = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Residual:
+class RunResidual:
     """One statistic of one run: predicted / measured - 1 before and after."""
 
     run: str
@@ -114,14 +114,14 @@ def recalibrated(
 
 def residuals(
     before: StepModel, after: StepModel, runs: Sequence[Observed]
-) -> tuple[Residual, ...]:
+) -> tuple[RunResidual, ...]:
     """Compare both models with every statistic of *runs*."""
     rows = []
     for run in runs:
         measured = _measured(run)
         old, new = (_predicted(run, model) for model in (before, after))
         rows += [
-            Residual(
+            RunResidual(
                 run=run.name,
                 metric=metric,
                 statistic=statistic,

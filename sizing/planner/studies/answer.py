@@ -21,7 +21,7 @@ OBJECTIVES = ("gpus", "usd", "watts")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class StudyAnswer:
     """
     One row of a comparison: a scenario under a name, and its plan or the reason for none.
 
@@ -75,7 +75,7 @@ class Figures:
     running: Running
 
 
-def answered(inputs: Inputs, label: str, *, keep_refusals: bool = False) -> Answer:
+def answered(inputs: Inputs, label: str, *, keep_refusals: bool = False) -> StudyAnswer:
     """
     Search a scenario.
 
@@ -93,12 +93,12 @@ def answered(inputs: Inputs, label: str, *, keep_refusals: bool = False) -> Answ
         if not isinstance(found, Infeasible) and found.interrupted and not found.verdicts:
             raise KeyboardInterrupt("nothing proven so far")
         if isinstance(found, Infeasible):
-            return Answer(label=label, infeasible=found)
-        return Answer(label=label, plan=propose(inputs, found))
+            return StudyAnswer(label=label, infeasible=found)
+        return StudyAnswer(label=label, plan=propose(inputs, found))
     except InputError as error:
         if not keep_refusals:
             raise
-        return Answer(label=label, refused=str(error))
+        return StudyAnswer(label=label, refused=str(error))
 
 
 def figures(plan: Plan) -> Figures:
@@ -133,7 +133,7 @@ def layout_of(plan: Plan) -> str:
     )
 
 
-def data(answer: Answer) -> dict[str, Any]:
+def data(answer: StudyAnswer) -> dict[str, Any]:
     """Return one answer as `--json` prints it."""
     if answer.plan is not None:
         return {"label": answer.label, "feasible": True, **asdict(figures(answer.plan))}
@@ -143,9 +143,9 @@ def data(answer: Answer) -> dict[str, Any]:
     return found
 
 
-def cheapest(answers: Iterable[Answer], by: str) -> Answer | None:
+def cheapest(answers: Iterable[StudyAnswer], by: str) -> StudyAnswer | None:
     """Return the feasible answer with the least of *by*, of `OBJECTIVES`; the first of equals."""
-    best: tuple[float, Answer] | None = None
+    best: tuple[float, StudyAnswer] | None = None
     for answer in answers:
         if answer.plan is None:
             continue

@@ -52,7 +52,7 @@ class Timed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
+class CostDifference:
     """
     What makes the rule and the model disagree.
 
@@ -85,7 +85,7 @@ class LongPrompt:
     rule: RuleAnswer
     layouts: tuple[Timed, ...]
     fewest: Timed | None
-    difference: Difference | None
+    difference: CostDifference | None
 
 
 def long_prompt(
@@ -240,7 +240,7 @@ def _difference(
     rule: tuple[int, float],
     given_s: dict[str, float],
     fewest: Timed | None,
-) -> Difference:
+) -> CostDifference:
     """
     Compare the rule's seconds with the model's on as many GPUs.
 
@@ -261,7 +261,7 @@ def _difference(
     )
     excess = {name: each - given_s.get(name, 0.0) for name, each in at.parts_s.items()}
     if fewest is not None and exact <= fewest.gpus < gpus:
-        return Difference(at=at, term=SIZES, excess_s=excess)
+        return CostDifference(at=at, term=SIZES, excess_s=excess)
     more = fewest is None or fewest.gpus > gpus
     term = (max if more else min)(excess, key=lambda name: excess[name])
-    return Difference(at=at, term=term, excess_s=excess)
+    return CostDifference(at=at, term=term, excess_s=excess)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from minicluster.workload.sources import Source, drawn
+from minicluster.workload.sources import RequestSource, drawn
 from sizing.simulation.planned import simulate_plan
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def _smaller(pool: Pool) -> Pool:
 
 def _simulated(plan: Plan, lost: str | None, requests: int, seed: int) -> Loss:
     """Simulate, and judge every limit."""
-    arrivals = drawn(plan.workload, Source(), count=requests, seed=seed)
+    arrivals = drawn(plan.workload, RequestSource(), count=requests, seed=seed)
     outcome = simulate_plan(plan, arrivals, seed=seed)
     misses = tuple(_misses(plan, outcome))
     latencies = outcome.latencies()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from minicluster.config import parse, read_toml
 from minicluster.errors import InputError
 from minicluster.specs.checks import STRICT, fraction, positive
-from minicluster.specs.gpu import Source
+from minicluster.specs.gpu import NumberSource
 from sizing import catalog
 
 
@@ -30,7 +30,7 @@ class ComputeRule:
     compute_fraction: float
     powers_of_two: bool
     most_gpus: int
-    sources: tuple[Source, ...]
+    sources: tuple[NumberSource, ...]
 
     def __post_init__(self) -> None:
         """Check the numbers."""

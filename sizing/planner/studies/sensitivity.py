@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from sizing.planner.studies.answer import Answer, answered
+from sizing.planner.studies.answer import StudyAnswer, answered
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -33,7 +33,7 @@ class Changed:
     name: str
     change_fraction: float
     value: float
-    answer: Answer
+    answer: StudyAnswer
 
 
 def changed_inputs(inputs: Inputs) -> Iterator[tuple[str, float, float, Inputs]]:

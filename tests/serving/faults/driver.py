@@ -47,10 +47,12 @@ class Driver:
     def answer(self, kind: str, body: dict[str, Any], order: dict[str, Any]) -> list[Any]:
         """Ask decode itself, with an order of the test's."""
         from serving.protocol.refusal import Refusal  # noqa: PLC0415
-        from serving.protocol.request_policy import Order  # noqa: PLC0415
+        from serving.protocol.request_policy import RequestPolicy  # noqa: PLC0415
 
         handle = _handle(DECODE).options(stream=True)
-        begun, *later = handle.answer.remote(kind, {"model": "demo", **body}, order=Order(**order))
+        begun, *later = handle.answer.remote(
+            kind, {"model": "demo", **body}, order=RequestPolicy(**order)
+        )
         if isinstance(begun, Refusal):
             return [asdict(begun)]
         return [asdict(begun.phases), begun.first, *later]
