@@ -24,7 +24,7 @@ CHAT = "/v1/chat/completions"
 STREAMS = ("/v1/completions", CHAT)
 
 
-class StampedSocket(socket.socket):
+class MockStampedSocket(socket.socket):
     """
     The server's end of a connection.
 
@@ -87,14 +87,14 @@ class FakeServer:
             except OSError:  # no file left; some will be
                 await asyncio.sleep(1)
                 continue
-            sock = StampedSocket(connection.detach())
+            sock = MockStampedSocket(connection.detach())
             reader = asyncio.StreamReader()
             protocol = asyncio.StreamReaderProtocol(reader, partial(self.serve, sock))
             with contextlib.suppress(OSError):  # who does not trust us goes away
                 await loop.connect_accepted_socket(partial(_same, protocol), sock, ssl=tls)
 
     async def serve(
-        self, sock: StampedSocket, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self, sock: MockStampedSocket, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         """Serve one connection until its client leaves."""
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
