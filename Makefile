@@ -18,7 +18,7 @@ ROOT_USER := $(filter 0,$(shell id -u))
 SAMPLE ?= 40
 SEED ?= 1
 LEAST ?= 0
-MUTATE ?= sizing serving loadtest
+MUTATE ?= minicluster sizing serving loadtest
 TESTS ?= tests
 
 .PHONY: setup demo test test-fast test-all test-faults test-fuzz test-netns test-dashboard mutants check fix bench docs clean platform

@@ -31,7 +31,7 @@ from mutation_places import PROBE, ROOT, Mutant, draw, insert_probe, tracked
 
 from minicluster.errors import Exit
 
-PACKAGES = ("sizing", "serving", "loadtest")
+PACKAGES = ("minicluster", "sizing", "serving", "loadtest")
 PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider")
 NO_ENGINE = ("-m", "not engine and not browser")
 OF_THE_REPOSITORY = ("--ignore=tests/test_house.py", "--ignore=tests/test_rules.py")
