@@ -27,6 +27,7 @@ RUN set -e; pip="python3 -m pip install --no-cache-dir"; \
 
 COPY pyproject.toml README.md LICENSE ./
 COPY configs configs
+COPY minicluster minicluster
 COPY sizing sizing
 COPY serving serving
 COPY loadtest loadtest

@@ -1,14 +1,12 @@
 """
 `make demo` again and again, on a quiet machine and beside busy loops: does it always end, and how?
 
-    python benchmarks/demo_runs.py [--quiet 5] [--busy 5] [--same 8] [--write]
+    python benchmarks/demo_runs.py [--quiet 5] [--busy 5] [--write]
 
 Half of the busy runs have one loop, half one for each core, in sessions of their own. A run counts
-if its exit code is 0, 3 or 4, a verdict lies in out/demo, and no process of it is left. `--same`
-leaves the engines of one more demo up and sends them the same requests again and again: no
-prediction can be nearer than two such loads are to each other. `--write` keeps the rows in
-tests/published/demo_repeats.toml, from which `make docs` makes the tables of docs/validation.md.
-Nothing else should run meanwhile. Exit code 1 if a run does not count.
+if its exit code is 0, 3 or 4, a verdict lies in out/demo, and no process of it is left. `--write`
+keeps the rows in tests/published/demo_repeats.toml, from which `make docs` makes the table of
+docs/validation.md. Nothing else should run meanwhile. Exit code 1 if a run does not count.
 """
 
 from __future__ import annotations
@@ -18,7 +16,6 @@ import json
 import os
 import platform
 import secrets
-import shutil
 import subprocess
 import sys
 import time
@@ -26,7 +23,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from statistics import mean, median, stdev
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from minicluster.machine import processor
@@ -39,9 +36,6 @@ OUT = Path("out/demo")
 ROWS = Path(__file__).parents[1] / "tests" / "published" / "demo_repeats.toml"
 MARK = "MINICLUSTER_DEMO_RUN"
 ENDINGS = (0, 3, 4)
-SAME_REQUESTS = 340
-"""Of each load that is the same: as many as the demo's second load has."""
-
 LIMIT_S = 1800.0
 """Limit of one run. It is far more than a run takes, so that only a run that hangs is ended."""
 
@@ -127,35 +121,6 @@ def demo(loops: int) -> DemoRun:
     )
 
 
-def same_load(times: int) -> list[dict[str, float]]:
-    """
-    Send the same requests *times* times to the engines of one demo that stay up.
-
-    Returns:
-        The measured mean of each metric, seconds, by load.
-
-    Raises:
-        subprocess.CalledProcessError: the demo failed, or its engines did not stop.
-    """
-    command = str(Path(sys.executable).parent)
-    silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    environment = {**os.environ, "KEEP": "1"}
-    subprocess.run([sys.executable, "scripts/demo.py"], env=environment, check=True, **silent)
-    state = json.loads(Path(".minicluster/serving/state.json").read_text(encoding="utf-8"))
-    load = [f"{command}/loadtest", "run", str(OUT / "plan.json"), "--host", state["base_url"]]
-    means = []
-    try:
-        for _ in range(times):
-            extent = ["--requests", str(SAME_REQUESTS), "--seed", "0", "-o", str(OUT / "same")]
-            subprocess.run([*load, *extent], check=False, **silent)  # noqa: S603  (ours)
-            means.append(_means(_read(OUT / "same" / "verdict.json"), "measured_s"))
-            shutil.rmtree(OUT / "same", ignore_errors=True)
-    finally:
-        down = [f"{command}/serving", "down"]
-        subprocess.run(down, check=True, **silent)  # noqa: S603  (ours)
-    return means
-
-
 def _read(file: Path) -> dict[str, Any]:
     try:
         found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
@@ -182,7 +147,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quiet", type=int, default=5, help="runs without loops")
     parser.add_argument("--busy", type=int, default=5, help="runs beside loops")
-    parser.add_argument("--same", type=int, default=8, help="loads of the same requests")
     parser.add_argument("--write", action="store_true", help=f"keep the rows in {ROWS.name}")
     asked = parser.parse_args()
     cores = len(os.sched_getaffinity(0))
@@ -192,15 +156,7 @@ def main() -> int:
         runs.append(demo(loops))
         print(line(runs[-1]), flush=True)
         if asked.write:
-            write(runs, [], cores)
-    same = same_load(asked.same) if asked.same else []
-    if asked.write:
-        write(runs, same, cores)
-    for metric in ("ttft", "tpot") if len(same) > 1 else ():
-        means = [each[metric] for each in same]
-        told = ", ".join(f"{1e3 * each:.1f}" for each in means)
-        spread = stdev(means) / mean(means)
-        print(f"same load, {metric.upper()} mean: {told} ms; standard deviation {spread:.0%}")
+            write(runs, cores)
     quiet = [run for run in runs if not run.loops and run.first and run.second]
     for which in ("first", "second") if quiet else ():
         for metric in ("ttft", "tpot"):
@@ -226,7 +182,7 @@ def line(run: DemoRun) -> str:
     )
 
 
-def write(runs: list[DemoRun], same: list[dict[str, float]], cores: int) -> None:
+def write(runs: list[DemoRun], cores: int) -> None:
     """Keep the rows as TOML."""
     lines = [
         "# Written by benchmarks/demo_runs.py --write; errors: predicted / measured - 1 of means.",
@@ -238,8 +194,6 @@ def write(runs: list[DemoRun], same: list[dict[str, float]], cores: int) -> None
         lines += ["", "[[runs]]"]
         for name, value in asdict(run).items():
             lines.append(f"{name} = {_toml(value)}")
-    for means in same:
-        lines += ["", "[[same]]", *(f"{name}_s = {value}" for name, value in means.items())]
     ROWS.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 

@@ -214,7 +214,8 @@ def _demo_repeats() -> list[str]:
         judged = " and ".join(map(str, run["requests"]))
         lines.append(
             f"| {number} | {run['loops']} | {run['seconds']} | {run['exit_code']} |"
-            f" {run['verdict']} | {run['others_fraction']:.0%} | {judged} | {first} | {second} |"
+            f" {': '.join([run['verdict'], *run['reasons'][:1]])} |"
+            f" {run['others_fraction']:.0%} | {judged} | {first} | {second} |"
             f" {run['left']} |"
         )
     return [*lines, "", *(f"{note[0].upper()}{note[1:]}." for note in table["notes"])]
