@@ -15,7 +15,7 @@ DOTS = {"held", "missed", "open", "point"}
 
 def document(title: str, *body: str) -> str:
     """Return a whole page; *title* is escaped, *body* is not."""
-    style = resources.files("loadtest").joinpath("report.css").read_text(encoding="utf-8")
+    style = resources.files("loadtest.report").joinpath("report.css").read_text(encoding="utf-8")
     return (
         '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from conftest import ServerStarter
 
-LOCUSTFILE = Path(loadtest.__file__).parent / "locustfile.py"
+LOCUSTFILE = Path(loadtest.__file__).parent / "client" / "locustfile.py"
 
 
 def order(host: str, folder: Path, requests: int = 30) -> None:

@@ -11,7 +11,8 @@ pytestmark = pytest.mark.xdist_group("vllm")  # one worker imports it
 
 LOOK = """
 import inspect
-from serving import ray_compat, serve_compat
+from serving.cluster import serve_compat
+from serving.replicas import engine_compat
 from ray.llm._internal.serve.core.server.llm_server import LLMServer
 from ray.llm._internal.common.callbacks.base import CallbackCtx
 from ray.serve._private.router import AsyncioRouter, SingletonThreadRouter
@@ -48,7 +49,7 @@ print(
     "_asyncio_router" in inspect.getsource(SingletonThreadRouter.__init__),
     hasattr(AsyncioRouter, "running_replicas_populated"),
     isinstance(AsyncioRouter.request_router, property),
-    list(inspect.signature(ray_compat.broadcast).parameters)[:3],
+    list(inspect.signature(engine_compat.broadcast).parameters)[:3],
 )
 """
 

@@ -59,7 +59,7 @@ def served(make_deployment: DeploymentMaker, small_model: Path, front: EndpointC
 
 
 @pytest.mark.parametrize(
-    ("facts", "probe", "says"),
+    ("facts", "failure", "says"),
     [
         (TimeoutError(), None, "no prefill replica answers: nothing within 600 s"),
         (RayActorError(), None, "no prefill replica answers: .*Actor"),
@@ -71,7 +71,7 @@ def test_replicas_that_do_not_answer_are_named_in_a_line(
     served: Any,  # noqa: ANN401
     monkeypatch: pytest.MonkeyPatch,
     facts: Exception | None,
-    probe: Exception | None,
+    failure: Exception | None,
     says: str,
 ) -> None:
     """No traceback: exit 5, with the pool and what it did; nobody goes on looking for one."""
@@ -83,8 +83,8 @@ def test_replicas_that_do_not_answer_are_named_in_a_line(
             raise facts
 
     def broadcast(*_: object) -> None:
-        assert probe
-        raise probe
+        assert failure
+        raise failure
 
     def cancel() -> None:
         cancelled.append("facts")

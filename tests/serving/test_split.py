@@ -14,11 +14,11 @@ pytestmark = pytest.mark.xdist_group("vllm")  # one worker imports it
 LEAVE = """
 import asyncio
 from types import SimpleNamespace
-from serving import split
+from serving.replicas import prefill_decode
 
-split.FETCHED_S = 0.0
+prefill_decode.FETCHED_S = 0.0
 here = SimpleNamespace(replica_id=SimpleNamespace(unique_id="p0"))
-split.serve = SimpleNamespace(get_replica_context=lambda: here)
+prefill_decode.serve = SimpleNamespace(get_replica_context=lambda: here)
 
 
 class Engine:
@@ -40,7 +40,7 @@ class Engine:
 
 
 async def leave(prompts, kv_deadline_s):
-    server = object.__new__(split.SplitPrefillServer)
+    server = object.__new__(prefill_decode.SplitPrefillServer)
     server.engine, server._kept_until_s, server._kv_deadline_s = Engine(), 0.0, kv_deadline_s
     for _ in range(prompts):
         await server.prefill("completions", None)

@@ -28,7 +28,11 @@ def expanded(citation: str) -> set[str]:
 def cited() -> dict[str, set[str]]:
     """Return the numbers that each module names."""
     found: dict[str, set[str]] = {}
-    modules = (path for room in ("serving", "sizing") for path in (ROOT / room).rglob("*.py"))
+    modules = (
+        path
+        for room in ("minicluster", "serving", "sizing")
+        for path in (ROOT / room).rglob("*.py")
+    )
     for path in sorted(modules):
         text = path.read_text(encoding="utf-8")
         numbers = {n for hit in CITED.findall(text) for n in expanded(hit)}
