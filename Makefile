@@ -9,7 +9,7 @@ TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq
 
 PYTEST := $(BIN)/python -m pytest
-PARALLEL := -n logical --maxprocesses 4
+PARALLEL := -n $(shell echo $$(($$(nproc) + 1))) --maxprocesses 5
 ALL := --thorough --hypothesis-profile=random
 BUT_BROWSER := $(if $(CHROMIUM),, and not browser)
 NO_CHROMIUM := $(if $(CHROMIUM),:,echo "make: no Chromium here (apt-get install chromium): the pages are not opened" >&2)
