@@ -70,6 +70,7 @@ class Pool:
             than a node takes several entries.
         dp: copies of attention in one replica, each with its own requests.
         spare_replicas: of the replicas, those that the SLO does not need.
+        ray_accelerator: accelerator type that Ray is asked for; `None`: Ray has no name for it.
     """
 
     __pydantic_config__ = STRICT
@@ -87,6 +88,7 @@ class Pool:
     placement: tuple[Placement, ...]
     dp: int = 1
     spare_replicas: int = 0
+    ray_accelerator: str | None = None
 
     def __post_init__(self) -> None:
         """Check role and counts, and that the placement holds every GPU of every replica."""

@@ -30,6 +30,8 @@ class GpuSpec:
     and whoever asks for a number that is `None` is refused.
 
     Attributes:
+        ray_accelerator: accelerator type by which Ray knows it; `None`: Ray has no name for it, and
+            a replica is placed by node labels alone.
         num_sms: streaming multiprocessors (AMD: compute units), for wave quantisation.
         peak_flops_per_s: dense (no sparsity), per dtype.
         scale_up_bytes_per_s: NVLink-class, one direction, per GPU.
@@ -42,6 +44,7 @@ class GpuSpec:
     name: str
     vendor: str
     kind: str = "gpu"
+    ray_accelerator: str | None = None
     num_sms: int | None = None
     peak_flops_per_s: dict[str, float] = field(default_factory=dict)
     hbm_bytes: float | None = None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from minicluster.plan import to_json
 from serving.cluster.ports import NIXL_PORTS, NIXL_PORTS_APART
-from serving.deployment.engine_args import accelerator, engine_kwargs, environment
+from serving.deployment.engine_args import engine_kwargs, environment
 from serving.deployment.limits import limits
 from serving.protocol.app_spec import NODE_LABEL, ROLE_LABEL, RayNode, ServedApp, ServedPool
 from serving.protocol.endpoint_config import front_door, replicas_by_domain
@@ -166,8 +166,12 @@ def _llm_config(
         "engine_kwargs": engine_kwargs(deployment, pool, ground),
         "runtime_env": {"env_vars": environment(deployment, devices, ground) | IN_ONE_THREAD},
         "log_engine_metrics": False,
-        **({"accelerator_config": {"kind": "cpu"}} if cpu else accelerator(pool.gpu)),
+        **({"accelerator_config": {"kind": "cpu"}} if cpu else _accelerator(pool)),
     }
+
+
+def _accelerator(pool: Pool) -> dict[str, str]:
+    return {"accelerator_type": pool.ray_accelerator} if pool.ray_accelerator else {}
 
 
 def _deployment_config(

@@ -26,15 +26,6 @@ How long prefill keeps KV blocks that nobody has fetched, by what carries them. 
 come every lease / 6; over plain TCP they are also what keeps an idle prefill engine moving.
 """
 
-ACCELERATORS = {
-    **{
-        name: name.upper() for name in ("a100", "h100", "h200", "h20", "b200", "b300", "l4", "l40s")
-    },
-    **{name: name.upper() for name in ("gb200", "gb300", "rtx-pro-6000")},
-    **{f"mi{number}x": f"AMD-Instinct-MI{number}X-OAM" for number in (300, 325, 355)},
-}
-"""GPUs of the catalog as Ray calls them (ray.util.accelerators, 2.60)."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeployTarget:
@@ -85,12 +76,6 @@ def engine_kwargs(deployment: Deployment, pool: Pool, ground: DeployTarget) -> d
     elif pool.dtype == "fp8":
         kwargs["quantization"] = "fp8"
     return kwargs if pool.role == "prefill" else {**kwargs, **ground.decode_engine_kwargs}
-
-
-def accelerator(gpu: str) -> dict[str, str]:
-    """Return the type of GPU to ask Ray for: none where Ray has no name, labels decide alone."""
-    name = ACCELERATORS.get(gpu) or ACCELERATORS.get(gpu.partition("-")[0])
-    return {"accelerator_type": name} if name else {}
 
 
 def _kv_transfer(pool: Pool, ground: DeployTarget) -> dict[str, Any]:

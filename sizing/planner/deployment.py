@@ -57,6 +57,7 @@ def pools(
             ep=shape.slicing.ep,
             dp=shape.slicing.dp,
             gpu=shape.gpu,
+            ray_accelerator=inputs.kinds[shape.gpu].ray_accelerator,
             dtype=inputs.model.weight_dtype,
             max_batch_size=stage.max_batch_size * shape.slicing.pp,
             max_batched_tokens=stage.max_batched_tokens,

@@ -53,6 +53,7 @@ def draft_deployment(inputs: Inputs) -> Deployment:
                 pp=1,
                 ep=1,
                 gpu=inputs.gpu.name,
+                ray_accelerator=inputs.gpu.ray_accelerator,
                 dtype=model.weight_dtype,
                 max_batch_size=batch,
                 max_batched_tokens=engine.max_batched_tokens,

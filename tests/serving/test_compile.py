@@ -37,10 +37,15 @@ def _gpu_deployment(
         replicas=2,
         tp=2,
         gpu="h100-sxm",
+        ray_accelerator="H100",
         placement=(Placement(node="node-0", gpus=(0, 1)), Placement(node="node-0", gpus=(2, 3))),
     )
     decode = make_pool(
-        "decode", tp=4, gpu="h100-sxm", placement=(Placement(node="node-1", gpus=(0, 1, 2, 3)),)
+        "decode",
+        tp=4,
+        gpu="h100-sxm",
+        ray_accelerator="H100",
+        placement=(Placement(node="node-1", gpus=(0, 1, 2, 3)),),
     )
     deployment = make_deployment(small_model, prefill=prefill, decode=decode)
     hub = replace(deployment.model, source="a-hub/a-model")
