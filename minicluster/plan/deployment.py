@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from minicluster.errors import InputError
+from minicluster.routing import POLICIES, POWER_OF_TWO
 from minicluster.specs.checks import STRICT, fraction, not_negative, one_of, positive
 from minicluster.specs.model import ModelSpec
 from minicluster.specs.slicing import Slicing
@@ -142,16 +143,13 @@ class Routing:
 
     __pydantic_config__ = STRICT
 
-    policy: str = "power-of-two"
+    policy: str = POWER_OF_TWO
     local_threshold_tokens: int = 0
     fallback: str = "fail"
 
     def __post_init__(self) -> None:
         """Check the names."""
-        one_of(
-            ("power-of-two", "round-robin", "least-tokens", "random"),
-            **{"routing.policy": self.policy},
-        )
+        one_of(tuple(POLICIES), **{"routing.policy": self.policy})
         one_of(("fail", "local"), **{"routing.fallback": self.fallback})
         not_negative(**{"routing.local_threshold_tokens": self.local_threshold_tokens})
 

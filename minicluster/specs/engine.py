@@ -4,9 +4,63 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from minicluster.specs.checks import STRICT, fraction, not_negative, positive
+from minicluster.specs.checks import STRICT, fraction, not_negative, one_of, positive
 from minicluster.specs.efficiency import EngineKernels
 from minicluster.specs.gpu import NumberSource
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulingRules:
+    """
+    `[scheduling]` of an engine profile: how the engine fills a step.
+
+    Versions are tuples of their release numbers.
+
+    Attributes:
+        mixed_steps: prompts are computed in the same step as decoded tokens, which come first;
+            else waiting prompts get steps of their own, and decoding pauses.
+        chunked_prefill: a prompt that does not fit the rest of the token budget is begun and
+            continued in the next step; else it waits for a step with room, and a prompt of any
+            size has a step alone.
+        max_num_seqs: sequences in a step of the deployments whose measurements are predicted.
+        kv_reserved_fraction: share of a request's output tokens whose KV cache has to be free
+            before the request is admitted.
+        fp8_kv: models whose KV cache is fp8 unless the row says otherwise. `small`: every model
+            with weights of 8 bits or less. `requantised`: those of them that are published in
+            wider weights (ModelOpt writes the scales of an fp8 cache with the weights'), but not
+            where weights are scaled in blocks, because those checkpoints carry no such scales.
+        async_scheduling_since: first version that by default prepares the next step while one
+            runs.
+        split_since: first version that serves prefill and decode apart; empty: every version. A
+            row of split pools with a lower version names the version of the server around the
+            engine (Dynamo), which says nothing of the engine's.
+        recipe_spare_tokens: recipes made for one load set the token budget to batch + prompt +
+            this many; `None`: they leave the default.
+        recipe_users_exceed_slots: recipes for split pools send more users than decode has slots.
+    """
+
+    __pydantic_config__ = STRICT
+
+    mixed_steps: bool
+    chunked_prefill: bool
+    max_num_seqs: int
+    kv_reserved_fraction: float
+    fp8_kv: str
+    async_scheduling_since: tuple[int, ...]
+    split_since: tuple[int, ...] = ()
+    recipe_spare_tokens: int | None = None
+    recipe_users_exceed_slots: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the numbers and names."""
+        positive(**{"scheduling.max_num_seqs": self.max_num_seqs})
+        not_negative(
+            **{
+                "scheduling.kv_reserved_fraction": self.kv_reserved_fraction,
+                "scheduling.recipe_spare_tokens": self.recipe_spare_tokens,
+            }
+        )
+        one_of(("small", "requantised"), **{"scheduling.fp8_kv": self.fp8_kv})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +87,7 @@ class EngineProfile:
         per_request_s: API server, tokenisation and routing, once per request.
         transfer_base_s: fixed part of one KV pull.
         transfer_per_descriptor_s: per contiguous piece of KV cache in a pull: a block of a layer.
+        scheduling: how the engine fills a step.
         deployable: whether a plan may be made for it; else it only predicts measured rows.
         window_per_query_head: whether decode attention with a window reads keys and values once per
             query head, as kernels do that know no shared heads.
@@ -57,6 +112,7 @@ class EngineProfile:
     per_sequence_s: float
     per_request_s: float
     transfer_base_s: float
+    scheduling: SchedulingRules
     per_exchange_s: float = 0.0
     prompt_expert_layer_s: float = 0.0
     captured_tokens: int = 0

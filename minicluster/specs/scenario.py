@@ -6,6 +6,7 @@ import operator
 from dataclasses import dataclass, field
 
 from minicluster.errors import InputError
+from minicluster.routing import AUTO, POLICIES
 from minicluster.specs.checks import STRICT, fraction, one_of, positive
 from minicluster.specs.model import DTYPE_BYTES
 from minicluster.specs.slo import SloSpec
@@ -89,13 +90,14 @@ class EngineChoice:
 
     Attributes:
         name: engine with a profile.
-        version: version with a profile, in full or its first two numbers.
+        version: version with a profile, in full or without its last number; absent: the newest
+            that can be deployed.
     """
 
     __pydantic_config__ = STRICT
 
     name: str = "vllm"
-    version: str = "0.29.0"
+    version: str | None = None
 
 
 MIDDLE, SUREST = 0.5, 0.99
@@ -124,10 +126,10 @@ class SearchChoice:
             the SLO: spares are added to each from the cluster's failures; absent: none.
         local_threshold_tokens: prompts up to this length are computed by their decode replica;
             0: none; absent: the search chooses where prompts differ.
-        routing: how a prefill replica is chosen: the one with the fewest prompt tokens
-            outstanding (`least-tokens`), the less loaded of two (`power-of-two`), or `auto`:
-            least-tokens where one decode replica asks and so knows all that is outstanding,
-            power-of-two where several do.
+        routing: policy by which a prefill replica is chosen, a name of minicluster/routing.py, or
+            `auto`: least-tokens (fewest prompt tokens outstanding) where one decode replica asks
+            and so knows all that is outstanding, power-of-two (the less loaded of two) where
+            several do.
     """
 
     __pydantic_config__ = STRICT
@@ -143,7 +145,7 @@ class SearchChoice:
     spare_replicas: int = 0
     availability_fraction: float | None = None
     local_threshold_tokens: int | None = None
-    routing: str = "auto"
+    routing: str = AUTO
 
     def __post_init__(self) -> None:
         """Check names, degrees and shares."""
@@ -152,7 +154,7 @@ class SearchChoice:
         one_of(("gpus", "usd", "watts"), **{"search.objective": self.objective})
         one_of(("deployable", "any"), **{"search.layouts": self.layouts})
         one_of(("split", "mixed", "any"), **{"search.pools": self.pools})
-        one_of(("auto", "least-tokens", "power-of-two"), **{"search.routing": self.routing})
+        one_of((AUTO, *POLICIES), **{"search.routing": self.routing})
         prices = self.prices_usd_per_gpu_hour
         positive(**{f"search.prices_usd_per_gpu_hour.{gpu}": prices[gpu] for gpu in prices})
         if len(set(self.gpus)) != len(self.gpus):

@@ -10,6 +10,7 @@ from sizing.catalog.scenario import (
     find_engine,
     find_study,
     read_scenario,
+    release,
     resolve,
 )
 
@@ -33,6 +34,7 @@ __all__ = [
     "models",
     "read_cluster",
     "read_scenario",
+    "release",
     "resolve",
     "switches",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from minicluster.specs.scenario import EngineChoice, ScenarioSpec
 
 
+NUMBER = re.compile(r"\d+")
+
+
 class Resolved(NamedTuple):
     """What the names of a scenario stand for, its overrides applied."""
 
@@ -43,14 +47,32 @@ def engines() -> tuple[EngineProfile, ...]:
 
 
 def find_engine(choice: EngineChoice, *, place: str = "engine") -> EngineProfile:
-    """Return what can be deployed of an engine; `0.29` stands for the only 0.29.x there is."""
+    """
+    Return the deployable profile of an engine that a scenario asks for.
+
+    `0.29` stands for the newest 0.29.x, no version for the newest of all.
+
+    Raises:
+        InputError: no deployable profile of that engine and version.
+
+    """
     deployable = [profile for profile in engines() if profile.deployable]
-    for profile in deployable:
-        versions = (profile.version, profile.version.rpartition(".")[0])
-        if choice.name == profile.name and choice.version in versions:
-            return profile
-    known = [f"{profile.name} {profile.version}" for profile in deployable]
-    raise unknown(place, f"{choice.name} {choice.version}", "an engine with a profile", known)
+    wanted = [
+        profile
+        for profile in deployable
+        if choice.name == profile.name
+        and choice.version in (None, profile.version, profile.version.rpartition(".")[0])
+    ]
+    if not wanted:
+        known = [f"{profile.name} {profile.version}" for profile in deployable]
+        asked = " ".join(filter(None, (choice.name, choice.version)))
+        raise unknown(place, asked, "an engine with a profile", known)
+    return max(wanted, key=lambda profile: release(profile.version))
+
+
+def release(version: str) -> tuple[int, ...]:
+    """Return the first three numbers of a version; none where it does not start with one."""
+    return tuple(int(n) for n in NUMBER.findall(version)[:3]) if version[:1].isdigit() else ()
 
 
 def find_study(name: str, overrides: Sequence[str] = ()) -> Conventions:

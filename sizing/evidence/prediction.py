@@ -92,7 +92,7 @@ def _static(row: MeasuredRow, subject: Subject) -> RowPrediction:
     """One batch, all prompts together: prefill steps, then one decode step a token (eq. V3)."""
     group = row.groups[0]
     batch = max(1.0, row.amount / group.slicing.dp)
-    budget = subject.token_budget if subject.rules.chunks else math.inf
+    budget = subject.token_budget if subject.rules.chunked_prefill else math.inf
     new = row.isl - row.prefix_tokens
     per_step = max(1.0, min(batch, budget // new)) if new <= budget else 1.0
     full, rest = divmod(batch, per_step)
@@ -176,7 +176,7 @@ def served(
     protocol, recipe = protocol_of(row), recipe_of(row)
     rules = subject.rules
     if protocol is not None:
-        rules = replace(rules, max_batch_size=protocol.max_batch_size)
+        rules = replace(rules, max_num_seqs=protocol.max_batch_size)
     replica = ReplayedReplica(
         steps=_table(subject, group.slicing, users or 256, row.isl + row.osl),
         rules=rules,
@@ -185,7 +185,7 @@ def served(
         * spare
         / group.slicing.pp,
         overhead_s=REQUEST_S,
-        ahead=subject.ahead,
+        ahead=subject.async_scheduling,
         wait_steps=recipe.wait_steps if recipe else 0,
         wait_fraction=recipe.wait_fraction if recipe else 0.0,
     )

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from sizing.evidence.rules import SchedulingRules
+from minicluster.specs.engine import SchedulingRules
 from sizing.evidence.steps import StepTable
 
 
@@ -139,7 +139,7 @@ class RowReplay:
         if self._waits():
             return []
         rules = self.replica.rules
-        budget = self.replica.token_budget - (len(self.running) if rules.mixes else 0)
+        budget = self.replica.token_budget - (len(self.running) if rules.mixed_steps else 0)
         chunks: list[tuple[_Job, int]] = []
         if self.partial is not None:
             size = min(self.partial.left, max(budget, 1))
@@ -150,9 +150,9 @@ class RowReplay:
             job = self.waiting[0]
             if not self._fits(job, len(chunks)):
                 break
-            if job.left > budget and not rules.chunks and chunks:
+            if job.left > budget and not rules.chunked_prefill and chunks:
                 break
-            size = min(job.left, budget) if rules.chunks else job.left
+            size = min(job.left, budget) if rules.chunked_prefill else job.left
             self.waiting.popleft()
             self.reserved += self._reservation(job)
             chunks.append((job, size))
@@ -175,20 +175,20 @@ class RowReplay:
         running = len(self.running) + admitted
         if not running:
             return True
-        if running >= self.replica.rules.max_batch_size:
+        if running >= self.replica.rules.max_num_seqs:
             return False
         return self.reserved + self._reservation(job) <= self.replica.kv_tokens
 
     def _reservation(self, job: _Job) -> float:
         """KV cache that a request holds from its admission on."""
-        ahead = (job.request.output - job.made) * self.replica.rules.reserved_fraction
+        ahead = (job.request.output - job.made) * self.replica.rules.kv_reserved_fraction
         return job.context + ahead
 
     def _prefill_step(self, chunks: list[tuple[_Job, int]]) -> None:
         """One step with prompts in it; decoded sequences get a token where the engine mixes."""
         tokens = sum(size for _, size in chunks)
         pairs = sum(size * (job.context - job.left + size / 2) for job, size in chunks)
-        batch = len(self.running) if self.replica.rules.mixes else 0
+        batch = len(self.running) if self.replica.rules.mixed_steps else 0
         context = self.context_sum / batch if batch else 0.0
         self.began = self.now
         self.now += self.replica.steps.seconds(tokens, pairs / tokens - tokens / 2, batch, context)
@@ -208,9 +208,9 @@ class RowReplay:
         one = self.replica.steps.seconds(0, 0.0, batch, context)
         if self.coming:
             count = min(count, max(1, int((self.coming[0][0] - self.now) / one) + 1))
-        if self.replica.rules.reserved_fraction < 1:
+        if self.replica.rules.kv_reserved_fraction < 1:
             room = self.replica.kv_tokens - self.reserved
-            grows = batch * (1 - self.replica.rules.reserved_fraction)
+            grows = batch * (1 - self.replica.rules.kv_reserved_fraction)
             count = min(count, max(1, int(room / grows)))
         if count > 1:
             one = self.replica.steps.seconds(0, 0.0, batch, context + (count - 1) / 2)
@@ -224,7 +224,7 @@ class RowReplay:
         self.step += count
         grown = count * len(self.running)
         self.context_sum += grown
-        self.reserved += grown * (1 - self.replica.rules.reserved_fraction)
+        self.reserved += grown * (1 - self.replica.rules.kv_reserved_fraction)
         while self.reserved > self.replica.kv_tokens and len(self.running) > 1:
             self._preempt()
 
@@ -233,7 +233,7 @@ class RowReplay:
         if not job.made:
             job.first_s = self.now
         job.made += 1
-        self.reserved += 1 - self.replica.rules.reserved_fraction
+        self.reserved += 1 - self.replica.rules.kv_reserved_fraction
         job.joined = self.step
         job.ends = self.step + job.request.output - job.made
         number = id(job)
@@ -265,7 +265,7 @@ class RowReplay:
     def _held(self, job: _Job, made: int) -> float:
         """KV cache that a running request holds after *made* tokens."""
         prompt = job.request.cached + job.request.computed
-        return prompt + made + (job.request.output - made) * self.replica.rules.reserved_fraction
+        return prompt + made + (job.request.output - made) * self.replica.rules.kv_reserved_fraction
 
     def _preempt(self) -> None:
         """Drop the youngest sequence: its tokens are computed again when there is room."""

@@ -29,8 +29,12 @@ def decode_slots(row: MeasuredRow, subject: Subject) -> int:
     ranks = pool.slicing.dp
     tokens = (1 - row.length_jitter / 2) * (row.isl + row.osl)
     kept = subject.kv_tokens(pool.slicing, tokens) / tokens
-    rank = max(1, min(math.floor(kept), subject.rules.max_batch_size))
-    told = recipe_slots(int(row.amount), pool.replicas, ranks) if subject.rules.crowded else None
+    rank = max(1, min(math.floor(kept), subject.rules.max_num_seqs))
+    told = (
+        recipe_slots(int(row.amount), pool.replicas, ranks)
+        if subject.rules.recipe_users_exceed_slots
+        else None
+    )
     return pool.replicas * min(rank * ranks, told or rank * ranks)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -11,14 +10,14 @@ from minicluster.specs.cluster import ClusterSpec
 from minicluster.specs.model import DTYPE_BYTES, ModelSpec
 from minicluster.specs.precision import with_weight_dtype
 from sizing import catalog
-from sizing.evidence.rules import SchedulingRules, rules_of
+from sizing.catalog import release
 from sizing.latency.memory import kv_bytes_per_sequence, kv_space_bytes
 from sizing.latency.step import Machine
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from minicluster.specs.engine import EngineProfile
+    from minicluster.specs.engine import EngineProfile, SchedulingRules
     from minicluster.specs.gpu import GpuSpec
     from minicluster.specs.slicing import Slicing
     from sizing.evidence.row import MeasuredRow
@@ -29,24 +28,28 @@ LEAST_KV_FRACTION = 0.02
 """Of GPU memory: what ran had some room for KV, whatever our sum of weights and reserves says."""
 MODELOPT = "nvidia/"
 """Whose checkpoints carry the scales of an fp8 KV cache, and scale fp8 weights by tensors."""
-NUMBER = re.compile(r"\d+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
     """
-    A row's machine.
+    The machine that a row was measured on.
 
     Attributes:
-        ahead: the engine puts the next step together while one runs.
+        token_budget: most tokens in a step.
+        async_scheduling: the engine prepares the next step while one runs.
         notes: what was taken in place of something unknown, one sentence each.
     """
 
     machine: Machine
-    rules: SchedulingRules
     token_budget: int
-    ahead: bool
+    async_scheduling: bool
     notes: tuple[str, ...]
+
+    @property
+    def rules(self) -> SchedulingRules:
+        """How the engine fills a step."""
+        return self.machine.engine.scheduling
 
     def kv_tokens(self, slicing: Slicing, sequence_tokens: float) -> float:
         """Tokens that one attention rank's KV cache holds, in sequences of a given length."""
@@ -67,17 +70,15 @@ def subject_of(row: MeasuredRow) -> Subject:
         InputError: a model, GPU, engine or dtype that nothing is known of.
 
     """
-    rules = rules_of(row.engine, place=f"{row.place}: engine")
-    gpu = catalog.find_gpu(row.gpu, place=f"{row.place}: gpu")
+    place = f"{row.place}: engine"
     version = row.engine_version
-    if len(row.groups) > 1 and rules.split_since and _numbers(version) < rules.split_since:
+    engine, notes = nearest_engine(row.engine, version, catalog.engines(), place=place)
+    split_since = engine.scheduling.split_since
+    if len(row.groups) > 1 and split_since and release(version) < split_since:
         version = f"of its server ({version})"
-    engine, notes = nearest_engine(row.engine, version, catalog.engines())
-    budget = row.token_budget or rules.budget(
-        prompt_tokens=row.isl,
-        users=row.amount,
-        own_recipe=row.load == "closed" and (not row.length_jitter or not rules.chunks),
-    )
+        engine, notes = nearest_engine(row.engine, version, catalog.engines(), place=place)
+    rules = engine.scheduling
+    gpu = catalog.find_gpu(row.gpu, place=f"{row.place}: gpu")
     return Subject(
         machine=Machine(
             model=_model(row, rules),
@@ -85,51 +86,53 @@ def subject_of(row: MeasuredRow) -> Subject:
             cluster=_cluster(gpu, sum(g.replicas * g.slicing.gpus for g in row.groups)),
             engine=engine,
         ),
-        rules=rules,
-        token_budget=budget,
-        ahead=not _numbers(version) or _numbers(version) >= rules.ahead_since,
+        token_budget=row.token_budget or _token_budget(row, engine),
+        async_scheduling=not release(version) or release(version) >= rules.async_scheduling_since,
         notes=notes,
     )
 
 
+def _token_budget(row: MeasuredRow, engine: EngineProfile) -> int:
+    """Tokens of a step where the row does not say: a recipe's for this load, or the default."""
+    rules = engine.scheduling
+    own_recipe = row.load == "closed" and not (row.length_jitter and rules.chunked_prefill)
+    if not own_recipe or rules.recipe_spare_tokens is None:
+        return engine.max_batched_tokens
+    return int(row.amount) + row.isl + rules.recipe_spare_tokens
+
+
 def nearest_engine(
-    name: str, version: str, profiles: Iterable[EngineProfile]
+    name: str, version: str, profiles: Iterable[EngineProfile], *, place: str = "engine"
 ) -> tuple[EngineProfile, tuple[str, ...]]:
     """
-    Return the profile of an engine version, of the nearest one, or else of another engine.
+    Return the profile of an engine version, or of the nearest version that has one.
 
     Args:
-        name: of the engine.
+        name: of the engine, in any case.
         version: empty: unknown; text without numbers likewise.
-        profiles: what there is; several of one version: the first.
+        profiles: the catalog's; of several of one version, the first is taken.
+        place: file, line and column, named in errors.
 
     Returns:
         The profile, and a note where it is not of this very version.
 
     Raises:
-        InputError: no profile at all.
+        InputError: no profile of that engine.
 
     """
     known = list(profiles)
     own = [profile for profile in known if profile.name.lower() == name.lower()]
-    if not known:
-        raise InputError("configs/engines", None, "the profile of an engine")
     if not own:
-        other = known[0]
-        return other, (f"no constants of {name}: those of {other.name} {other.version}",)
-    wanted = _numbers(version)
+        names = dict.fromkeys(profile.name for profile in known)
+        raise InputError(place, name, "one of " + ", ".join(names), "add it to configs/engines")
+    wanted = release(version)
     if not wanted:
-        newest = max(own, key=lambda profile: _numbers(profile.version))
+        newest = max(own, key=lambda profile: release(profile.version))
         return newest, (f"engine version {version or 'unknown'}: constants of {newest.version}",)
-    nearest = min(own, key=lambda profile: _distance(wanted, _numbers(profile.version)))
-    same = _numbers(nearest.version)[: len(wanted)] == wanted
+    nearest = min(own, key=lambda profile: _distance(wanted, release(profile.version)))
+    same = release(nearest.version)[: len(wanted)] == wanted
     note = f"no constants of {name} {version}: those of {nearest.version}"
     return nearest, () if same else (note,)
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    """Read the release numbers of a version; none where it does not start with one."""
-    return tuple(int(n) for n in NUMBER.findall(version)[:3]) if version[:1].isdigit() else ()
 
 
 def _distance(one: tuple[int, ...], other: tuple[int, ...]) -> float:

@@ -134,7 +134,7 @@ def _pools(row: MeasuredRow, subject: Subject) -> Pools:
 
 def _prefill_s(row: MeasuredRow, subject: Subject, group: Group, new: float) -> float:
     """Seconds of one prompt alone, in chunks of the budget."""
-    chunks = math.ceil(new / subject.token_budget) if subject.rules.chunks else 1
+    chunks = math.ceil(new / subject.token_budget) if subject.rules.chunked_prefill else 1
     sizes = np.full(chunks, new / chunks)
     load = prefill_load(sizes, row.prefix_tokens + np.cumsum(sizes) - sizes)
     return float(seconds_of(subject.machine, load, group.slicing).sum())

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from minicluster.plan import step_time
-from minicluster.routing import LEAST_TOKENS
+from minicluster.routing import LEAST_TOKENS, POWER_OF_TWO
 from sizing.queueing.least_tokens import least_tokens_wait
 from sizing.queueing.spread import LatencyQuantiles, spread
 from sizing.queueing.two_choices import two_choices_wait
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from sizing.queueing.stage import TandemLoad
+
+CLOSED_FORMS = (LEAST_TOKENS, POWER_OF_TWO, "random")
+"""Routing policies with a wait of their own here; of others, the wait is that of `random`."""
 
 LOWER_LOADS = np.linspace(0.05, 1, 20)
 """Shares of the load that eq. T14 looks back over."""
@@ -89,11 +92,17 @@ def wait(tandem: TandemLoad, slowdown: float = 1.0) -> LatencyQuantiles:
 
 
 def _routed_wait(tandem: TandemLoad, service: LatencyQuantiles, used: float) -> LatencyQuantiles:
-    """Wait behind the tandem's policy."""
+    """
+    Wait behind the tandem's policy.
+
+    A policy that is not in `CLOSED_FORMS` is taken as a random choice, a queue for each replica,
+    which lies above the truth for policies that spread requests more evenly.
+    """
     replicas = tandem.prefill.replicas
     if replicas > 1 and tandem.prefill_policy == LEAST_TOKENS:
         return least_tokens_wait(service, used, replicas)
-    return two_choices_wait(service, used, replicas)
+    compared = replicas if tandem.prefill_policy == POWER_OF_TWO else 1
+    return two_choices_wait(service, used, compared)
 
 
 def filled(tandem: TandemLoad, slowdown: float = 1.0) -> float:

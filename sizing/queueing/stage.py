@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from minicluster.plan import StepModel
-from minicluster.routing import AUTO, LEAST_TOKENS, POWER_OF_TWO
+from minicluster.routing import AUTO, prefill_policy
 from minicluster.specs.workload import WorkloadSpec
 from minicluster.workload.arrivals import length_quantiles
 
@@ -59,10 +59,8 @@ class TandemLoad:
 
     @property
     def prefill_policy(self) -> str:
-        """Policy among the prefill replicas: exact loads where one router sees all of them."""
-        if self.routing != AUTO:
-            return self.routing
-        return LEAST_TOKENS if self.decode.replicas == 1 else POWER_OF_TWO
+        """Policy among the prefill replicas."""
+        return prefill_policy(self.routing, deciding=self.decode.replicas)
 
     @cached_property
     def all_tokens(self) -> NDArray[np.float64]:

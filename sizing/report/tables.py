@@ -9,6 +9,7 @@ from rich.text import Text
 
 from minicluster.specs.slo import PERCENTILES
 from sizing.planner.studies.cost import running
+from sizing.queueing.prefill import CLOSED_FORMS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -151,6 +152,8 @@ def summary(plan: Plan) -> Text:
     local = plan.routing.local_threshold_tokens
     if local:
         lines.append(f"Prompts up to {local:,} tokens are computed by their decode replica")
+    if plan.routing.policy not in CLOSED_FORMS:
+        lines.append(f"Closed forms take {plan.routing.policy} routing as random, an upper bound")
     assumed = plan.inputs.scenario.model.assumed_context_tokens
     if assumed is not None:
         lines.append(f"Assumption of the scenario: {plan.model.id} serves {assumed:,} tokens")

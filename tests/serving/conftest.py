@@ -33,7 +33,7 @@ from minicluster.plan import (
 )
 from minicluster.specs.architecture import architecture_hash
 from minicluster.specs.cluster import ClusterSpec
-from minicluster.specs.engine import EngineProfile
+from minicluster.specs.engine import EngineProfile, SchedulingRules
 from minicluster.specs.gpu import GpuSpec
 from minicluster.specs.model import ModelSpec
 from minicluster.specs.scenario import ClusterChoice, ModelChoice, ScenarioSpec
@@ -217,6 +217,14 @@ def make_plan() -> PlanMaker:
         per_sequence_s=0.0,
         per_request_s=0.0,
         transfer_base_s=0.0,
+        scheduling=SchedulingRules(
+            mixed_steps=True,
+            chunked_prefill=True,
+            max_num_seqs=8,
+            kv_reserved_fraction=0.0,
+            fp8_kv="requantised",
+            async_scheduling_since=(0,),
+        ),
     )
 
     def make(deployment: Deployment) -> Plan:

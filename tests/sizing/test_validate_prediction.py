@@ -103,7 +103,7 @@ def test_split_pools_have_a_ttft_and_a_tpot() -> None:
 
 
 def test_the_nearest_version_of_an_engine_stands_in() -> None:
-    """Its own version: no note; a nearer one before a newer one; another engine at the last."""
+    """Its own version: no note; a nearer one before a newer one; another engine is refused."""
     base = catalog.engines()[0]
     known = [
         replace(base, name=name, version=version)
@@ -115,11 +115,12 @@ def test_the_nearest_version_of_an_engine_stands_in() -> None:
         ("vllm", "0.10"): ("vllm", "0.9.1", True),
         ("vllm", ""): ("vllm", "0.18.0", True),
         ("vllm", "nightly"): ("vllm", "0.18.0", True),
-        ("sglang", "0.5.9"): ("vllm", "0.9.1", True),
     }
     for (name, version), (own, nearest, noted) in asked.items():
         profile, notes = nearest_engine(name, version, known)
         assert (profile.name, profile.version, bool(notes)) == (own, nearest, noted)
+    with pytest.raises(InputError, match="'sglang'; expected one of vllm, trtllm"):
+        nearest_engine("sglang", "0.5.9", known)
 
 
 def test_the_version_of_a_server_is_not_that_of_its_engine() -> None:

@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sizing import catalog
 from sizing.evidence.load import repeated, requests
 from sizing.evidence.replay import ReplayedReplica, ReplayedRequest, RowReplay
-from sizing.evidence.rules import RULES
 from sizing.evidence.steps import StepTable
 
+RULES = {profile.name: profile.scheduling for profile in catalog.engines()}
 PROMPT_TOKEN_S = 1e-3
 STEP_S = 1e-2
 
