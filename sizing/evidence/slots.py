@@ -30,12 +30,10 @@ def decode_slots(row: MeasuredRow, subject: Subject) -> int:
     tokens = (1 - row.length_jitter / 2) * (row.isl + row.osl)
     kept = subject.kv_tokens(pool.slicing, tokens) / tokens
     rank = max(1, min(math.floor(kept), subject.rules.max_num_seqs))
-    told = (
-        recipe_slots(int(row.amount), pool.replicas, ranks)
-        if subject.rules.recipe_users_exceed_slots
-        else None
-    )
-    return pool.replicas * min(rank * ranks, told or rank * ranks)
+    slots = rank * ranks
+    if subject.rules.recipe_users_exceed_slots:
+        slots = min(slots, recipe_slots(int(row.amount), pool.replicas, ranks) or slots)
+    return pool.replicas * slots
 
 
 def recipe_slots(users: int, replicas: int, ranks: int) -> int | None:

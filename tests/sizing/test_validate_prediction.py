@@ -8,6 +8,7 @@ from itertools import product
 import numpy as np
 import pytest
 
+from minicluster.errors import InputError
 from sizing import catalog
 from sizing.cli.inputs import read_inputs
 from sizing.evidence.prediction import predict_row
