@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minicluster.routing import POLICIES, chooser, counts_tokens
+from minicluster.routing import POLICIES, Rng, chooser, counts_tokens, find_policy, routing_policy
 from serving.replicas.outstanding import Outstanding
 from serving.request.prompt_length import prompt_tokens
 
@@ -33,7 +33,7 @@ with warnings.catch_warnings():
     from serving.replicas.router import PlannedRouter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 EVENTS = st.lists(
     st.tuples(st.booleans(), st.integers(0, 2), st.integers(0, 9), st.floats(1, 1000)), max_size=60
@@ -199,6 +199,21 @@ def test_power_of_two_keeps_many_replicas_level() -> None:
     assert (level[0] >= 47, level[-1] <= 53) == (True, True)
     uneven = run(burst("random"))
     assert (uneven[0] < 47, uneven[-1] > 53) == (True, True)
+
+
+def test_a_registered_policy_is_deployable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A policy that `minicluster.routing` registers routes here by its name, without other code."""
+    monkeypatch.setitem(POLICIES, "last", find_policy("random"))
+
+    @routing_policy("last")
+    def last(loads: Sequence[float], rng: Rng, turn: int) -> int:  # noqa: ARG001
+        return len(loads) - 1
+
+    async def dealt() -> str:
+        routed = Routed("last", *_named("a", "b", "c"))
+        return "".join([await routed.route(tokens) for tokens in (900, 1, 1)])
+
+    assert run(dealt()) == "ccc"
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
