@@ -18,8 +18,8 @@ from minicluster.engine_model.step_seconds import FittedStep
 from minicluster.specs.step import StepCoefficients
 from minicluster.specs.workload import Lengths, WorkloadSpec
 from minicluster.workload.sources import RequestSource, drawn
+from sizing.simulation.event_loop import EventLoop
 from sizing.simulation.system import Path, SimulatedPool, System
-from sizing.simulation.tandem import TandemSimulation
 
 STEP = StepCoefficients(
     base_s=3e-3,
@@ -59,7 +59,7 @@ def cpu_s(scale: int, count: int, seed: int) -> float:
         output_tokens=Lengths.fixed(500),
     )  # fmt: skip
     start = time.process_time()
-    TandemSimulation(
+    EventLoop(
         system(scale), drawn(workload, RequestSource(), count=count, seed=seed), seed=seed
     ).run()
     return time.process_time() - start

@@ -1,16 +1,16 @@
-"""One replica: when its steps begin and end."""
+"""One replica of an engine: begin and end of its steps."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from minicluster.engine_model.scheduler import Scheduler
-from minicluster.specs.step import HOLDS
+from minicluster.specs.step import DELAYS_PER_REQUEST
 
 if TYPE_CHECKING:
     from minicluster.engine_model.limits import EngineLimits
     from minicluster.engine_model.prefix_cache import PrefixCache
-    from minicluster.engine_model.request_table import Ledger
+    from minicluster.engine_model.request_table import RequestTable
     from minicluster.engine_model.step_seconds import StepTime
 
 
@@ -20,8 +20,8 @@ class Replica(Scheduler):
 
     Time goes in stretches: one step where prompts are computed, else as many decode steps as
     pass before a sequence ends or blocks run out. `start_s` to `end_s` is the stretch in
-    progress while `active`; an event at `end_s` must call `complete` and then `schedule`. Every
-    change of `end_s` raises `epoch`, so that events of earlier ends can be told apart.
+    progress while `active`; an event at `end_s` must call `end_stretch` and then `start_stretch`.
+    Every change of `end_s` raises `epoch`, so that an event of an earlier end can be recognised.
 
     Attributes:
         active: whether a stretch is in progress.
@@ -32,7 +32,7 @@ class Replica(Scheduler):
 
     def __init__(
         self,
-        ledger: Ledger,
+        requests: RequestTable,
         step: StepTime,
         limits: EngineLimits,
         *,
@@ -40,7 +40,9 @@ class Replica(Scheduler):
         prefix_cache: PrefixCache | None = None,
     ) -> None:
         """Start idle and empty; the arguments are the scheduler's."""
-        super().__init__(ledger, step, limits, prefill_only=prefill_only, prefix_cache=prefix_cache)
+        super().__init__(
+            requests, step, limits, prefill_only=prefill_only, prefix_cache=prefix_cache
+        )
         self.active = False
         self.end_s = self._seconds = self.busy_s = 0.0
         self._steps = self._used_end = 0
@@ -50,61 +52,60 @@ class Replica(Scheduler):
         """Take a request that computes its own prompt."""
         self.waiting.append(request)
         if not self.active:
-            self.schedule(now_s)
-        elif len(self.waiting) == 1 and len(self.running) < self._limit:
-            self._cut(now_s)
+            self.start_stretch(now_s)
+        elif len(self.waiting) == 1 and len(self.running) < self._max_num_seqs:
+            self._end_at_next_step(now_s)
 
-    def offer(self, request: int, now_s: float) -> None:
-        """Take a request whose KV cache is to be pulled; `started` tells when that begins."""
-        self.pulls.add(request)
-        if self.active and not self.waiting and not self.chunks and self._spare(request):
-            # Blocks are there at the next boundary whatever happens until then: no need to stop.
-            blocks = -(-self._ledger.prompt[request] // self._block_size)
-            self.used += blocks
-            self._used_end += blocks
-            self.pulls.discard(request)
-            self.pulling[request] = None
-            self.started.append((request, self._boundary_s(now_s)))
+    def add_remote_prefill(self, request: int, now_s: float) -> None:
+        """Take a request whose KV cache is to be pulled; see `started_pulls` for the begin."""
+        self.remote_prefills.add(request)
+        decoding = self.active and not self.waiting and not self.scheduled_prefills
+        if decoding and self._pull_fits(request):
+            # Blocks are free at the next step whatever happens until then: the stretch goes on.
+            num_blocks = -(-self._requests.num_prompt_tokens[request] // self._block_size)
+            self._used_end += num_blocks
+            self.start_pull(request, num_blocks, self._next_step_s(now_s))
         else:
             self.add(request, now_s)
 
-    def pulled(self, request: int, now_s: float) -> None:
+    def kv_received(self, request: int, now_s: float) -> None:
         """Note that a KV cache has arrived; its request decodes from the next step on."""
-        self.ready.add(request)
+        self.kv_arrived.add(request)
         if not self.active:
-            self.schedule(now_s)
-        elif self.chunks or self.waiting or not self._first(request):
-            self._cut(now_s)
+            self.start_stretch(now_s)
+        elif self.scheduled_prefills or self.waiting or not self._joins_next_step(request):
+            self._end_at_next_step(now_s)
         else:
             steps = 0 if now_s < self.start_s else self.steps_until(now_s)
             if steps < self._steps:
-                # Nothing else can happen at that boundary: go there at once.
-                boundary_s = self.start_s + self.steps_s(steps)
-                self.complete(steps)
-                self.start_s = boundary_s
-                self.take_ready()
-                self._begin()
+                # Nothing else can happen at that step: go there at once.
+                next_step_s = self.start_s + self.steps_s(steps)
+                self.end_stretch(steps)
+                self.start_s = next_step_s
+                self.schedule_arrived()
+                self._set_stretch()
 
     @property
     def handover_s(self) -> float:
-        """How much later a pull begins because this replica decodes on the same cores."""
-        return self._step.join_s / HOLDS if self.batch else 0.0
+        """Delay of a pull's begin because this replica decodes on the same cores."""
+        return self._step.join_delay_s / DELAYS_PER_REQUEST if self.batch else 0.0
 
-    def hold(self, now_s: float) -> None:
-        """Note work that a coming request makes for the cores; who decodes waits for it (Q9)."""
-        if self.active and self._step.join_s:
-            self.owed += 1
-            self._cut(now_s)
+    def delay(self, now_s: float) -> None:
+        """Delay the decode batch by the work that a coming request makes for the cores (Q9)."""
+        if self.active and self._step.join_delay_s:
+            self.pending_delays += 1
+            self._end_at_next_step(now_s)
 
     def release(self, request: int, now_s: float) -> None:
         """Give back the blocks of a prompt that another replica has pulled."""
-        self.used -= -(-self._ledger.prompt[request] // self._block_size)
-        self.remember(request, self._ledger.prompt[request])
+        num_tokens = self._requests.num_prompt_tokens[request]
+        self.used_blocks -= -(-num_tokens // self._block_size)
+        self.free_to_cache(request, num_tokens)
         if self.waiting and not self.active:
-            self.schedule(now_s)
+            self.start_stretch(now_s)
 
-    def complete(self, steps: int | None = None) -> list[int]:
-        """End the stretch, or its first *steps* steps; return the requests that are done."""
+    def end_stretch(self, steps: int | None = None) -> list[int]:
+        """End the stretch, or its first *steps* steps; return the requests that are finished."""
         taken = self._steps if steps is None else steps
         if not taken:
             return []
@@ -114,56 +115,55 @@ class Replica(Scheduler):
         done: list[int] = []
         if self.batch:
             first_s = seconds if taken == 1 else self.steps_s(1)
-            firsts = len(self.fresh)
+            firsts = len(self.newly_joined)
             if firsts:
-                for request in self.fresh:
-                    one_step = taken == 1 or self.held_s > 0
-                    self.first_token(request, self.start_s + first_s, one_step=one_step)
-                self.fresh.clear()
-            self.tally(taken, seconds, firsts=firsts, first_s=first_s)
-            if self._ends[0][0] <= self.step_no:
-                done = self.ended()
-                self.forget(done, end_s)
-        if self.chunks:
-            done += self.compute(end_s)
+                for request in self.newly_joined:
+                    one_step = taken == 1 or self.delay_s > 0
+                    self.note_first_token(request, self.start_s + first_s, one_step=one_step)
+                self.newly_joined.clear()
+            self.advance(taken, seconds, firsts=firsts, first_s=first_s)
+            if self._finish_heap[0][0] <= self.num_steps:
+                done = self.pop_finished()
+                self.finish(done, end_s)
+        if self.scheduled_prefills:
+            done += self.update_from_output(end_s)
         return done
 
-    def refresh(self, now_s: float) -> None:
-        """End the stretch at the next boundary: steps take another time from now on."""
+    def reschedule(self, now_s: float) -> None:
+        """End the stretch with the step in progress, because later ones take another time."""
         if self.active:
-            self._cut(now_s)
+            self._end_at_next_step(now_s)
 
-    def schedule(self, now_s: float) -> None:
+    def start_stretch(self, now_s: float) -> None:
         """Begin the next stretch."""
         self.start_s = now_s
-        looked = self.choose(now_s)
-        self._begin(one_step=not looked)
+        considered = self.schedule(now_s)
+        self._set_stretch(one_step=not considered)
 
-    def _begin(self, *, one_step: bool = False) -> None:
+    def _set_stretch(self, *, one_step: bool = False) -> None:
         """
-        Find how long the stretch is that starts now (eq. Q2, Q3).
+        Compute the number of steps and the end of the stretch that starts now (eq. Q2, Q3).
 
-        *one_step*: there was a preemption, so that nobody was admitted; the next step tries.
+        *one_step*: a preemption kept waiting requests out of this step; the next one may admit.
         """
         self.epoch += 1
-        self.active = bool(self.batch or self.chunks)
-        if self.chunks:
-            done = self.prefilling
+        self.active = bool(self.batch or self.scheduled_prefills)
+        if self.scheduled_prefills:
+            computed = self.prefilling
+            chunks = [(new, computed[request]) for request, new in self.scheduled_prefills]
             self._steps = 1
-            self._seconds = self._step.step_s(
-                [(new, done[request]) for request, new in self.chunks], self.batch, self.context
-            )
+            self._seconds = self._step.step_s(chunks, self.batch, self.context_tokens)
         elif self.batch:
-            if self.owed:
-                if self.batch > len(self.fresh):
-                    held_s = self.owed * self._step.join_s / HOLDS
-                    self.start_s += held_s
-                    self.held_s += held_s
-                self.owed = 0
+            if self.pending_delays:
+                if self.batch > len(self.newly_joined):
+                    delay_s = self.pending_delays * self._step.join_delay_s / DELAYS_PER_REQUEST
+                    self.start_s += delay_s
+                    self.delay_s += delay_s
+                self.pending_delays = 0
             self._step_s, self._per_token_s = self._step.decode_line(self.batch)
-            steps = 1 if one_step else self.next_end() - self.step_no
-            self._used_end = self.used + self.crossings(steps)
-            if self._used_end > self._total:
+            steps = 1 if one_step else self.next_finish() - self.num_steps
+            self._used_end = self.used_blocks + self.new_blocks(steps)
+            if self._used_end > self._num_blocks:
                 steps = self._until_full(steps)
             self._steps = steps
             self._seconds = self.steps_s(steps)
@@ -174,23 +174,23 @@ class Replica(Scheduler):
         low, high = 1, steps
         while high - low > 1:
             middle = (low + high) // 2
-            if self.used + self.crossings(middle) > self._total:
+            if self.used_blocks + self.new_blocks(middle) > self._num_blocks:
                 high = middle
             else:
                 low = middle
-        self._used_end = self.used + self.crossings(low)
+        self._used_end = self.used_blocks + self.new_blocks(low)
         return low
 
-    def _boundary_s(self, now_s: float) -> float:
-        """Return when the step in progress ends."""
+    def _next_step_s(self, now_s: float) -> float:
+        """Return the time at which the step in progress ends."""
         if now_s < self.start_s:
             return self.start_s
         steps = self.steps_until(now_s)
         return self.end_s if steps >= self._steps else self.start_s + self.steps_s(steps)
 
-    def _cut(self, now_s: float) -> None:
-        """End the stretch at the next boundary, where somebody may be admitted."""
-        if self.chunks:
+    def _end_at_next_step(self, now_s: float) -> None:
+        """End the stretch with the step in progress; the next step may admit a request."""
+        if self.scheduled_prefills:
             return
         steps = 0 if now_s < self.start_s else self.steps_until(now_s)
         if steps < self._steps:
@@ -199,21 +199,21 @@ class Replica(Scheduler):
             self.end_s = self.start_s + self._seconds
             self.epoch += 1
 
-    def _first(self, request: int) -> bool:
-        """Say whether an arrived pull joins at the next boundary, whatever happens until then."""
+    def _joins_next_step(self, request: int) -> bool:
+        """Say whether a pulled request joins at the next step, whatever happens until then."""
         return (
-            len(self.ready) == 1
-            and next(iter(self.pulling)) == request
-            and len(self.running) < self._limit
-            and self._used_end + self._watermark < self._total
+            len(self.kv_arrived) == 1
+            and next(iter(self.waiting_for_kv)) == request
+            and len(self.running) < self._max_num_seqs
+            and self._used_end + self._watermark_blocks < self._num_blocks
         )
 
-    def _spare(self, request: int) -> bool:
-        """Say whether a pull begins at the next boundary, whatever joins until then."""
-        blocks = -(-self._ledger.prompt[request] // self._block_size)
+    def _pull_fits(self, request: int) -> bool:
+        """Say whether a pull can begin at the next step, whatever joins until then."""
+        blocks = -(-self._requests.num_prompt_tokens[request] // self._block_size)
         # If that is the end of the stretch, the step after it takes its blocks first.
-        taking = self._phase[(self.step_no + self._steps) % self._block_size]
+        step_blocks = self._block_offsets[(self.num_steps + self._steps) % self._block_size]
         return (
-            len(self.running) + len(self.pulling) < self._limit
-            and self._used_end + taking + blocks + self._watermark <= self._total
+            len(self.running) + len(self.waiting_for_kv) < self._max_num_seqs
+            and self._used_end + step_blocks + blocks + self._watermark_blocks <= self._num_blocks
         )

@@ -1,4 +1,4 @@
-"""What is known of each request while it runs, one list a column."""
+"""The requests of a run while it lasts, one list a column."""
 
 from __future__ import annotations
 
@@ -9,58 +9,53 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-class Ledger:
+class RequestTable:
     """
-    Requests by index; lists, because the event loop reads single entries.
+    Requests by index; columns are lists, because the event loop reads single entries.
 
     Attributes:
-        prompt: prompt tokens.
-        outputs: tokens to generate.
-        prefix: prompt tokens that are in the prefix cache wherever the request goes.
-        admitted_s: when the first step of its prompt began; infinite before.
-        produced: tokens generated so far.
-        first_s: when the first token was there; infinite before.
-        last_s: when the last token before a preemption was there.
-        finish_s: when the last token was there.
+        num_prompt_tokens: tokens of the prompt.
+        max_tokens: tokens to generate.
+        num_prefix_tokens: prompt tokens that every replica has in its prefix cache.
+        num_output_tokens: tokens generated so far; those of the decode batch are added when a request
+            leaves it early.
+        num_cached_tokens: prompt tokens that the prefill found cached.
+        num_preemptions: times that the request lost its blocks.
+        scheduled_s: begin of the first step of its prompt; infinite before.
+        first_token_s: time of the first token; infinite before.
+        last_token_s: time of the last token before a preemption; infinite without one.
+        finished_s: time of the last token; infinite before.
         stall_s: longest gap between two tokens.
-        cached: prompt tokens that the prefill found cached.
-        preemptions: times the request lost its blocks.
     """
 
     __slots__ = (
-        "admitted_s",
-        "cached",
-        "finish_s",
-        "first_s",
-        "last_s",
-        "outputs",
-        "preemptions",
-        "prefix",
-        "produced",
-        "prompt",
-        "stall_s",
-    )
+        "finished_s", "first_token_s", "last_token_s", "max_tokens", "num_cached_tokens",
+        "num_output_tokens", "num_preemptions", "num_prefix_tokens", "num_prompt_tokens",
+        "scheduled_s", "stall_s",
+    )  # fmt: skip
 
     def __init__(
         self,
-        prompt: Sequence[int],
-        outputs: Sequence[int],
-        prefix: Sequence[int] | None = None,
+        num_prompt_tokens: Sequence[int],
+        max_tokens: Sequence[int],
+        num_prefix_tokens: Sequence[int] | None = None,
     ) -> None:
-        """Start with nothing done."""
-        count = len(prompt)
-        self.prompt = list(prompt)
-        self.outputs = list(outputs)
-        self.prefix = [0] * count if prefix is None else list(prefix)
-        self.produced = [0] * count
-        self.admitted_s = [inf] * count
-        self.first_s = [inf] * count
-        self.last_s = [inf] * count
-        self.finish_s = [inf] * count
+        """Start with every request still to arrive."""
+        count = len(num_prompt_tokens)
+        self.num_prompt_tokens = list(num_prompt_tokens)
+        self.max_tokens = list(max_tokens)
+        self.num_prefix_tokens = (
+            [0] * count if num_prefix_tokens is None else list(num_prefix_tokens)
+        )
+        self.num_output_tokens = [0] * count
+        self.num_cached_tokens = [0] * count
+        self.num_preemptions = [0] * count
+        self.scheduled_s = [inf] * count
+        self.first_token_s = [inf] * count
+        self.last_token_s = [inf] * count
+        self.finished_s = [inf] * count
         self.stall_s = [0.0] * count
-        self.cached = [0] * count
-        self.preemptions = [0] * count
 
     def __len__(self) -> int:
         """Count the requests."""
-        return len(self.prompt)
+        return len(self.num_prompt_tokens)

@@ -1,46 +1,52 @@
-"""Who is in a step, by the rules of vLLM V1's scheduler."""
+"""vLLM V1's scheduler in miniature: the requests of one engine, and those in its next step."""
 
 from __future__ import annotations
 
 from collections import deque
 from typing import TYPE_CHECKING
 
-from minicluster.engine_model.decode_batch import Decoding
+from minicluster.engine_model.decode_batch import DecodeBatch
 
 if TYPE_CHECKING:
     from minicluster.engine_model.limits import EngineLimits
     from minicluster.engine_model.prefix_cache import PrefixCache
-    from minicluster.engine_model.request_table import Ledger
+    from minicluster.engine_model.request_table import RequestTable
     from minicluster.engine_model.step_seconds import StepTime
 
 
-class Scheduler(Decoding):
+class Scheduler(DecodeBatch):
     """
-    Waiting, pulling, prefilling and decoding requests of one engine (docs/model.md, eq. Q1).
+    Waiting, prefilling and decoding requests of one engine (docs/model.md, eq. Q1).
+
+    A step takes running requests first, then requests whose KV cache has arrived from a prefill
+    replica, then waiting ones, while its token budget, sequences and KV blocks last. Every decoding
+    request takes one token of the budget; `DecodeBatch` keeps these as counts.
 
     Attributes:
-        waiting: not admitted, in order.
-        pulling: admitted, their KV cache on its way, in order; they hold blocks.
-        ready: of those, the ones that have arrived.
-        running: admitted, in order; the last one is preempted first.
-        prefilling: of those, per request: prompt tokens computed so far.
-        chunks: requests whose prompts are computed in this stretch, and tokens of each.
-        fresh: pulls that have joined and got no token yet.
-        owed: times that requests on their way have held up those that decode, not yet counted.
-        started: pulls that this replica has begun: request and time; the caller takes them.
-        keeps: whether requests end with their prompt and keep their blocks until they are pulled.
-        pulls: requests that are to pull their KV cache instead of computing it.
+        waiting: requests that have not been admitted, in order.
+        remote_prefills: of those, requests that pull their KV cache instead of computing it.
+        waiting_for_kv: admitted requests whose pull is not over or that have not joined yet, in
+            order; they hold blocks.
+        kv_arrived: of those, requests whose pull is over.
+        started_pulls: pulls begun and not yet collected by the caller: request and time.
+        running: admitted requests, in order; the last one is preempted first.
+        prefilling: of those, requests with an unfinished prompt: tokens computed so far.
+        scheduled_prefills: requests whose prompts are computed in this step, and tokens of each.
+        newly_joined: pulled requests that decode and have got no token yet.
+        pending_delays: delays of the decode batch by coming requests (eq. Q9), not yet counted.
+        prefill_only: requests end with their prompt, and keep their blocks until they are pulled.
     """
 
     __slots__ = (
-        "_budget", "_limit", "_threshold", "_total", "_watermark", "chunks", "fresh", "keeps",
-        "owed", "prefilling", "prefix_cache", "pulling", "pulls", "ready", "running", "started",
-        "waiting",
+        "_long_prefill_token_threshold", "_max_num_batched_tokens", "_max_num_seqs", "_num_blocks",
+        "_watermark_blocks", "kv_arrived", "newly_joined", "pending_delays", "prefill_only",
+        "prefilling", "prefix_cache", "remote_prefills", "running", "scheduled_prefills",
+        "started_pulls", "waiting", "waiting_for_kv",
     )  # fmt: skip
 
     def __init__(
         self,
-        ledger: Ledger,
+        requests: RequestTable,
         step: StepTime,
         limits: EngineLimits,
         *,
@@ -50,218 +56,247 @@ class Scheduler(Decoding):
         """
         Start idle and empty.
 
-        *prefill_only*: requests end with their prompt, and keep their blocks until `release`.
+        Args:
+            requests: the table that results are written to.
+            step: seconds of steps.
+            limits: the engine's settings.
+            prefill_only: the replica is one of a prefill pool; see the attribute.
+            prefix_cache: prompt tokens that requests may find; `None`: none.
         """
-        super().__init__(ledger, step, limits.block_size)
-        self._budget = limits.max_num_batched_tokens
-        self._limit = limits.max_num_seqs
-        self._threshold = limits.long_prefill_token_threshold or limits.max_num_batched_tokens
-        self._total = limits.kv_blocks
-        self._watermark = limits.watermark_blocks
-        self.keeps = prefill_only
+        super().__init__(requests, step, limits.block_size)
+        self._max_num_batched_tokens = limits.max_num_batched_tokens
+        self._max_num_seqs = limits.max_num_seqs
+        self._long_prefill_token_threshold = (
+            limits.long_prefill_token_threshold or limits.max_num_batched_tokens
+        )
+        self._num_blocks = limits.kv_blocks
+        self._watermark_blocks = limits.watermark_blocks
+        self.prefill_only = prefill_only
         self.prefix_cache = prefix_cache
         self.waiting: deque[int] = deque()
-        self.pulling: dict[int, None] = {}
-        self.ready: set[int] = set()
+        self.remote_prefills: set[int] = set()
+        self.waiting_for_kv: dict[int, None] = {}
+        self.kv_arrived: set[int] = set()
+        self.started_pulls: list[tuple[int, float]] = []
         self.running: dict[int, None] = {}
         self.prefilling: dict[int, int] = {}
-        self.chunks: list[tuple[int, int]] = []
-        self.started: list[tuple[int, float]] = []
-        self.pulls: set[int] = set()
-        self.fresh: list[int] = []
-        self.owed = 0
+        self.scheduled_prefills: list[tuple[int, int]] = []
+        self.newly_joined: list[int] = []
+        self.pending_delays = 0
 
-    def choose(self, now_s: float) -> bool:
+    def schedule(self, now_s: float) -> bool:
         """
-        Choose who is in the step that begins now: running requests first, then pulls, then others.
+        Choose the requests of the step that begins now.
 
         Returns:
-            Whether waiting requests were looked at; after a preemption they are not.
+            Whether waiting requests were considered; after a preemption they are not.
         """
-        self.chunks.clear()
-        budget, may_admit = self._budget - self.batch, True
-        free = self._total - self.used
-        if self.prefilling or (self.batch and free < self._phase[self.step_no % self._block_size]):
-            budget, may_admit = self._continue(free)
+        self.scheduled_prefills.clear()
+        token_budget, may_admit = self._max_num_batched_tokens - self.batch, True
+        free = self._num_blocks - self.used_blocks
+        if self.prefilling or (self.batch and free < self._blocks_of_next_step()):
+            token_budget, may_admit = self._schedule_running(free)
         if may_admit or not self.running:  # a step of nothing takes no time; the next one admits
-            if self.ready:
-                budget -= self.take_ready(budget)
+            if self.kv_arrived:
+                token_budget -= self.schedule_arrived(token_budget)
             if self.waiting:
-                self._admit(budget, now_s)
+                self._schedule_waiting(token_budget, now_s)
         return may_admit
 
-    def take_ready(self, budget: int = 1) -> int:
-        """Let arrived pulls decode, in the order in which they began; return how many."""
-        taken = 0
-        for request in [each for each in self.pulling if each in self.ready]:
-            if taken >= budget or len(self.running) >= self._limit or not self._above_watermark():
-                break
-            del self.pulling[request]
-            self.ready.discard(request)
-            self.running[request] = None
-            # The last prompt token is computed again, so that its logits are there.
-            cached = self._ledger.prompt[request] - 1
-            if cached % self._block_size == 0:
-                self.used -= 1  # its first step takes this block by eq. Q3
-            self.join(request, cached, self._ledger.outputs[request])
-            self.fresh.append(request)
-            self.owed += 1
-            taken += 1
-        return taken
-
-    def _above_watermark(self) -> bool:
-        """Say whether a request that needs no block now may join those that run."""
-        if not self._watermark or not self.running:
-            return True
-        taking = self._phase[self.step_no % self._block_size]
-        return self.used + taking + self._watermark <= self._total
-
-    def _admit(self, budget: int, now_s: float) -> None:
-        """Admit waiting requests while tokens, sequences and blocks last."""
-        waiting, running, size = self.waiting, self.running, self._block_size
-        taking = self._phase[self.step_no % size] if self.batch else 0
-        while waiting and budget > 0 and len(running) < self._limit:
-            request = waiting[0]
-            tokens = self._ledger.prompt[request] + self._ledger.produced[request]
-            need = -(-tokens // size)
-            spare = self._total - self.used - taking - (self._watermark if running else 0)
-            pull = request in self.pulls
-            if need > (spare - self._reserved() if pull else spare):
-                break
-            waiting.popleft()
-            if pull:
-                self.used += need
-                self.pulls.discard(request)
-                self.pulling[request] = None
-                self.started.append((request, now_s))
-                continue
-            hit = self._hit(request, tokens)
-            new = min(tokens - hit, self._threshold, budget)
-            self.used += -(-(hit + new) // size)
-            running[request] = None
-            self.prefilling[request] = hit
-            self.chunks.append((request, new))
-            if self.prefix_cache is not None:
-                self.prefix_cache.compute(request, hit + new)
-            self._ledger.admitted_s[request] = min(self._ledger.admitted_s[request], now_s)
-            budget -= new
-
-    def _continue(self, free: int) -> tuple[int, bool]:
+    def _schedule_running(self, free: int) -> tuple[int, bool]:
         """
-        Go on with the running requests, preempting the last one while blocks are missing.
+        Schedule the running requests, preempting the last one while blocks are missing.
 
         Returns:
             The token budget left, and whether waiting requests may be admitted.
         """
-        budget, preempted, size = self._budget, False, self._block_size
-        at = self.step_no % size
+        token_budget, preempted, size = self._max_num_batched_tokens, False, self._block_size
+        offset = self.num_steps % size
         for request in list(self.running):
             if request not in self.running:
                 break
-            done = self.prefilling.get(request)
-            if done is None:
-                new, need = 1, 1 if -self._base[request] % size == at else 0
+            num_computed = self.prefilling.get(request)
+            if num_computed is None:
+                num_new_tokens = 1
+                new_blocks = 1 if -self._context_base[request] % size == offset else 0
             else:
-                goal = self._ledger.prompt[request] + self._ledger.produced[request]
-                new = min(goal - done, self._threshold, budget)
-                need = -(-(done + new) // size) - -(-done // size)
-            while need > free and request in self.running:
-                free += self._preempt()
+                num_new_tokens = min(
+                    self._num_tokens(request) - num_computed,
+                    self._long_prefill_token_threshold,
+                    token_budget,
+                )
+                new_blocks = -(-(num_computed + num_new_tokens) // size) - -(-num_computed // size)
+            while new_blocks > free and request in self.running:
+                free += self.preempt()
                 preempted = True
             if request not in self.running:
                 break
-            free -= need
-            budget -= new
-            if done is not None:
-                self.used += need
-                self.chunks.append((request, new))
+            free -= new_blocks
+            token_budget -= num_new_tokens
+            if num_computed is not None:
+                self.used_blocks += new_blocks
+                self.scheduled_prefills.append((request, num_new_tokens))
                 if self.prefix_cache is not None:
-                    self.prefix_cache.compute(request, done + new)
-        return budget, not preempted
+                    self.prefix_cache.cache(request, num_computed + num_new_tokens)
+        return token_budget, not preempted
 
-    def _preempt(self) -> int:
+    def schedule_arrived(self, token_budget: int = 1) -> int:
+        """Let pulled requests decode, in the order in which their pulls began; return how many."""
+        joined = 0
+        for request in [each for each in self.waiting_for_kv if each in self.kv_arrived]:
+            if (
+                joined >= token_budget
+                or len(self.running) >= self._max_num_seqs
+                or not self._above_watermark()
+            ):
+                break
+            del self.waiting_for_kv[request]
+            self.kv_arrived.discard(request)
+            self.running[request] = None
+            # The last prompt token is computed again, so that its logits are there.
+            cached = self._requests.num_prompt_tokens[request] - 1
+            if cached % self._block_size == 0:
+                self.used_blocks -= 1  # its first step takes this block by eq. Q3
+            self.join(request, cached, self._requests.max_tokens[request])
+            self.newly_joined.append(request)
+            self.pending_delays += 1
+            joined += 1
+        return joined
+
+    def _above_watermark(self) -> bool:
+        """Say whether a request that needs no block now may join those that run."""
+        if not self._watermark_blocks or not self.running:
+            return True
+        used = self.used_blocks + self._blocks_of_next_step()
+        return used + self._watermark_blocks <= self._num_blocks
+
+    def _schedule_waiting(self, token_budget: int, now_s: float) -> None:
+        """Admit waiting requests while tokens, sequences and blocks last."""
+        waiting, running, size = self.waiting, self.running, self._block_size
+        decode_blocks = self._blocks_of_next_step() if self.batch else 0
+        while waiting and token_budget > 0 and len(running) < self._max_num_seqs:
+            request = waiting[0]
+            num_tokens = self._num_tokens(request)
+            num_blocks = -(-num_tokens // size)
+            watermark = self._watermark_blocks if running else 0
+            free = self._num_blocks - self.used_blocks - decode_blocks - watermark
+            remote = request in self.remote_prefills
+            if num_blocks > (free - self._reserved_blocks() if remote else free):
+                break
+            waiting.popleft()
+            if remote:
+                self.start_pull(request, num_blocks, now_s)
+                continue
+            cached = self._find_cached(request, num_tokens)
+            num_new_tokens = min(
+                num_tokens - cached, self._long_prefill_token_threshold, token_budget
+            )
+            self.used_blocks += -(-(cached + num_new_tokens) // size)
+            running[request] = None
+            self.prefilling[request] = cached
+            self.scheduled_prefills.append((request, num_new_tokens))
+            if self.prefix_cache is not None:
+                self.prefix_cache.cache(request, cached + num_new_tokens)
+            scheduled_s = self._requests.scheduled_s
+            scheduled_s[request] = min(scheduled_s[request], now_s)
+            token_budget -= num_new_tokens
+
+    def start_pull(self, request: int, num_blocks: int, now_s: float) -> None:
+        """Give a request the blocks of its prompt, and begin to pull its KV cache into them."""
+        self.used_blocks += num_blocks
+        self.remote_prefills.discard(request)
+        self.waiting_for_kv[request] = None
+        self.started_pulls.append((request, now_s))
+
+    def _find_cached(self, request: int, num_tokens: int) -> int:
+        """Prompt tokens found cached: whole blocks, and never the last token (eq. Q4)."""
+        requests = self._requests
+        found = requests.num_prefix_tokens[request]
+        if self.prefix_cache is not None:
+            free = self._num_blocks - self.used_blocks
+            found = max(found, self.prefix_cache.find(request, free))
+        cached = min(found, num_tokens - 1) // self._block_size * self._block_size
+        if not requests.num_output_tokens[request]:
+            requests.num_cached_tokens[request] = cached
+        return cached
+
+    def _reserved_blocks(self) -> int:
+        """Blocks that unfinished prompts still need; a pull must leave them."""
+        size, num_computed = self._block_size, self.prefilling
+        return sum(
+            -(-self._num_tokens(request) // size)
+            - -(-(num_computed[request] + num_new_tokens) // size)
+            for request, num_new_tokens in self.scheduled_prefills
+        )
+
+    def _num_tokens(self, request: int) -> int:
+        """Tokens of a request so far, those generated before a preemption included."""
+        requests = self._requests
+        return requests.num_prompt_tokens[request] + requests.num_output_tokens[request]
+
+    def preempt(self) -> int:
         """Put the last running request back in front of the queue; return its blocks."""
         request, _ = self.running.popitem()
-        before = self.used
-        done = self.prefilling.pop(request, None)
-        ledger = self._ledger
-        if done is None:
-            ledger.produced[request] = ledger.outputs[request] - self.leave(request)
-            if ledger.produced[request]:
-                ledger.last_s[request] = self.start_s
-            elif request in self.fresh:
-                self.fresh.remove(request)
+        before = self.used_blocks
+        num_computed = self.prefilling.pop(request, None)
+        requests = self._requests
+        if num_computed is None:
+            requests.num_output_tokens[request] = requests.max_tokens[request] - self.leave(request)
+            if requests.num_output_tokens[request]:
+                requests.last_token_s[request] = self.start_s
+            elif request in self.newly_joined:
+                self.newly_joined.remove(request)
         else:
-            self.used -= -(-done // self._block_size)
-        self.remember(request, 0)
-        ledger.preemptions[request] += 1
+            self.used_blocks -= -(-num_computed // self._block_size)
+        self.free_to_cache(request, 0)
+        requests.num_preemptions[request] += 1
         self.waiting.appendleft(request)
-        return before - self.used
+        return before - self.used_blocks
 
-    def compute(self, end_s: float) -> list[int]:
+    def update_from_output(self, end_s: float) -> list[int]:
         """Count the prompt tokens of a step that is over; return requests that end with it."""
-        done: list[int] = []
-        ledger = self._ledger
-        for request, new in self.chunks:
-            computed = self.prefilling[request] + new
-            if computed < ledger.prompt[request] + ledger.produced[request]:
-                self.prefilling[request] = computed
+        finished: list[int] = []
+        for request, num_new_tokens in self.scheduled_prefills:
+            num_computed = self.prefilling[request] + num_new_tokens
+            if num_computed < self._num_tokens(request):
+                self.prefilling[request] = num_computed
                 continue
             del self.prefilling[request]
-            if self.keeps:
+            if self.prefill_only:
                 del self.running[request]
-                done.append(request)
-            else:
-                self._emit(request, computed, end_s, done)
-        return done
+                finished.append(request)
+            elif self._append_token(request, num_computed, end_s):
+                finished.append(request)
+        return finished
 
-    def _emit(self, request: int, computed: int, end_s: float, done: list[int]) -> None:
-        """Produce the token that a finished prompt gives, and decode on if there are more."""
-        ledger = self._ledger
-        ledger.produced[request] += 1
-        remaining = ledger.outputs[request] - ledger.produced[request]
-        if ledger.produced[request] == 1:
-            ledger.first_s[request] = end_s
+    def _append_token(self, request: int, num_computed: int, end_s: float) -> bool:
+        """Append the token that a finished prompt gives; return whether it was the last one."""
+        requests = self._requests
+        requests.num_output_tokens[request] += 1
+        remaining = requests.max_tokens[request] - requests.num_output_tokens[request]
+        if requests.num_output_tokens[request] == 1:
+            requests.first_token_s[request] = end_s
         else:
-            gap_s = end_s - ledger.last_s[request]
-            self.gaps.append((gap_s, 1, ledger.last_s[request]))
-            ledger.stall_s[request] = max(ledger.stall_s[request], gap_s)
+            gap_s = end_s - requests.last_token_s[request]
+            self.gaps.append((gap_s, 1, requests.last_token_s[request]))
+            requests.stall_s[request] = max(requests.stall_s[request], gap_s)
         if remaining:
-            self.join(request, computed, remaining)
-        else:
-            self.used -= -(-computed // self._block_size)
-            self.forget([request], end_s)
-            done.append(request)
+            self.join(request, num_computed, remaining)
+            return False
+        self.used_blocks -= -(-num_computed // self._block_size)
+        self.finish([request], end_s)
+        return True
 
-    def forget(self, done: list[int], end_s: float) -> None:
-        """Strike finished requests off the running ones."""
-        ledger = self._ledger
-        for request in done:
+    def finish(self, finished: list[int], end_s: float) -> None:
+        """Take finished requests off the running ones."""
+        requests = self._requests
+        for request in finished:
             del self.running[request]
-            ledger.finish_s[request] = end_s
-            self.remember(request, ledger.prompt[request] + ledger.outputs[request] - 1)
+            requests.finished_s[request] = end_s
+            num_tokens = requests.num_prompt_tokens[request] + requests.max_tokens[request]
+            self.free_to_cache(request, num_tokens - 1)
 
-    def _hit(self, request: int, tokens: int) -> int:
-        """Prompt tokens found cached: whole blocks, and never the last token (eq. Q4)."""
-        ledger = self._ledger
-        found = ledger.prefix[request]
+    def free_to_cache(self, request: int, num_tokens: int) -> None:
+        """Leave the blocks of *num_tokens* of a request to the prefix cache."""
         if self.prefix_cache is not None:
-            found = max(found, self.prefix_cache.take(request, self._total - self.used))
-        hit = min(found, tokens - 1) // self._block_size * self._block_size
-        if not ledger.produced[request]:
-            ledger.cached[request] = hit
-        return hit
-
-    def remember(self, request: int, tokens: int) -> None:
-        """Leave a request's blocks, of *tokens*, in the prefix cache."""
-        if self.prefix_cache is not None:
-            self.prefix_cache.leave(request, tokens, self._total - self.used)
-
-    def _reserved(self) -> int:
-        """Blocks that prompts in progress still need; a pull must leave them."""
-        size, ledger, done = self._block_size, self._ledger, self.prefilling
-        return sum(
-            -(-(ledger.prompt[each] + ledger.produced[each]) // size)
-            - -(-(done[each] + new) // size)
-            for each, new in self.chunks
-        )
+            self.prefix_cache.free(request, num_tokens, self._num_blocks - self.used_blocks)

@@ -1,4 +1,4 @@
-"""Seconds of a step, as the simulation asks for them."""
+"""Seconds of one engine step, by what is in it."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class StepTime(Protocol):
     Linear, because a stretch of decode steps is then one formula (docs/model.md, eq. Q2).
 
     Attributes:
-        join_s: what a request that is to join a batch holds up those that are in it already.
+        join_delay_s: delay of the sequences in a batch for each request that is to join it.
     """
 
-    join_s: float
+    join_delay_s: float
 
     def decode_line(self, batch: int) -> tuple[float, float]:
         """Seconds of a decode step of *batch* sequences: without context, and per token of it."""
@@ -45,7 +45,7 @@ class FittedStep:
 
     __slots__ = ("_lines", "coefficients")
 
-    join_s = 0.0
+    join_delay_s = 0.0
 
     def __init__(self, coefficients: StepCoefficients) -> None:
         """Keep the coefficients."""

@@ -63,8 +63,8 @@ class StepCoefficients:
         )
         positive(max_tokens=self.max_tokens, max_batch=self.max_batch)
 
-    def times(self, factor: float) -> StepCoefficients:
-        """Return the step *factor* times as long."""
+    def scaled(self, factor: float) -> StepCoefficients:
+        """Return the coefficients of a step that takes *factor* times as long."""
         return replace(
             self,
             base_s=self.base_s * factor,
@@ -106,8 +106,8 @@ class PathCoefficients:
         )
 
 
-HOLDS = 3
-"""Times that a request holds up those that decode: it is received, handed over, and joins."""
+DELAYS_PER_REQUEST = 3
+"""Times that a request delays the decode batch: it is received, is handed over, and joins."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,8 +124,8 @@ class Interference:
             token on its way to a client takes time from the cores.
         prefill_per_request_s: added to each prompt: the cores also receive, route and hand over.
         decode_fraction: added to a decode step while prefill is busy.
-        decode_per_request_s: what each request that joins the batch holds all of it up, in `HOLDS`
-            equal parts.
+        decode_per_request_s: what each request that joins the batch delays all of it, in
+            `DELAYS_PER_REQUEST` equal parts.
     """
 
     __pydantic_config__ = STRICT

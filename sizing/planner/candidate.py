@@ -91,13 +91,13 @@ class Candidate:
         model = self.tandem.step_model
         if self.layout.prefill is None:
             decode = replace(
-                model.decode.times(errors.decode),
+                model.decode.scaled(errors.decode),
                 per_prefill_token_s=model.decode.per_prefill_token_s * errors.prefill,
                 per_pair_s=model.decode.per_pair_s * errors.prefill,
             )
         else:
-            decode = model.decode.times(errors.decode)
-        model = replace(model, prefill=model.prefill.times(errors.prefill), decode=decode)
+            decode = model.decode.scaled(errors.decode)
+        model = replace(model, prefill=model.prefill.scaled(errors.prefill), decode=decode)
         return replace(self, tandem=replace(self.tandem, step_model=model))
 
 

@@ -106,7 +106,7 @@ class StepModels:
                 cached=load.prefix_tokens,
             )
             typical = prefill_load(self._mean_computed(), load.prefix_tokens)
-            self._prefill[shape] = fitted.times(full_pipeline(on, typical, shape.slicing))
+            self._prefill[shape] = fitted.scaled(full_pipeline(on, typical, shape.slicing))
         return self._prefill[shape]
 
     def _fitted_decode(self, shape: LayoutShape) -> StepCoefficients:
@@ -124,7 +124,7 @@ class StepModels:
                 contexts=(middle / 2, middle * 1.5),
             )
             typical = decode_load(batch / 4, middle)
-            self._decode[shape] = fitted.times(full_pipeline(on, typical, shape.slicing))
+            self._decode[shape] = fitted.scaled(full_pipeline(on, typical, shape.slicing))
         return self._decode[shape]
 
 

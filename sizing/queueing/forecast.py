@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from minicluster.plan import step_time
-from minicluster.specs.step import HOLDS
+from minicluster.specs.step import DELAYS_PER_REQUEST
 from sizing.queueing import decode, prefill
 from sizing.queueing.spread import (
     PAIRS,
@@ -313,4 +313,4 @@ def _itl(tandem: TandemLoad, coupling: Coupling, batch: LatencyQuantiles) -> Lat
     held_s -= steps.mean
     if not between.decode_per_request_s or held_s <= 0:
         return steps
-    return steps.plus(poisson(held_s, between.decode_per_request_s / HOLDS))
+    return steps.plus(poisson(held_s, between.decode_per_request_s / DELAYS_PER_REQUEST))

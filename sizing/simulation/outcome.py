@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from minicluster.errors import InputError
+from sizing.simulation.event_loop import EventLoop
 from sizing.simulation.statistics import (
     QUANTILES,
     BatchMeansInterval,
@@ -17,7 +18,6 @@ from sizing.simulation.statistics import (
     settled_from,
     surely_below,
 )
-from sizing.simulation.tandem import TandemSimulation
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -150,7 +150,7 @@ def simulate(
         NegativeAnswer: requests preempt one another without end.
     """
     _check(system, arrivals)
-    run = TandemSimulation(system, arrivals, seed=seed)
+    run = EventLoop(system, arrivals, seed=seed)
     run.run(progress)
     return _outcome(system, run)
 
@@ -177,11 +177,11 @@ def _check(system: System, arrivals: Arrivals) -> None:
             )
 
 
-def _outcome(system: System, run: TandemSimulation) -> Outcome:
+def _outcome(system: System, run: EventLoop) -> Outcome:
     """Turn lists into columns."""
-    ledger = run.ledger
-    due, first = np.array(run.due_s), np.array(ledger.first_s)
-    finish, outputs = np.array(ledger.finish_s), np.array(ledger.outputs)
+    requests = run.requests
+    due, first = np.array(run.due_s), np.array(requests.first_token_s)
+    finish, outputs = np.array(requests.finished_s), np.array(requests.max_tokens)
     gaps = np.array([gap for replica in run.decode for gap in replica.gaps]).reshape(-1, 3)
     with np.errstate(invalid="ignore", divide="ignore"):
         tpot = np.where(outputs > 1, (finish - first) / (outputs - 1), np.nan)
@@ -196,12 +196,12 @@ def _outcome(system: System, run: TandemSimulation) -> Outcome:
         ttft_s=first - due,
         tpot_s=tpot,
         e2e_s=finish - due,
-        stall_s=np.array(ledger.stall_s),
+        stall_s=np.array(requests.stall_s),
         parts_s=_parts(system, run, due, first),
-        input_tokens=np.array(ledger.prompt),
+        input_tokens=np.array(requests.num_prompt_tokens),
         output_tokens=outputs,
-        cached_tokens=np.array(ledger.cached),
-        preemptions=np.array(ledger.preemptions),
+        cached_tokens=np.array(requests.num_cached_tokens),
+        preemptions=np.array(requests.num_preemptions),
         prefill_of=np.array(run.prefill_of),
         decode_of=np.array(run.decode_of),
         gaps=gaps[np.argsort(gaps[:, 2], kind="stable")],
@@ -220,9 +220,9 @@ def _outcome(system: System, run: TandemSimulation) -> Outcome:
     )
 
 
-def _parts(system: System, run: TandemSimulation, due: Column, first: Column) -> dict[str, Column]:
+def _parts(system: System, run: EventLoop, due: Column, first: Column) -> dict[str, Column]:
     """TTFT by phase; phases that a request skips take nothing."""
-    admitted = np.array(run.ledger.admitted_s)
+    admitted = np.array(run.requests.scheduled_s)
     split = np.array(run.prefill_of) >= 0
     prefilled, pull = np.array(run.prefilled_s), np.array(run.pull_s)
     pulled = np.array(run.pulled_s)
@@ -262,7 +262,7 @@ def _counted(
     return inside, settled
 
 
-def _occupancy(run: TandemSimulation, roles: tuple[str, ...]) -> Occupancy:
+def _occupancy(run: EventLoop, roles: tuple[str, ...]) -> Occupancy:
     """Turn looks into columns."""
     looks = np.array([pools[: len(roles)] for _, pools in run.samples], dtype=np.float64)
     columns = [{role: looks[:, at, which] for at, role in enumerate(roles)} for which in range(3)]

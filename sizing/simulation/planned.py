@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from minicluster.engine_model.core_sharing import SharedDecode, SharedPrefill
+from minicluster.engine_model.interference import DecodeWithInterference, PrefillWithInterference
 from minicluster.engine_model.limits import EngineLimits
 from minicluster.engine_model.step_seconds import FittedStep
 from minicluster.errors import InputError
@@ -64,8 +64,8 @@ def deployed_system(
     first = roles.get("prefill")
     prefill, decode = FittedStep(model.prefill), FittedStep(model.decode)
     if any(asdict(model.interference).values()):
-        prefill = SharedPrefill(model.prefill, model.interference)
-        decode = SharedDecode(model.decode, model.interference)
+        prefill = PrefillWithInterference(model.prefill, model.interference)
+        decode = DecodeWithInterference(model.decode, model.interference)
     return System(
         decode=_pool(deployment, last, decode),
         prefill=None if first is None else _pool(deployment, first, prefill),

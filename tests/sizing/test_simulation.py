@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from minicluster.engine_model.core_sharing import SharedDecode, SharedPrefill
+from minicluster.engine_model.interference import DecodeWithInterference, PrefillWithInterference
 from minicluster.engine_model.limits import EngineLimits
 from minicluster.engine_model.step_seconds import FittedStep
 from minicluster.errors import InputError
@@ -315,8 +315,8 @@ def shared(between: Interference | None) -> System:
     pool = SimulatedPool(replicas=1, limits=limits, step=step)
     prefill = decode = pool
     if between is not None:
-        prefill = replace(pool, step=SharedPrefill(step.coefficients, between))
-        decode = replace(pool, step=SharedDecode(step.coefficients, between))
+        prefill = replace(pool, step=PrefillWithInterference(step.coefficients, between))
+        decode = replace(pool, step=DecodeWithInterference(step.coefficients, between))
     path = Path(request_s=1e-3, transfer_base_s=1e-3)
     return System(prefill=prefill, decode=decode, path=path)
 

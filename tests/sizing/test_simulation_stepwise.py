@@ -9,8 +9,8 @@ from minicluster.engine_model.limits import EngineLimits
 from minicluster.engine_model.step_seconds import FittedStep
 from minicluster.specs.step import StepCoefficients
 from minicluster.workload.arrivals import Arrivals
+from sizing.simulation.event_loop import EventLoop
 from sizing.simulation.system import Path, SimulatedPool, System
-from sizing.simulation.tandem import TandemSimulation
 
 from .stepwise import StepTandem
 
@@ -94,24 +94,26 @@ def case(seed: int, *, split: bool, tight: bool) -> tuple[System, Arrivals]:
 def compare(seed: int, *, split: bool, tight: bool) -> int:
     """Run both; return how many requests were preempted."""
     system, arrivals = case(seed, split=split, tight=tight)
-    fast = TandemSimulation(system, arrivals, seed=seed)
+    fast = EventLoop(system, arrivals, seed=seed)
     fast.run()
     slow = StepTandem(system, arrivals, seed=seed)
     slow.run()
-    ledger, jobs = fast.ledger, slow.jobs
-    assert ledger.preemptions == [job.preemptions for job in jobs]
+    requests, jobs = fast.requests, slow.jobs
+    assert requests.num_preemptions == [job.preemptions for job in jobs]
     assert fast.decode_of == [job.decode for job in jobs]
     assert fast.prefill_of == [job.prefill for job in jobs]
     columns = {
-        "due": fast.due_s, "finish": ledger.finish_s, "pull": fast.pull_s,
-        "pulled": fast.pulled_s, "prefilled": fast.prefilled_s, "admitted": ledger.admitted_s,
+        "due": fast.due_s, "finish": requests.finished_s, "pull": fast.pull_s,
+        "pulled": fast.pulled_s, "prefilled": fast.prefilled_s, "admitted": requests.scheduled_s,
     }  # fmt: skip
     for name, column in columns.items():
         expected = [job.times.get(name, np.inf) for job in jobs]
         np.testing.assert_allclose(column, expected, rtol=1e-9, err_msg=name)
-    np.testing.assert_allclose(ledger.first_s, [job.tokens_at[0] for job in jobs], rtol=1e-9)
+    np.testing.assert_allclose(
+        requests.first_token_s, [job.tokens_at[0] for job in jobs], rtol=1e-9
+    )
     stalls = [max(np.diff(job.tokens_at), default=0.0) for job in jobs]
-    np.testing.assert_allclose(ledger.stall_s, stalls, rtol=1e-6, atol=1e-9)
+    np.testing.assert_allclose(requests.stall_s, stalls, rtol=1e-6, atol=1e-9)
     gaps = np.array([gap for replica in fast.decode for gap in replica.gaps]).reshape(-1, 3)[:, :2]
     assert gaps[:, 1].sum() == sum(job.outputs - 1 for job in jobs)
     np.testing.assert_allclose(
@@ -119,10 +121,10 @@ def compare(seed: int, *, split: bool, tight: bool) -> int:
         sum(job.tokens_at[-1] - job.tokens_at[0] for job in jobs),
         rtol=1e-9,
     )
-    assert [replica.used for replica in fast.decode + fast.prefill] == [
+    assert [replica.used_blocks for replica in fast.decode + fast.prefill] == [
         system.decode.limits.kv_blocks - replica.free for replica in slow.decode
     ] + [0] * len(slow.prefill)
-    return sum(ledger.preemptions)
+    return sum(requests.num_preemptions)
 
 
 @pytest.mark.parametrize("tight", [False, True], ids=["roomy", "tight"])

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from minicluster.engine_model.limits import EngineLimits
-from minicluster.engine_model.prefix_blocks import ContentCache
+from minicluster.engine_model.prefix_cache import ContentCache
 from minicluster.engine_model.replica import Replica
-from minicluster.engine_model.request_table import Ledger
+from minicluster.engine_model.request_table import RequestTable
 from minicluster.engine_model.step_seconds import FittedStep
 from minicluster.specs.step import StepCoefficients
 
@@ -30,31 +30,35 @@ class Recorded(Replica):
     """A replica that keeps every step, also those of a stretch."""
 
     def __init__(
-        self, ledger: Ledger, step: FittedStep, limits: EngineLimits, cache: ContentCache | None
+        self,
+        requests: RequestTable,
+        step: FittedStep,
+        limits: EngineLimits,
+        cache: ContentCache | None,
     ) -> None:
         """Start with nothing seen."""
-        super().__init__(ledger, step, limits, prefix_cache=cache)
+        super().__init__(requests, step, limits, prefix_cache=cache)
         self.batches: list[list[tuple[int, int]]] = []
         self.preempted: list[list[int]] = []
         self.ends: list[float] = []
         self.victims: list[int] = []
 
-    def complete(self, steps: int | None = None) -> list[int]:
+    def end_stretch(self, steps: int | None = None) -> list[int]:
         """Note the steps that are over."""
         taken = self._steps if steps is None else steps
-        new = dict(self.chunks)
+        new = dict(self.scheduled_prefills)
         for number in range(1, taken + 1):
             self.batches.append([(request, new.get(request, 1)) for request in self.running])
             self.preempted.append(sorted(self.victims))
             self.victims = []
-            seconds = self._seconds if self.chunks else self.steps_s(number)
+            seconds = self._seconds if self.scheduled_prefills else self.steps_s(number)
             self.ends.append(self.start_s + seconds)
-        return super().complete(steps)
+        return super().end_stretch(steps)
 
-    def _preempt(self) -> int:
+    def preempt(self) -> int:
         """Note who is preempted."""
         self.victims.append(next(reversed(self.running)))
-        return super()._preempt()
+        return super().preempt()
 
 
 def drawn(seed: int, kind: str) -> dict[str, Any]:
@@ -115,7 +119,7 @@ def branch(rng: np.random.Generator, depth: int) -> tuple[int, ...]:
 def simulated(case: dict[str, Any]) -> Recorded:
     """Run one replica over the case."""
     shared = [0, *case["prefix"][1:]]
-    ledger = Ledger(case["input_tokens"], case["output_tokens"], shared)
+    requests = RequestTable(case["input_tokens"], case["output_tokens"], shared)
     step = FittedStep(StepCoefficients(**case["step"]))
     limits = EngineLimits(**case["limits"])
     cache = (
@@ -123,7 +127,7 @@ def simulated(case: dict[str, Any]) -> Recorded:
         if any(case["content"])
         else None
     )
-    replica = Recorded(ledger, step, limits, cache)
+    replica = Recorded(requests, step, limits, cache)
     heap: list[tuple[float, int, int, int]] = [
         (due, 0, number, 0) for number, due in enumerate(case["due_s"])
     ]
@@ -133,15 +137,15 @@ def simulated(case: dict[str, Any]) -> Recorded:
         if kind == 0 and case["pull_s"] is None:
             replica.add(what, now)
         elif kind == 0:
-            replica.offer(what, now)
+            replica.add_remote_prefill(what, now)
         elif kind == 1:
-            replica.pulled(what, now)
+            replica.kv_received(what, now)
         elif replica.epoch == epoch:
-            replica.complete()
-            replica.schedule(now)
-        for number, time_s in replica.started:
+            replica.end_stretch()
+            replica.start_stretch(now)
+        for number, time_s in replica.started_pulls:
             heapq.heappush(heap, (time_s + case["pull_s"][number], 1, number, 0))
-        replica.started.clear()
+        replica.started_pulls.clear()
         if replica.epoch != before and replica.active:
             heapq.heappush(heap, (replica.end_s, 2, 0, replica.epoch))
     return replica

@@ -105,8 +105,8 @@ def recalibrated(
         name=name,
         date=datetime.now(tz=UTC).date().isoformat(),
         num_rows=before.num_rows + sum(int(run.counts.sum()) for run in runs),
-        prefill=before.prefill.times(scales.prefill),
-        decode=before.decode.times(scales.decode),
+        prefill=before.prefill.scaled(scales.prefill),
+        decode=before.decode.scaled(scales.decode),
         path=scaled_path(before.path, scales.path),
         interference=scaled_interference(before.interference, scales),
     )

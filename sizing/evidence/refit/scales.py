@@ -60,8 +60,8 @@ def scaled(model: StepModel, scales: Scales) -> StepModel:
     """Return *model* with its constants times *scales*."""
     return replace(
         model,
-        prefill=model.prefill.times(scales.prefill),
-        decode=model.decode.times(scales.decode),
+        prefill=model.prefill.scaled(scales.prefill),
+        decode=model.decode.scaled(scales.decode),
         path=scaled_path(model.path, scales.path),
         interference=scaled_interference(model.interference, scales),
     )

@@ -70,14 +70,14 @@ def as_confident(plan: Plan) -> Plan:
     sure, model = plan.confidence, plan.step_model
     if sure is None:
         return plan
-    decode = model.decode.times(sure.decode_factor)
+    decode = model.decode.scaled(sure.decode_factor)
     if plan.pools[0].role == "mixed":
         decode = replace(
             decode,
             per_prefill_token_s=model.decode.per_prefill_token_s * sure.prefill_factor,
             per_pair_s=model.decode.per_pair_s * sure.prefill_factor,
         )
-    prefill = model.prefill.times(sure.prefill_factor)
+    prefill = model.prefill.scaled(sure.prefill_factor)
     return replace(plan, step_model=replace(model, prefill=prefill, decode=decode))
 
 

@@ -1,4 +1,4 @@
-"""When the KV cache of a prompt has crossed from one replica to another."""
+"""Queues of KV-cache pulls at the NICs of replicas."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ if TYPE_CHECKING:
     from sizing.simulation.system import Path
 
 
-class TransferLinks:
+class NicQueues:
     """
     The NICs of all replicas (docs/model.md, eq. Q6).
 
-    A pull holds the NICs of both replicas for its bytes; its fixed part and the handshake of two
-    replicas that meet for the first time pass beside other pulls.
+    A pull holds the NICs of both replicas for its bytes. Its fixed part, and the handshake of two
+    replicas at their first pull, take place beside other pulls.
 
-    Ignores: sharing. NICs that carry several pulls at a time finish none of them earlier than here
-    if they are equal; and a pull that waits for one NIC keeps the other one from those behind it.
+    Ignores: pulls that share a NIC. Equal pulls that do so finish no earlier than here; and a pull
+    that waits for one NIC keeps the other one from the pulls behind it.
     """
 
     __slots__ = ("_free_in", "_free_out", "_met", "_path")
 
     def __init__(self, path: Path, *, prefill: int, decode: int) -> None:
-        """Start with idle links, and replicas that do not know each other."""
+        """Start with idle NICs, and replicas that have had no handshake."""
         self._path = path
         self._free_out = [0.0] * prefill
         self._free_in = [0.0] * decode
         self._met: set[tuple[int, int]] = set()
 
     def pull(self, source: int, target: int, tokens: int, now_s: float) -> float:
-        """Carry *tokens* from prefill replica *source* to decode replica *target*; return when."""
+        """Return the end of a pull of *tokens* from prefill *source* to decode replica *target*."""
         path = self._path
         extra_s = path.transfer_base_s
         if path.handshake_s and (source, target) not in self._met:

@@ -1,4 +1,4 @@
-"""Steps of two pools on the same cores: what one does slows the other down."""
+"""Steps of two pools on the same cores, where each pool slows the other down (eq. Q9)."""
 
 from __future__ import annotations
 
@@ -13,58 +13,60 @@ if TYPE_CHECKING:
     from minicluster.specs.step import Interference, StepCoefficients
 
 
-class SharedPrefill(FittedStep):
+class PrefillWithInterference(FittedStep):
     """
-    Prefill beside decode (docs/model.md, eq. Q9).
+    A prefill step on cores that a decode pool uses too (docs/model.md, eq. Q9).
 
         t_p = t_p,alone (1 + f_p + L g_p) + h_p, L as it is when the step begins
     """
 
-    __slots__ = ("_between", "decode")
+    __slots__ = ("_interference", "decode")
 
-    def __init__(self, coefficients: StepCoefficients, between: Interference) -> None:
+    def __init__(self, coefficients: StepCoefficients, interference: Interference) -> None:
         """Keep the constants; the run sets *decode*."""
         super().__init__(coefficients)
-        self._between = between
+        self._interference = interference
         self.decode: Sequence[Replica] = ()
 
     def step_s(self, chunks: Iterable[tuple[int, int]], batch: int, context: int) -> float:
         """See `StepTime`."""
         chunks = tuple(chunks)
         alone_s = super().step_s(chunks, batch, context)
-        between = self._between
+        interference = self._interference
         sequences = sum(replica.batch for replica in self.decode) / (len(self.decode) or 1)
-        slower = between.prefill_fraction + sequences * between.prefill_per_sequence_fraction
-        return alone_s * (1 + slower) + between.prefill_per_request_s * len(chunks)
+        slower = (
+            interference.prefill_fraction + sequences * interference.prefill_per_sequence_fraction
+        )
+        return alone_s * (1 + slower) + interference.prefill_per_request_s * len(chunks)
 
 
-class SharedDecode(FittedStep):
+class DecodeWithInterference(FittedStep):
     """
-    Decode beside prefill (docs/model.md, eq. Q9).
+    A decode step on cores that a prefill pool uses too (docs/model.md, eq. Q9).
 
-        t_d = t_d,alone (1 + u f_d), and h_d in parts for each request that is to join others
+        t_d = t_d,alone (1 + u f_d), and h_d in parts for each request that is to join the batch
     """
 
-    __slots__ = ("_between", "join_s", "prefill")
+    __slots__ = ("_interference", "join_delay_s", "prefill")
 
-    def __init__(self, coefficients: StepCoefficients, between: Interference) -> None:
+    def __init__(self, coefficients: StepCoefficients, interference: Interference) -> None:
         """Keep the constants; the run sets *prefill*."""
         super().__init__(coefficients)
-        self._between = between
-        self.join_s = between.decode_per_request_s
+        self._interference = interference
+        self.join_delay_s = interference.decode_per_request_s
         self.prefill: Sequence[Replica] = ()
 
     def decode_line(self, batch: int) -> tuple[float, float]:
         """See `StepTime`."""
-        slower = 1 + self._busy() * self._between.decode_fraction
-        # Not the plain line times that: it would be kept, and be made of this class's steps.
+        slower = 1 + self._busy() * self._interference.decode_fraction
+        # The plain line is cached and made of this class's steps, so it cannot be scaled here.
         return self.step_s((), batch, 0), self.coefficients.per_context_token_s * slower
 
     def step_s(self, chunks: Iterable[tuple[int, int]], batch: int, context: int) -> float:
         """See `StepTime`."""
         alone_s = super().step_s(chunks, batch, context)
-        return alone_s * (1 + self._busy() * self._between.decode_fraction)
+        return alone_s * (1 + self._busy() * self._interference.decode_fraction)
 
     def _busy(self) -> float:
-        """Share of the prefill replicas that compute now."""
+        """Share of the prefill replicas that compute at the moment."""
         return sum(replica.active for replica in self.prefill) / (len(self.prefill) or 1)
