@@ -33,8 +33,9 @@ class PrefixCache(Protocol):
 
 class ConversationCache:
     """
-    Conversations that finished requests left behind, the least recently used dropped first (eq. Q4).
+    Conversations that finished requests left behind (docs/model.md, eq. Q4).
 
+    The least recently used one is dropped first.
     Free blocks keep their contents until they are needed, so that the cache may be as large as
     what running requests leave.
 

@@ -17,8 +17,8 @@ class RequestTable:
         num_prompt_tokens: tokens of the prompt.
         max_tokens: tokens to generate.
         num_prefix_tokens: prompt tokens that every replica has in its prefix cache.
-        num_output_tokens: tokens generated so far; those of the decode batch are added when a request
-            leaves it early.
+        num_output_tokens: tokens generated so far; those of the decode batch are added when the
+            request is preempted.
         num_cached_tokens: prompt tokens that the prefill found cached.
         num_preemptions: times that the request lost its blocks.
         scheduled_s: begin of the first step of its prompt; infinite before.
@@ -44,9 +44,7 @@ class RequestTable:
         count = len(num_prompt_tokens)
         self.num_prompt_tokens = list(num_prompt_tokens)
         self.max_tokens = list(max_tokens)
-        self.num_prefix_tokens = (
-            [0] * count if num_prefix_tokens is None else list(num_prefix_tokens)
-        )
+        self.num_prefix_tokens = list(num_prefix_tokens or [0] * count)
         self.num_output_tokens = [0] * count
         self.num_cached_tokens = [0] * count
         self.num_preemptions = [0] * count

@@ -195,7 +195,7 @@ class EventLoop:
         self.decode_of[request] = chosen
         tokens = self.requests.num_prompt_tokens[request]
         self._num_ongoing[chosen] += 1
-        self._decode_loads[chosen] += tokens if self._decode_by_tokens else 1
+        self._decode_loads[chosen] += self._load(request, by_tokens=self._decode_by_tokens)
         turn = self._turn
         self._turn += 1
         if not self.prefill or tokens <= self._system.local_threshold_tokens:
@@ -203,12 +203,16 @@ class EventLoop:
         else:
             at = self._choose_prefill(self._prefill_loads, self._rng, turn)
             self.prefill_of[request] = at
-            self._prefill_loads[at] += tokens if self._prefill_by_tokens else 1
+            self._prefill_loads[at] += self._load(request, by_tokens=self._prefill_by_tokens)
             replica = self.prefill[at]
             self._delay(self.decode[chosen], now_s)
         epoch = replica.epoch
         replica.add(request, now_s)
         self._queue_end(replica, epoch)
+
+    def _load(self, request: int, *, by_tokens: bool) -> int:
+        """Load of a request in a policy's unit: its prompt tokens, or one request."""
+        return self.requests.num_prompt_tokens[request] if by_tokens else 1
 
     def _delay(self, replica: Replica, now_s: float) -> None:
         """Delay the decode batch by the work of receiving a request (eq. Q9)."""
@@ -262,9 +266,7 @@ class EventLoop:
     def _prefilled(self, request: int, at: int, now_s: float) -> None:
         """Offer a computed prompt to its decode replica."""
         self.prefilled_s[request] = now_s
-        self._prefill_loads[at] -= (
-            self.requests.num_prompt_tokens[request] if self._prefill_by_tokens else 1
-        )
+        self._prefill_loads[at] -= self._load(request, by_tokens=self._prefill_by_tokens)
         replica = self.decode[self.decode_of[request]]
         epoch = replica.epoch
         replica.add_remote_prefill(request, now_s)
@@ -298,9 +300,7 @@ class EventLoop:
     def _finished(self, request: int, at: int, now_s: float) -> None:
         """Free the slot; queue the next request of a conversation, and admit one at the ingress."""
         self._num_ongoing[at] -= 1
-        self._decode_loads[at] -= (
-            self.requests.num_prompt_tokens[request] if self._decode_by_tokens else 1
-        )
+        self._decode_loads[at] -= self._load(request, by_tokens=self._decode_by_tokens)
         if request in self._next:
             follower, think_s = self._next[request]
             self.due_s[follower] = now_s + think_s
