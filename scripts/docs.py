@@ -21,7 +21,7 @@ import training_runs
 from minicluster.specs.slicing import Slicing
 from sizing import catalog
 from sizing.catalog.schema import scenario_keys
-from sizing.evidence.subject import nearest_engine
+from sizing.evidence.row_config import nearest_engine
 from sizing.latency.load import prefill_load
 from sizing.latency.step import Machine, step_s
 

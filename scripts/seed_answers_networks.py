@@ -30,7 +30,7 @@ from seed_figures import (
 
 from sizing import catalog
 from sizing.network.rail_only import optimal_model_parallel
-from sizing.network.study import savings_range, study
+from sizing.network.rail_only_study import savings_range, study
 from sizing.training.closed_forms import training_s
 
 NETWORKS: list[Entry] = [

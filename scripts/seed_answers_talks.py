@@ -27,8 +27,8 @@ from seed_figures import (
     topology,
 )
 
-from minicluster.specs.inventory import inventory_of
 from minicluster.specs.parameters import num_parameters
+from minicluster.specs.topology import inventory_of
 from sizing import catalog
 from sizing.cli.long_context import LENGTHS
 from sizing.training.closed_forms import achieved_flops_per_s, training_s, weight_set_bytes

@@ -8,11 +8,11 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from minicluster.errors import InputError
-from minicluster.specs.inventory import inventory_of
+from minicluster.specs.topology import inventory_of
 from sizing import catalog
 from sizing.latency.collectives import all_reduce_s
-from sizing.network.bill import Bill, NetworkOrder, bill
-from sizing.network.built import BuiltBill, built_bill
+from sizing.network.bom import Bill, NetworkOrder, bill
+from sizing.network.bom_as_built import BuiltBill, built_bill
 from sizing.network.collective import Question, answer
 from sizing.network.pools import PoolRules, place_pools
 from sizing.network.rail_only import gains, iteration, relative_performance, traffic, with_batch
@@ -26,7 +26,7 @@ from sizing.training.flops import step_flops, training_flops
 from sizing.training.request import TrainingRequest
 
 if TYPE_CHECKING:
-    from minicluster.specs.tier import Tier
+    from minicluster.specs.topology import Tier
     from sizing.network.rail_only import Traffic
 
 DAY, YEAR, MONTH = 86_400.0, 365.25 * 86_400.0, 365.25 / 12 * 86_400.0

@@ -18,8 +18,7 @@ from minicluster.plan import (
     Routing,
     to_json,
 )
-from minicluster.specs.architecture import architecture_hash
-from minicluster.specs.model import ModelSpec
+from minicluster.specs.model import ModelSpec, architecture_hash
 from serving.cluster.ports import free_nixl_port, free_ports
 from serving.deployment.compile import compile_app
 from serving.deployment.engine_args import DeployTarget

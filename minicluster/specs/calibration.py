@@ -1,11 +1,18 @@
-"""Constants fitted on one engine, one model shape and one machine, with their error."""
+"""Timed engine steps, one row of steps.csv each, and the constants fitted to them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import csv
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
 
-from minicluster.specs.checks import STRICT
+from minicluster.errors import InputError
+from minicluster.specs.checks import STRICT, not_negative, one_of, positive
 from minicluster.specs.step import Interference, PathCoefficients, StepCoefficients
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,3 +49,133 @@ class CalibrationSpec:
     decode: StepCoefficients
     path: PathCoefficients
     interference: Interference
+
+
+PHASES = ("prefill", "decode", "request", "path")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """
+    One grid point.
+
+    Attributes:
+        phase: `prefill`: seconds of one prompt in a saturated prefill pool. `decode`: seconds of
+            one step, averaged over tokens. `request`: TTFT of the prefill pool alone, idle.
+            `path`: TTFT of the whole system, idle.
+        tokens: prompt tokens (0 for decode).
+        batch: sequences decoded together, mean over tokens (0 for prefill).
+        context: mean cached tokens per sequence during the step (0 for prefill).
+        other_busy_fraction: share of the time in which the other pool was busy.
+        other_batch: for prefill, sequences that decode held, mean over time; else 0.
+        joins: for decode, requests that joined the batch per step; else 0.
+        others_fraction: share of the cores that other processes took meanwhile.
+        repeats: observations behind `seconds`.
+        seconds: their mean.
+        date: ISO 8601 day.
+    """
+
+    phase: str
+    tokens: int
+    batch: float
+    context: float
+    other_busy_fraction: float
+    repeats: int
+    seconds: float
+    date: str
+    key: CalibrationKey
+    other_batch: float = 0.0
+    joins: float = 0.0
+    others_fraction: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Check phase and numbers."""
+        one_of(PHASES, phase=self.phase)
+        positive(seconds=self.seconds, repeats=self.repeats)
+        not_negative(
+            tokens=self.tokens,
+            batch=self.batch,
+            context=self.context,
+            other_busy_fraction=self.other_busy_fraction,
+            other_batch=self.other_batch,
+            joins=self.joins,
+            others_fraction=self.others_fraction,
+        )
+
+
+OWN = tuple(field.name for field in fields(Measurement) if field.name != "key")
+KEY = tuple(field.name for field in fields(CalibrationKey))
+INTEGERS = frozenset({"tokens", "repeats", "cores"})
+FLOATS = frozenset(
+    {
+        "batch",
+        "context",
+        "other_busy_fraction",
+        "other_batch",
+        "joins",
+        "others_fraction",
+        "seconds",
+    }
+)
+
+
+def read_measurements(path: Path) -> tuple[Measurement, ...]:
+    """
+    Read steps.csv.
+
+    Raises:
+        InputError: no file, no table, a column missing, a value of the wrong type, rows of several
+            machines or models in one file, or no row at all.
+    """
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            lines = list(csv.DictReader(file))
+    except OSError as error:
+        raise InputError(str(path), error.strerror, "a file of `serving measure`") from None
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise InputError(str(path), str(error), "a table of `serving measure`") from None
+    rows = tuple(_row(line, f"{path}: line {number}") for number, line in enumerate(lines, start=2))
+    if not rows:
+        raise InputError(str(path), "no rows", "the timed steps of `serving measure`")
+    if len({row.key for row in rows}) > 1:
+        raise InputError(str(path), "several machines or models", "one a file")
+    return rows
+
+
+def _row(line: dict[str, str | None], place: str) -> Measurement:
+    """Read one line, naming the column that is wrong."""
+    values: dict[str, str | int | float] = {}
+    for name in OWN + KEY:
+        text = line.get(name)
+        if text is None:
+            raise InputError(f"{place}: {name}", None, "a column of that name")
+        values[name] = _value(name, text, place)
+    key = CalibrationKey(**{name: values.pop(name) for name in KEY})  # type: ignore[arg-type]
+    try:
+        return Measurement(key=key, **values)  # type: ignore[arg-type]
+    except InputError as error:
+        raise InputError(f"{place}: {error.place}", error.value, error.expectation) from None
+
+
+def _value(name: str, text: str, place: str) -> str | int | float:
+    """Read one cell as the type of its column."""
+    try:
+        if name in INTEGERS:
+            return int(text)
+        if name in FLOATS:
+            return float(text)
+    except ValueError:
+        raise InputError(f"{place}: {name}", text, "a number") from None
+    return text
+
+
+def write_measurements(path: Path, rows: Iterable[Measurement]) -> None:
+    """Write steps.csv, whole or not at all."""
+    partial = path.with_suffix(".partial")
+    with partial.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(OWN + KEY)
+        for row in rows:
+            own = [getattr(row, name) for name in OWN]
+            writer.writerow(own + [getattr(row.key, name) for name in KEY])
+    partial.replace(path)

@@ -1,16 +1,15 @@
-"""The machines that may be used: nodes of equal GPUs and the links between them."""
+"""The machines that may be used: nodes of equal GPUs, and the network that joins them."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from minicluster.errors import InputError
 from minicluster.specs.checks import STRICT, not_negative, positive
 from minicluster.specs.fabric import FabricSpec, FailureSpec
-from minicluster.specs.gpu import NumberSource
-from minicluster.specs.inventory import Inventory, Node
-from minicluster.specs.tier import TierSpec
-from minicluster.specs.topology import check_tiers
+from minicluster.specs.gpu import GpuSpec, NumberSource
+from minicluster.specs.topology import Inventory, Node, Tier, TierSpec, Topology, check_tiers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,3 +122,111 @@ class ClusterSpec:
         for place, name in used.items():
             if name is not None and name not in known:
                 raise InputError(place, name, "one of " + ", ".join(sorted(known)))
+
+
+def topology_of(cluster: ClusterSpec, gpu: GpuSpec) -> Topology:
+    """
+    Return the network of a cluster, what its file leaves out taken from the GPU.
+
+    A cluster without tiers has two: its HB domain and one network without oversubscription.
+    Where every node is listed, a tier is as wide as its widest unit in the list.
+
+    Args:
+        cluster: tiers, or sizes alone.
+        gpu: bandwidths, efficiencies and the latency in the HB domain.
+
+    Raises:
+        InputError: neither the cluster nor the GPU has a number that is needed, or the HB domain
+            is said to be faster than the GPU's own links.
+
+    """
+    found = [_domain(cluster, gpu)]
+    for spec in cluster.tiers[1:]:
+        found.append(_network(spec, found, cluster, gpu))
+    if not cluster.tiers and cluster.max_gpus > cluster.gpus_per_hb_domain:
+        found.append(_implied(cluster, gpu))
+    listed = _as_listed(found, cluster)
+    return Topology(name=cluster.name, gpus_per_node=cluster.gpus_per_node, tiers=tuple(listed))
+
+
+def _as_listed(tiers: list[Tier], cluster: ClusterSpec) -> list[Tier]:
+    """Return tiers with the sizes that the listed nodes give them."""
+    if not cluster.nodes:
+        return tiers
+    listed = Inventory(nodes=cluster.nodes, tiers=tuple(tier.name for tier in tiers))
+    return [replace(tier, gpus=max(listed.unit_gpus(tier.name).values())) for tier in tiers]
+
+
+def _domain(cluster: ClusterSpec, gpu: GpuSpec) -> Tier:
+    """Return the HB domain."""
+    spec = cluster.tiers[0] if cluster.tiers else None
+    said = spec.one_way_bytes_per_s if spec else None
+    own = gpu.scale_up_bytes_per_s
+    if said is not None and own is not None and said > own * (1 + 1e-9):
+        raise InputError(
+            f"cluster {cluster.name}: tiers.{spec.name if spec else ''}",
+            f"{said:.4g} bytes/s",
+            f"at most the {own:.4g} bytes/s one way of {gpu.name}",
+            "two_way = true where the number counts both directions",
+        )
+    efficiency = gpu.efficiency
+    achieved = spec.efficiency_fraction if spec else None
+    latency = spec.latency_s if spec else None
+    if efficiency is not None:
+        achieved = achieved or efficiency.scale_up_fraction
+        latency = efficiency.collective_latency_s if latency is None else latency
+    return Tier(
+        name=spec.name if spec else "hb",
+        gpus=cluster.gpus_per_hb_domain,
+        bytes_per_s=gpu.require("scale_up_bytes_per_s") if said is None else said,
+        efficiency_fraction=_needed(achieved, cluster, "hb.efficiency_fraction"),
+        latency_s=_needed(latency, cluster, "hb.latency_s"),
+        oversubscription=1.0,
+    )
+
+
+def _network(spec: TierSpec, below: list[Tier], cluster: ClusterSpec, gpu: GpuSpec) -> Tier:
+    """Return a tier beyond the HB domain."""
+    said, achieved = spec.one_way_bytes_per_s, spec.efficiency_fraction
+    if achieved is None and gpu.efficiency is not None:
+        achieved = gpu.efficiency.scale_out_fraction
+    latency = _needed(spec.latency_s, cluster, f"tiers.{spec.name}.latency_s")
+    if len(below) > 1:
+        latency += below[-1].latency_s
+    return Tier(
+        name=spec.name,
+        gpus=spec.gpus,
+        bytes_per_s=_needed(
+            said or gpu.scale_out_bytes_per_s, cluster, f"tiers.{spec.name}.bytes_per_s"
+        ),
+        efficiency_fraction=_needed(achieved, cluster, f"tiers.{spec.name}.efficiency_fraction"),
+        latency_s=latency,
+        oversubscription=below[-1].oversubscription * spec.oversubscription,
+    )
+
+
+def _implied(cluster: ClusterSpec, gpu: GpuSpec) -> Tier:
+    """Return the one network of a cluster that says no tiers."""
+    domain = cluster.gpus_per_hb_domain
+    achieved = gpu.efficiency.scale_out_fraction if gpu.efficiency else None
+    return Tier(
+        name="network",
+        gpus=math.ceil(cluster.max_gpus / domain) * domain,
+        bytes_per_s=_needed(
+            cluster.scale_out_bytes_per_s or gpu.scale_out_bytes_per_s,
+            cluster,
+            "scale_out_bytes_per_s",
+        ),
+        efficiency_fraction=_needed(achieved, cluster, "efficiency.scale_out_fraction"),
+        latency_s=_needed(cluster.scale_out_latency_s, cluster, "scale_out_latency_s"),
+        oversubscription=1.0,
+    )
+
+
+def _needed(value: float | None, cluster: ClusterSpec, key: str) -> float:
+    """Return a number, or refuse where there is none."""
+    if value is None:
+        raise InputError(
+            f"cluster {cluster.name}: {key}", None, "a number of the cluster or its GPU"
+        )
+    return value

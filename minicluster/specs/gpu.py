@@ -1,13 +1,144 @@
-"""One accelerator: datasheet peaks and measured efficiencies, kept apart."""
+"""One accelerator: datasheet peaks, measured efficiencies, and times of collective libraries."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import itertools
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from minicluster.errors import InputError
-from minicluster.specs.checks import STRICT, one_of, positive
+from minicluster.specs.checks import STRICT, not_negative, one_of, positive
 from minicluster.specs.efficiency import GpuEfficiency
-from minicluster.specs.library import Collectives
+
+if TYPE_CHECKING:
+    from minicluster.specs.efficiency import CollectiveTable
+
+
+ALGORITHMS = ("ring", "tree")
+BUS_SIZES = 3
+"""Bus bandwidths of a protocol: in one HB domain, two, more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredCollective:
+    """
+    `[[measured]]`: seconds by size of one collective of one library on one group.
+
+    Attributes:
+        library: `nccl`, `mscclpp` or `custom`.
+        pattern: as `Exchange.pattern`.
+        gpus: of the group.
+        domains: HB domains that it spreads over.
+        cuda_graph: captured in a CUDA graph; else with the time of launching.
+        size_bytes: ascending, as `Exchange.size_bytes` counts them.
+        seconds: of each.
+        from_gpu: take both from this key of the GPU's own file instead (`all_reduce.8`).
+        switches_bytes: sizes from which the library is known to run another algorithm.
+        outlier_bytes: sizes measured but not read: nothing else follows from them.
+        bus_bytes_per_s: bus bandwidth that large messages level off at; `None`: the last points'.
+        between_bytes_per_s: one way, of a GPU's link between the HB domains it was measured on.
+    """
+
+    __pydantic_config__ = STRICT
+
+    library: str
+    pattern: str
+    gpus: int
+    domains: int
+    cuda_graph: bool
+    size_bytes: tuple[float, ...] = ()
+    seconds: tuple[float, ...] = ()
+    from_gpu: str | None = None
+    switches_bytes: tuple[float, ...] = ()
+    outlier_bytes: tuple[float, ...] = ()
+    bus_bytes_per_s: float | None = None
+    between_bytes_per_s: float | None = None
+
+    def __post_init__(self) -> None:
+        """Check that sizes ascend and that each has its time."""
+        place = f"measured.{self.library}.{self.gpus}"
+        positive(**{f"{place}.gpus": self.gpus, f"{place}.domains": self.domains})
+        positive(
+            **{
+                f"{place}.bus_bytes_per_s": self.bus_bytes_per_s,
+                f"{place}.between_bytes_per_s": self.between_bytes_per_s,
+            }
+        )
+        if len(self.size_bytes) != len(self.seconds) or bool(self.size_bytes) == bool(
+            self.from_gpu
+        ):
+            raise InputError(f"{place}.seconds", len(self.seconds), "one for each of size_bytes")
+        if any(after <= before for before, after in itertools.pairwise(self.size_bytes)):
+            raise InputError(f"{place}.size_bytes", list(self.size_bytes), "ascending numbers")
+        positive(**{f"{place}.seconds.{i}": value for i, value in enumerate(self.seconds)})
+
+    def with_points(self, table: CollectiveTable) -> MeasuredCollective:
+        """Return the same with the points of a GPU's own table."""
+        return replace(self, from_gpu=None, size_bytes=table.size_bytes, seconds=table.seconds)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveProtocol:
+    """
+    `[[protocols]]`: one algorithm of a library in one of its protocols (docs/model.md, eq. H3).
+
+    Attributes:
+        algorithm: `ring` or `tree`; only all-reduces have trees.
+        base_s: however small and near.
+        inside_s: of a hop in the HB domain.
+        between_s: of a hop between HB domains.
+        post_s: that a host takes to post a send to the network: no hop is shorter between domains.
+        overhead: bytes on the wire for each byte of payload, flags and pacing included.
+        bus_bytes_per_s: the most that it reaches in one HB domain, two, more; empty: the links'.
+        up_to_bytes: between domains the library changes to another protocol here.
+    """
+
+    __pydantic_config__ = STRICT
+
+    name: str
+    algorithm: str
+    base_s: float
+    inside_s: float
+    between_s: float
+    post_s: float = 0.0
+    overhead: float = 1.0
+    bus_bytes_per_s: tuple[float, ...] = ()
+    up_to_bytes: float | None = None
+
+    def __post_init__(self) -> None:
+        """Check the algorithm, times and bandwidths."""
+        place = f"protocols.{self.name}"
+        one_of(ALGORITHMS, **{f"{place}.algorithm": self.algorithm})
+        if len(self.bus_bytes_per_s) not in (0, BUS_SIZES):
+            raise InputError(
+                f"{place}.bus_bytes_per_s", list(self.bus_bytes_per_s), "three numbers, or none"
+            )
+        positive(**{f"{place}.overhead": self.overhead, f"{place}.up_to_bytes": self.up_to_bytes})
+        positive(**{f"{place}.bus_bytes_per_s.{i}": b for i, b in enumerate(self.bus_bytes_per_s)})
+        not_negative(
+            **{
+                f"{place}.base_s": self.base_s,
+                f"{place}.inside_s": self.inside_s,
+                f"{place}.between_s": self.between_s,
+                f"{place}.post_s": self.post_s,
+            }
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collectives:
+    """
+    Libraries on one GPU and between its HB domains; the catalog reads them of configs/collectives.
+
+    Attributes:
+        measured: tables of every library.
+        protocols: of the library that crosses HB domains.
+    """
+
+    __pydantic_config__ = STRICT
+
+    measured: tuple[MeasuredCollective, ...] = ()
+    protocols: tuple[CollectiveProtocol, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,3 +208,21 @@ class GpuSpec:
                 f"gpu {self.name}: {name}", None, "a number with its source in configs/gpus"
             )
         return value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveEntry:
+    """
+    One file of `configs/collectives`: what was measured on a GPU, or the protocols of a library.
+
+    Attributes:
+        gpu: name in configs/gpus; `None`: a file of protocols.
+    """
+
+    __pydantic_config__ = STRICT
+
+    name: str
+    gpu: str | None = None
+    measured: tuple[MeasuredCollective, ...] = ()
+    protocols: tuple[CollectiveProtocol, ...] = ()
+    sources: tuple[NumberSource, ...] = ()

@@ -1,22 +1,128 @@
-"""A network as formulas take it: tiers from the inside out, nothing left out."""
+"""Networks as tiers of units and as lists of nodes; bandwidths one way, per GPU."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass, replace
+from collections import Counter
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from minicluster.errors import InputError
-from minicluster.specs.inventory import Inventory
-from minicluster.specs.tier import Tier
+from minicluster.specs.checks import STRICT, fraction, not_negative, one_of, positive
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from minicluster.specs.cluster import ClusterSpec
-    from minicluster.specs.gpu import GpuSpec
-    from minicluster.specs.tier import TierSpec
+
+BANDWIDTH_UNITS = {"bytes_per_s": 1.0, "gbyte_per_s": 1e9, "gbit_per_s": 1e9 / 8}
+"""Keys that may say a tier's bandwidth, and how many bytes/s one of each is."""
+PLAUSIBLE = (1e7, 1e13)
+"""Bytes/s of a GPU's link: outside, a unit was mistaken (80 Mb/s to 80 Tb/s)."""
+BANDWIDTH_WAY_OUT = (
+    "say bytes_per_s, gbyte_per_s (gigabytes) or gbit_per_s (gigabits) per GPU and one way;"
+    " two_way = true where the number counts both"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierSpec:
+    """
+    `[[tiers]]` of a cluster preset, from the inside out; the first is the HB domain.
+
+    The bandwidth is what one GPU has towards others that it meets at this tier, in exactly one
+    of three units; left out, it is the GPU's own of the catalog.
+
+    Attributes:
+        name: `hb`, `rack`, `pod`, `zone` or whatever the site calls it.
+        gpus: inside one unit of this tier; a multiple of the tier before.
+        bytes_per_s: bandwidth in bytes.
+        gbyte_per_s: or in gigabytes.
+        gbit_per_s: or in gigabits, as NICs and switches are sold.
+        two_way: the number counts both directions, as NVLink is advertised; half of it is taken.
+        efficiency_fraction: what large transfers achieve; left out: the GPU's own.
+        latency_s: what a hop across this tier adds to one across the tier before.
+        oversubscription: downlinks per uplink on the way into this tier, 1 or more; cumulative.
+    """
+
+    __pydantic_config__ = STRICT
+
+    name: str
+    gpus: int
+    bytes_per_s: float | None = None
+    gbyte_per_s: float | None = None
+    gbit_per_s: float | None = None
+    two_way: bool = False
+    efficiency_fraction: float | None = None
+    latency_s: float | None = None
+    oversubscription: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Check numbers and that there is one unit."""
+        place = f"tiers.{self.name}"
+        given = [key for key in BANDWIDTH_UNITS if getattr(self, key) is not None]
+        positive(**{f"{place}.gpus": self.gpus})
+        positive(**{f"{place}.{key}": getattr(self, key) for key in BANDWIDTH_UNITS})
+        fraction(**{f"{place}.efficiency_fraction": self.efficiency_fraction})
+        not_negative(**{f"{place}.latency_s": self.latency_s})
+        if len(given) > 1:
+            raise InputError(f"{place}: {' and '.join(given)}", "both", "one of them")
+        if self.two_way and not given:
+            raise InputError(f"{place}.two_way", "true", "a bandwidth beside it")
+        if not self.oversubscription >= 1:
+            raise InputError(
+                f"{place}.oversubscription",
+                self.oversubscription,
+                "1 or more: downlinks for each uplink",
+                "1:7 is written 7",
+            )
+        found = self.one_way_bytes_per_s
+        if found is not None and not PLAUSIBLE[0] <= found <= PLAUSIBLE[1]:
+            raise InputError(
+                f"{place}.{given[0]}", getattr(self, given[0]), "a link of a GPU", BANDWIDTH_WAY_OUT
+            )
+
+    @property
+    def one_way_bytes_per_s(self) -> float | None:
+        """What the file says, one way, in bytes/s; `None`: nothing."""
+        for key, unit in BANDWIDTH_UNITS.items():
+            value: float | None = getattr(self, key)
+            if value is not None:
+                return value * unit / (2 if self.two_way else 1)
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tier:
+    """
+    One tier with nothing left out.
+
+    Attributes:
+        name: as the file calls it.
+        gpus: inside one unit.
+        bytes_per_s: of one GPU, one way, peak.
+        efficiency_fraction: of it for large transfers.
+        latency_s: of a hop between two GPUs that meet at this tier, all tiers below included.
+        oversubscription: of all tiers up to this one together.
+    """
+
+    name: str
+    gpus: int
+    bytes_per_s: float
+    efficiency_fraction: float
+    latency_s: float
+    oversubscription: float
+
+    def achieved_bytes_per_s(self, sending_fraction: float = 1.0) -> float:
+        """
+        Return what a GPU achieves when *sending_fraction* of its unit sends across at once.
+
+            B_j e_j / max(1, o_j x)      (docs/model.md, eq. F2)
+
+        Uplinks are shared by the flows that cross, not by the GPUs that could.
+        """
+        shared = max(1.0, self.oversubscription * sending_fraction)
+        return self.bytes_per_s * self.efficiency_fraction / shared
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,39 +217,6 @@ class Topology:
         return tuple(spans)
 
 
-def topology_of(cluster: ClusterSpec, gpu: GpuSpec) -> Topology:
-    """
-    Return the network of a cluster, what its file leaves out taken from the GPU.
-
-    A cluster without tiers has two: its HB domain and one network without oversubscription.
-    Where every node is listed, a tier is as wide as its widest unit in the list.
-
-    Args:
-        cluster: tiers, or sizes alone.
-        gpu: bandwidths, efficiencies and the latency in the HB domain.
-
-    Raises:
-        InputError: neither the cluster nor the GPU has a number that is needed, or the HB domain
-            is said to be faster than the GPU's own links.
-
-    """
-    found = [_domain(cluster, gpu)]
-    for spec in cluster.tiers[1:]:
-        found.append(_network(spec, found, cluster, gpu))
-    if not cluster.tiers and cluster.max_gpus > cluster.gpus_per_hb_domain:
-        found.append(_implied(cluster, gpu))
-    listed = _as_listed(found, cluster)
-    return Topology(name=cluster.name, gpus_per_node=cluster.gpus_per_node, tiers=tuple(listed))
-
-
-def _as_listed(tiers: list[Tier], cluster: ClusterSpec) -> list[Tier]:
-    """Return tiers with the sizes that the listed nodes give them."""
-    if not cluster.nodes:
-        return tiers
-    listed = Inventory(nodes=cluster.nodes, tiers=tuple(tier.name for tier in tiers))
-    return [replace(tier, gpus=max(listed.unit_gpus(tier.name).values())) for tier in tiers]
-
-
 def check_tiers(tiers: tuple[TierSpec, ...], place: str) -> None:
     """Refuse tiers that do not nest, or of the same name."""
     names = [tier.name for tier in tiers]
@@ -165,76 +238,115 @@ def check_tiers(tiers: tuple[TierSpec, ...], place: str) -> None:
             )
 
 
-def _domain(cluster: ClusterSpec, gpu: GpuSpec) -> Tier:
-    """Return the HB domain."""
-    spec = cluster.tiers[0] if cluster.tiers else None
-    said = spec.one_way_bytes_per_s if spec else None
-    own = gpu.scale_up_bytes_per_s
-    if said is not None and own is not None and said > own * (1 + 1e-9):
-        raise InputError(
-            f"cluster {cluster.name}: tiers.{spec.name if spec else ''}",
-            f"{said:.4g} bytes/s",
-            f"at most the {own:.4g} bytes/s one way of {gpu.name}",
-            "two_way = true where the number counts both directions",
-        )
-    efficiency = gpu.efficiency
-    achieved = spec.efficiency_fraction if spec else None
-    latency = spec.latency_s if spec else None
-    if efficiency is not None:
-        achieved = achieved or efficiency.scale_up_fraction
-        latency = efficiency.collective_latency_s if latency is None else latency
-    return Tier(
-        name=spec.name if spec else "hb",
-        gpus=cluster.gpus_per_hb_domain,
-        bytes_per_s=gpu.require("scale_up_bytes_per_s") if said is None else said,
-        efficiency_fraction=_needed(achieved, cluster, "hb.efficiency_fraction"),
-        latency_s=_needed(latency, cluster, "hb.latency_s"),
-        oversubscription=1.0,
-    )
+STATES = ("ok", "spare", "down")
 
 
-def _network(spec: TierSpec, below: list[Tier], cluster: ClusterSpec, gpu: GpuSpec) -> Tier:
-    """Return a tier beyond the HB domain."""
-    said, achieved = spec.one_way_bytes_per_s, spec.efficiency_fraction
-    if achieved is None and gpu.efficiency is not None:
-        achieved = gpu.efficiency.scale_out_fraction
-    latency = _needed(spec.latency_s, cluster, f"tiers.{spec.name}.latency_s")
-    if len(below) > 1:
-        latency += below[-1].latency_s
-    return Tier(
-        name=spec.name,
-        gpus=spec.gpus,
-        bytes_per_s=_needed(
-            said or gpu.scale_out_bytes_per_s, cluster, f"tiers.{spec.name}.bytes_per_s"
-        ),
-        efficiency_fraction=_needed(achieved, cluster, f"tiers.{spec.name}.efficiency_fraction"),
-        latency_s=latency,
-        oversubscription=below[-1].oversubscription * spec.oversubscription,
-    )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """
+    One host.
+
+    Attributes:
+        name: as the cluster manager knows it.
+        gpus: that it has.
+        units: tier to unit, for example `{hb = "h0", rack = "r0", pod = "p0"}`; a tier that
+            holds everything may be left out.
+        rails: of its GPUs, in order; empty: 0, 1, 2 ….
+        state: `ok`, `spare` or `down`.
+    """
+
+    __pydantic_config__ = STRICT
+
+    name: str
+    gpus: int
+    units: dict[str, str]
+    rails: tuple[int, ...] = ()
+    state: str = "ok"
+
+    def __post_init__(self) -> None:
+        """Check count, state and rails."""
+        positive(**{f"nodes.{self.name}.gpus": self.gpus})
+        one_of(STATES, **{f"nodes.{self.name}.state": self.state})
+        if self.rails and len(self.rails) != self.gpus:
+            raise InputError(
+                f"nodes.{self.name}.rails", list(self.rails), f"{self.gpus}, one for each GPU"
+            )
 
 
-def _implied(cluster: ClusterSpec, gpu: GpuSpec) -> Tier:
-    """Return the one network of a cluster that says no tiers."""
-    domain = cluster.gpus_per_hb_domain
-    achieved = gpu.efficiency.scale_out_fraction if gpu.efficiency else None
-    return Tier(
-        name="network",
-        gpus=math.ceil(cluster.max_gpus / domain) * domain,
-        bytes_per_s=_needed(
-            cluster.scale_out_bytes_per_s or gpu.scale_out_bytes_per_s,
-            cluster,
-            "scale_out_bytes_per_s",
-        ),
-        efficiency_fraction=_needed(achieved, cluster, "efficiency.scale_out_fraction"),
-        latency_s=_needed(cluster.scale_out_latency_s, cluster, "scale_out_latency_s"),
-        oversubscription=1.0,
-    )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inventory:
+    """
+    `[[nodes]]`: every host; overrides the sizes of the tiers.
+
+    Attributes:
+        nodes: in the order in which GPUs are numbered.
+        tiers: names from the inside out.
+    """
+
+    nodes: tuple[Node, ...]
+    tiers: tuple[str, ...] = field(default=())
+
+    def __post_init__(self) -> None:
+        """Refuse duplicate nodes, unknown tiers, units that do not nest."""
+        if not self.nodes:
+            raise InputError("nodes", None, "at least one node")
+        twice = [name for name, count in Counter(n.name for n in self.nodes).items() if count > 1]
+        if twice:
+            raise InputError("nodes.name", twice[0], "a name of its own for each node")
+        for node in self.nodes:
+            unknown = sorted(set(node.units) - set(self.tiers))
+            if unknown:
+                raise InputError(
+                    f"nodes.{node.name}.units", unknown[0], "one of " + ", ".join(self.tiers)
+                )
+        self._check_nesting()
+
+    def _check_nesting(self) -> None:
+        """Refuse a unit whose nodes are in two units of a tier further out."""
+        parents: dict[tuple[str, str, str], str] = {}
+        for node in self.nodes:
+            for depth, tier in enumerate(self.tiers):
+                for outer in self.tiers[depth + 1 :]:
+                    if tier not in node.units or outer not in node.units:
+                        continue
+                    key = (tier, node.units[tier], outer)
+                    seen = parents.setdefault(key, node.units[outer])
+                    if seen != node.units[outer]:
+                        raise InputError(
+                            f"nodes.{node.name}.units.{outer}",
+                            node.units[outer],
+                            f"{seen}: {tier} {node.units[tier]} has other nodes there",
+                        )
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of the nodes that are `ok` or `spare`."""
+        return sum(node.gpus for node in self.nodes if node.state != "down")
+
+    def unit_gpus(self, tier: str) -> dict[str, int]:
+        """Return the GPUs of each unit of a tier, nodes that are down left out."""
+        found: Counter[str] = Counter()
+        for node in self.nodes:
+            found[node.units.get(tier, "")] += node.gpus if node.state != "down" else 0
+        return dict(found)
 
 
-def _needed(value: float | None, cluster: ClusterSpec, key: str) -> float:
-    """Return a number, or refuse where there is none."""
-    if value is None:
-        raise InputError(
-            f"cluster {cluster.name}: {key}", None, "a number of the cluster or its GPU"
-        )
-    return value
+def inventory_of(topology: Topology, gpus: int | None = None) -> Inventory:
+    """
+    Return the first nodes of a topology, named after their units (`pod2-rack17-hb0-node1`).
+
+    Args:
+        topology: sizes.
+        gpus: how many to list, rounded up to whole nodes; `None`: all.
+
+    """
+    per_node = topology.gpus_per_node
+    count = -(-(topology.gpus if gpus is None else gpus) // per_node)
+    topology.holding(count * per_node)
+    names = tuple(tier.name for tier in topology.tiers)
+    nodes = []
+    for index in range(count):
+        first = index * per_node
+        units = {tier.name: f"{tier.name}{first // tier.gpus}" for tier in topology.tiers}
+        nodes.append(Node(name=f"node{index}", gpus=per_node, units=units))
+    return Inventory(nodes=tuple(nodes), tiers=names)

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from minicluster.errors import NegativeAnswer
-from minicluster.specs.architecture import architecture_hash
-from minicluster.specs.model import DTYPE_BYTES
+from minicluster.specs.model import DTYPE_BYTES, architecture_hash
 from serving.deployment.engine_args import DTYPES
 from serving.deployment.target import is_directory
 from serving.protocol.app_spec import NODE_LABEL, ROLE_LABEL

@@ -19,7 +19,7 @@ from minicluster.errors import InputError, TargetFailed
 from minicluster.machine import this_machine
 from minicluster.plan import read_deployment
 from minicluster.shell import talk
-from minicluster.specs.measurement import Measurement, write_measurements
+from minicluster.specs.calibration import Measurement, write_measurements
 from serving.api.api_keys import authorization
 from serving.cluster.processes import marked
 from serving.measurement.step_benchmark import GridPoint, time_grid

@@ -1,18 +1,11 @@
 """The catalogs in `configs/`: names to facts, and a scenario to everything it names."""
 
 from sizing.catalog.cluster import clusters, find_cluster, find_network, read_cluster, switches
+from sizing.catalog.engine import engines, find_engine, release
 from sizing.catalog.folder import configs, files
 from sizing.catalog.gpu import GpuEntry, collectives, find_gpu, gpus
 from sizing.catalog.model import DEMO_MODEL, ModelEntry, find_model, models
-from sizing.catalog.scenario import (
-    Resolved,
-    engines,
-    find_engine,
-    find_study,
-    read_scenario,
-    release,
-    resolve,
-)
+from sizing.catalog.scenario import Resolved, find_study, read_scenario, resolve
 
 __all__ = [
     "DEMO_MODEL",

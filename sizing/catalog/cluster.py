@@ -10,12 +10,9 @@ from typing import TYPE_CHECKING
 
 from minicluster.config import parse, read_toml
 from minicluster.errors import InputError
-from minicluster.specs.cluster import ClusterSpec
-from minicluster.specs.fabric import FailureSpec
-from minicluster.specs.switch import SwitchSpec
-from minicluster.specs.tier import NAMES as UNITS_BY_NAME
-from minicluster.specs.tier import TierSpec
-from minicluster.specs.topology import topology_of
+from minicluster.specs.cluster import ClusterSpec, topology_of
+from minicluster.specs.fabric import FailureSpec, SwitchSpec
+from minicluster.specs.topology import BANDWIDTH_WAY_OUT, TierSpec
 from sizing.catalog.folder import exists, files, unknown
 from sizing.catalog.gpu import find_gpu
 
@@ -61,7 +58,7 @@ def read_cluster(path: Path) -> ClusterSpec:
         for key in tier if isinstance(tier, dict) else ():
             if key not in known and BANDWIDTH.search(key):
                 place = f"{path.name}: tiers.{tier.get('name', '?')}.{key}"
-                raise InputError(place, tier[key], "a key that says its unit", UNITS_BY_NAME)
+                raise InputError(place, tier[key], "a key that says its unit", BANDWIDTH_WAY_OUT)
     return parse(ClusterSpec, raw, place=path.name)
 
 

@@ -7,9 +7,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from minicluster.config import parse, read_toml
-from minicluster.specs.collective import CollectiveEntry
-from minicluster.specs.gpu import GpuSpec
-from minicluster.specs.library import Collectives
+from minicluster.specs.gpu import CollectiveEntry, Collectives, GpuSpec
 from sizing.catalog.folder import files, unknown
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from minicluster.config import parse, read_toml
 from minicluster.errors import InputError
 from minicluster.specs.checks import STRICT
 from minicluster.specs.gpu import NumberSource
-from minicluster.specs.precision import with_weight_dtype
+from minicluster.specs.model import with_weight_dtype
 from sizing.catalog.folder import exists, files, unknown
 from sizing.catalog.huggingface.names import repackaged
 from sizing.catalog.huggingface.reader import model_from, read_config

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import re
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from minicluster.config import overridden, parse, parse_scenario, read_toml
 from minicluster.errors import InputError
-from minicluster.specs.engine import EngineProfile
 from minicluster.specs.study import Conventions
 from sizing.catalog.cluster import find_cluster
+from sizing.catalog.engine import find_engine
 from sizing.catalog.folder import exists, files, unknown
 from sizing.catalog.gpu import find_gpu
 from sizing.catalog.model import chosen_model
@@ -20,12 +18,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from minicluster.specs.cluster import ClusterSpec
+    from minicluster.specs.engine import EngineProfile
     from minicluster.specs.gpu import GpuSpec
     from minicluster.specs.model import ModelSpec
-    from minicluster.specs.scenario import EngineChoice, ScenarioSpec
-
-
-NUMBER = re.compile(r"\d+")
+    from minicluster.specs.scenario import ScenarioSpec
 
 
 class Resolved(NamedTuple):
@@ -35,44 +31,6 @@ class Resolved(NamedTuple):
     gpu: GpuSpec
     cluster: ClusterSpec
     engine: EngineProfile
-
-
-@cache
-def engines() -> tuple[EngineProfile, ...]:
-    """Read the engine profiles, those that can be deployed first."""
-    profiles = [
-        parse(EngineProfile, read_toml(path), place=path.name) for path in files("engines").values()
-    ]
-    return tuple(sorted(profiles, key=lambda profile: not profile.deployable))
-
-
-def find_engine(choice: EngineChoice, *, place: str = "engine") -> EngineProfile:
-    """
-    Return the deployable profile of an engine that a scenario asks for.
-
-    `0.29` stands for the newest 0.29.x, no version for the newest of all.
-
-    Raises:
-        InputError: no deployable profile of that engine and version.
-
-    """
-    deployable = [profile for profile in engines() if profile.deployable]
-    wanted = [
-        profile
-        for profile in deployable
-        if choice.name == profile.name
-        and choice.version in (None, profile.version, profile.version.rpartition(".")[0])
-    ]
-    if not wanted:
-        known = [f"{profile.name} {profile.version}" for profile in deployable]
-        asked = " ".join(filter(None, (choice.name, choice.version)))
-        raise unknown(place, asked, "an engine with a profile", known)
-    return max(wanted, key=lambda profile: release(profile.version))
-
-
-def release(version: str) -> tuple[int, ...]:
-    """Return the first three numbers of a version; none where it does not start with one."""
-    return tuple(int(n) for n in NUMBER.findall(version)[:3]) if version[:1].isdigit() else ()
 
 
 def find_study(name: str, overrides: Sequence[str] = ()) -> Conventions:

@@ -14,7 +14,7 @@ from rich.table import Table
 from minicluster.errors import InputError
 from minicluster.machine import this_machine
 from minicluster.shell import talk
-from minicluster.specs.measurement import read_measurements
+from minicluster.specs.calibration import read_measurements
 from sizing.cli.inputs import read_inputs
 from sizing.cli.plan import write_whole
 from sizing.cli.refit import recalibrate

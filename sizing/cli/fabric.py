@@ -15,11 +15,11 @@ from minicluster.errors import InputError
 from sizing import catalog
 from sizing.latency.collectives import CROSSES
 from sizing.latency.library import left_out, with_gpu_points
-from sizing.network.bill import NetworkOrder, bill
-from sizing.network.built import built_bill
+from sizing.network.bom import NetworkOrder, bill
+from sizing.network.bom_as_built import built_bill
 from sizing.network.collective import Question, answer
 from sizing.network.ecmp import Hashing, collisions
-from sizing.network.study import study
+from sizing.network.rail_only_study import study
 from sizing.report.fabric import (
     answer_table,
     bill_table,

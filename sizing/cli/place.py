@@ -16,8 +16,8 @@ from minicluster.errors import InputError
 from minicluster.plan import read_plan
 from minicluster.shell import talk
 from minicluster.specs.checks import not_negative
-from minicluster.specs.inventory import Inventory, Node, inventory_of
-from minicluster.specs.topology import Topology, topology_of
+from minicluster.specs.cluster import topology_of
+from minicluster.specs.topology import Inventory, Node, Topology, inventory_of
 from minicluster.workload.arrivals import length_quantiles
 from sizing import catalog
 from sizing.cli.console import wide_console
@@ -26,7 +26,7 @@ from sizing.cli.keys import with_keys
 from sizing.cli.plan import write_whole
 from sizing.latency.memory import kv_bytes_per_token
 from sizing.network import emission
-from sizing.network.crossing import crossing
+from sizing.network.network_cost import crossing
 from sizing.network.pools import PoolPlan, PoolRules, place_pools
 from sizing.network.ranks import Degrees, RankPlan, RankRules, place_ranks
 from sizing.network.room import rooms
@@ -36,7 +36,7 @@ from sizing.report.placement import crossing_lines, cuts_table, seats_table
 if TYPE_CHECKING:
     from minicluster.plan import Plan
     from minicluster.specs.cluster import ClusterSpec
-    from sizing.network.crossing import Crossing
+    from sizing.network.network_cost import Crossing
     from sizing.network.room import Room
 
 FORMATS = ("ray", "kueue", "volcano", "slurm", "ranks")

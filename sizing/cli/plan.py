@@ -16,7 +16,7 @@ from minicluster.errors import Exit, InputError, NegativeAnswer
 from minicluster.plan import Plan, to_json
 from minicluster.shell import talk
 from sizing.cli.inputs import naming, read_inputs
-from sizing.network.crossing import crossing
+from sizing.network.network_cost import crossing
 from sizing.planner.proposal import propose
 from sizing.planner.search import Infeasible, search
 from sizing.report.confidence import confidence_lines

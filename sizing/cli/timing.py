@@ -16,7 +16,7 @@ from minicluster.command import run_child
 from minicluster.errors import Exit, InputError, TargetFailed
 from minicluster.plan import StepModel, step_time, to_json
 from minicluster.shell import talk
-from minicluster.specs.measurement import read_measurements
+from minicluster.specs.calibration import read_measurements
 from minicluster.workload.arrivals import length_quantiles
 from minicluster.workload.sources import RequestSource, drawn
 from sizing.cli.plan import write_whole

@@ -18,12 +18,11 @@ from rich.progress import track
 
 from minicluster.shell import talk
 from sizing.cli.plan import write_whole
-from sizing.evidence.calibration import calibrated
 from sizing.evidence.coverage import tried
 from sizing.evidence.evidence import evidence_of, read_evidence, to_json
-from sizing.evidence.output import record, to_csv
-from sizing.evidence.table import read_rows
-from sizing.evidence.validate import judge, refusals, residuals, slices
+from sizing.evidence.row import read_rows
+from sizing.evidence.scalar import calibrated
+from sizing.evidence.validate import judge, record, refusals, residuals, slices, to_csv
 from sizing.report.validation import (
     claims_table,
     coverage_table,
@@ -35,9 +34,9 @@ from sizing.report.validation import (
 )
 
 if TYPE_CHECKING:
-    from sizing.evidence.calibration import Calibrated
     from sizing.evidence.coverage import Tried
-    from sizing.evidence.verdict import RowVerdict
+    from sizing.evidence.scalar import Calibrated
+    from sizing.evidence.validate import RowVerdict
 
 FAR = 300.0
 """Times as long as predicted: another unit rather than an error."""

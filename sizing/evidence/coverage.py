@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from minicluster.specs.checks import STRICT
-from sizing.evidence.fold import folds
-from sizing.evidence.interval import FOLDS, fit_intervals, together
+from sizing.evidence.interval import FOLDS, fit_intervals, folds, together
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

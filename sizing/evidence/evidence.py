@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sizing.evidence.coverage import Tried
-    from sizing.evidence.verdict import RowVerdict
+    from sizing.evidence.validate import RowVerdict
 
 FILE = "validation/evidence.json"
 

@@ -1,24 +1,51 @@
-"""Intervals from residuals: quantiles by group, backing off to what more rows say."""
+"""Intervals from residuals: quantiles by group, backing off to larger groups."""
 
 from __future__ import annotations
 
+import hashlib
 import math
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import NormalDist
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
 from minicluster.specs.checks import STRICT
-from sizing.evidence.fold import folds
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
     from sizing.evidence.residual import RowResidual
+
+
+T = TypeVar("T")
+
+
+def fold_of(name: str, count: int) -> int:
+    """Number of the fold that *name* belongs to, 0 to *count* - 1, by its SHA-256."""
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8]) % count
+
+
+def folds(
+    items: Sequence[T], count: int, key: Callable[[T], str]
+) -> Iterator[tuple[list[T], list[T]]]:
+    """
+    Yield, per fold, the items outside and inside it.
+
+    Items of one key stay together; keys are dealt out in their order, so that those that begin
+    alike are spread over all folds.
+    """
+    keys = [key(item) for item in items]
+    number = {name: place % count for place, name in enumerate(sorted(set(keys)))}
+    for fold in range(count):
+        inside = [item for item, name in zip(items, keys, strict=True) if number[name] == fold]
+        outside = [item for item, name in zip(items, keys, strict=True) if number[name] != fold]
+        if inside:
+            yield outside, inside
+
 
 LEVELS = (0.05, 0.1, 0.2, 0.5, 0.8, 0.9, 0.95)
 """Quantiles that a group carries."""

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from minicluster.errors import InputError
-from sizing.evidence.label import path_of
 from sizing.evidence.load import (
     OPEN_REQUESTS,
     REQUEST_S,
@@ -20,9 +19,9 @@ from sizing.evidence.load import (
 )
 from sizing.evidence.protocol import protocol_of, recipe_of
 from sizing.evidence.replay import ReplayedReplica, RowReplay, Served
-from sizing.evidence.row import kind_of
+from sizing.evidence.row import kind_of, path_of
+from sizing.evidence.row_config import RowConfig, row_config
 from sizing.evidence.steps import StepTable, seconds_of, step_table
-from sizing.evidence.subject import Subject, subject_of
 from sizing.evidence.tandem import tandem
 from sizing.latency.load import StepLoad
 
@@ -68,37 +67,37 @@ class RowPrediction:
 def predict_row(row: MeasuredRow) -> RowPrediction:
     """Predict one row; what cannot be is `unsupported` with the reason."""
     try:
-        subject = subject_of(row)
+        config = row_config(row)
         if row.load == "static":
-            found = _static(row, subject)
+            found = _static(row, config)
         elif len(row.groups) == 1:
-            found = _loaded(row, subject, row.groups[0])
+            found = _loaded(row, config, row.groups[0])
         else:
-            found = _split(row, subject)
+            found = _split(row, config)
     except InputError as error:
         return RowPrediction(status="unsupported", reason=str(error))
-    path = path_of(kind_of(row), row.engine, subject.machine.model)
-    notes = "; ".join(filter(None, (found.reason, *subject.notes)))
+    path = path_of(kind_of(row), row.engine, config.machine.model)
+    notes = "; ".join(filter(None, (found.reason, *config.notes)))
     return replace(
         found,
         reason=notes,
         path=path,
-        stand_in=bool(subject.notes),
-        num_layers=subject.machine.model.num_layers,
+        stand_in=bool(config.notes),
+        num_layers=config.machine.model.num_layers,
     )
 
 
-def _static(row: MeasuredRow, subject: Subject) -> RowPrediction:
+def _static(row: MeasuredRow, config: RowConfig) -> RowPrediction:
     """One batch, all prompts together: prefill steps, then one decode step a token (eq. V3)."""
     group = row.groups[0]
     batch = max(1.0, row.amount / group.slicing.dp)
-    budget = subject.token_budget if subject.rules.chunked_prefill else math.inf
+    budget = config.token_budget if config.rules.chunked_prefill else math.inf
     new = row.isl - row.prefix_tokens
     per_step = max(1.0, min(batch, budget // new)) if new <= budget else 1.0
     full, rest = divmod(batch, per_step)
     loads = [(full, per_step)] + ([(1.0, rest)] if rest else [])
     ttft = sum(
-        count * _prefill_s(subject, group.slicing, size, new, row.prefix_tokens, budget)
+        count * _prefill_s(config, group.slicing, size, new, row.prefix_tokens, budget)
         for count, size in loads
     )
     tpot = None
@@ -113,13 +112,13 @@ def _static(row: MeasuredRow, subject: Subject) -> RowPrediction:
             context_tokens=contexts,
         )
         tpot = float(
-            np.trapezoid(seconds_of(subject.machine, load, group.slicing)) / (len(none) - 1)
+            np.trapezoid(seconds_of(config.machine, load, group.slicing)) / (len(none) - 1)
         )
     return RowPrediction(status="predicted", ttft_s=float(ttft), tpot_s=tpot)
 
 
 def _prefill_s(
-    subject: Subject, slicing: Slicing, prompts: float, new: int, cached: int, budget: float
+    config: RowConfig, slicing: Slicing, prompts: float, new: int, cached: int, budget: float
 ) -> float:
     """Seconds to prefill prompts together, in chunks where one is larger than the budget."""
     chunks = max(1, math.ceil(new / budget))
@@ -132,60 +131,58 @@ def _prefill_s(
         sequences=none,
         context_tokens=none,
     )
-    return float(seconds_of(subject.machine, load, slicing).sum())
+    return float(seconds_of(config.machine, load, slicing).sum())
 
 
-def _loaded(row: MeasuredRow, subject: Subject, group: Group) -> RowPrediction:
+def _loaded(row: MeasuredRow, config: RowConfig, group: Group) -> RowPrediction:
     """
     Users or arrivals at one replica (eq. V2).
 
     Attention ranks share them, and so do the batches that are under way in a pipeline, one a stage.
     """
     ranks = group.slicing.dp * group.slicing.pp
-    found = served(row, subject, group, ranks=ranks)
+    found = served(row, config, group, ranks=ranks)
     ttft = float(np.mean([each.first_s - each.sent_s for each in found]))
     unloaded = _prefill_s(
-        subject, group.slicing, 1.0, row.isl - row.prefix_tokens, row.prefix_tokens,
-        subject.token_budget,
+        config, group.slicing, 1.0, row.isl - row.prefix_tokens, row.prefix_tokens,
+        config.token_budget,
     )  # fmt: skip
     if ttft > OVERLOAD_S and ttft > OVERLOAD_RATIO * unloaded:
-        again = served(row, subject, group, ranks=ranks, spare=SPARE_FRACTION)
+        again = served(row, config, group, ranks=ranks, spare=SPARE_FRACTION)
         with_spare = float(np.mean([each.first_s - each.sent_s for each in again]))
         if with_spare > OVERLOAD_S and with_spare > OVERLOAD_RATIO * unloaded:
             return RowPrediction(
                 status="infeasible",
                 reason=f"requests queue for {ttft:.0f} s: the KV cache holds"
-                f" {subject.kv_tokens(group.slicing, row.isl + row.osl / 2):,.0f} tokens a rank",
+                f" {config.kv_tokens(group.slicing, row.isl + row.osl / 2):,.0f} tokens a rank",
                 unloaded_s=unloaded,
             )
     return _statistics(found, row.statistic)
 
 
-def _split(row: MeasuredRow, subject: Subject) -> RowPrediction:
+def _split(row: MeasuredRow, config: RowConfig) -> RowPrediction:
     """Prefill and decode pools under a closed loop (eq. V4)."""
     if row.load != "closed":
         raise InputError(f"{row.place}: load", row.load, "closed, of a disaggregated row")
-    return _statistics(tandem(row, subject), row.statistic)
+    return _statistics(tandem(row, config), row.statistic)
 
 
 def served(
-    row: MeasuredRow, subject: Subject, group: Group, *, ranks: int, spare: float = 1.0
+    row: MeasuredRow, config: RowConfig, group: Group, *, ranks: int, spare: float = 1.0
 ) -> list[Served]:
     """Replay the share of the row's load that one attention rank and pipeline batch has."""
     users = max(1, math.ceil(row.amount / ranks)) if row.load == "closed" else 0
     protocol, recipe = protocol_of(row), recipe_of(row)
-    rules = subject.rules
+    rules = config.rules
     if protocol is not None:
         rules = replace(rules, max_num_seqs=protocol.max_batch_size)
     replica = ReplayedReplica(
-        steps=_table(subject, group.slicing, users or 256, row.isl + row.osl),
+        steps=_table(config, group.slicing, users or 256, row.isl + row.osl),
         rules=rules,
-        token_budget=recipe.token_budget if recipe else subject.token_budget,
-        kv_tokens=subject.kv_tokens(group.slicing, row.isl + row.osl / 2)
-        * spare
-        / group.slicing.pp,
+        token_budget=recipe.token_budget if recipe else config.token_budget,
+        kv_tokens=config.kv_tokens(group.slicing, row.isl + row.osl / 2) * spare / group.slicing.pp,
         overhead_s=REQUEST_S,
-        ahead=subject.async_scheduling,
+        ahead=config.async_scheduling,
         wait_steps=recipe.wait_steps if recipe else 0,
         wait_fraction=recipe.wait_fraction if recipe else 0.0,
     )
@@ -201,11 +198,11 @@ def served(
     return RowReplay(replica, drawn, at, users).run()
 
 
-def _table(subject: Subject, slicing: Slicing, sequences: int, context: int) -> StepTable:
+def _table(config: RowConfig, slicing: Slicing, sequences: int, context: int) -> StepTable:
     """Return the step table for a load, made once per machine and rounded-up range."""
     b = 2 ** math.ceil(math.log2(max(sequences, 4)))
     s = 2 ** math.ceil(math.log2(max(context, 256)))
-    m = subject.machine
+    m = config.machine
     key = (m.model, m.gpu.name, m.cluster.name, m.engine.name, m.engine.version, slicing, b, s)
     if key not in _TABLES:
         _TABLES[key] = step_table(m, slicing, max_sequences=b, max_context=s)

@@ -1,7 +1,8 @@
-"""One measured row: what ran, under which load, and what was measured."""
+"""Measured rows: the deployment, the load and the measured times of each line of a CSV."""
 
 from __future__ import annotations
 
+import csv
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -10,7 +11,11 @@ from minicluster.errors import InputError
 from minicluster.specs.slicing import Slicing
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from minicluster.specs.model import ModelSpec
+
 
 REQUIRED = (
     "id", "model", "gpu", "engine", "weight_dtype", "serving", "gpus", "load", "isl", "osl",
@@ -228,3 +233,77 @@ class _Line:
         if (tp * dp) % ep:
             raise self.error(f"{prefix}ep", f"a divisor of the {tp * dp} GPUs of a stage")
         return Slicing(tp=tp, pp=pp, ep=ep, dp=dp)
+
+
+def path_of(load: str, engine: str, model: ModelSpec) -> tuple[str, ...]:
+    """
+    Labels of a prediction: whether others wait, engine, load, kind of model, architecture.
+
+    Args:
+        load: `static`, `closed`, `closed, fixed lengths`, `open` or `split`.
+        engine: name.
+        model: its architecture; names differ between repositories of the same weights.
+
+    """
+    kind = "mla" if model.mla else "moe" if model.moe else "dense"
+    shape = f"{model.num_layers} layers of {model.hidden_size}"
+    crowd = "alone" if load == "static" else "loaded"
+    return (crowd, engine.lower(), load, kind, shape)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RefusedRow:
+    """A line that is no usable row."""
+
+    id: str
+    source: str
+    reason: str
+
+
+def read_rows(path: Path) -> tuple[MeasuredRow | RefusedRow, ...]:
+    """
+    Read measured rows, every line of the file in order.
+
+    Args:
+        path: CSV with the columns of the measurement schema (docs/validation.md).
+
+    Returns:
+        A row per line, or why the line is none.
+
+    Raises:
+        InputError: no such file, not text, no line, a column missing that every row needs, or
+            one in another unit.
+
+    """
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.DictReader(file)
+            _check(reader.fieldnames or (), path)
+            entries = tuple(_entry(cells, f"{path}:{reader.line_num}") for cells in reader)
+    except OSError as error:
+        raise InputError(str(path), error.strerror, "a CSV of measured rows") from None
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise InputError(str(path), str(error), "a CSV of measured rows in UTF-8") from None
+    if not entries:
+        raise InputError(str(path), "a header alone", "a line for each measurement")
+    return entries
+
+
+def _check(columns: Sequence[str], path: Path) -> None:
+    """Refuse a table without a column that every row needs, or with one in another unit."""
+    for name in REQUIRED:
+        if name not in columns:
+            raise InputError(f"{path}: {name}", None, "a column of that name")
+    for name in SECONDS:
+        for column in columns:
+            if name not in columns and column.rpartition("_")[0] == name.rpartition("_")[0]:
+                raise InputError(f"{path}: column", column, f"{name}: this schema knows seconds")
+
+
+def _entry(raw: dict[str | None, object], place: str) -> MeasuredRow | RefusedRow:
+    """Read one line; a short one has empty cells, a long one is refused."""
+    cells = {key: str(value or "").strip() for key, value in raw.items() if key is not None}
+    try:
+        return row_from(cells, place, surplus=raw.get(None))
+    except InputError as error:
+        return RefusedRow(id=cells["id"], source=cells.get("source", ""), reason=str(error))

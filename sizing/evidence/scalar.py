@@ -1,16 +1,17 @@
-"""Scalars that bring predictions to measured rows, group by group, shrunk to what more rows say."""
+"""Scalars that bring predictions to measured rows: fitted on one half, judged on the other."""
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sizing.evidence.fold import fold_of
+from sizing.evidence.interval import fold_of
 from sizing.evidence.residual import QUANTITIES
 from sizing.evidence.row import kind_of
+from sizing.evidence.validate import SliceErrors, slices
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from sizing.evidence.row import MeasuredRow
-    from sizing.evidence.verdict import RowVerdict
+    from sizing.evidence.validate import RowVerdict
+
 
 PRIOR_ROWS = 8.0
 """Rows of its own at which a group weighs as much as its parent."""
@@ -176,3 +178,60 @@ def _line(data: NDArray[np.float64], prior: tuple[float, float]) -> tuple[float,
             theta = np.array([factor, 0.0])
     factor, offset = theta * scale
     return float(factor), float(offset)
+
+
+JUDGED = ("all", "source", "load")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibrated:
+    """
+    What was fitted, and what it is worth.
+
+    Attributes:
+        scalars: by group.
+        fitted_rows: rows of the half that was fitted on.
+        errors: of the other half, `before` and `after`, by source and load.
+    """
+
+    scalars: dict[tuple[str, ...], Scalars]
+    fitted_rows: int
+    errors: dict[str, tuple[SliceErrors, ...]]
+
+    def data(self) -> dict[str, object]:
+        """Return everything as plain data."""
+        return {
+            "fitted_rows": self.fitted_rows,
+            "scalars": [asdict(each) for each in self.scalars.values()],
+            "other_half": {
+                name: [asdict(each) for each in found] for name, found in self.errors.items()
+            },
+        }
+
+
+def calibrated(verdicts: Sequence[RowVerdict]) -> tuple[Calibrated, list[RowVerdict]]:
+    """
+    Fit on the half of the configurations that `in_fitted_half` names.
+
+    Args:
+        verdicts: predictions of all rows.
+
+    Returns:
+        The fit with the errors of the other half, and all rows corrected.
+
+    """
+    fitted = [v for v in verdicts if v.row is not None and in_fitted_half(v.row)]
+    scalars = fit_scalars(fitted)
+    after = [corrected(verdict, scalars) for verdict in verdicts]
+    other = [
+        (old, new)
+        for old, new in zip(verdicts, after, strict=True)
+        if old.row is not None and not in_fitted_half(old.row)
+    ]
+    errors = {
+        f"other half, {name}": tuple(
+            each for each in slices([pair[i] for pair in other]) if each.by in JUDGED
+        )
+        for i, name in enumerate(("before", "after"))
+    }
+    return Calibrated(scalars=scalars, fitted_rows=len(fitted), errors=errors), after

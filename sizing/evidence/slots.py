@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from sizing.evidence.row import MeasuredRow
-    from sizing.evidence.subject import Subject
+    from sizing.evidence.row_config import RowConfig
 
 CROWD = 6, 5
 """Users per decode slot of a replica in recipes that name its slots."""
 
 
-def decode_slots(row: MeasuredRow, subject: Subject) -> int:
+def decode_slots(row: MeasuredRow, config: RowConfig) -> int:
     """
     Requests that the decode pool of a split row holds at once (docs/model.md, eq. V4).
 
@@ -22,16 +22,16 @@ def decode_slots(row: MeasuredRow, subject: Subject) -> int:
 
     Args:
         row: a disaggregated closed row.
-        subject: its machine.
+        config: its machine.
 
     """
     pool = row.groups[1]
     ranks = pool.slicing.dp
     tokens = (1 - row.length_jitter / 2) * (row.isl + row.osl)
-    kept = subject.kv_tokens(pool.slicing, tokens) / tokens
-    rank = max(1, min(math.floor(kept), subject.rules.max_num_seqs))
+    kept = config.kv_tokens(pool.slicing, tokens) / tokens
+    rank = max(1, min(math.floor(kept), config.rules.max_num_seqs))
     slots = rank * ranks
-    if subject.rules.recipe_users_exceed_slots:
+    if config.rules.recipe_users_exceed_slots:
         slots = min(slots, recipe_slots(int(row.amount), pool.replicas, ranks) or slots)
     return pool.replicas * slots
 

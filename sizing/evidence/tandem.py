@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sizing.evidence.row import Group, MeasuredRow
-    from sizing.evidence.subject import Subject
+    from sizing.evidence.row_config import RowConfig
 
 ROUNDS = 12
 """Of the fixed point between TPOT and the requests in decode; each halves its error."""
@@ -50,7 +50,7 @@ class Pools:
     pull_s: float
 
 
-def tandem(row: MeasuredRow, subject: Subject) -> list[Served]:
+def tandem(row: MeasuredRow, config: RowConfig) -> list[Served]:
     """
     Users at prefill ranks, a KV pull and decode slots (docs/model.md, eq. V4).
 
@@ -59,7 +59,7 @@ def tandem(row: MeasuredRow, subject: Subject) -> list[Served]:
 
     Args:
         row: a disaggregated closed row.
-        subject: its machine.
+        config: its machine.
 
     Returns:
         Every request.
@@ -74,7 +74,7 @@ def tandem(row: MeasuredRow, subject: Subject) -> list[Served]:
     """
     mean = 1 - row.length_jitter / 2
     users = max(1, int(row.amount))
-    pools = _pools(row, subject)
+    pools = _pools(row, config)
     decode = row.groups[1]
     ranks = decode.replicas * decode.slicing.dp
     drawn = requests(
@@ -88,7 +88,7 @@ def tandem(row: MeasuredRow, subject: Subject) -> list[Served]:
     busy, tpot, served = float(min(users, pools.slots)), 0.0, list[Served]()
     for _ in range(ROUNDS):
         load = decode_load(max(1.0, busy / ranks), context)
-        tpot = float(seconds_of(subject.machine, load, decode.slicing))
+        tpot = float(seconds_of(config.machine, load, decode.slicing))
         served = passed(pools, drawn, users, tpot)
         stay = mean * row.osl * tpot
         ttft = float(np.mean([each.first_s - each.sent_s for each in served]))
@@ -117,32 +117,32 @@ def passed(
     return served
 
 
-def _pools(row: MeasuredRow, subject: Subject) -> Pools:
+def _pools(row: MeasuredRow, config: RowConfig) -> Pools:
     """Both pools of a split row."""
     prefill, decode = row.groups
     tokens = np.linspace((1 - row.length_jitter) * row.isl, row.isl, LENGTHS) - row.prefix_tokens
     tokens = np.maximum(1.0, tokens)
-    times = [_prefill_s(row, subject, prefill, each) for each in tokens]
+    times = [_prefill_s(row, config, prefill, each) for each in tokens]
     return Pools(
         servers=prefill.replicas * prefill.slicing.dp,
-        slots=decode_slots(row, subject),
+        slots=decode_slots(row, config),
         request_s=REQUEST_S,
         prefill_s=lambda n: float(np.interp(n, tokens, times)),
-        pull_s=_pull_s(subject, prefill, decode, (1 - row.length_jitter / 2) * row.isl),
+        pull_s=_pull_s(config, prefill, decode, (1 - row.length_jitter / 2) * row.isl),
     )
 
 
-def _prefill_s(row: MeasuredRow, subject: Subject, group: Group, new: float) -> float:
+def _prefill_s(row: MeasuredRow, config: RowConfig, group: Group, new: float) -> float:
     """Seconds of one prompt alone, in chunks of the budget."""
-    chunks = math.ceil(new / subject.token_budget) if subject.rules.chunked_prefill else 1
+    chunks = math.ceil(new / config.token_budget) if config.rules.chunked_prefill else 1
     sizes = np.full(chunks, new / chunks)
     load = prefill_load(sizes, row.prefix_tokens + np.cumsum(sizes) - sizes)
-    return float(seconds_of(subject.machine, load, group.slicing).sum())
+    return float(seconds_of(config.machine, load, group.slicing).sum())
 
 
-def _pull_s(subject: Subject, prefill: Group, decode: Group, tokens: float) -> float:
+def _pull_s(config: RowConfig, prefill: Group, decode: Group, tokens: float) -> float:
     """Seconds of one KV pull between ranks (eq. N4)."""
-    m = subject.machine
+    m = config.machine
     per_byte = kv_pull_s_per_byte(prefill.slicing.tp, decode.slicing.tp, m.gpu, m.cluster)
     size = tokens * kv_bytes_per_token(m.model, tp=decode.slicing.tp)
     return m.engine.transfer_base_s + size * per_byte

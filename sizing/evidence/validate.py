@@ -1,23 +1,69 @@
-"""Every line of a file predicted, compared and counted."""
+"""Predictions of every measured row of a file, compared with the measurements and counted."""
 
 from __future__ import annotations
 
+import csv
+import io
 import math
 from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from minicluster.specs.checks import STRICT
+from sizing.evidence.interval import PredictionInterval
 from sizing.evidence.prediction import RowPrediction, predict_row
 from sizing.evidence.residual import QUANTITIES, ErrorSummary, RowResidual, residuals_of, summarise
 from sizing.evidence.row import MeasuredRow, kind_of
-from sizing.evidence.verdict import RowVerdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from sizing.evidence.interval import Intervals, PredictionInterval
-    from sizing.evidence.table import RefusedRow
+    from sizing.evidence.interval import Intervals
+    from sizing.evidence.row import RefusedRow
+
+
+OVERLOADED_S = 10.0
+OVERLOADED_RATIO = 10.0
+"""A row is overloaded if its measured TTFT is above either: seconds, times its unloaded prefill."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowVerdict:
+    """
+    One line of the file, predicted.
+
+    Attributes:
+        row: `None`: the line could not be read.
+        ttft: interval around the prediction; `None`: no prediction, or no row stands behind one.
+    """
+
+    id: str
+    source: str
+    row: MeasuredRow | None
+    found: RowPrediction
+    ttft: PredictionInterval | None = None
+    tpot: PredictionInterval | None = None
+
+    @property
+    def answered(self) -> bool | None:
+        """Whether the row counts as answered; `None` where nothing was measured."""
+        if self.row is None or self.found.status == "unsupported":
+            return False
+        if self.found.status == "infeasible":
+            return self._overloaded()
+        return all(
+            getattr(self.found, name) is not None
+            for name in ("ttft_s", "tpot_s")
+            if getattr(self.row, name) is not None
+        )
+
+    def _overloaded(self) -> bool | None:
+        """Whether the measurement shows the overload that `infeasible` claims."""
+        if self.row is None or self.row.ttft_s is None:
+            return None
+        unloaded = self.found.unloaded_s or float("inf")
+        return self.row.ttft_s > OVERLOADED_S or self.row.ttft_s > OVERLOADED_RATIO * unloaded
+
 
 SLICES: dict[str, Callable[[MeasuredRow], str]] = {
     "source": lambda row: row.source or "unknown",
@@ -133,3 +179,39 @@ def refusals(verdicts: Iterable[RowVerdict]) -> list[tuple[str, int]]:
         if verdict.found.status == "unsupported"
     )
     return reasons.most_common()
+
+
+COLUMNS = (
+    "id", "status", "reason", "ttft_s", "tpot_s", "ttft_p99_s",
+    "ttft_low_s", "ttft_high_s", "tpot_low_s", "tpot_high_s",
+)  # fmt: skip
+
+
+def record(verdict: RowVerdict) -> dict[str, object]:
+    """Return what is written of one row; `None`: an empty cell."""
+    found = verdict.found
+    ttft, tpot = verdict.ttft, verdict.tpot
+    return {
+        "id": verdict.id,
+        "status": found.status,
+        "reason": found.reason,
+        "ttft_s": found.ttft_s,
+        "tpot_s": found.tpot_s,
+        "ttft_p99_s": found.ttft_p99_s,
+        "ttft_low_s": ttft and ttft.low_s,
+        "ttft_high_s": ttft and ttft.high_s,
+        "tpot_low_s": tpot and tpot.low_s,
+        "tpot_high_s": tpot and tpot.high_s,
+    }
+
+
+def to_csv(verdicts: Iterable[RowVerdict]) -> str:
+    """Write the predictions as CSV."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(
+        {key: "" if value is None else value for key, value in record(verdict).items()}
+        for verdict in verdicts
+    )
+    return text.getvalue()

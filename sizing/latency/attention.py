@@ -2,17 +2,320 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from minicluster.specs.model import DTYPE_BYTES
-from sizing.latency.latent import latent_ops
-from sizing.latency.linear import linear_ops
-from sizing.latency.op import Op, gemm
-from sizing.latency.scores import Scores
+from sizing.latency.load import keys_in_reach, pairs
+from sizing.latency.op import ACTIVATION_BYTES, Op, Work, gemm
 
 if TYPE_CHECKING:
-    from minicluster.specs.model import ModelSpec
+    from numpy.typing import NDArray
+
+    from minicluster.specs.model import IndexSpec, LinearSpec, MlaSpec, ModelSpec
     from sizing.latency.load import StepLoad
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scores:
+    """
+    What one attention kernel costs per pair, query and key, on one GPU.
+
+    Attributes:
+        name: added to the op's name.
+        equation: of its work, in docs/model.md.
+        repeats: layers.
+        heads: query heads.
+        head_dim: of a query.
+        flops_per_pair: of a query and a key, all heads together.
+        values_per_query: values read and written per query.
+        bytes_per_key: read of the cache.
+        window: keys that a query sees at most; 0: all.
+        chunked: the window is a chunk of the sequence.
+        dtype: that it multiplies in.
+        kv_dtype: of the cache.
+    """
+
+    name: str
+    equation: str
+    repeats: int
+    heads: float
+    head_dim: float
+    flops_per_pair: float
+    values_per_query: float
+    bytes_per_key: float
+    window: int = 0
+    chunked: bool = False
+    dtype: str = "bf16"
+    kv_dtype: str = "bf16"
+
+    def prefill(self, load: StepLoad) -> Op:
+        """
+        Scores of the prompts among themselves and over what is cached of them.
+
+            F = 4 N H A,  Q = 2 n N H a + (n + p) 2 K' H w      (docs/model.md, eq. W3)
+        """
+        n, p = load.prompt_tokens, load.cached_tokens
+        keys = n + keys_in_reach(p, self.window, chunked=self.chunked)
+        work = Work(
+            flops=self.flops_per_pair * pairs(n, p, self.window, chunked=self.chunked)
+            * load.prompts,
+            hbm_bytes=load.prompts
+            * (n * self.values_per_query * ACTIVATION_BYTES + keys * self.bytes_per_key),
+        )  # fmt: skip
+        return self._op("prefill", work, rows=n, keys=keys)
+
+    def decode(self, load: StepLoad) -> Op:
+        """
+        Scores of one token per sequence over its KV cache.
+
+            F = 4 N H B s,  Q = B s 2 K' H w + 2 B N H a      (docs/model.md, eq. W3)
+        """
+        s = keys_in_reach(load.context_tokens, self.window, chunked=self.chunked)
+        read = load.sequences * s
+        queries = load.sequences * self.values_per_query * ACTIVATION_BYTES
+        work = Work(
+            flops=self.flops_per_pair * read,
+            hbm_bytes=np.asarray(self.bytes_per_key * read + queries),
+        )
+        return self._op("decode", work, rows=load.sequences, keys=s)
+
+    def _op(
+        self, phase: str, work: Work, *, rows: NDArray[np.float64], keys: NDArray[np.float64]
+    ) -> Op:
+        """Name the op."""
+        return Op(
+            name=f"{self.name} {phase}",
+            equation=self.equation,
+            kind=f"{phase} attention",
+            dtype=self.dtype,
+            repeats=self.repeats,
+            work=work,
+            rows=rows,
+            keys=keys,
+            heads=self.heads,
+            head_dim=self.head_dim,
+            kv_dtype=self.kv_dtype,
+        )
+
+
+SPARSE_HEADS = 64
+"""FlashMLA's sparse kernels pad heads to a multiple of it on Hopper (vLLM 0.29.0, SGLang 0.5)."""
+INDEX_SCALE_BYTES = 4
+"""One fp32 scale per key of the index, beside its fp8 values (vLLM 0.29.0)."""
+
+
+def latent_ops(model: ModelSpec, mla: MlaSpec, load: StepLoad, *, tp: int) -> tuple[Op, ...]:
+    """
+    Multi-head latent attention (docs/model.md, eq. W8).
+
+    Prefill expands the latent into heads and attends in qk + v dimensions; what is cached of a
+    prompt is expanded again. Decode absorbs the expansion into the query and the output, and
+    attends over the latent itself, which every tensor-parallel rank reads whole. With an index
+    (eq. W9) both attend over the latents of the best keys, absorbed, in kernels that know no
+    fewer than 64 heads.
+    """
+    heads = model.num_heads / tp
+    if model.index:
+        heads = SPARSE_HEADS * math.ceil(heads / SPARSE_HEADS)
+    qk = mla.qk_nope_head_dim + mla.qk_rope_head_dim
+    latent = mla.kv_lora_rank + mla.qk_rope_head_dim
+    common = {
+        "repeats": model.num_layers,
+        "heads": heads,
+        "bytes_per_key": latent * DTYPE_BYTES[model.kv_dtype],
+        "window": model.index.top_k if model.index else 0,
+        "kv_dtype": model.kv_dtype,
+    }
+    absorbed = Scores(
+        name="sparse attention" if model.index else "attention",
+        equation="W9" if model.index else "W8",
+        head_dim=latent,
+        flops_per_pair=2 * heads * (latent + mla.kv_lora_rank),
+        values_per_query=heads * (latent + mla.kv_lora_rank),
+        **common,  # type: ignore[arg-type]
+    )
+    projections = _latent_projections(model, mla, load, tp=tp)
+    if model.index:
+        index = _index_ops(model, mla, model.index, load)
+        return (*projections, *index, absorbed.prefill(load), absorbed.decode(load))
+    expanded = Scores(
+        name="attention",
+        equation="W8",
+        head_dim=qk,
+        flops_per_pair=2 * heads * (qk + mla.v_head_dim),
+        values_per_query=heads * (qk + mla.v_head_dim),
+        **common,  # type: ignore[arg-type]
+    )
+    return (*projections, expanded.prefill(load), absorbed.decode(load))
+
+
+def _latent_projections(
+    model: ModelSpec, mla: MlaSpec, load: StepLoad, *, tp: int
+) -> tuple[Op, ...]:
+    """Down- and up-projections, sizes as in P3: down on every GPU whole, up sliced."""
+    m, h, heads = load.tokens, model.hidden_size, model.num_heads / tp
+    query = heads * (mla.qk_nope_head_dim + mla.qk_rope_head_dim)
+    expand = heads * (mla.qk_nope_head_dim + mla.v_head_dim)
+
+    def project(name: str, rows: NDArray[np.float64], inner: float, columns: float) -> Op:
+        return gemm(
+            name,
+            "W8",
+            rows=rows,
+            inner=inner,
+            columns=columns,
+            dtype=model.attention_dtype,
+            repeats=model.num_layers,
+        )
+
+    if mla.q_lora_rank:
+        queries = [project("q down", m, h, mla.q_lora_rank)]
+        queries.append(project("q up", m, mla.q_lora_rank, query))
+    else:
+        queries = [project("q", m, h, query)]
+    again = () if model.index else (load.prompts * load.cached_tokens,)
+    return (
+        *queries,
+        project("kv down", m, h, mla.kv_lora_rank + mla.qk_rope_head_dim),
+        project("kv up", m, mla.kv_lora_rank, expand),
+        *(project("kv up again", rows, mla.kv_lora_rank, expand) for rows in again),
+        project("o", m, heads * mla.v_head_dim, h),
+    )
+
+
+def _index_ops(model: ModelSpec, mla: MlaSpec, index: IndexSpec, load: StepLoad) -> tuple[Op, ...]:
+    """
+    Score every key with the small heads of the index, whole on every GPU.
+
+        F = 2 N_i d_i A,  Q = (n + p) (d_i + 4)      (docs/model.md, eq. W9)
+    """
+    m, layers = load.tokens, model.num_layers
+    scores = Scores(
+        name="index",
+        equation="W9",
+        repeats=layers,
+        heads=index.num_heads,
+        head_dim=index.head_dim,
+        flops_per_pair=2 * index.num_heads * index.head_dim,
+        values_per_query=index.num_heads * index.head_dim,
+        bytes_per_key=index.head_dim + INDEX_SCALE_BYTES,
+        dtype="fp8",
+    )
+    return (
+        gemm(
+            "index q",
+            "W9",
+            rows=m,
+            inner=mla.q_lora_rank or model.hidden_size,
+            columns=index.num_heads * index.head_dim,
+            dtype=model.attention_dtype,
+            repeats=layers,
+        ),
+        gemm(
+            "index k",
+            "W9",
+            rows=m,
+            inner=model.hidden_size,
+            columns=index.head_dim + index.num_heads,
+            dtype=model.dtype,
+            repeats=layers,
+        ),
+        scores.prefill(load),
+        scores.decode(load),
+    )
+
+
+CHUNK = 64
+"""Tokens that prefill handles at once (flash-linear-attention, used by vLLM and SGLang)."""
+
+
+def linear_ops(model: ModelSpec, load: StepLoad, *, tp: int) -> tuple[Op, ...]:
+    """
+    Projections (W1 with the sizes of P6), convolution and state (docs/model.md, eq. W10).
+
+    Empty if the model has no such layers.
+    """
+    spec = model.linear
+    if spec is None:
+        return ()
+    m, h = load.tokens, model.hidden_size
+    values = spec.num_value_heads * spec.value_head_dim
+    made = spec.mixed_size + values + (2 * spec.num_value_heads if spec.delta_rule else 0)
+    dtype, layers = model.attention_dtype, spec.num_layers
+    convolution = Op(
+        name="linear convolution",
+        equation="W10",
+        kind="elementwise",
+        dtype=model.dtype,
+        repeats=layers,
+        work=Work(
+            flops=0 * m,
+            hbm_bytes=m * 2 * spec.mixed_size / tp * bool(spec.conv_kernel) * ACTIVATION_BYTES,
+        ),
+    )
+    return (
+        gemm("linear in", "W10", rows=m, inner=h, columns=made / tp, dtype=dtype, repeats=layers),
+        gemm(
+            "linear out", "W10", rows=m, inner=values / tp, columns=h, dtype=dtype, repeats=layers
+        ),
+        convolution,
+        _prefill(spec, load, tp=tp),
+        _decode(spec, load, tp=tp),
+    )
+
+
+def _prefill(spec: LinearSpec, load: StepLoad, *, tp: int) -> Op:
+    """
+    Chunks of C tokens: attention inside, the state between.
+
+        F = n N_v (6 d_k d_v + C (6 d_k + 4 d_v)),  lightning: n N_v (4 d_k d_v + C (d_k + d_v))
+        Q = n (2 N_k d_k + 2 N_v d_v) a + 2 (n / C) N_v d_k d_v a      (docs/model.md, eq. W10)
+    """
+    k, v = spec.key_head_dim, spec.value_head_dim
+    heads = spec.num_value_heads / tp
+    per_token = 6 * k * v + CHUNK * (6 * k + 4 * v)
+    if not spec.delta_rule:
+        per_token = 4 * k * v + CHUNK * (k + v)
+    tokens = load.prompts * load.prompt_tokens
+    moved = (spec.mixed_size + spec.num_value_heads * v) / tp + 2 / CHUNK * heads * k * v
+    work = Work(
+        flops=tokens * heads * per_token, hbm_bytes=np.asarray(tokens * moved * ACTIVATION_BYTES)
+    )
+    return _op("prefill", spec, work, rows=load.prompt_tokens, heads=heads)
+
+
+def _decode(spec: LinearSpec, load: StepLoad, *, tp: int) -> Op:
+    """
+    Read, update and write the state of each sequence.
+
+        F = B N_v 6 d_k d_v (lightning: 4),  Q = 2 B N_v d_k d_v w      (docs/model.md, eq. W10)
+    """
+    heads = spec.num_value_heads / tp
+    state = load.sequences * heads * spec.key_head_dim * spec.value_head_dim
+    work = Work(
+        flops=state * (6 if spec.delta_rule else 4),
+        hbm_bytes=2 * state * DTYPE_BYTES[spec.state_dtype],
+    )
+    return _op("decode", spec, work, rows=load.sequences, heads=heads)
+
+
+def _op(phase: str, spec: LinearSpec, work: Work, *, rows: np.ndarray, heads: float) -> Op:
+    """Name the op."""
+    return Op(
+        name=f"linear {phase}",
+        equation="W10",
+        kind="linear attention",
+        dtype="bf16",
+        repeats=spec.num_layers,
+        work=work,
+        rows=rows,
+        heads=heads,
+        head_dim=spec.key_head_dim,
+    )
 
 
 def attention_ops(model: ModelSpec, load: StepLoad, *, tp: int) -> tuple[Op, ...]:

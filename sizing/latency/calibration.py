@@ -12,8 +12,7 @@ from minicluster.errors import InputError
 from minicluster.plan import step_time
 from minicluster.specs.calibration import CalibrationSpec
 from minicluster.specs.step import Interference, PathCoefficients, StepCoefficients
-from sizing.latency.bent_line import fit_bent_line
-from sizing.latency.nnls import nonnegative_least_squares
+from sizing.latency.least_squares import fit_bent_line, nonnegative_least_squares
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from minicluster.specs.measurement import Measurement
+    from minicluster.specs.calibration import Measurement
 
 LEAST_ROWS = 3
 """A line with a bend needs this many points before its residual means anything."""

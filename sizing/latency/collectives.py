@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from minicluster.errors import InputError
-from minicluster.specs.topology import topology_of
-from sizing.latency.exchange import Exchange
+from minicluster.specs.cluster import topology_of
+from sizing.latency.communication import Exchange
 from sizing.latency.library import measured_s
 from sizing.latency.roofline import efficiency_of
 from sizing.latency.tiered import TRAFFIC, tiered_s

@@ -1,19 +1,48 @@
-"""What one engine step sends between the GPUs of a replica: bytes, no seconds yet."""
+"""Bytes that one engine step sends between the GPUs of a replica; no seconds yet."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from minicluster.specs.model import DTYPE_BYTES
-from sizing.latency.exchange import Exchange
 from sizing.latency.op import ACTIVATION_BYTES
 
 if TYPE_CHECKING:
     from minicluster.specs.model import ModelSpec
     from minicluster.specs.slicing import Slicing
     from sizing.latency.load import StepLoad
+
+
+PATTERNS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "point-to-point")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchange:
+    """
+    One collective, run `repeats` times a step.
+
+    Attributes:
+        equation: of its bytes, in docs/model.md.
+        pattern: one of `PATTERNS`; decides how it is timed.
+        group: GPUs that take part.
+        stride: distance between neighbours of the group in GPU order: 1 for tensor parallel,
+            tp for data-parallel ranks, tp x dp for pipeline stages; decides which links it crosses.
+        size_bytes: S of one run. all-reduce: the buffer, the same on every GPU. all-gather and
+            reduce-scatter: the whole, of all GPUs together. all-to-all: what one GPU sends to all
+            others together. point-to-point: what one GPU sends.
+    """
+
+    name: str
+    equation: str
+    pattern: str
+    group: int
+    stride: int
+    repeats: int
+    size_bytes: NDArray[np.float64]
 
 
 NORM_BYTES = 4

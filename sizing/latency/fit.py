@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from minicluster.specs.step import PathCoefficients, StepCoefficients
-from sizing.latency.bent_line import fit_bent_line
 from sizing.latency.collectives import kv_pull_s_per_byte
+from sizing.latency.least_squares import fit_bent_line
 from sizing.latency.load import decode_load, pairs, prefill_load
 from sizing.latency.memory import kv_bytes_per_sequence
 from sizing.latency.step import Machine, step_s

@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
-    from minicluster.specs.gpu import GpuSpec
-    from minicluster.specs.library import MeasuredCollective
+    from minicluster.specs.gpu import GpuSpec, MeasuredCollective
 
 SMALL_BYTES = 2**20
 """Up to here a collective is mostly latency."""

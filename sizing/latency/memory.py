@@ -1,20 +1,204 @@
-"""Bytes on one GPU: KV cache, and what weights and working memory leave for it."""
+"""Bytes on one GPU: weights, working memory, and the KV cache that they leave room for."""
 
 from __future__ import annotations
 
 import math
 from typing import TYPE_CHECKING
 
-from minicluster.specs.model import DTYPE_BYTES
+from minicluster.specs.model import DTYPE_BYTES, weight_value_bytes
+from minicluster.specs.parameters import parameters
 from minicluster.specs.slicing import Slicing
-from sizing.latency.latent import INDEX_SCALE_BYTES
-from sizing.latency.weights import stage_layers, weight_bytes
-from sizing.latency.working import activation_bytes, exchange_bytes
+from sizing.latency.attention import INDEX_SCALE_BYTES
+from sizing.latency.op import ACTIVATION_BYTES
 
 if TYPE_CHECKING:
     from minicluster.specs.engine import EngineProfile
     from minicluster.specs.gpu import GpuSpec
     from minicluster.specs.model import ModelSpec
+
+
+FP4_MULTIPLE = 256
+"""To a multiple of this vLLM 0.29.0 pads the hidden size of fp4 experts (Marlin, TensorRT-LLM)."""
+
+
+def weight_bytes(model: ModelSpec, *, tp: int = 1, slicing: Slicing | None = None) -> float:
+    """
+    Weights on the fullest GPU: the largest of `stage_weight_bytes` (docs/model.md, eq. M1).
+
+    Args:
+        model: shapes and dtypes.
+        tp: tensor-parallel degree, where nothing else is sliced.
+        slicing: in place of *tp*.
+
+    Returns:
+        Bytes.
+
+    """
+    return max(stage_weight_bytes(model, slicing or Slicing(tp=tp)))
+
+
+def stage_weight_bytes(model: ModelSpec, slicing: Slicing) -> tuple[float, ...]:
+    """
+    Weights on one GPU of each pipeline stage.
+
+        M_w = (M_att + M_dense + M_shared) / tp + M_experts pad / (tp dp) + M_whole
+              + 2 L D H max(0, 1 - K / tp) w, of the stage's layers; tables / tp on the first
+              and last stage      (docs/model.md, eq. M1)
+
+    M_whole, on every GPU: norms, routers, the down-projections of latent attention, its index.
+
+    Args:
+        model: shapes and dtypes.
+        slicing: of one replica; experts lie on all tp x dp GPUs of a stage.
+
+    Returns:
+        Bytes, first stage first.
+
+    Source:
+        vLLM slices every projection by columns or rows, keeps a whole KV head per rank, and deals
+        out layers by `get_pp_indices`.
+
+    Ignores:
+        Padding of the vocabulary; 16-bit copies of the up-projection of latent attention (2 GB of
+        DeepSeek-V3 over all ranks); kinds of attention are taken as evenly spread over stages.
+
+    """
+    counts, layers = parameters(model), stage_layers(model.num_layers, slicing.pp)
+    a = DTYPE_BYTES[model.dtype]
+    attention = _attention_bytes(model, slicing.tp) / model.num_layers
+    norms = counts.norms * a / model.num_layers
+    dense = _per_layer(counts.dense_ffn, model.num_dense_layers) / slicing.tp
+    moe_layers = model.num_layers - model.num_dense_layers
+    experts = (
+        _per_layer(counts.experts, moe_layers) * _expert_value_bytes(model)
+        / (slicing.tp * slicing.dp)
+        + _per_layer(counts.shared_experts, moe_layers) * _size(model, model.shared_dtype)
+        / slicing.tp
+        + _per_layer(counts.router, moe_layers) * a
+    )  # fmt: skip
+    stages, left = [], model.num_dense_layers
+    for number in layers:
+        here = min(left, number)
+        left -= here
+        feedforward = here * dense * _size(model, model.dense_dtype) + (number - here) * experts
+        stages.append(number * (attention + norms) + feedforward)
+    head = counts.lm_head if counts.lm_head or slicing.pp == 1 else counts.embedding
+    stages[0] += counts.embedding * a / slicing.tp
+    stages[-1] += head * a / slicing.tp
+    return tuple(stages)
+
+
+def stage_layers(num_layers: int, pp: int) -> list[int]:
+    """
+    Deal layers out over *pp* stages as vLLM does: what is left goes to the last but one, backwards.
+
+    Source:
+        vLLM 0.29.0 distributed/utils.py, get_pp_indices: the first and last stage also hold tables.
+    """
+    layers = [num_layers // pp] * pp
+    for extra in range(num_layers % pp):
+        layers[max(0, pp - 2 - extra)] += 1
+    return layers
+
+
+def _per_layer(count: int, layers: int) -> float:
+    """Parameters of one of *layers* layers."""
+    return count / layers if layers else 0.0
+
+
+def _size(model: ModelSpec, dtype: str) -> float:
+    """Bytes of one weight of *dtype*, scales included."""
+    return weight_value_bytes(dtype, model.weight_group)
+
+
+def _expert_value_bytes(model: ModelSpec) -> float:
+    """Bytes of one weight of an expert, scales and padding included."""
+    size = _size(model, model.weight_dtype)
+    if model.weight_dtype == "fp4":
+        size *= FP4_MULTIPLE * math.ceil(model.hidden_size / FP4_MULTIPLE) / model.hidden_size
+    return size
+
+
+def _attention_bytes(model: ModelSpec, tp: int) -> float:
+    """Attention of all layers on one of *tp* GPUs."""
+    w = _size(model, model.attention_dtype)
+    whole = copied = 0.0
+    if model.mla:
+        latent = model.mla.kv_lora_rank + model.mla.qk_rope_head_dim + model.mla.q_lora_rank
+        whole = latent * model.hidden_size
+        if model.index:
+            index = model.index.num_heads * model.index.head_dim
+            whole += (model.mla.q_lora_rank or model.hidden_size) * index
+            whole += (model.index.head_dim + model.index.num_heads) * model.hidden_size
+    else:
+        copied = 2 * model.hidden_size * model.head_dim * max(0.0, 1 - model.num_kv_heads / tp)
+    attending = model.num_layers - model.num_linear_layers
+    sliced = parameters(model).attention - attending * whole
+    return w * (sliced / tp + attending * (whole + copied))
+
+
+SAMPLER_BYTES_PER_LOGIT = 38.4
+"""
+What sampling keeps per logit of a full batch: copies in 16 and 32 bits, sorted with indices.
+
+Source: 7 of the 8 rows of llm-d-planner docs/empirical-vllm-memory-results.md (vLLM, H100,
+tests/published/vllm_memory.toml) give 38.2 to 38.6 with 1,024 sequences, vLLM's default there.
+"""
+
+EXCHANGE_BYTES = {2: 358_612_992, 4: 411_041_792}
+"""
+Buffers of NCCL by group size, the largest that is no larger than the group.
+
+Source: aiconfigurator-core 0.12.0, systems/*.yaml, nccl_mem (342 and 392 MiB), read 2026-11-20.
+"""
+
+
+def activation_bytes(model: ModelSpec, engine: EngineProfile, *, slicing: Slicing) -> float:
+    """
+    Peak of activations in the step that vLLM profiles, on one GPU.
+
+        M_act = max(B V 38.4, T a max((u + 1) f / tp, (u + 1) f_e k dp / (ep t_e) + k dp h / ep))
+                + T h a      (docs/model.md, eq. M8)
+
+    Args:
+        model: V vocabulary, h hidden size, f and f_e feed-forwards, u 2 if gated, else 1.
+        engine: B = max_batch_size, T = max_batched_tokens; an `activation_bytes` of its own, other
+            than zero, is taken instead.
+        slicing: of one replica, t_e ways of one expert.
+
+    Returns:
+        Bytes.
+
+    Source:
+        The sampler holds the logits of all sequences, whole on every rank, several times; a layer
+        holds what its feed-forward makes.
+
+    Ignores:
+        Attention's workspace; towers for images or sound; engines that sample otherwise.
+
+    """
+    if engine.activation_bytes:
+        return engine.activation_bytes
+    tokens, passes = engine.max_batched_tokens, 3 if model.gated_mlp else 2
+    width = passes * model.ffn_size / slicing.tp
+    if model.moe:
+        rows = model.moe.experts_per_token * slicing.dp / slicing.ep
+        routed = rows * (passes * model.moe.expert_ffn_size / slicing.moe_tp + model.hidden_size)
+        width = max(width, routed)
+    sampler = engine.max_batch_size * model.vocab_size * SAMPLER_BYTES_PER_LOGIT
+    layer = tokens * width * ACTIVATION_BYTES
+    return max(sampler, layer) + tokens * model.hidden_size * ACTIVATION_BYTES
+
+
+def exchange_bytes(slicing: Slicing) -> float:
+    """
+    Buffers of collectives on one GPU: by the number of GPUs of the replica (eq. M9).
+
+    M_x of docs/model.md, eq. M9; 0 on a single GPU.
+    """
+    fitting = [size for group, size in EXCHANGE_BYTES.items() if group <= slicing.gpus]
+    return float(fitting[-1]) if fitting else 0.0
+
 
 __all__ = [
     "kv_bytes_per_sequence",

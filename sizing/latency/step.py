@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from minicluster.specs.slicing import Slicing
-    from sizing.latency.exchange import Exchange
+    from sizing.latency.communication import Exchange
     from sizing.latency.load import StepLoad
     from sizing.latency.op import Op
 

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from minicluster.errors import InputError
-from minicluster.specs.library import BUS_SIZES
+from minicluster.specs.gpu import BUS_SIZES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from numpy.typing import ArrayLike, NDArray
 
-    from minicluster.specs.library import CollectiveProtocol
+    from minicluster.specs.gpu import CollectiveProtocol
     from minicluster.specs.topology import Topology
 
 OVERLAP_LEFT = 0.2

@@ -10,12 +10,12 @@ import numpy as np
 
 from minicluster.errors import InputError
 from minicluster.specs.checks import fraction, not_negative, one_of, positive
-from sizing.latency.exchange import PATTERNS
+from sizing.latency.communication import PATTERNS
 from sizing.latency.library import measured_s
 from sizing.latency.tiered import TRAFFIC, ring_s, tiered_s
 
 if TYPE_CHECKING:
-    from minicluster.specs.library import CollectiveProtocol, MeasuredCollective
+    from minicluster.specs.gpu import CollectiveProtocol, MeasuredCollective
     from minicluster.specs.topology import Topology
 
 TWICE = 2

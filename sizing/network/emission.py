@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from minicluster.specs.inventory import Inventory
+    from minicluster.specs.topology import Inventory
     from sizing.network.ranks import RankPlan
     from sizing.network.seats import Gpu, Seat
 

@@ -10,7 +10,7 @@ from minicluster.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from minicluster.specs.inventory import Inventory, Node
+    from minicluster.specs.topology import Inventory, Node
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

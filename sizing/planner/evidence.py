@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from minicluster.plan import Validation
 from sizing.evidence.evidence import read_evidence
-from sizing.evidence.label import path_of
+from sizing.evidence.row import path_of
 
 if TYPE_CHECKING:
     from minicluster.plan import Inputs

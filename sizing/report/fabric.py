@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from sizing.network.study import savings_range
+from sizing.network.rail_only_study import savings_range
 from sizing.report.tables import seconds
 
 if TYPE_CHECKING:
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
     from minicluster.specs.topology import Topology
     from sizing.latency.library import LeftOut
-    from sizing.network.bill import Bill
-    from sizing.network.built import BuiltBill
+    from sizing.network.bom import Bill
+    from sizing.network.bom_as_built import BuiltBill
     from sizing.network.collective import CollectiveResult
     from sizing.network.ecmp import Collisions
-    from sizing.network.study import Study
+    from sizing.network.rail_only_study import Study
 
 SHOWN = 1e9
 """People read bandwidths in GB/s."""

@@ -9,7 +9,7 @@ from rich.table import Table
 from sizing.report.tables import seconds
 
 if TYPE_CHECKING:
-    from sizing.network.crossing import Crossing
+    from sizing.network.network_cost import Crossing
     from sizing.network.pools import PoolPlan
     from sizing.network.ranks import RankPlan
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from sizing.report.study_chart import HEIGHT, STYLE, WIDTH, StudySeries, bars, lines, short
 
 if TYPE_CHECKING:
-    from sizing.network.study import Saving, Study, Sweep
+    from sizing.network.rail_only_study import Saving, Study, Sweep
 
 
 def charts(study: Study) -> list[str]:

@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from sizing.evidence.coverage import Claim, Coverage
     from sizing.evidence.residual import ErrorSummary
     from sizing.evidence.scalar import Scalars
-    from sizing.evidence.validate import SliceErrors
-    from sizing.evidence.verdict import RowVerdict
+    from sizing.evidence.validate import RowVerdict, SliceErrors
 
 
 def errors_table(by: str, slices: Iterable[SliceErrors]) -> Table:

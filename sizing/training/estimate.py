@@ -19,7 +19,7 @@ from sizing.training.memory import TrainingMemory, trained_parameters, training_
 from sizing.training.step import TrainingStep, training_step
 
 if TYPE_CHECKING:
-    from sizing.latency.exchange import Exchange
+    from sizing.latency.communication import Exchange
     from sizing.training.job import TrainingJob
 
 SECONDS_PER_DAY = 86_400.0

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from sizing.latency.exchange import Exchange
+from sizing.latency.communication import Exchange
 from sizing.latency.op import ACTIVATION_BYTES
 from sizing.training.memory import GRADIENT_BYTES, WEIGHT_BYTES, stage_parameters
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from minicluster.specs.gpu import GpuSpec
-    from sizing.latency.exchange import Exchange
+    from sizing.latency.communication import Exchange
     from sizing.latency.op import Op
     from sizing.training.job import TrainingJob
     from sizing.training.layout import TrainingLayout

@@ -31,11 +31,10 @@ from minicluster.plan import (
     StepModel,
     Validation,
 )
-from minicluster.specs.architecture import architecture_hash
 from minicluster.specs.cluster import ClusterSpec
 from minicluster.specs.engine import EngineProfile, SchedulingRules
 from minicluster.specs.gpu import GpuSpec
-from minicluster.specs.model import ModelSpec
+from minicluster.specs.model import ModelSpec, architecture_hash
 from minicluster.specs.scenario import ClusterChoice, ModelChoice, ScenarioSpec
 from minicluster.specs.slo import SloSpec
 from minicluster.specs.step import Interference, PathCoefficients, StepCoefficients

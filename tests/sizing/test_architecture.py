@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minicluster.specs.architecture import ARCHITECTURE_KEYS, architecture, architecture_hash
+from minicluster.specs.model import ARCHITECTURE_KEYS, architecture, architecture_hash
 
 VALUES = st.one_of(st.integers(0, 10**6), st.booleans(), st.text(max_size=5))
 CONFIGS = st.dictionaries(st.sampled_from(sorted(ARCHITECTURE_KEYS)), VALUES)

@@ -12,10 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minicluster.errors import InputError
-from minicluster.specs.calibration import CalibrationKey
-from minicluster.specs.measurement import Measurement, read_measurements, write_measurements
+from minicluster.specs.calibration import (
+    CalibrationKey,
+    Measurement,
+    read_measurements,
+    write_measurements,
+)
 from sizing.latency.calibration import fit_calibration, fit_decode, fit_prefill
-from sizing.latency.nnls import nonnegative_least_squares
+from sizing.latency.least_squares import nonnegative_least_squares
 
 if TYPE_CHECKING:
     from pathlib import Path

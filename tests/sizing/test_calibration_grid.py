@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from minicluster.plan import step_time
-from minicluster.specs.measurement import Measurement, read_measurements
+from minicluster.specs.calibration import Measurement, read_measurements
 from serving.measurement.step_benchmark import DECODE_POINTS, PATH_TOKENS, PREFILL_TOKENS, grid
 from sizing.latency.calibration import fit_calibration
 

@@ -11,14 +11,13 @@ import pytest
 
 from minicluster.config import parse, read_toml
 from minicluster.errors import InputError
-from minicluster.specs.architecture import architecture_hash
 from minicluster.specs.cluster import ClusterSpec
-from minicluster.specs.collective import CollectiveEntry
 from minicluster.specs.engine import EngineProfile
-from minicluster.specs.gpu import GpuSpec, NumberSource
+from minicluster.specs.fabric import SwitchSpec
+from minicluster.specs.gpu import CollectiveEntry, GpuSpec, NumberSource
+from minicluster.specs.model import architecture_hash
 from minicluster.specs.scenario import ClusterChoice, EngineChoice
 from minicluster.specs.study import Conventions
-from minicluster.specs.switch import SwitchSpec
 from sizing import catalog
 from sizing.catalog import find_cluster, find_engine, find_gpu, find_model, folder
 

@@ -24,7 +24,7 @@ from sizing.latency.tiered import network, tiered_s
 from sizing.network.collective import Question, answer
 
 if TYPE_CHECKING:
-    from minicluster.specs.library import MeasuredCollective
+    from minicluster.specs.gpu import MeasuredCollective
 
 
 def run(*arguments: str) -> tuple[int, str]:

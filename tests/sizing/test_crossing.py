@@ -14,7 +14,7 @@ from minicluster.plan import to_json
 from sizing import catalog
 from sizing.cli.app import app
 from sizing.cli.inputs import read_inputs
-from sizing.network.crossing import crossing
+from sizing.network.network_cost import crossing
 from sizing.network.spares import availability_of
 from sizing.planner.proposal import propose
 from sizing.planner.search import Found, search

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from minicluster.specs.inventory import Inventory, Node
+from minicluster.specs.topology import Inventory, Node
 from sizing.network import emission
 from sizing.network.pools import PoolRules, place_pools
 from sizing.network.ranks import Degrees, RankPlan, place_ranks

@@ -14,11 +14,10 @@ from minicluster.errors import InputError
 from minicluster.specs.fabric import KINDS
 from sizing import catalog
 from sizing.cli.app import app
-from sizing.network.bill import NetworkOrder, bill
-from sizing.network.built import built_bill
+from sizing.network.bom import NetworkOrder, bill, tree
+from sizing.network.bom_as_built import built_bill
 from sizing.network.ecmp import Hashing, collisions
-from sizing.network.study import study
-from sizing.network.tree import tree
+from sizing.network.rail_only_study import study
 
 if TYPE_CHECKING:
     from pathlib import Path

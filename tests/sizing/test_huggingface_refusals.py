@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minicluster.errors import Exit, InputError
-from minicluster.specs.architecture import ARCHITECTURE_KEYS
+from minicluster.specs.model import ARCHITECTURE_KEYS
 from sizing import catalog
 from sizing.catalog.huggingface.families import FAMILIES
 from sizing.catalog.huggingface.reader import read_config

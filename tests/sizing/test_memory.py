@@ -19,15 +19,17 @@ from minicluster.specs.scenario import EngineChoice
 from minicluster.specs.slicing import Slicing
 from sizing import catalog
 from sizing.catalog import find_engine
-from sizing.latency import working
+from sizing.latency import memory
 from sizing.latency.memory import (
     kv_bytes_per_sequence,
     kv_bytes_per_token,
     kv_space_bytes,
     max_concurrent_tokens,
+    stage_layers,
+    stage_weight_bytes,
     state_bytes,
+    weight_bytes,
 )
-from sizing.latency.weights import stage_layers, stage_weight_bytes, weight_bytes
 
 if TYPE_CHECKING:
     from minicluster.specs.engine import EngineProfile
@@ -226,14 +228,14 @@ def test_against_vllm_on_h100(number: int, monkeypatch: pytest.MonkeyPatch) -> N
         for each in others if each["sequences"] == 1024 for spec in (spec_of(each),)
     ]  # fmt: skip
     fitted = float(np.mean(per_logit))
-    assert fitted == pytest.approx(working.SAMPLER_BYTES_PER_LOGIT, rel=0.01)
-    monkeypatch.setattr(working, "SAMPLER_BYTES_PER_LOGIT", fitted)
+    assert fitted == pytest.approx(memory.SAMPLER_BYTES_PER_LOGIT, rel=0.01)
+    monkeypatch.setattr(memory, "SAMPLER_BYTES_PER_LOGIT", fitted)
     alone = float(np.mean([each["other_gib"] for each in others if each["tp"] == 1]))
     model, gpu, engine = spec_of(row), catalog.find_gpu("h100-sxm"), working_of(row, alone)
     slicing = Slicing(tp=row["tp"])
     space = kv_space_bytes(model, gpu, engine, slicing=slicing) / GIB
     weights = weight_bytes(model, slicing=slicing) / GIB
-    activations = working.activation_bytes(model, engine, slicing=slicing) / GIB
+    activations = memory.activation_bytes(model, engine, slicing=slicing) / GIB
     tower = 2 * (row["parameters"] - num_parameters(model)) / GIB if "parameters" in row else 0.0
     assert weights + tower == pytest.approx(row["weights_gib"], abs=0.15)
     other = row["memory_fraction"] * MEASURED["memory_gib"] - weights - activations - space

@@ -13,7 +13,7 @@ from minicluster import routing
 from minicluster.plan import read_plan
 from minicluster.workload.arrivals import poisson_arrivals
 from sizing import catalog
-from sizing.catalog import cluster, folder, gpu, model, scenario
+from sizing.catalog import cluster, engine, folder, gpu, model
 from sizing.evidence.prediction import predict_row
 from sizing.evidence.row import row_from
 from sizing.simulation.planned import simulate_plan
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 CACHES = (
     cluster.clusters, cluster.switches, gpu.gpus, gpu.collectives, gpu._read_gpu, model.models,
-    model._model_names, scenario.engines,
+    model._model_names, engine.engines,
 )  # fmt: skip
 SCENARIO = """
 [model]

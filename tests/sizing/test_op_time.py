@@ -14,7 +14,7 @@ from minicluster.specs.efficiency import CollectiveTable
 from minicluster.specs.slicing import Slicing
 from sizing import catalog
 from sizing.latency.collectives import exchange_s, looked_up_s
-from sizing.latency.exchange import PATTERNS, Exchange
+from sizing.latency.communication import PATTERNS, Exchange
 from sizing.latency.load import decode_load, prefill_load
 from sizing.latency.op import gemm
 from sizing.latency.roofline import op_time, smooth_max

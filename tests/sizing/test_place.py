@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minicluster.errors import InputError, NegativeAnswer
-from minicluster.specs.inventory import Inventory, Node, inventory_of
-from minicluster.specs.topology import topology_of
+from minicluster.specs.cluster import topology_of
+from minicluster.specs.topology import Inventory, Node, inventory_of
 from sizing import catalog
 from sizing.network.pools import PoolPlan, PoolRules, place_pools
 from sizing.network.ranks import Degrees, RankRules, place_ranks

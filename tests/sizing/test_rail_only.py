@@ -20,7 +20,7 @@ from sizing.network.rail_only import (
     relative_performance,
     with_batch,
 )
-from sizing.network.study import savings_range, study
+from sizing.network.rail_only_study import savings_range, study
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -22,12 +22,12 @@ from minicluster.specs.efficiency import (
     PrefillAttentionEfficiency,
     StreamEfficiency,
 )
-from minicluster.specs.library import Collectives
+from minicluster.specs.gpu import Collectives
 from minicluster.specs.parameters import num_active_parameters
 from minicluster.specs.slicing import Slicing
 from sizing import catalog
 from sizing.latency.collectives import all_gather_s, all_reduce_s, kv_pull_s_per_byte, looked_up_s
-from sizing.latency.experts import experts_touched
+from sizing.latency.feedforward import experts_touched
 from sizing.latency.fit import decode_coefficients, prefill_coefficients
 from sizing.latency.load import decode_load, pairs, prefill_load
 from sizing.latency.roofline import multiply_dtype

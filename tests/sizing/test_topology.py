@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minicluster.errors import InputError
-from minicluster.specs.inventory import Inventory, Node, inventory_of
-from minicluster.specs.tier import Tier, TierSpec
-from minicluster.specs.topology import topology_of
+from minicluster.specs.cluster import topology_of
+from minicluster.specs.topology import Inventory, Node, Tier, TierSpec, inventory_of
 from sizing import catalog
 
 if TYPE_CHECKING:

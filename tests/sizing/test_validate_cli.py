@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from sizing.evidence.output import COLUMNS
+from sizing.evidence.validate import COLUMNS
 
 if TYPE_CHECKING:
     from .conftest import Sizing

@@ -13,8 +13,8 @@ from sizing import catalog
 from sizing.cli.inputs import read_inputs
 from sizing.evidence.prediction import predict_row
 from sizing.evidence.row import MeasuredRow, row_from
+from sizing.evidence.row_config import nearest_engine, row_config
 from sizing.evidence.steps import step_table
-from sizing.evidence.subject import nearest_engine, subject_of
 from sizing.latency.load import StepLoad, decode_load
 from sizing.latency.step import step_s
 from sizing.planner.evidence import interval_around, validation
@@ -38,8 +38,8 @@ def row(**cells: str) -> MeasuredRow:
 
 def test_the_table_is_the_step_model() -> None:
     """Between grid points, for chunks, batches and contexts, it is within 3 % of it."""
-    subject, slicing = subject_of(row()), row().groups[0].slicing
-    table = step_table(subject.machine, slicing, max_sequences=256, max_context=16384)
+    config, slicing = row_config(row()), row().groups[0].slicing
+    table = step_table(config.machine, slicing, max_sequences=256, max_context=16384)
     for n, p, b, s in product((0, 37, 900, 6000), (0, 3000), (0, 5, 77, 200), (300, 5000, 15000)):
         if not n and not b:
             continue
@@ -50,15 +50,15 @@ def test_the_table_is_the_step_model() -> None:
             sequences=np.array(float(b)),
             context_tokens=np.array(float(s)),
         )
-        exact = float(step_s(subject.machine, load, slicing=slicing))
+        exact = float(step_s(config.machine, load, slicing=slicing))
         assert table.seconds(n, p, b, s) == pytest.approx(exact, rel=0.03), (n, p, b, s)
 
 
 def test_one_user_waits_for_nobody() -> None:
     """TPOT of a single stream is that of its own steps."""
     one = row(concurrency="1")
-    subject, slicing = subject_of(one), one.groups[0].slicing
-    step = step_s(subject.machine, decode_load(1, 1024 + 128), slicing=slicing)
+    config, slicing = row_config(one), one.groups[0].slicing
+    step = step_s(config.machine, decode_load(1, 1024 + 128), slicing=slicing)
     assert predict_row(one).tpot_s == pytest.approx(float(step), rel=0.03)
 
 
@@ -128,9 +128,9 @@ def test_the_version_of_a_server_is_not_that_of_its_engine() -> None:
     """No TensorRT-LLM below 1.0 serves split pools: such a version is Dynamo's."""
     for version, expected in (("0.8.1.post3", "1.0.0"), ("1.1.0", "1.0.0")):
         one = row(**(SPLIT | {"engine": "trtllm", "engine_version": version}))
-        assert subject_of(one).machine.engine.version == expected
+        assert row_config(one).machine.engine.version == expected
     alone = row(engine="trtllm", engine_version="0.8.1")
-    assert subject_of(alone).machine.engine.version == "0.9.0"
+    assert row_config(alone).machine.engine.version == "0.9.0"
 
 
 @pytest.mark.parametrize(
@@ -145,8 +145,8 @@ def test_the_version_of_a_server_is_not_that_of_its_engine() -> None:
 )
 def test_the_default_kv_dtype_is_the_checkpoints(model: str, engine: str, dtype: str) -> None:
     """Only checkpoints with scales for it have an fp8 cache, or where the engine does it itself."""
-    assert subject_of(row(model=model, engine=engine)).machine.model.kv_dtype == dtype
-    assert subject_of(row(model=model, kv_dtype="bf16")).machine.model.kv_dtype == "bf16"
+    assert row_config(row(model=model, engine=engine)).machine.model.kv_dtype == dtype
+    assert row_config(row(model=model, kv_dtype="bf16")).machine.model.kv_dtype == "bf16"
 
 
 def test_plans_say_what_stands_behind_them() -> None:

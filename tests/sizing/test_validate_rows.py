@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from minicluster.errors import InputError
-from sizing.evidence.row import MeasuredRow, row_from
-from sizing.evidence.table import RefusedRow, read_rows
+from sizing.evidence.row import MeasuredRow, RefusedRow, read_rows, row_from
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,8 +6,8 @@ import pytest
 
 from sizing.evidence.replay import ReplayedRequest
 from sizing.evidence.row import row_from
+from sizing.evidence.row_config import row_config
 from sizing.evidence.slots import decode_slots, recipe_slots
-from sizing.evidence.subject import subject_of
 from sizing.evidence.tandem import Pools, passed
 
 CELLS = {
@@ -45,7 +45,7 @@ def test_slots_are_what_memory_and_recipe_leave() -> None:
     counts = []
     for cells in ({}, {"isl": "100000"}, {"concurrency": "64"}, {"engine": "sglang"}):
         row = row_from(CELLS | cells, "rows.csv:2")
-        counts.append(decode_slots(row, subject_of(row)))
+        counts.append(decode_slots(row, row_config(row)))
     assert counts[0] == 48
     assert counts[1] < 48
     assert min(counts[2:]) > 60

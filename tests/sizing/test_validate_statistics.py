@@ -11,13 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sizing.evidence.coverage import CONFIDENCES, tried
-from sizing.evidence.fold import fold_of
-from sizing.evidence.interval import LEVELS, fit_intervals
+from sizing.evidence.interval import LEVELS, fit_intervals, fold_of
 from sizing.evidence.prediction import RowPrediction
 from sizing.evidence.residual import RowResidual, summarise
 from sizing.evidence.row import MeasuredRow, row_from
 from sizing.evidence.scalar import corrected, fit_scalars, in_fitted_half
-from sizing.evidence.verdict import RowVerdict
+from sizing.evidence.validate import RowVerdict
 
 
 def residuals(spread: float, count: int = 400, bias: float = 0.0) -> list[RowResidual]:

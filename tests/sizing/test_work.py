@@ -13,7 +13,7 @@ from minicluster.specs.parameters import num_active_parameters
 from minicluster.specs.slicing import Slicing
 from sizing import catalog
 from sizing.latency.communication import step_exchanges
-from sizing.latency.experts import busiest_share, experts_touched, popularity_variance
+from sizing.latency.feedforward import busiest_share, experts_touched, popularity_variance
 from sizing.latency.load import StepLoad, decode_load, keys_in_reach, pairs, prefill_load
 from sizing.latency.work import step_ops
 

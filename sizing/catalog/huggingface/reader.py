@@ -6,12 +6,17 @@ import json
 from typing import TYPE_CHECKING
 
 from minicluster.errors import InputError
-from minicluster.specs.architecture import architecture, architecture_hash, language_model
-from minicluster.specs.model import ModelSpec
-from sizing.catalog.huggingface.attention import read_index, read_latent, read_layers, read_linear
+from minicluster.specs.model import ModelSpec, architecture, architecture_hash, language_model
 from sizing.catalog.huggingface.families import FAMILIES, Family
-from sizing.catalog.huggingface.feedforward import read_dense_size, read_experts
 from sizing.catalog.huggingface.keys import Keys
+from sizing.catalog.huggingface.layers import (
+    read_dense_size,
+    read_experts,
+    read_index,
+    read_latent,
+    read_layers,
+    read_linear,
+)
 from sizing.catalog.huggingface.quantization import Quantization, quantization
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from minicluster.plan import Inputs
     from minicluster.specs.gpu import GpuSpec
-    from minicluster.specs.tier import TierSpec
+    from minicluster.specs.topology import TierSpec
     from minicluster.specs.workload import Lengths, WorkloadSpec
 
 CHANGES = (-0.5, -0.25, -0.1, 0.1, 0.25, 0.5)

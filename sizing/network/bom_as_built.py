@@ -12,8 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from minicluster.specs.cluster import ClusterSpec
-    from minicluster.specs.fabric import SwitchTierSpec
-    from minicluster.specs.switch import SwitchSpec
+    from minicluster.specs.fabric import SwitchSpec, SwitchTierSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

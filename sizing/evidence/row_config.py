@@ -1,4 +1,4 @@
-"""What a measured row ran on, from the catalogs."""
+"""The model, GPU, engine and limits that a measured row ran with, from the catalogs."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from minicluster.errors import InputError
 from minicluster.specs.cluster import ClusterSpec
-from minicluster.specs.model import DTYPE_BYTES, ModelSpec
-from minicluster.specs.precision import with_weight_dtype
+from minicluster.specs.model import DTYPE_BYTES, ModelSpec, with_weight_dtype
 from sizing import catalog
 from sizing.catalog import release
 from sizing.latency.memory import kv_bytes_per_sequence, kv_space_bytes
@@ -31,9 +30,9 @@ MODELOPT = "nvidia/"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Subject:
+class RowConfig:
     """
-    The machine that a row was measured on.
+    The configuration that a row was measured with.
 
     Attributes:
         token_budget: most tokens in a step.
@@ -62,7 +61,7 @@ class Subject:
         return max(space, least) * sequence_tokens / each
 
 
-def subject_of(row: MeasuredRow) -> Subject:
+def row_config(row: MeasuredRow) -> RowConfig:
     """
     Look up everything that a row names.
 
@@ -79,7 +78,7 @@ def subject_of(row: MeasuredRow) -> Subject:
         engine, notes = nearest_engine(row.engine, version, catalog.engines(), place=place)
     rules = engine.scheduling
     gpu = catalog.find_gpu(row.gpu, place=f"{row.place}: gpu")
-    return Subject(
+    return RowConfig(
         machine=Machine(
             model=_model(row, rules),
             gpu=gpu,

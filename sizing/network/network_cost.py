@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from minicluster.specs.topology import topology_of
+from minicluster.specs.cluster import topology_of
 from minicluster.workload.arrivals import length_quantiles
 from sizing.latency.fit import path_coefficients
 from sizing.latency.load import decode_load, prefill_load

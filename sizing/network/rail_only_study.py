@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from minicluster.specs.study import Conventions
-from sizing.network.bill import Bill, NetworkOrder, bill
+from sizing.network.bom import Bill, NetworkOrder, bill
 from sizing.network.rail_only import (
     Iteration,
     Traffic,
