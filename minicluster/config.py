@@ -56,7 +56,6 @@ def _adapter(cls: type[T]) -> TypeAdapter[T]:
 
 
 def _first(error: ValidationError, place: str) -> InputError:
-    """Say the first thing that is wrong the way we say everything."""
     first = error.errors(include_url=False)[0]
     where = ".".join(str(part) for part in first["loc"])
     value: Any = first["input"]
@@ -131,7 +130,6 @@ def overridden(raw: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def _override(raw: dict[str, Any], override: str) -> None:
-    """Put one `key=value` into a parsed scenario."""
     key, equals, text = override.partition("=")
     parts = key.strip().split(".")
     if not equals or not all(parts):

@@ -45,5 +45,4 @@ def run(app: typer.Typer, name: str) -> NoReturn:
 
 
 def _say(line: str) -> None:
-    """Say what is wrong on stderr, as it is and on one line."""
     talk.print(line, style="red", highlight=False, markup=False, soft_wrap=True)

@@ -143,7 +143,6 @@ def read_measurements(path: Path) -> tuple[Measurement, ...]:
 
 
 def _row(line: dict[str, str | None], place: str) -> Measurement:
-    """Read one line, naming the column that is wrong."""
     values: dict[str, str | int | float] = {}
     for name in OWN + KEY:
         text = line.get(name)
@@ -158,7 +157,6 @@ def _row(line: dict[str, str | None], place: str) -> Measurement:
 
 
 def _value(name: str, text: str, place: str) -> str | int | float:
-    """Read one cell as the type of its column."""
     try:
         if name in INTEGERS:
             return int(text)

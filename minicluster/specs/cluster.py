@@ -158,7 +158,6 @@ def _as_listed(tiers: list[Tier], cluster: ClusterSpec) -> list[Tier]:
 
 
 def _domain(cluster: ClusterSpec, gpu: GpuSpec) -> Tier:
-    """Return the HB domain."""
     spec = cluster.tiers[0] if cluster.tiers else None
     said = spec.one_way_bytes_per_s if spec else None
     own = gpu.scale_up_bytes_per_s
@@ -186,7 +185,6 @@ def _domain(cluster: ClusterSpec, gpu: GpuSpec) -> Tier:
 
 
 def _network(spec: TierSpec, below: list[Tier], cluster: ClusterSpec, gpu: GpuSpec) -> Tier:
-    """Return a tier beyond the HB domain."""
     said, achieved = spec.one_way_bytes_per_s, spec.efficiency_fraction
     if achieved is None and gpu.efficiency is not None:
         achieved = gpu.efficiency.scale_out_fraction
@@ -224,7 +222,6 @@ def _implied(cluster: ClusterSpec, gpu: GpuSpec) -> Tier:
 
 
 def _needed(value: float | None, cluster: ClusterSpec, key: str) -> float:
-    """Return a number, or refuse where there is none."""
     if value is None:
         raise InputError(
             f"cluster {cluster.name}: {key}", None, "a number of the cluster or its GPU"

@@ -118,7 +118,6 @@ def _failures(choice: ClusterChoice, preset: FailureSpec | None, place: str) -> 
 
 
 def _own_cluster(choice: ClusterChoice, place: str) -> ClusterSpec:
-    """Make a cluster from the scenario's keys alone."""
     gpu = find_gpu(choice.gpu or "", place=f"{place}.gpu")
     if choice.gpus_per_node is None or choice.max_gpus is None:
         key = "gpus_per_node" if choice.gpus_per_node is None else "max_gpus"
@@ -138,6 +137,5 @@ def _own_cluster(choice: ClusterChoice, place: str) -> ClusterSpec:
 
 
 def _presets(gpu: GpuSpec) -> str:
-    """Say which presets there are for a GPU."""
     names = [name for name, cluster in clusters().items() if cluster.gpu == gpu.name]
     return "presets of this GPU: " + (", ".join(names) or "none")

@@ -32,7 +32,6 @@ def gpus() -> Mapping[str, GpuEntry]:
 
 @cache
 def _read_gpu(path: Path) -> GpuEntry:
-    """Read one file of the catalog."""
     raw = read_toml(path)
     aliases = tuple(raw.pop("aliases", ()))
     spec = parse(GpuSpec, raw, place=path.name)

@@ -60,7 +60,6 @@ def scenario_keys() -> tuple[ScenarioKey, ...]:
 
 
 def _keys(cls: type, prefix: str) -> list[ScenarioKey]:
-    """List the keys of one dataclass and of those inside it."""
     hints, meanings = get_type_hints(cls), attribute_docs(cls)
     found = []
     for spec in fields(cls):
@@ -88,7 +87,6 @@ def _keys(cls: type, prefix: str) -> list[ScenarioKey]:
 
 
 def _default(spec: Field[Any]) -> object:
-    """Return what holds where the file does not say; `None` where it has to."""
     if spec.default is not MISSING:
         return spec.default
     return None if spec.default_factory is MISSING else spec.default_factory()

@@ -104,7 +104,6 @@ def evidence_of(verdicts: Sequence[RowVerdict], found: Tried, *, date: str) -> E
 
 
 def _support(verdicts: Sequence[RowVerdict]) -> tuple[Support, ...]:
-    """Count the predicted rows of every kind of deployment."""
     groups: dict[tuple[bool, str, str, str], list[RowVerdict]] = {}
     for verdict in verdicts:
         row = verdict.row
@@ -137,7 +136,6 @@ def to_json(evidence: Evidence) -> str:
 
 
 def _rounded(value: object) -> object:
-    """Round every number in nested lists and tables."""
     if isinstance(value, float):
         return float(f"{value:.4g}")
     if isinstance(value, dict):

@@ -159,7 +159,6 @@ class Intervals:
         return None if cell is None else math.exp(_log(cell, level, stand_in=stand_in))
 
     def _cell(self, quantity: str, path: Sequence[str]) -> Cell | None:
-        """Return the finest group with rows."""
         labels = (quantity, *path)
         names = ("/".join(labels[:depth]) for depth in range(len(labels), 0, -1))
         return next((self.cells[name] for name in names if name in self.cells), None)

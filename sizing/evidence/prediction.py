@@ -210,7 +210,6 @@ def _table(config: RowConfig, slicing: Slicing, sequences: int, context: int) ->
 
 
 def _statistics(found: list[Served], statistic: str) -> RowPrediction:
-    """Read the row's statistic off its requests."""
     read = np.mean if statistic == "mean" else np.median
     ttft = np.array([each.first_s - each.sent_s for each in found])
     tpot = [(e.last_s - e.first_s) / (e.output - 1) for e in found if e.output > 1]

@@ -93,7 +93,6 @@ class _Protocols:
 
 @cache
 def _protocols() -> _Protocols:
-    """Read what is known of sources."""
     return parse(_Protocols, read_toml(configs() / FILE), place=FILE)
 
 

@@ -141,7 +141,6 @@ def _distance(one: tuple[int, ...], other: tuple[int, ...]) -> float:
 
 
 def _model(row: MeasuredRow, rules: SchedulingRules) -> ModelSpec:
-    """Return the model with the row's dtypes."""
     model = catalog.find_model(row.model, place=f"{row.place}: model")
     for column, dtype in (("weight_dtype", row.weight_dtype), ("kv_dtype", row.kv_dtype)):
         if dtype and dtype not in DTYPE_BYTES:

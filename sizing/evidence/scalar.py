@@ -126,7 +126,6 @@ def corrected(verdict: RowVerdict, scalars: Mapping[tuple[str, ...], Scalars]) -
 
 
 def _fit_group(labels: tuple[str, ...], rows: Sequence[RowVerdict], parent: Scalars) -> Scalars:
-    """Fit both quantities of one group."""
     values = {}
     counts = Counter(each.row.configuration for each in rows if each.row is not None)
     for quantity, prior in zip(

@@ -120,7 +120,6 @@ def judge(line: MeasuredRow | RefusedRow, intervals: Intervals) -> RowVerdict:
 
 
 def _unmeasured(around: dict[str, PredictionInterval]) -> str:
-    """Say for what there is no interval."""
     missing = [each.upper() for each in QUANTITIES if each not in around]
     return f"no measurement like this: no interval for {' and '.join(missing)}"
 
@@ -149,7 +148,6 @@ def slices(verdicts: Sequence[RowVerdict]) -> tuple[SliceErrors, ...]:
 
 
 def _slice(by: str, name: str, verdicts: Sequence[RowVerdict]) -> SliceErrors:
-    """Return the errors of one group."""
     known = residuals(verdicts)
     errors = {
         quantity: summarise(each.log_ratio for each in known if each.quantity == quantity)

@@ -191,7 +191,6 @@ def scale_out_bytes_per_s(gpu: GpuSpec, cluster: ClusterSpec) -> float:
 
 
 def _exchange(pattern: str, size_bytes: ArrayLike, group: int) -> Exchange:
-    """Make an exchange among neighbours."""
     return Exchange(
         name=pattern,
         equation="N1",

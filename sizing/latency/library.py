@@ -126,7 +126,6 @@ def _linear(
     seconds: NDArray[np.float64],
     table: MeasuredCollective,
 ) -> NDArray[np.float64]:
-    """Read the points of one algorithm."""
     if known.size == 1:
         return np.full_like(size, seconds[0])
     at = np.clip(np.searchsorted(known, size), 1, known.size - 1)

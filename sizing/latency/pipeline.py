@@ -68,7 +68,6 @@ def chunked_prefill(machine: Machine, tokens: int, *, slicing: Slicing) -> Chunk
 
 
 def _in_chunks(machine: Machine, tokens: int, count: int, slicing: Slicing) -> ChunkedPrefill:
-    """Prefill in *count* equal chunks."""
     size = tokens / count
     load = prefill_load(np.full(count, size), np.arange(count) * size)
     layers = machine.model.num_layers

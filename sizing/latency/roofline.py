@@ -281,7 +281,6 @@ _BY_KIND: dict[str, Callable[[Op, GpuSpec, GpuEfficiency], _Parts]] = {
 
 
 def _number(*values: NDArray[np.float64] | float | None) -> NDArray[np.float64] | float:
-    """Return the first that is given, else 1."""
     return next((value for value in values if value is not None), 1.0)
 
 

@@ -281,7 +281,6 @@ def _rail_leaves(order: NetworkOrder, domains: int) -> int:
 def _billed(
     order: NetworkOrder, trees: int, one: Tree, per_tier: tuple[int, ...], spares: int
 ) -> Bill:
-    """Count links, transceivers and cost of trees."""
     links = (order.gpus,) * one.tiers
     copper = sum(links[: order.dac_tiers])
     switches = sum(per_tier)
@@ -315,7 +314,6 @@ def _billed(
 
 
 def _notes(order: NetworkOrder, found: Bill, whole: Bill) -> list[str]:
-    """Say what is particular about a network."""
     notes = []
     if order.kind != "clos" and found.relative_cost >= whole.relative_cost:
         notes.append(f"{order.kind} saves nothing here: {_why_nothing(order, found, whole)}")
@@ -333,7 +331,6 @@ def _notes(order: NetworkOrder, found: Bill, whole: Bill) -> list[str]:
 
 
 def _why_nothing(order: NetworkOrder, found: Bill, whole: Bill) -> str:
-    """Say why a network costs as much as a Clos."""
     if found.switches == 1:
         return "one switch joins all rails"
     if order.kind == "rail-optimised":

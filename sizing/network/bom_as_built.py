@@ -153,7 +153,6 @@ def _tiers(
 
 
 def _model(at: SwitchTierSpec, switches: Mapping[str, SwitchSpec]) -> SwitchSpec:
-    """Return a switch of the catalog."""
     if at.model not in switches:
         raise InputError(
             f"fabric.switches.{at.tier}.model", at.model, "one of " + ", ".join(switches)

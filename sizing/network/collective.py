@@ -164,7 +164,6 @@ def _reaches(table: MeasuredCollective, size_bytes: float) -> bool:
 
 
 def _outermost(topology: Topology, spans: tuple[int, ...]) -> str:
-    """Name the outermost tier that a group crosses."""
     crossed = [i for i, count in enumerate(spans) if count > 1] or [0]
     return topology.tiers[crossed[-1]].name
 

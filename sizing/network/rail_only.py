@@ -187,7 +187,6 @@ def _bytes(
 def _iteration(
     model: StudyModel, conventions: Conventions, gpus: int, hb_size: int, mp: int
 ) -> Iteration:
-    """Time a step with a given model-parallel size."""
     sent = _bytes(model, conventions, gpus, hb_size, mp)
     work = conventions.flops_per_parameter_and_token * model.parameters * model.tokens_per_batch
     return Iteration(
@@ -207,7 +206,6 @@ def _powers(hb_size: int) -> list[int]:
 
 
 def _check(gpus: int, hb_size: int, model_parallel: int) -> None:
-    """Refuse sizes that do not nest."""
     positive(**{"--gpus": gpus, "--hb-size": hb_size})
     if gpus % hb_size:
         raise InputError("--gpus", gpus, f"whole HB domains: a multiple of {hb_size}")

@@ -136,7 +136,6 @@ def study(conventions: Conventions, *, price_ratio: float = 2.0) -> Study:
 
 
 def _hb_sweep(model: StudyModel, conventions: Conventions, gpus: int) -> Sweep:
-    """Time a step over HB sizes."""
     sizes = tuple(size for size in conventions.hb_sizes if gpus % size == 0)
     return Sweep(
         model=model.name,
@@ -158,7 +157,6 @@ def _batch_sweep(model: StudyModel, conventions: Conventions, gpus: int) -> Swee
 
 
 def _point(model: StudyModel, conventions: Conventions, gpus: int, hb_size: int) -> Point:
-    """Time one step and its ideal."""
     step = iteration(model, conventions, gpus=gpus, hb_size=hb_size)
     return Point(
         tokens_per_batch=model.tokens_per_batch,
@@ -169,7 +167,6 @@ def _point(model: StudyModel, conventions: Conventions, gpus: int, hb_size: int)
 
 
 def _shares(model: StudyModel, conventions: Conventions, gpus: int) -> Shares:
-    """Count the traffic of a model."""
     step = iteration(model, conventions, gpus=gpus, hb_size=conventions.bill_hb_size)
     return Shares(
         model=model.name,
@@ -182,7 +179,6 @@ def _shares(model: StudyModel, conventions: Conventions, gpus: int) -> Shares:
 
 
 def _savings(conventions: Conventions, price_ratio: float) -> list[Saving]:
-    """Compare bills over sizes and radices."""
     found = []
     for gpus in conventions.gpus:
         for radix in conventions.radices:

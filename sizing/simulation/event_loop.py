@@ -74,7 +74,6 @@ class EventLoop:
         )
 
     def _link_conversations(self, arrivals: Arrivals) -> None:
-        """Record which request follows which."""
         self._next: dict[int, tuple[int, float]] = {}
         self._unchained = list(range(len(arrivals)))
         if arrivals.previous is None:
@@ -87,7 +86,6 @@ class EventLoop:
         self._unchained = [each for each, before in enumerate(previous) if before < 0]
 
     def _build(self) -> None:
-        """Start every replica idle."""
         system = self._system
         self._pools = [system.decode] if system.prefill is None else [system.decode, system.prefill]
         self.decode = self._replicas(system.decode, prefill_only=False)
@@ -119,7 +117,6 @@ class EventLoop:
             self._interferes = True
 
     def _replicas(self, pool: SimulatedPool, *, prefill_only: bool) -> list[Replica]:
-        """Return a pool's replicas."""
         return [
             Replica(
                 self.requests,
@@ -241,7 +238,6 @@ class EventLoop:
                 self._queue_end(replica, epoch)
 
     def _begin_pulls(self, replica: Replica) -> None:
-        """Queue the pulls that a decode replica has begun."""
         handover_s = replica.handover_s
         for request, time_s in replica.started_pulls:
             self._serial += 1
@@ -274,7 +270,6 @@ class EventLoop:
         self._queue_end(replica, epoch)
 
     def _pull(self, request: int, now_s: float) -> None:
-        """Begin a pull, and queue its end."""
         self.pull_s[request] = now_s
         end_s = self._nics.pull(
             self.prefill_of[request],
@@ -311,7 +306,6 @@ class EventLoop:
             self._send(self._ingress.popleft(), at, now_s)
 
     def _sample(self, now_s: float) -> None:
-        """Record queues and caches."""
         self.samples.append(
             (
                 now_s,

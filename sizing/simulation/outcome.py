@@ -122,7 +122,6 @@ class Outcome:
 
 
 def _statistics(values: Column, weights: Column | None) -> dict[str, BatchMeansInterval]:
-    """Mean and percentiles."""
     found = {"mean": mean_interval(values, weights)}
     for name, share in QUANTILES.items():
         found[name] = quantile_interval(values, share, weights)
@@ -178,7 +177,6 @@ def _check(system: System, arrivals: Arrivals) -> None:
 
 
 def _outcome(system: System, run: EventLoop) -> Outcome:
-    """Turn lists into columns."""
     requests = run.requests
     due, first = np.array(run.due_s), np.array(requests.first_token_s)
     finish, outputs = np.array(requests.finished_s), np.array(requests.max_tokens)
@@ -263,7 +261,6 @@ def _counted(
 
 
 def _occupancy(run: EventLoop, roles: tuple[str, ...]) -> Occupancy:
-    """Turn looks into columns."""
     looks = np.array([pools[: len(roles)] for _, pools in run.samples], dtype=np.float64)
     columns = [{role: looks[:, at, which] for at, role in enumerate(roles)} for which in range(3)]
     return Occupancy(

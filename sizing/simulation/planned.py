@@ -106,7 +106,6 @@ def simulate_plan(
 
 
 def _check_context(plan: Plan, arrivals: Arrivals) -> None:
-    """Refuse requests longer than the context."""
     tokens = arrivals.input_tokens + arrivals.output_tokens
     if len(tokens) and tokens.max() > plan.engine.max_model_len:
         at = int(tokens.argmax())

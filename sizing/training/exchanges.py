@@ -180,7 +180,6 @@ def _copies(layout: TrainingLayout, times: int) -> tuple[int, int, int]:
 def _exchange(
     name: str, equation: str, pattern: str, group: tuple[int, int, int], size: float
 ) -> Exchange:
-    """Make an exchange of (GPUs, stride, runs)."""
     return Exchange(
         name=name,
         equation=equation,

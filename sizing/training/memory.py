@@ -242,7 +242,6 @@ def _held(job: TrainingJob, layout: TrainingLayout, stage: str, *, sharded: bool
 
 
 def _stage_memory(job: TrainingJob, layout: TrainingLayout, stage: str) -> TrainingMemory:
-    """Bytes of one GPU of a stage."""
     shares = [_held(job, layout, stage, sharded=job.zero >= least) for least in (3, 2, 1)]
     kept = layer_activation_bytes(job, layout)
     working = 0.0

@@ -192,7 +192,6 @@ class TrainingRequest:
         return self._given(**shape)
 
     def _given(self, *, layers: int, hidden: int, heads: int, ffn: int, vocab: int) -> ModelSpec:
-        """Make a model of the given shape."""
         if self.head_dim is None and hidden % heads:
             raise InputError("heads", heads, f"a divisor of hidden = {hidden}, or a head_dim")
         gpt = self.family == "gpt" or (self.family is None and ffn == PLAIN_RATIO * hidden)

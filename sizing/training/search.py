@@ -134,7 +134,6 @@ def search_layouts(
 
 
 def _degrees(job: TrainingJob, gpus: int, machine: TrainingMachine) -> Iterator[TrainingLayout]:
-    """Yield degrees that divide everything."""
     model = job.model
     experts = model.moe.num_experts if model.moe else 1
     domain = machine.cluster.gpus_per_hb_domain
@@ -153,5 +152,4 @@ def _degrees(job: TrainingJob, gpus: int, machine: TrainingMachine) -> Iterator[
 
 
 def _divisors(number: int) -> list[int]:
-    """Return the divisors of a number, ascending."""
     return [d for d in range(1, number + 1) if number % d == 0]

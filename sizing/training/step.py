@@ -138,7 +138,6 @@ class _MicroBatch:
 def _micro_batch(
     job: TrainingJob, layout: TrainingLayout, gpu: GpuSpec, links: TrainingLinks
 ) -> _MicroBatch:
-    """Time what one micro-batch does on its way."""
     layers = job.model.num_layers
     ops = passes(job, layout)
     sent = exchanges(job, layout)
@@ -159,12 +158,10 @@ def _micro_batch(
 
 
 def _sent_s(sent: Iterable[Exchange], links: TrainingLinks) -> float:
-    """Sum the seconds of exchanges."""
     return sum(links.exchange_s(each) * each.repeats for each in sent)
 
 
 def _seconds(ops: Iterable[Op], gpu: GpuSpec) -> float:
-    """Sum the seconds of ops."""
     return float(sum(op_time(op, gpu).seconds for op in ops))
 
 

@@ -72,7 +72,6 @@ def repackaged(name: str, known: Mapping[str, str]) -> Repackaged | None:
 
 
 def _words(name: str) -> list[str]:
-    """Split the name after the organisation into lower-case words."""
     bare = name.rpartition("/")[2].lower()
     for vendor in VENDORS:
         bare = bare.removeprefix(vendor)

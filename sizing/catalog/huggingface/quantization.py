@@ -100,7 +100,6 @@ def quantization(
 
 
 def _weight_dtype(raw: Mapping[str, object], place: str) -> str:
-    """Find the dtype of the quantised weights."""
     producer = raw.get("producer")
     made_by = producer.get("name") if isinstance(producer, dict) else None
     method = str(raw.get("quant_method", made_by))
@@ -143,7 +142,6 @@ def _blocks(raw: Mapping[str, object], place: str) -> bool | None:
 
 
 def _known(table: Mapping[str, str], value: object, place: str) -> str:
-    """Look a value up, refusing what is not there."""
     found = table.get(str(value))
     if found is None:
         raise InputError(place, value, "one of " + ", ".join(table))

@@ -53,7 +53,6 @@ def read_config(path: Path) -> dict[str, object]:
 
 
 def _read_object(file: Path, expectation: str) -> dict[str, object]:
-    """Read a JSON object."""
     try:
         raw = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
@@ -110,7 +109,6 @@ def _renamed(values: Mapping[str, object], family: Family) -> dict[str, object]:
 def _spec(
     config: Mapping[str, object], keys: Keys, family: Family, names: tuple[str, str]
 ) -> ModelSpec:
-    """Put the spec together."""
     context = _context(config, keys)
     layers = read_layers(keys, family, context)
     dtype = _dtype(config, keys.place)

@@ -54,7 +54,6 @@ def check_runs(fitted: Sequence[Observed], held_out: Sequence[Observed]) -> Cali
 
 
 def _calibration(run: Observed) -> CalibrationSpec:
-    """Return what the run was planned with."""
     found = run.calibration
     if found is None:
         raise InputError(
@@ -80,7 +79,6 @@ def _check_key(run: Observed, base: CalibrationSpec, name: str) -> None:
 
 
 def _check_sound(run: Observed) -> None:
-    """Refuse a run that proves nothing."""
     if run.verdict is not None and run.verdict not in SOUND:
         raise InputError(
             f"{run.name}: verdict",
