@@ -86,6 +86,7 @@ class Scores:
     def _op(
         self, phase: str, work: Work, *, rows: NDArray[np.float64], keys: NDArray[np.float64]
     ) -> Op:
+        """Name the op."""
         return Op(
             name=f"{self.name} {phase}",
             equation=self.equation,
@@ -304,6 +305,7 @@ def _decode(spec: LinearSpec, load: StepLoad, *, tp: int) -> Op:
 
 def _op(phase: str, spec: LinearSpec, work: Work, *, rows: np.ndarray, heads: float) -> Op:
     """Name the op."""
+    return Op(
         name=f"linear {phase}",
         equation="W10",
         kind="linear attention",
