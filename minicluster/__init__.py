@@ -1,1 +1,1 @@
-"""What the three commands share, and all that they share."""
+"""The package that the three commands share."""

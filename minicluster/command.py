@@ -1,4 +1,4 @@
-"""A command that we start, wait for, and never leave behind."""
+"""Child processes that are waited for, and that end when we are interrupted."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ENDINGS = tuple(
 
 @contextmanager
 def terminable() -> Iterator[None]:
-    """Treat being told to end, or losing the terminal, like Ctrl-C: stop what was started."""
+    """Treat SIGTERM, and SIGHUP of a lost terminal, like Ctrl-C."""
 
     def interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
         raise KeyboardInterrupt
@@ -46,10 +46,10 @@ def run_child(command: Sequence[str], **options: Any) -> int:  # noqa: ANN401  (
         Its exit code.
 
     Raises:
-        KeyboardInterrupt: we were told to end; the command has ended before us.
+        KeyboardInterrupt: this process got such a signal; the command has ended by now.
     """
     with terminable():
-        # In a group of its own, or the terminal would tell it too, and perhaps while it stops.
+        # In a group of its own, or the terminal would signal it too, and perhaps while it stops.
         child = subprocess.Popen(command, process_group=0, **options)  # noqa: S603  (ours)
         try:
             return child.wait()

@@ -110,7 +110,7 @@ def parse_scenario(
 
 
 def _lengths(raw: object, *, place: str) -> object:
-    """Let a plain number stand for the length that every request has; name the key in errors."""
+    """Read a plain number as the length of every request; errors name the key."""
     if isinstance(raw, int) and not isinstance(raw, bool):
         raw = {"mean": raw}
     if not isinstance(raw, dict):
@@ -123,7 +123,7 @@ def _lengths(raw: object, *, place: str) -> object:
 
 
 def overridden(raw: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """Put each `key=value` over a parsed file, which is changed; see `parse_scenario`."""
+    """Write each `key=value` into a parsed file, in place; see `parse_scenario`."""
     for override in overrides:
         _override(raw, override)
     return raw

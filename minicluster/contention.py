@@ -1,4 +1,4 @@
-"""How much of this machine's cores processes take that are none of ours."""
+"""CPU contention: the share of this machine's cores that processes of others take."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 BUSY_COLUMNS = (0, 1, 2, 5, 6, 7)
-"""Of a `cpuN` line in /proc/stat: user, nice, system, irq, softirq, steal; all but idle, iowait,
-and guest, which user holds already. Source: proc(5)."""
+"""
+Columns of a `cpuN` line in /proc/stat that count as busy: user, nice, system, irq, softirq, steal.
+
+Left out are idle, iowait, and guest, which user holds already. Source: proc(5).
+"""
 
 STAT_UTIME = 11
 """

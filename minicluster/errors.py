@@ -1,5 +1,5 @@
 """
-What can go wrong, and the exit code that says so.
+The errors that commands report in one line, and their exit codes.
 
     MiniclusterError          1  our bug, unless a subclass says otherwise
     ├── InputError            2  bad usage, scenario, catalog entry or plan
@@ -26,7 +26,7 @@ class Exit(IntEnum):
 
 
 class MiniclusterError(Exception):
-    """Anything that we report in one line instead of a traceback."""
+    """An error that is reported in one line instead of a traceback."""
 
     exit_code: Exit = Exit.BUG
 

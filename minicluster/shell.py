@@ -1,4 +1,4 @@
-"""What the three commands do alike: streams, colours, errors and exit codes."""
+"""The command line of all three commands: streams, colours, errors and exit codes."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ USAGE_ERRORS: Any = typer.BadParameter.__mro__[2]
 """Click's root of everything wrong with a command line: newer Typers bring a Click of their own."""
 
 talk = Console(stderr=True)
-"""Where commands talk; data goes to stdout. Rich drops colour under NO_COLOR or a pipe."""
+"""Console for messages, on stderr; data goes to stdout. No colour under NO_COLOR or a pipe."""
 
 
 def run(app: typer.Typer, name: str) -> NoReturn:
     """
-    Run a command line and leave with the exit code of architecture's table.
+    Run a command line and exit with its code; see `minicluster.errors.Exit`.
 
-    What we foresaw is one line on stderr. What we did not is our bug: its traceback is shown,
+    An expected error is one line on stderr. Any other is our bug: its traceback is shown,
     exit code 1.
     """
     try:

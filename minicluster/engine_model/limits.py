@@ -1,4 +1,4 @@
-"""What bounds one replica's steps."""
+"""Settings of one replica's scheduler and KV cache."""
 
 from __future__ import annotations
 

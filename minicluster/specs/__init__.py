@@ -1,1 +1,1 @@
-"""What is given: facts as frozen values, with their invariants."""
+"""Specs: facts about models, GPUs, clusters and loads as frozen values with their invariants."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationKey:
-    """What a calibration holds for; anything else needs another one."""
+    """Machine, engine and model that a calibration is valid for; any other needs one of its own."""
 
     __pydantic_config__ = STRICT
 

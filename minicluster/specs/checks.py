@@ -7,7 +7,7 @@ import math
 from minicluster.errors import InputError
 
 STRICT = {"extra": "forbid", "strict": True}
-"""What `__pydantic_config__` of each spec holds; a plain dict, so specs import no pydantic."""
+"""Value of `__pydantic_config__` in each spec; a plain dict, so that specs import no pydantic."""
 
 
 def positive(**values: float | None) -> None:

@@ -1,4 +1,4 @@
-"""What kernels and links of a GPU achieve of its peaks, fitted or a documented default."""
+"""Shares of its peaks that a GPU's kernels and links achieve, fitted or a documented default."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from minicluster.specs.checks import STRICT, fraction, not_negative, positive
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GemmEfficiency:
     """
-    What GEMM kernels of one dtype achieve of the peaks (docs/model.md, eq. R2).
+    Efficiency of GEMM kernels of one dtype (docs/model.md, eq. R2).
 
     Attributes:
         compute_fraction: e_c, of the dense peak.
@@ -59,7 +59,7 @@ class GemmEfficiency:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefillAttentionEfficiency:
     """
-    What attention over a prompt achieves (docs/model.md, eq. R3).
+    Efficiency of attention over a prompt (docs/model.md, eq. R3).
 
     Attributes:
         compute_fraction: e_c, of the bf16 peak, over causal pairs, long prompts, head 128.
@@ -96,7 +96,7 @@ class PrefillAttentionEfficiency:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeAttentionEfficiency:
     """
-    What attention of one token per sequence achieves (docs/model.md, eq. R5).
+    Efficiency of attention of one token per sequence (docs/model.md, eq. R5).
 
     Attributes:
         memory_fraction: e_m, of HBM bandwidth, over the KV cache.
@@ -136,7 +136,7 @@ class DecodeAttentionEfficiency:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamEfficiency:
     """
-    What a kernel that mostly moves bytes achieves (docs/model.md, eq. R4).
+    Efficiency of a kernel that mostly moves bytes (docs/model.md, eq. R4).
 
     Attributes:
         memory_fraction: e_m, of HBM bandwidth.
@@ -203,7 +203,7 @@ class EngineKernels:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuEfficiency:
     """
-    What kernels and links achieve, fitted from measurements or a documented default.
+    Efficiencies of a GPU's kernels and links, fitted to measurements or a documented default.
 
     Attributes:
         gemm: per dtype of the multiplication; at least `bf16`.

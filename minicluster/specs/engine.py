@@ -1,4 +1,4 @@
-"""What an engine version can deploy, and what it costs per layer, step and request."""
+"""Engine profiles: what a version can deploy, how it schedules, and its fixed times."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class SwitchSpec:
 
     @property
     def bytes_per_s(self) -> float:
-        """Of all ports together, one way."""
+        """Bandwidth of all ports together, one way."""
         return self.ports * self.port_gbit_per_s * 1e9 / 8
 
 

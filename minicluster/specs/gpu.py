@@ -143,7 +143,7 @@ class Collectives:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NumberSource:
-    """Where numbers come from: `covers` names the keys, `document` the page, `date` when read."""
+    """Source of numbers: the keys that it covers, the document, and the date when it was read."""
 
     __pydantic_config__ = STRICT
 
@@ -158,7 +158,7 @@ class GpuSpec:
     One accelerator of the catalog, or one CPU core share (`kind = "cpu"`).
 
     A CPU has no peaks here: its step times come from a calibration on the machine itself,
-    and whoever asks for a number that is `None` is refused.
+    and `require` refuses a number that is `None`.
 
     Attributes:
         ray_accelerator: accelerator type by which Ray knows it; `None`: Ray has no name for it, and

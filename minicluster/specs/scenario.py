@@ -1,4 +1,4 @@
-"""What a scenario file says, before names are looked up in the catalogs."""
+"""A scenario file, before its names are looked up in the catalogs."""
 
 from __future__ import annotations
 

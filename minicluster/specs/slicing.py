@@ -1,4 +1,4 @@
-"""How one replica's GPUs share a model."""
+"""Parallelism of one replica: how its GPUs share a model."""
 
 from __future__ import annotations
 

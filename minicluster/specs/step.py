@@ -80,7 +80,7 @@ class StepCoefficients:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PathCoefficients:
     """
-    What a request spends between the two pools, outside their steps.
+    Seconds of a request between the two pools, outside their steps.
 
     Attributes:
         request_s: ingress, routing and RPC, once per request.
@@ -113,7 +113,7 @@ DELAYS_PER_REQUEST = 3
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interference:
     """
-    How much slower a pool's step is because of what the other pool does meanwhile.
+    Slowdown of a pool's steps by the other pool on the same cores.
 
     Zero where pools share nothing.
 

@@ -84,7 +84,7 @@ class TierSpec:
 
     @property
     def one_way_bytes_per_s(self) -> float | None:
-        """What the file says, one way, in bytes/s; `None`: nothing."""
+        """Bandwidth of the file, one way, in bytes/s; `None`: the file has none."""
         for key, unit in BANDWIDTH_UNITS.items():
             value: float | None = getattr(self, key)
             if value is not None:
@@ -185,7 +185,7 @@ class Topology:
 
     def spans(self, group: int, stride: int = 1) -> tuple[int, ...]:
         """
-        Say how a group spreads over the tiers.
+        Return how a group spreads over the tiers.
 
             k_j = ⌈m_j/(k_1 … k_(j-1))⌉, m_j = min(n, ⌊g_j/stride⌋) members in a unit, all in the
             outermost      (docs/model.md, eq. F1)

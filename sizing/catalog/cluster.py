@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from minicluster.specs.topology import Topology
 
 BANDWIDTH = re.compile(r"band|bw|bps|_per_s|gb|gbit", re.IGNORECASE)
-"""What keys look like that mean a bandwidth."""
+"""Pattern of misspelt keys that mean a bandwidth."""
 
 
 @cache
@@ -47,7 +47,7 @@ def read_cluster(path: Path) -> ClusterSpec:
     Read a cluster file.
 
     Raises:
-        InputError: the first thing wrong with it; a bandwidth without its unit is told how to
+        InputError: the first thing wrong with it; for a bandwidth without a unit, how to
             say one.
 
     """

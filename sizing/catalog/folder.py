@@ -1,4 +1,4 @@
-"""Files of `configs/`, and what is said of a name that is not among them."""
+"""Files of `configs/`, and the error for a name that is not among them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def files(kind: str) -> dict[str, Path]:
 
 
 def exists(path: Path) -> bool:
-    """Say whether a path exists; what cannot be a path does not."""
+    """Say whether a path exists; text that cannot be a path does not."""
     try:
         return path.exists()
     except OSError:
@@ -32,7 +32,7 @@ def exists(path: Path) -> bool:
 
 
 def unknown(place: str, name: str, expectation: str, known: Iterable[str]) -> InputError:
-    """Say that a name is unknown, and which one was probably meant."""
+    """Return the error for an unknown name, with the name that was probably meant."""
     by_lower = {key.lower(): key for key in known}
     near = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.5)
     if near:

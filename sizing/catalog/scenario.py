@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Resolved(NamedTuple):
-    """What the names of a scenario stand for, its overrides applied."""
+    """The catalog entries that a scenario names, its overrides applied."""
 
     model: ModelSpec
     gpu: GpuSpec

@@ -70,7 +70,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tried:
-    """What left-out configurations say of intervals and claims."""
+    """Coverage of intervals and claims on configurations that were left out."""
 
     coverages: tuple[Coverage, ...]
     claims: tuple[Claim, ...]

@@ -1,4 +1,4 @@
-"""What measurements stand behind predictions: the shipped errors and residual quantiles."""
+"""Evidence behind predictions: the shipped errors and residual quantiles."""
 
 from __future__ import annotations
 

@@ -198,7 +198,7 @@ def fit_intervals(residuals: Iterable[RowResidual]) -> Intervals:
 
 
 def together(each: RowResidual) -> str:
-    """What is left out together: a configuration, near others of its load and engine."""
+    """Key of rows that are left out together: a configuration, near others of its engine."""
     return "/".join((*each.path[:3], each.configuration))
 
 

@@ -1,4 +1,4 @@
-"""One row predicted."""
+"""Prediction of one measured row."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _TABLES: dict[object, StepTable] = {}
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowPrediction:
     """
-    What is predicted of a row.
+    The prediction of one row.
 
     Attributes:
         status: `predicted`, `infeasible` or `unsupported`.

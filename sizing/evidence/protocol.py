@@ -1,4 +1,4 @@
-"""How the rows of a source were made, beyond what their columns say."""
+"""Protocols of sources: how rows were measured, beyond their columns."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class MeasurementProtocol:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
     """
-    How a source started an engine.
+    Settings with which a source started an engine.
 
     Attributes:
         input_tokens, output_tokens: of this load only; `None`: of any.
@@ -71,7 +71,7 @@ class Recipe:
     wait_fraction: float = 0.0
 
     def made(self, row: MeasuredRow) -> bool:
-        """Say whether an aggregated row was measured so."""
+        """Say whether an aggregated row was measured by this protocol."""
         return (
             (self.source, self.engine, self.model) == (row.source, row.engine.lower(), row.model)
             and self.input_tokens in (None, row.isl)
@@ -113,5 +113,5 @@ def protocol_of(row: MeasuredRow) -> MeasurementProtocol | None:
 
 
 def recipe_of(row: MeasuredRow) -> Recipe | None:
-    """Return how the engine of an aggregated row was started; `None`: nobody says."""
+    """Return the settings of an aggregated row's engine; `None`: unknown."""
     return next((each for each in _protocols().recipes if each.made(row)), None)

@@ -1,4 +1,4 @@
-"""How far a prediction was from its measurement."""
+"""Residuals: logarithms of measured over predicted latencies."""
 
 from __future__ import annotations
 

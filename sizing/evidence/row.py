@@ -27,7 +27,7 @@ SECONDS = ("ttft_s", "tpot_s", "ttft_p99_s", "requests_per_s")
 """Columns whose unit one can mistake."""
 STATISTICS = ("mean", "median")
 MOST = 2**22
-"""Of anything that is counted; what is more is a mistake, and would be replayed for hours."""
+"""Largest count that a row may have; a larger one is a mistake, and would be replayed for hours."""
 MOST_USERS = 2**14
 ROLES = {"aggregated": ("",), "disaggregated": ("prefill_", "decode_")}
 
@@ -92,7 +92,7 @@ class MeasuredRow:
 
 
 def kind_of(row: MeasuredRow) -> str:
-    """Name what kind of load a row was under; errors of different kinds are told apart."""
+    """Name a row's kind of load, by which errors are grouped."""
     if len(row.groups) > 1:
         return "split"
     if row.load == "closed" and not row.length_jitter:
@@ -181,7 +181,7 @@ class _Line:
         self.place = place
 
     def error(self, column: str, expectation: str) -> InputError:
-        """Say what is wrong with a cell."""
+        """Return the error for a cell."""
         return InputError(
             f"{self.place}: {column}", self.cells.get(column, "") or None, expectation
         )

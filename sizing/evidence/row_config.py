@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 NODE_GPUS = 8
 """GPUs of a node, and of its HB domain, where no preset of the GPU says otherwise."""
 LEAST_KV_FRACTION = 0.02
-"""Of GPU memory: what ran had some room for KV, whatever our sum of weights and reserves says."""
+"""Least share of GPU memory taken as KV cache: a row that ran had some, whatever our sum says."""
 MODELOPT = "nvidia/"
-"""Whose checkpoints carry the scales of an fp8 KV cache, and scale fp8 weights by tensors."""
+"""Organisation of checkpoints with scales of an fp8 KV cache and fp8 weights scaled by tensors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +135,7 @@ def nearest_engine(
 
 
 def _distance(one: tuple[int, ...], other: tuple[int, ...]) -> float:
-    """How far two versions are apart, the first number counting most."""
+    """Distance between two versions, the first number counting most."""
     pairs = zip((*one, 0, 0, 0)[:3], (*other, 0, 0, 0)[:3], strict=True)
     return sum(abs(a - b) * weight for (a, b), weight in zip(pairs, (1e6, 1e3, 1.0), strict=True))
 

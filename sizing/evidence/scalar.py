@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 PRIOR_ROWS = 8.0
 """Rows of its own at which a group weighs as much as its parent."""
 ROWS_OF_CONFIGURATION = 2.0
-"""What all rows of one configuration weigh at most: they err alike."""
+"""Largest weight of all rows of one configuration together, because they err alike."""
 ROUNDS = 20
 HUBER = 0.15
 """Relative errors beyond this count by their size, not by its square."""
@@ -55,7 +55,7 @@ NONE = Scalars(group=(), rows=0, prefill=1.0, request_s=0.0, decode=1.0, per_lay
 
 
 def in_fitted_half(row: MeasuredRow) -> bool:
-    """Whether a row's configuration, all its loads with it, is fitted on; else it is judged."""
+    """Say whether a row's configuration is fitted on, with all its loads; else it is judged."""
     return fold_of(row.configuration, 2) == 0
 
 
@@ -185,7 +185,7 @@ JUDGED = ("all", "source", "load")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibrated:
     """
-    What was fitted, and what it is worth.
+    Fitted scalars, and the errors with and without them on the other half.
 
     Attributes:
         scalars: by group.

@@ -46,7 +46,7 @@ class RowVerdict:
 
     @property
     def answered(self) -> bool | None:
-        """Whether the row counts as answered; `None` where nothing was measured."""
+        """True where the row counts as answered; `None` where nothing was measured."""
         if self.row is None or self.found.status == "unsupported":
             return False
         if self.found.status == "infeasible":
@@ -58,7 +58,7 @@ class RowVerdict:
         )
 
     def _overloaded(self) -> bool | None:
-        """Whether the measurement shows the overload that `infeasible` claims."""
+        """Say whether the measurement shows the overload that `infeasible` claims."""
         if self.row is None or self.row.ttft_s is None:
             return None
         unloaded = self.found.unloaded_s or float("inf")
@@ -72,7 +72,7 @@ SLICES: dict[str, Callable[[MeasuredRow], str]] = {
     "GPU": lambda row: row.gpu,
     "load": kind_of,
 }
-"""What errors are told apart by."""
+"""Functions of a row by which errors are grouped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scores:
     """
-    What one attention kernel costs per pair, query and key, on one GPU.
+    Work of one attention kernel per pair, query and key, on one GPU.
 
     Attributes:
         name: added to the op's name.

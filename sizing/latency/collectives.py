@@ -39,7 +39,7 @@ def exchange_s(
         exchange: pattern, group, stride and bytes.
         gpu: tables, libraries and bandwidths.
         cluster: the HB domain and the network.
-        engine: whose all-reduce to take where the GPU has a table of its own.
+        engine: name of the engine; its own all-reduce table is taken where the GPU has one.
 
     Returns:
         Seconds, shape of the bytes; zero bytes cost nothing.

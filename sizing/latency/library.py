@@ -1,4 +1,4 @@
-"""Seconds of a collective of one library, from what it was measured to take."""
+"""Seconds of a collective of one library, from its measured table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one step holds: prompts to prefill and sequences to decode."""
+"""Load of one step: prompts to prefill and sequences to decode."""
 
 from __future__ import annotations
 

@@ -138,7 +138,7 @@ def _attention_bytes(model: ModelSpec, tp: int) -> float:
 
 SAMPLER_BYTES_PER_LOGIT = 38.4
 """
-What sampling keeps per logit of a full batch: copies in 16 and 32 bits, sorted with indices.
+Bytes that sampling keeps per logit of a full batch: copies in 16 and 32 bits, sorted with indices.
 
 Source: 7 of the 8 rows of llm-d-planner docs/empirical-vllm-memory-results.md (vLLM, H100,
 tests/published/vllm_memory.toml) give 38.2 to 38.6 with 1,024 sequences, vLLM's default there.
@@ -312,7 +312,7 @@ def kv_space_bytes(
     slicing: Slicing | None = None,
 ) -> float:
     """
-    What a GPU has left for the KV cache; negative if the weights do not fit.
+    Bytes that a GPU has left for the KV cache; negative if the weights do not fit.
 
         M_kv = f M - M_w - M_act - M_run - M_x      (docs/model.md, eq. M4)
 

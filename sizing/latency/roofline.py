@@ -66,7 +66,7 @@ def op_time(op: Op, gpu: GpuSpec, *, engine: str = "") -> OpTime:
     Args:
         op: what to time.
         gpu: peaks and efficiencies.
-        engine: whose kernels to take where the GPU has some of its own.
+        engine: name of the engine; its own kernels are taken where the GPU lists some.
 
     Raises:
         InputError: the GPU has no peaks, as a CPU has none.

@@ -30,7 +30,7 @@ BOUNDS = ("compute", "memory bandwidth", "network", "launch")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What a step runs on: one model on one kind of GPU in one cluster under one engine."""
+    """The setting of a step: one model on one kind of GPU in one cluster under one engine."""
 
     model: ModelSpec
     gpu: GpuSpec
@@ -69,7 +69,7 @@ class Term:
 
     @property
     def bound(self) -> str:
-        """What takes most of it, of `BOUNDS`; arrays are summed first."""
+        """The largest of `BOUNDS` in this term; arrays are summed first."""
         parts = (self.compute_s, self.memory_s, self.network_s, self.launch_s)
         return BOUNDS[int(np.argmax([np.sum(part) for part in parts]))]
 
@@ -171,7 +171,7 @@ def beyond_hb_domain_s(
     machine: Machine, load: StepLoad, *, slicing: Slicing
 ) -> NDArray[np.float64]:
     """
-    What crossing the HB domain adds to a step: its collectives, less those within one domain.
+    Seconds that crossing the HB domain adds to a step: its collectives, less those in one domain.
 
     Zero while a stage fits the domain.
     """

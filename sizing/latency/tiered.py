@@ -33,7 +33,7 @@ TRAFFIC: dict[str, Callable[[int], float]] = {
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Network:
     """
-    What lies between the HB domains of a group.
+    The network between the HB domains of a group.
 
     Attributes:
         domains: HB domains that the group spreads over.

@@ -1,4 +1,4 @@
-"""What one engine step has to do on one GPU: FLOPs and bytes, op by op, no seconds yet."""
+"""Work of one engine step on one GPU: FLOPs and bytes, op by op, no seconds yet."""
 
 from __future__ import annotations
 

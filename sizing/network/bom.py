@@ -112,7 +112,7 @@ def tree(endpoints: int, radix: int, *, leaves: int | None = None) -> Tree:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkOrder:
     """
-    What is to be built.
+    The network to be built.
 
     Attributes:
         gpus: N endpoints, one NIC each.
@@ -169,7 +169,7 @@ class Alternative:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bill:
     """
-    What a network consists of.
+    Parts of a network.
 
     Attributes:
         tiers: of switches that a GPU is under.

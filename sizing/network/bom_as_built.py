@@ -42,7 +42,7 @@ class BuiltTier:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuiltBill:
     """
-    What a network as built consists of; fields as in `Bill`.
+    Parts of a network as built; fields as in `Bill`.
 
     Attributes:
         switches: without spares.

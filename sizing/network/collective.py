@@ -54,7 +54,7 @@ class Question:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveResult:
     """
-    What it takes.
+    Seconds of a collective, and their terms.
 
     Attributes:
         seconds: by the table where the library was measured on such a group, else by formula.

@@ -1,4 +1,4 @@
-"""How evenly hashed flows fill the uplinks of a switch: a Monte Carlo estimate."""
+"""ECMP: a Monte Carlo estimate of how evenly hashed flows fill the uplinks of a switch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LARGEST_DRAW = 2_000_000
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hashing:
     """
-    What is hashed onto what.
+    Flows, and the uplinks they are hashed onto.
 
     Attributes:
         pairs: of GPUs that send through the switch at once, each at a port's full rate.
@@ -36,7 +36,7 @@ class Hashing:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collisions:
     """
-    What hashing does to the load.
+    Load of the uplinks after hashing.
 
     Attributes:
         trials: random hashes that were drawn.

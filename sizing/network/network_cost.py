@@ -1,4 +1,4 @@
-"""What a plan pays for leaving the HB domain: KV between pools by tier, TP over several domains."""
+"""Cost of leaving the HB domain: KV transfer between pools by tier, TP over several domains."""
 
 from __future__ import annotations
 

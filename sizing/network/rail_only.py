@@ -47,7 +47,7 @@ class Iteration:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
     """
-    Who talks to whom in a step.
+    Traffic between GPUs in a step.
 
     Attributes:
         silent_pairs_fraction: pairs of GPUs that send each other nothing.

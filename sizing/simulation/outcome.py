@@ -1,4 +1,4 @@
-"""What became of the requests of one run."""
+"""Results of a run: latencies, phases and replicas, request by request."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def simulate(
     progress: Callable[[int], None] | None = None,
 ) -> Outcome:
     """
-    Let *arrivals* pass through *system* (docs/model.md, eq. Q5).
+    Simulate *arrivals* on *system* (docs/model.md, eq. Q5).
 
     Args:
         system: pools, path, routing.
@@ -256,7 +256,7 @@ def _counted(
     settled = all(ok for _, ok in cuts)
     inside = counts & (due <= last_s)
     if inside.sum() * 2 < counts.sum():
-        return counts, False  # too short to tell an end from the rest
+        return counts, False  # too short to distinguish its end
     return inside, settled
 
 

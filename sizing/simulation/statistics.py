@@ -1,4 +1,4 @@
-"""What a run says: where it settles, percentiles, and how sure they are."""
+"""Statistics of a run: warm-up, percentiles, and their intervals."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 QUANTILES = {"p50": 0.50, "p90": 0.90, "p95": 0.95, "p99": 0.99}
 CONFIDENCE = 0.90
-"""Of every interval, both sides together."""
+"""Confidence of every interval, both sides together."""
 
 BATCHES = 32
 """Stretches of a run whose means vary like independent ones; fewer where it is short."""

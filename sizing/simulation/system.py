@@ -1,4 +1,4 @@
-"""What is simulated: pools, what lies between them, and how requests find their replicas."""
+"""The simulated system: pools, the path between them, and the routing."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class SimulatedPool:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Path:
     """
-    What a request spends outside steps.
+    Seconds of a request outside steps.
 
     Attributes:
         request_s: ingress and routing, before its decode replica is chosen.

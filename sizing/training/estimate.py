@@ -40,7 +40,7 @@ class TrainingMachine:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interruptions:
     """
-    How failures stop a run.
+    Interruptions of a run by failures.
 
     Attributes:
         gpu_mtbf_s: of one GPU, anything that stops the job counted.
@@ -61,7 +61,7 @@ class Interruptions:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureEstimate:
     """
-    What failures cost.
+    Time that failures cost a run.
 
     Attributes:
         job_mtbf_s: of the whole job (eq. U1).

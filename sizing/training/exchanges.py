@@ -1,4 +1,4 @@
-"""What the GPUs of a training job send each other in a step: bytes, no seconds yet."""
+"""Bytes that the GPUs of a training job send one another in a step; no seconds yet."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class TrainingLinks(Protocol):
-    """Whatever times an exchange between GPUs."""
+    """A function from an exchange between GPUs to its seconds."""
 
     def exchange_s(self, exchange: Exchange) -> float:
         """Seconds of one run of *exchange*."""

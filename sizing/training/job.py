@@ -1,4 +1,4 @@
-"""What is trained, and how: model, batch, recompute, precision."""
+"""A training job: model, batch, recompute, precision."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the GPUs of a training job share the model and the batch."""
+"""Layout of a training job: how its GPUs share the model and the batch."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class TrainingLayout:
         return layers - 1 if self.pp > ENDS and missing >= ENDS else layers
 
     def refusal(self, job: TrainingJob) -> InputError | None:
-        """Say what keeps *job* from being laid out like this; `None` if nothing does."""
+        """Return the reason why *job* cannot have this layout; `None`: it can."""
         model, moe = job.model, job.model.moe
         share = self.dp * self.micro_batch
         heads = model.num_heads % self.tp or (

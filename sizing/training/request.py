@@ -1,4 +1,4 @@
-"""What a user says about a training run, and what follows where nothing is said."""
+"""Options of a training run, and their defaults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which `model_type`s can be read, and what each assumes that its config does not say."""
+"""Known values of `model_type`, and what each implies that its config does not say."""
 
 from __future__ import annotations
 

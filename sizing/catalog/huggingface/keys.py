@@ -47,5 +47,5 @@ class Keys:
             raise self.wrong(name, f"no such key: {why}")
 
     def wrong(self, name: str, expectation: str) -> InputError:
-        """Say what is wrong with a key."""
+        """Return the error for a key."""
         return InputError(f"{self.place}: {name}", self.values.get(name), expectation)

@@ -18,7 +18,7 @@ WINDOWED = {"sliding_attention": "sliding_window", "chunked_attention": "attenti
 
 
 class Layers(NamedTuple):
-    """How many layers see a window or keep a linear state; the others attend to everything."""
+    """Number of layers with a window or a linear state; the others attend to everything."""
 
     window_tokens: int = 0
     num_windowed: int = 0

@@ -1,4 +1,4 @@
-"""What a hub id says: which model it repackages, and the dtype that it quantises it to."""
+"""Hub ids of repackaged models: the original model, and the dtype it is quantised to."""
 
 from __future__ import annotations
 

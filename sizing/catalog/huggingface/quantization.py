@@ -1,4 +1,4 @@
-"""What a checkpoint's `quantization_config` does to its weights."""
+"""The `quantization_config` of a checkpoint: dtype and scales of its weights."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def _group(raw: Mapping[str, object]) -> int:
 
 def _blocks(raw: Mapping[str, object], place: str) -> bool | None:
     """
-    Whether fp8 weights are scaled in blocks.
+    True where fp8 weights are scaled in blocks.
 
     Source: `fp8` in transformers is that of DeepSeek-V3, blocks of 128 x 128, unless its scales
     of activations are static; ModelOpt and compressed-tensors scale tensors or rows.

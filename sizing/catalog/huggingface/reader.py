@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from minicluster.specs.model import MoeSpec
 
 LONGEST = 1e6
-"""Factor of RoPE scaling that nobody means."""
+"""Largest factor of RoPE scaling that is read; a larger one is a mistake."""
 
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 

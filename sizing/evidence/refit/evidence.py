@@ -1,4 +1,4 @@
-"""What a fit may stand on: runs that were fit to measure, of one machine and one calibration."""
+"""Checks of the runs of a refit: sound, of one machine and of one calibration."""
 
 from __future__ import annotations
 

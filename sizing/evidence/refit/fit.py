@@ -30,13 +30,13 @@ STATISTICS = {
     ("tpot", "mean"): 0.04,
     ("tpot", "p90"): 0.08,
 }
-"""What is compared, and the standard deviation of its logarithm between two runs of one load."""
+"""Statistics compared, with the standard deviation of their logarithms between runs of one load."""
 
 PHASES = {
     "prefill": ("queue", "prefill"),
     "handoff": ("decode admission", "kv transfer", "first decode step"),
 }
-"""What the server tells of a request, and the simulated phases that it spans."""
+"""Phases that the server reports of a request, and the simulated phases that each spans."""
 
 PHASE_SD = 0.08
 LEVELS = {"p50": 0.5, "p90": 0.9, "p99": 0.99}

@@ -39,8 +39,8 @@ class Observed:
         counts: those that were measured and answered, less the warm-up that the verdict cut,
             shape (n,).
         ttft_s, tpot_s: of each, nan where it has none, shape (n,).
-        phases_s: of TTFT as the server told them, by name, nan where it did not, shape (n,).
-        verdict: of the run; `None`: nobody judged it.
+        phases_s: phases of TTFT that the server reported, by name; nan: not reported; shape (n,).
+        verdict: of the run; `None`: the run was not judged.
         turned_away: requests sent besides, which no engine saw.
     """
 
@@ -196,7 +196,7 @@ def _rows(path: Path) -> list[dict[str, Any]]:
 
 
 def _tpot_s(row: dict[str, Any]) -> float:
-    """As docs/model.md defines it; nan where there is none."""
+    """TPOT as docs/model.md defines it; nan for one token."""
     chunks, tokens = row["chunk_s"], row["chunk_tokens"]
     first = tokens[0] if tokens else 1
     after = (row["output_tokens"] or 0) - first

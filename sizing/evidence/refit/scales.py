@@ -1,4 +1,4 @@
-"""What a refit may change: one factor for each group of constants that a run can tell apart."""
+"""Scales of a refit: one factor for each group of constants that a run can distinguish."""
 
 from __future__ import annotations
 
