@@ -159,12 +159,12 @@ def _as_listed(tiers: list[Tier], cluster: ClusterSpec) -> list[Tier]:
 
 def _domain(cluster: ClusterSpec, gpu: GpuSpec) -> Tier:
     spec = cluster.tiers[0] if cluster.tiers else None
-    said = spec.one_way_bytes_per_s if spec else None
+    bandwidth = spec.one_way_bytes_per_s if spec else None
     own = gpu.scale_up_bytes_per_s
-    if said is not None and own is not None and said > own * (1 + 1e-9):
+    if bandwidth is not None and own is not None and bandwidth > own * (1 + 1e-9):
         raise InputError(
             f"cluster {cluster.name}: tiers.{spec.name if spec else ''}",
-            f"{said:.4g} bytes/s",
+            f"{bandwidth:.4g} bytes/s",
             f"at most the {own:.4g} bytes/s one way of {gpu.name}",
             "two_way = true where the number counts both directions",
         )
@@ -177,7 +177,7 @@ def _domain(cluster: ClusterSpec, gpu: GpuSpec) -> Tier:
     return Tier(
         name=spec.name if spec else "hb",
         gpus=cluster.gpus_per_hb_domain,
-        bytes_per_s=gpu.require("scale_up_bytes_per_s") if said is None else said,
+        bytes_per_s=gpu.require("scale_up_bytes_per_s") if bandwidth is None else bandwidth,
         efficiency_fraction=_needed(achieved, cluster, "hb.efficiency_fraction"),
         latency_s=_needed(latency, cluster, "hb.latency_s"),
         oversubscription=1.0,
@@ -185,7 +185,7 @@ def _domain(cluster: ClusterSpec, gpu: GpuSpec) -> Tier:
 
 
 def _network(spec: TierSpec, below: list[Tier], cluster: ClusterSpec, gpu: GpuSpec) -> Tier:
-    said, achieved = spec.one_way_bytes_per_s, spec.efficiency_fraction
+    bandwidth, achieved = spec.one_way_bytes_per_s, spec.efficiency_fraction
     if achieved is None and gpu.efficiency is not None:
         achieved = gpu.efficiency.scale_out_fraction
     latency = _needed(spec.latency_s, cluster, f"tiers.{spec.name}.latency_s")
@@ -195,7 +195,7 @@ def _network(spec: TierSpec, below: list[Tier], cluster: ClusterSpec, gpu: GpuSp
         name=spec.name,
         gpus=spec.gpus,
         bytes_per_s=_needed(
-            said or gpu.scale_out_bytes_per_s, cluster, f"tiers.{spec.name}.bytes_per_s"
+            bandwidth or gpu.scale_out_bytes_per_s, cluster, f"tiers.{spec.name}.bytes_per_s"
         ),
         efficiency_fraction=_needed(achieved, cluster, f"tiers.{spec.name}.efficiency_fraction"),
         latency_s=latency,

@@ -60,14 +60,14 @@ class TierSpec:
     def __post_init__(self) -> None:
         """Check numbers and that there is one unit."""
         place = f"tiers.{self.name}"
-        given = [key for key in BANDWIDTH_UNITS if getattr(self, key) is not None]
+        units = [key for key in BANDWIDTH_UNITS if getattr(self, key) is not None]
         positive(**{f"{place}.gpus": self.gpus})
         positive(**{f"{place}.{key}": getattr(self, key) for key in BANDWIDTH_UNITS})
         fraction(**{f"{place}.efficiency_fraction": self.efficiency_fraction})
         not_negative(**{f"{place}.latency_s": self.latency_s})
-        if len(given) > 1:
-            raise InputError(f"{place}: {' and '.join(given)}", "both", "one of them")
-        if self.two_way and not given:
+        if len(units) > 1:
+            raise InputError(f"{place}: {' and '.join(units)}", "both", "one of them")
+        if self.two_way and not units:
             raise InputError(f"{place}.two_way", "true", "a bandwidth beside it")
         if not self.oversubscription >= 1:
             raise InputError(
@@ -79,7 +79,7 @@ class TierSpec:
         found = self.one_way_bytes_per_s
         if found is not None and not PLAUSIBLE[0] <= found <= PLAUSIBLE[1]:
             raise InputError(
-                f"{place}.{given[0]}", getattr(self, given[0]), "a link of a GPU", BANDWIDTH_WAY_OUT
+                f"{place}.{units[0]}", getattr(self, units[0]), "a link of a GPU", BANDWIDTH_WAY_OUT
             )
 
     @property

@@ -256,10 +256,10 @@ def _cells(
             share = own / (own + PARENT_ROWS)
             logs = share * logs + (1 - share) * shrunk[labels[:-1]]
         shrunk[labels] = logs
-        asked = (
+        factors = (
             stretches[labels[:d]] for d in range(len(labels), 0, -1) if labels[:d] in stretches
         )
-        moved = logs[MIDDLE] + (logs - logs[MIDDLE]) * next(asked, np.ones(len(LEVELS)))
+        moved = logs[MIDDLE] + (logs - logs[MIDDLE]) * next(factors, np.ones(len(LEVELS)))
         path = "/".join(labels)
         cells[path] = Cell(
             path=path,

@@ -262,11 +262,11 @@ def _across_s(
     formula = tiered_s(size, exchange.pattern, topology, spans, gpu.collectives.protocols)
     if table is None or table.between_bytes_per_s is None:
         return formula
-    here, there = _between_bytes_per_s(group, gpu, cluster), table.between_bytes_per_s
+    own, measured_with = _between_bytes_per_s(group, gpu, cluster), table.between_bytes_per_s
     measured = measured_s(size, table)
-    if here == there:
+    if own == measured_with:
         return measured
-    return np.minimum(formula, measured) if here > there else np.maximum(formula, measured)
+    return np.minimum(formula, measured) if own > measured_with else np.maximum(formula, measured)
 
 
 def _between_bytes_per_s(group: int, gpu: GpuSpec, cluster: ClusterSpec) -> float:

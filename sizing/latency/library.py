@@ -77,10 +77,10 @@ def measured_s(size_bytes: ArrayLike, table: MeasuredCollective) -> NDArray[np.f
             for s, t in zip(table.size_bytes, table.seconds, strict=True)
             if low <= s < high and s not in table.outlier_bytes
         ]
-        here = (size >= low) & (size < high)
+        in_range = (size >= low) & (size < high)
         if points:
             known, seconds = (np.array(column) for column in zip(*points, strict=True))
-            result = np.where(here, _linear(size, known, seconds, table), result)
+            result = np.where(in_range, _linear(size, known, seconds, table), result)
     return np.asarray(np.where(size > 0, result, 0.0))
 
 

@@ -78,9 +78,11 @@ def stage_weight_bytes(model: ModelSpec, slicing: Slicing) -> tuple[float, ...]:
     )  # fmt: skip
     stages, left = [], model.num_dense_layers
     for number in layers:
-        here = min(left, number)
-        left -= here
-        feedforward = here * dense * _size(model, model.dense_dtype) + (number - here) * experts
+        num_dense = min(left, number)
+        left -= num_dense
+        feedforward = (
+            num_dense * dense * _size(model, model.dense_dtype) + (number - num_dense) * experts
+        )
         stages.append(number * (attention + norms) + feedforward)
     head = counts.lm_head if counts.lm_head or slicing.pp == 1 else counts.embedding
     stages[0] += counts.embedding * a / slicing.tp

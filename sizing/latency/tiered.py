@@ -235,7 +235,7 @@ def protocol_s(
 
     """
     inner, domains = spread
-    total, way = inner * domains, 2 if pattern == "all-reduce" else 1
+    total, passes = inner * domains, 2 if pattern == "all-reduce" else 1
     inside = protocol.inside_s if domains == 1 else max(protocol.inside_s, protocol.post_s)
     hops, crossings = total - domains, domains - 1
     if protocol.algorithm == "tree":
@@ -244,7 +244,7 @@ def protocol_s(
     if protocol.bus_bytes_per_s:
         bus = protocol.bus_bytes_per_s[min(domains, BUS_SIZES) - 1]
         seconds = np.maximum(seconds, TRAFFIC[pattern](total) * size_bytes / bus)
-    seconds = seconds + protocol.base_s + way * (hops * inside + crossings * protocol.between_s)
+    seconds = seconds + protocol.base_s + passes * (hops * inside + crossings * protocol.between_s)
     if domains > 1 and protocol.up_to_bytes is not None:
         seconds = np.where(size_bytes < protocol.up_to_bytes, seconds, np.inf)
     return np.asarray(seconds)

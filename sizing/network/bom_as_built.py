@@ -146,8 +146,10 @@ def _tiers(
         if index + 1 < len(built):
             # A spare above wants as many links from here as any other switch there has.
             above = built[index + 1]
-            there = math.ceil(arriving * sizes[above.tier] / cluster.tiers[-1].gpus / above.down)
-            more = math.ceil(at.up * above.spares / there)
+            switches_above = math.ceil(
+                arriving * sizes[above.tier] / cluster.tiers[-1].gpus / above.down
+            )
+            more = math.ceil(at.up * above.spares / switches_above)
         details.append(_tier(at, units, per_unit, _model(at, switches), more))
     return links, details
 

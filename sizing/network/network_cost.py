@@ -105,9 +105,9 @@ def _transfers(machine: Machine, roles: dict[str, Pool], tokens: float) -> Itera
     meets = topology.holding(cluster.max_gpus) if named is None else topology.index(named)
     for index, tier in enumerate(topology.tiers[1:], start=1):
         flat = tuple(replace(spec, oversubscription=1.0) for spec in cluster.tiers)
-        here = replace(cluster, pools_meet_in=tier.name) if cluster.tiers else cluster
+        meeting = replace(cluster, pools_meet_in=tier.name) if cluster.tiers else cluster
         seconds = [
-            _pull_s(replace(machine, cluster=replace(here, tiers=tiers)), roles, tokens)
+            _pull_s(replace(machine, cluster=replace(meeting, tiers=tiers)), roles, tokens)
             for tiers in (cluster.tiers, flat)
         ]
         yield Transfer(

@@ -197,20 +197,22 @@ def _scale_factor(
     return float(found)
 
 
-def _failures(gpus: int, given: Interruptions, seconds: float | None) -> FailureEstimate:
+def _failures(gpus: int, interruptions: Interruptions, seconds: float | None) -> FailureEstimate:
     """Take the best checkpoint interval and what it leaves."""
-    mtbf = job_mtbf_s(given.gpu_mtbf_s, gpus)
-    if given.checkpoint_s >= 2 * mtbf:
+    mtbf = job_mtbf_s(interruptions.gpu_mtbf_s, gpus)
+    if interruptions.checkpoint_s >= 2 * mtbf:
         raise InputError(
-            "checkpoint_s", given.checkpoint_s, f"below the job's MTBF of {float(mtbf):.3g} s"
+            "checkpoint_s",
+            interruptions.checkpoint_s,
+            f"below the job's MTBF of {float(mtbf):.3g} s",
         )
-    interval = checkpoint_interval_s(given.checkpoint_s, mtbf)
+    interval = checkpoint_interval_s(interruptions.checkpoint_s, mtbf)
     fraction = float(
         effective_fraction(
             mtbf,
             interval_s=interval,
-            checkpoint_s=given.checkpoint_s,
-            restart_s=given.restart_s,
+            checkpoint_s=interruptions.checkpoint_s,
+            restart_s=interruptions.restart_s,
         )
     )
     wall = None if seconds is None else seconds / fraction

@@ -137,22 +137,22 @@ class TrainingRequest:
         """
         if self.gpu is None and self.cluster is None:
             raise InputError("gpu", None, "a GPU of the catalog, or a cluster preset")
-        wanted = self.gpus or self.tp * self.pp * self.cp * (self.dp or 1)
+        gpus = self.gpus or self.tp * self.pp * self.cp * (self.dp or 1)
         gpu = None if self.gpu is None else catalog.find_gpu(self.gpu, place="gpu")
         if self.cluster is None:
             assert gpu is not None  # noqa: S101  (checked above)
-            return TrainingMachine(gpu=gpu, cluster=_plain_cluster(gpu, wanted))
+            return TrainingMachine(gpu=gpu, cluster=_plain_cluster(gpu, gpus))
         cluster, _ = catalog.find_network(self.cluster, place="cluster")
         if gpu is not None and gpu.name != cluster.gpu:
             raise InputError("gpu", gpu.name, f"{cluster.gpu}, the GPU of {cluster.name}")
-        there = cluster.tiers[-1].gpus if cluster.tiers else None
-        if there is not None and wanted > there:
+        available = cluster.tiers[-1].gpus if cluster.tiers else None
+        if available is not None and gpus > available:
             raise InputError(
                 "gpus",
-                wanted,
-                f"at most the {there} GPUs of {cluster.name}: {wanted - there} fewer",
+                gpus,
+                f"at most the {available} GPUs of {cluster.name}: {gpus - available} fewer",
             )
-        cluster = replace(cluster, max_gpus=max(cluster.max_gpus, wanted))
+        cluster = replace(cluster, max_gpus=max(cluster.max_gpus, gpus))
         return TrainingMachine(gpu=catalog.find_gpu(cluster.gpu), cluster=cluster)
 
     def interruptions(self, cluster: ClusterSpec) -> Interruptions | None:

@@ -183,8 +183,8 @@ def _measured(run: Observed) -> dict[tuple[str, str], float]:
         if (value := _statistic(columns[metric][run.counts], statistic)) > 0
     }
     for name in PHASES:
-        told = run.phases_s.get(name)
-        if told is not None and (value := _statistic(told[run.counts], "mean")) > 0:
+        reported = run.phases_s.get(name)
+        if reported is not None and (value := _statistic(reported[run.counts], "mean")) > 0:
             found[name, "mean"] = value
     return found
 
