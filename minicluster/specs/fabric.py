@@ -15,10 +15,10 @@ class SwitchSpec:
     One file of `configs/switches`.
 
     Attributes:
-        ports: at the speed below; its radix.
-        port_gbit_per_s: of one port, one way, in gigabits as switches are sold.
+        ports: number of ports at the speed below; its radix.
+        port_gbit_per_s: speed of one port, one way, in gigabits as switches are sold.
         buffer_bytes: packet memory of one chip; `None`: unknown.
-        power_w: with all ports in use, transceivers not counted; `None`: unknown.
+        power_w: power with all ports in use, transceivers not counted; `None`: unknown.
     """
 
     __pydantic_config__ = STRICT
@@ -55,7 +55,7 @@ class SwitchTierSpec:
     `[[fabric.switches]]`: the switches that join the units below into one unit of a tier.
 
     Attributes:
-        tier: whose units they make, a name of `[[tiers]]`.
+        tier: name of the tier of `[[tiers]]` whose units the switches make.
         model: name in configs/switches.
         down: ports towards the GPUs that are cabled, of one switch.
         up: ports towards the next tier, of one switch; 0 at the top.
@@ -92,8 +92,8 @@ class FabricSpec:
         kind: any-to-any tree (`clos`), the same with the leaves sorted by rail
             (`rail-optimised`), or a tree a rail with none between rails (`rail-only`).
         radix: ports of a switch, where all are alike.
-        rails: NICs of an HB domain, each of its own rail; GPU i of a domain has rail i.
-        flows: over which one pair of GPUs spreads its bytes.
+        rails: NICs of an HB domain, each on a rail of its own; GPU i of a domain has rail i.
+        flows: flows over which one pair of GPUs spreads its bytes.
         switches: as built, from the leaf; empty: the smallest full-bisection tree.
     """
 
@@ -122,7 +122,7 @@ class FabricSpec:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureSpec:
     """
-    `[failures]` of a cluster preset: how often parts fail and how long they stay away.
+    `[failures]` of a cluster preset: mean times between failures and until repair.
 
     Attributes:
         gpu_mtbf_s: mean time between failures that stop a job, per GPU.

@@ -27,11 +27,11 @@ class MeasuredCollective:
     Attributes:
         library: `nccl`, `mscclpp` or `custom`.
         pattern: as `Exchange.pattern`.
-        gpus: of the group.
-        domains: HB domains that it spreads over.
-        cuda_graph: captured in a CUDA graph; else with the time of launching.
-        size_bytes: ascending, as `Exchange.size_bytes` counts them.
-        seconds: of each.
+        gpus: size of the group.
+        domains: HB domains that the group spreads over.
+        cuda_graph: the collective was captured in a CUDA graph; else the time includes launching.
+        size_bytes: sizes, ascending, as `Exchange.size_bytes` counts them.
+        seconds: time at each size.
         from_gpu: take both from this key of the GPU's own file instead (`all_reduce.8`).
         switches_bytes: sizes from which the library is known to run another algorithm.
         outlier_bytes: sizes measured but not read: nothing else follows from them.
@@ -84,10 +84,10 @@ class CollectiveProtocol:
 
     Attributes:
         algorithm: `ring` or `tree`; only all-reduces have trees.
-        base_s: however small and near.
-        inside_s: of a hop in the HB domain.
-        between_s: of a hop between HB domains.
-        post_s: that a host takes to post a send to the network: no hop is shorter between domains.
+        base_s: time of the smallest collective between neighbours.
+        inside_s: time of a hop in the HB domain.
+        between_s: time of a hop between HB domains.
+        post_s: time of a host to post a send to the network; no hop between domains is shorter.
         overhead: bytes on the wire for each byte of payload, flags and pacing included.
         bus_bytes_per_s: the most that it reaches in one HB domain, two, more; empty: the links'.
         up_to_bytes: between domains the library changes to another protocol here.
@@ -128,7 +128,7 @@ class CollectiveProtocol:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collectives:
     """
-    Libraries on one GPU and between its HB domains; the catalog reads them of configs/collectives.
+    Collective libraries on one GPU and between its HB domains, read from configs/collectives.
 
     Attributes:
         measured: tables of every library.

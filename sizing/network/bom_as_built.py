@@ -21,11 +21,11 @@ class BuiltTier:
     Switches of one tier.
 
     Attributes:
-        tier: whose units they make.
-        units: how many there are.
-        switches_per_unit: that the traffic needs, and `spares_per_unit` more.
-        ports_used: of one switch.
-        ports_with_spares: of one switch when the spares above it are cabled too.
+        tier: name of the tier whose units the switches make.
+        units: number of those units.
+        switches_per_unit: switches that the traffic needs; `spares_per_unit` come on top.
+        ports_used: ports of one switch in use.
+        ports_with_spares: the same when the spares of the tier above are cabled too.
         oversubscription: downlinks over uplinks that are in use; `None` at the top.
     """
 
@@ -45,7 +45,7 @@ class BuiltBill:
     Parts of a network as built; fields as in `Bill`.
 
     Attributes:
-        switches: without spares.
+        switches: all switches but the spares.
         switches_per_tier: the same from leaf to core.
         switches_with_spares: of all tiers.
         links_up: ports of all switches below the top that lead up, per tier.

@@ -141,8 +141,8 @@ def simulate(
     Args:
         system: pools, path, routing.
         arrivals: requests.
-        seed: of the routing; equal arguments, equal outcomes.
-        progress: called now and then with the number of requests that have arrived.
+        seed: seed of the routing; equal arguments give equal outcomes.
+        progress: called at each sample with the number of requests that have arrived.
 
     Raises:
         InputError: no requests, one without tokens, or one that fits no replica.
@@ -155,7 +155,7 @@ def simulate(
 
 
 def _check(system: System, arrivals: Arrivals) -> None:
-    """Refuse requests that would wait for ever."""
+    """Refuse requests that could never be scheduled."""
     if not len(arrivals):
         raise InputError("requests", 0, "at least one")
     for name, tokens in (("input", arrivals.input_tokens), ("output", arrivals.output_tokens)):
@@ -163,11 +163,11 @@ def _check(system: System, arrivals: Arrivals) -> None:
             at = int(tokens.argmin())
             raise InputError(f"request {at}: {name}_tokens", int(tokens[at]), "at least 1")
     longest = arrivals.input_tokens + arrivals.output_tokens - 1
-    room = system.decode.limits.max_tokens
-    pools = [("KV cache of a decode replica", longest, room)]
+    longest_fit = system.decode.limits.max_tokens
+    pools = [("KV cache of a decode replica", longest, longest_fit)]
     if system.prefill is not None:
-        room = system.prefill.limits.max_tokens
-        pools.append(("KV cache of a prefill replica", arrivals.input_tokens, room))
+        longest_fit = system.prefill.limits.max_tokens
+        pools.append(("KV cache of a prefill replica", arrivals.input_tokens, longest_fit))
     for name, tokens, most in pools:
         if tokens.max() > most:
             at = int(tokens.argmax())
@@ -261,8 +261,8 @@ def _counted(
 
 
 def _occupancy(run: EventLoop, roles: tuple[str, ...]) -> Occupancy:
-    looks = np.array([pools[: len(roles)] for _, pools in run.samples], dtype=np.float64)
-    columns = [{role: looks[:, at, which] for at, role in enumerate(roles)} for which in range(3)]
+    samples = np.array([pools[: len(roles)] for _, pools in run.samples], dtype=np.float64)
+    columns = [{role: samples[:, at, which] for at, role in enumerate(roles)} for which in range(3)]
     return Occupancy(
         time_s=np.array([time_s for time_s, _ in run.samples]),
         waiting=columns[0],

@@ -16,9 +16,9 @@ class SimulatedPool:
     Equal replicas of one role.
 
     Attributes:
-        max_ongoing_requests: that one replica takes, waiting ones included; `None`: any number,
-            as `serving` deploys.
-        prefix_cache: whether a replica finds earlier turns, and blocks of the same content.
+        max_ongoing_requests: most requests of one replica, waiting ones included; `None`: any
+            number, as `serving` deploys.
+        prefix_cache: a replica finds earlier turns of a conversation and blocks of the same content.
     """
 
     replicas: int
@@ -40,10 +40,10 @@ class Path:
     Seconds of a request outside steps.
 
     Attributes:
-        request_s: ingress and routing, before its decode replica is chosen.
-        transfer_base_s: of a pull, holding no link.
-        transfer_per_token_s: of a pull, holding both replicas' NICs.
-        handshake_s: more, for the first pull between two replicas.
+        request_s: ingress and routing, before the decode replica is chosen.
+        transfer_base_s: fixed part of a pull, which holds no NIC.
+        transfer_per_token_s: part of a pull per token, which holds the NICs of both replicas.
+        handshake_s: additional part of the first pull between two replicas.
         nics: `fifo`: a replica's NICs carry one pull at a time, in order; `free`: no contention.
     """
 
