@@ -18,7 +18,7 @@ class SimulatedPool:
     Attributes:
         max_ongoing_requests: most requests of one replica, waiting ones included; `None`: any
             number, as `serving` deploys.
-        prefix_cache: a replica finds earlier turns of a conversation and blocks of the same content.
+        prefix_cache: a replica finds earlier turns of a conversation and blocks of equal content.
     """
 
     replicas: int
