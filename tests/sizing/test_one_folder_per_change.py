@@ -11,6 +11,7 @@ import pytest
 
 from minicluster import routing
 from minicluster.plan import read_plan
+from minicluster.specs.scenario import EngineChoice
 from minicluster.workload.arrivals import poisson_arrivals
 from sizing import catalog
 from sizing.catalog import cluster, engine, folder, gpu, model
@@ -69,13 +70,13 @@ def planned(sizing: Sizing, tmp_path: Path, *overrides: str) -> Plan:
     return read_plan(plan)
 
 
-def added(old: Path, name: str, **values: str) -> None:
+def added(old: Path, stem: str, /, **values: str) -> None:
     """Write a copy of a catalog entry beside it, under a new name and with some keys changed."""
     lines = old.read_text().splitlines()
     for key, value in values.items():
         [at] = [n for n, line in enumerate(lines) if line.startswith(f"{key} =")]
         lines[at] = f"{key} = {value}"
-    (old.parent / f"{name}.toml").write_text("\n".join(lines))
+    (old.parent / f"{stem}.toml").write_text("\n".join(lines))
 
 
 def test_a_gpu_is_one_file(configs: Path, sizing: Sizing, tmp_path: Path) -> None:
@@ -93,8 +94,8 @@ def test_an_engine_version_is_one_file(configs: Path, sizing: Sizing, tmp_path: 
     """The newest profile that can be deployed is planned with; a scenario may name the older."""
     added(configs / "engines" / "vllm-0.29-nixl.toml", "vllm-1.2-nixl", version='"1.2.3"')
     assert planned(sizing, tmp_path).engine.version == "1.2.3"
-    assert planned(sizing, tmp_path, "engine.version=1.2").engine.version == "1.2.3"
-    assert planned(sizing, tmp_path, "engine.version=0.29").engine.version == "0.29.0"
+    assert catalog.find_engine(EngineChoice(version="1.2")).version == "1.2.3"
+    assert catalog.find_engine(EngineChoice(version="0.29")).version == "0.29.0"
 
 
 @pytest.mark.parametrize("chunked", ["true", "false"])
@@ -125,7 +126,7 @@ def test_a_model_of_a_known_family_is_one_file(
     head, _, rest = entry.read_text().partition("aliases = [")
     entry.write_text(head + "aliases = [" + rest[rest.index("]") :])
     catalog.models.cache_clear()
-    assert planned(sizing, tmp_path, "model.id=me/llama-9").model.id == "llama-9"
+    assert planned(sizing, tmp_path, "model.id=llama-9").model.source == "me/llama-9"
 
 
 def test_a_routing_policy_is_one_function(
