@@ -126,10 +126,9 @@ class SearchChoice:
             the SLO: spares are added to each from the cluster's failures; absent: none.
         local_threshold_tokens: prompts up to this length are computed by their decode replica;
             0: none; absent: the search chooses where prompts differ.
-        routing: policy by which a prefill replica is chosen, a name of minicluster/routing.py, or
-            `auto`: least-tokens (fewest prompt tokens outstanding) where one decode replica asks
-            and so knows all that is outstanding, power-of-two (the less loaded of two) where
-            several do.
+        routing: policy by which a prefill replica is chosen. `auto`: least-tokens (fewest prompt
+            tokens outstanding) where one decode replica asks and so knows all that is outstanding,
+            power-of-two (the less loaded of two) where several do.
     """
 
     __pydantic_config__ = STRICT
@@ -145,7 +144,7 @@ class SearchChoice:
     spare_replicas: int = 0
     availability_fraction: float | None = None
     local_threshold_tokens: int | None = None
-    routing: str = AUTO
+    routing: str = field(default=AUTO, metadata={"choices": (AUTO, *POLICIES)})
 
     def __post_init__(self) -> None:
         """Check names, degrees and shares."""

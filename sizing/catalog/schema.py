@@ -78,12 +78,18 @@ def _keys(cls: type, prefix: str) -> list[ScenarioKey]:
                 default=_default(spec),
                 minimum=low,
                 maximum=high,
-                meaning=meanings.get(spec.name, ""),
+                meaning=meanings.get(spec.name, "") + _choices(spec),
             )
         )
         if hint is Lengths:
             found += _keys(Lengths, f"{key}.")
     return found
+
+
+def _choices(spec: Field[Any]) -> str:
+    """Write the values that a key may have, where the dataclass lists them."""
+    names = spec.metadata.get("choices")
+    return f" One of {', '.join(names)}." if names else ""
 
 
 def _default(spec: Field[Any]) -> object:
