@@ -33,6 +33,20 @@ WALLCLOCK = {
 }
 """Files whose tests time a real client or start one: no two of these tests run at once."""
 
+IMPORTS_VLLM = {
+    f"tests/serving/test_{name}.py"
+    for name in (
+        "affinity",
+        "answering",
+        "engine_request",
+        "fuzz",
+        "ray_compat",
+        "serve_compat",
+        "split",
+    )
+}
+"""Files that import vLLM, which takes seconds of a core: one worker runs them all."""
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Let a run ask for everything, and for another order."""
@@ -69,11 +83,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadSco
 
 
 class Spread(LoadScopeScheduling):
-    """One test after another to whichever worker is free; those of WALLCLOCK all to one."""
+    """The next test goes to the worker that is free; WALLCLOCK and IMPORTS_VLLM to one each."""
 
     def _split_scope(self, nodeid: str) -> str:
         """Return what stays together."""
-        return "wallclock" if nodeid.split("::", maxsplit=1)[0] in WALLCLOCK else nodeid
+        file = nodeid.split("::", maxsplit=1)[0]
+        if file in WALLCLOCK:
+            return "wallclock"
+        return "vllm" if file in IMPORTS_VLLM else nodeid
 
 
 class NotRun:

@@ -17,9 +17,9 @@ from ray import serve
 
 from minicluster.errors import TargetFailed
 from serving.api.api_keys import authorization
+from serving.cluster.serve_compat import broadcast
 from serving.protocol.app_spec import APP
 from serving.protocol.phases import STALL_S, Readiness, RequestPhases
-from serving.replicas.engine_compat import broadcast
 from serving.replicas.serve_backend import NOBODY
 from serving.request.token_limit import read_token_limit
 
