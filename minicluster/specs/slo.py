@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from minicluster.specs.checks import STRICT, one_of, positive
+from minicluster.stats.quantiles import LEVELS
 
-PERCENTILES = ("mean", "p50", "p90", "p95", "p99")
+PERCENTILES = ("mean", *LEVELS)
 """Statistics that are predicted, measured and reported everywhere."""
 
 
@@ -32,4 +33,9 @@ class SloSpec:
     def __post_init__(self) -> None:
         """Check limits and percentile."""
         positive(**{"slo.ttft_s": self.ttft_s, "slo.tpot_s": self.tpot_s, "slo.itl_s": self.itl_s})
-        one_of(("p50", "p90", "p95", "p99"), **{"slo.percentile": self.percentile})
+        one_of(tuple(LEVELS), **{"slo.percentile": self.percentile})
+
+    @property
+    def level(self) -> float:
+        """Share of the requests that must stay below the limits."""
+        return LEVELS[self.percentile]

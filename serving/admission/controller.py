@@ -89,7 +89,7 @@ class AdmissionController:
         self._front = front
         self._rng = random.Random(seed)  # noqa: S311  (load balancing, not a secret)
         self._choose = chooser("power-of-two")
-        share = 0.99 if front.slo is None else float(f"0.{front.slo.percentile[1:]}")
+        share = 0.99 if front.slo is None else front.slo.level
         self._ttft, self._tpot = ResidualWindow(share), ResidualWindow(share)
         self._turn = 0
 

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from minicluster.plan import Plan
+    from minicluster.stats.batch_means import BatchMeansInterval
     from sizing.simulation.outcome import Outcome
-    from sizing.simulation.statistics import BatchMeansInterval
 
 UNPROVEN = "the search was interrupted before it simulated; sizes by closed forms"
 STATISTICS = ("mean", "p50", "p90", "p95", "p99")

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from minicluster.specs.slo import SloSpec
+    from minicluster.stats.batch_means import BatchMeansInterval
     from sizing.simulation.outcome import Outcome
-    from sizing.simulation.statistics import BatchMeansInterval
 
 NAMES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2e": "E2E", "stall": "longest stall"}
 
