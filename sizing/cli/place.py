@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from minicluster.config import parse, read_toml
+from minicluster.engine_model.kv_cache import kv_bytes_per_token
 from minicluster.errors import InputError
 from minicluster.plan import read_plan
 from minicluster.shell import talk
@@ -24,7 +25,6 @@ from sizing.cli.console import wide_console
 from sizing.cli.inputs import naming
 from sizing.cli.keys import with_keys
 from sizing.cli.plan import write_whole
-from sizing.latency.memory import kv_bytes_per_token
 from sizing.network import emission
 from sizing.network.crossing import crossing
 from sizing.network.pools import PoolPlan, PoolRules, place_pools

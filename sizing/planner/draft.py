@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from minicluster.engine_model.kv_cache import kv_bytes_per_sequence
 from minicluster.plan import Deployment, EngineSettings, PlanModel, Pool, Routing
 from minicluster.specs.slicing import Slicing
-from sizing.latency.memory import kv_bytes_per_sequence
 from sizing.planner.layout import LayoutShape, block_size, kv_pool_bytes
 from sizing.planner.placement import place
 
