@@ -26,8 +26,8 @@ from loadtest.client.kernel_timestamps import Arrival, ask_for_stamps, receive
 from loadtest.client.sse import EventParser
 from loadtest.client.stream import CompletionStream, StreamError
 from loadtest.client.tls import client_context
-from loadtest.run.schedule import ScheduledRequest
 from minicluster.workload.samples import Sample
+from minicluster.workload.schedule import ScheduledRequest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

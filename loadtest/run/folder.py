@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 
 from loadtest.run.client_health import Client, read_client
 from loadtest.run.job import Job, read_job, write_job
-from loadtest.run.schedule import ScheduledRequest, Window, read_schedule, write_schedule
 from minicluster.errors import InputError
 from minicluster.plan import Plan, read_plan
 from minicluster.workload.samples import Sample, read_samples
+from minicluster.workload.schedule import ScheduledRequest, read_schedule, write_schedule
 
 if TYPE_CHECKING:
+    from loadtest.run.schedule import Window
     from pathlib import Path
 
 PLAN = "plan.json"
@@ -73,17 +74,11 @@ def read_run(folder: Path) -> Run:
 
     """
     job = read_job(folder / "run.json")
-    try:
-        schedule = read_schedule(folder / "schedule.jsonl")
-    except (OSError, TypeError, ValueError) as error:
-        raise InputError(
-            str(folder / "schedule.jsonl"), str(error), "what `loadtest run` writes"
-        ) from None
     samples = read_samples(folder / "samples.jsonl")
     return Run(
         job=replace(job, window=_realised(job, samples)) if job.shape.closed else job,
         plan=read_plan(folder / job.plan) if job.plan else None,
-        schedule=schedule,
+        schedule=read_schedule(folder / "schedule.jsonl"),
         samples=samples,
         client=read_client(folder / "client.json"),
     )

@@ -16,7 +16,7 @@ from minicluster.workload.sources import RequestSource
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from loadtest.run.schedule import ScheduledRequest
+    from minicluster.workload.schedule import ScheduledRequest
 
 SCHEMA_VERSION = 1
 MIN_WARMUP_S = 5.0

@@ -19,8 +19,8 @@ from minicluster.workload.request_outcome import turned_away
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from loadtest.run.schedule import ScheduledRequest
     from minicluster.workload.samples import Sample
+    from minicluster.workload.schedule import ScheduledRequest
 
 LIMIT_S = 600.0
 

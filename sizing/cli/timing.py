@@ -18,6 +18,8 @@ from minicluster.plan import StepModel, step_time, to_json
 from minicluster.shell import talk
 from minicluster.specs.measurement import read_measurements
 from minicluster.workload.arrivals import length_quantiles
+from minicluster.workload.run_verdict import read_run_verdict
+from minicluster.workload.schedule import ScheduledRequest, write_schedule
 from minicluster.workload.sources import RequestSource, drawn
 from sizing.cli.plan import write_whole
 from sizing.evidence.refit.evidence import SOUND
@@ -99,7 +101,7 @@ def _with_burst(
         )
         return fitted
     schedule = folder.with_suffix(".schedule.jsonl")
-    write_schedule(schedule, load, rate)
+    write_burst(schedule, load, rate)
     _command(
         *("loadtest", "run", "--trace", schedule, "--warmup", WARM_UP_S, "-o", folder),
         *("--host", _endpoint(), "--model", deployment.model.id),
@@ -108,9 +110,9 @@ def _with_burst(
         endings=RUN_ENDINGS,
         silent=True,
     )
-    verdict = json.loads((folder / "verdict.json").read_text(encoding="utf-8"))
-    if verdict["verdict"] not in SOUND:
-        talk.print(f"burst left out: {'; '.join(verdict['reasons'])}", soft_wrap=True)
+    found = read_run_verdict(folder / "verdict.json")
+    if found is not None and found.verdict not in SOUND:
+        talk.print(f"burst left out: {'; '.join(found.reasons)}", soft_wrap=True)
         return fitted
     run = observed(folder / "samples.jsonl", deployment, model, fitted)
     return recalibrated(fitted, fit_scales(model, [run]), [run], name=fitted.name)
@@ -133,17 +135,25 @@ def burst_rate(model: StepModel, load: WorkloadSpec) -> float:
     return min(BURST_UTILISATION / prefill_s, BURST_SEQUENCES / (step_s * float(answers.mean())))
 
 
-def write_schedule(path: Path, load: WorkloadSpec, rate: float) -> None:
+def write_burst(path: Path, load: WorkloadSpec, rate: float) -> None:
     """Write Poisson arrivals of the scenario's lengths as a trace that `loadtest run` sends."""
     length_s = min(BURST_LIMIT_S, WARM_UP_S + BURST_REQUESTS / rate)
     arrivals = drawn(load, RequestSource(), count=round(length_s * rate), seed=0)
     due_s = arrivals.due_s * load.requests_per_s / rate
     rows = zip(due_s, arrivals.input_tokens, arrivals.output_tokens, strict=True)
-    lines = [
-        json.dumps({"due_s": float(at), "input_tokens": int(prompt), "output_tokens": int(answer)})
-        for at, prompt, answer in rows
-    ]
-    write_whole(path, "\n".join(lines) + "\n")
+    write_schedule(
+        (
+            ScheduledRequest(
+                index=index,
+                due_s=float(at),
+                input_tokens=int(prompt),
+                output_tokens=int(answer),
+                in_window=True,
+            )
+            for index, (at, prompt, answer) in enumerate(rows)
+        ),
+        path,
+    )
 
 
 def _endpoint() -> str:

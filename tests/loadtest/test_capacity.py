@@ -15,13 +15,13 @@ from loadtest.cli import studies
 from loadtest.cli.studies import _exit
 from loadtest.report.compare_page import search_lines
 from loadtest.run.client_health import Client, write_client
-from loadtest.run.schedule import read_schedule
 from loadtest.studies.capacity import Probe, capacity, next_rate
 from loadtest.studies.capacity_search import CapacitySearch, go_on, resumed, to_json
 from minicluster.errors import Exit, Inconclusive, InputError
 from minicluster.plan import to_json as plan_json
 from minicluster.specs.slo import SloSpec
 from minicluster.workload.samples import Sample, to_line
+from minicluster.workload.schedule import read_schedule
 
 from .command import loadtest
 
