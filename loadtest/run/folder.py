@@ -14,8 +14,9 @@ from minicluster.workload.samples import Sample, read_samples
 from minicluster.workload.schedule import ScheduledRequest, read_schedule, write_schedule
 
 if TYPE_CHECKING:
-    from loadtest.run.schedule import Window
     from pathlib import Path
+
+    from loadtest.run.schedule import Window
 
 PLAN = "plan.json"
 RESULTS = ("samples.jsonl", "client.json", "verdict.json", "report.html")
