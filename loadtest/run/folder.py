@@ -92,10 +92,3 @@ def _realised(job: Job, samples: tuple[Sample, ...]) -> Window:
         return job.window
     gap_s = (due[-1] - due[0]) / (len(due) - 1)
     return replace(job.window, start_s=due[0], end_s=due[-1] + gap_s)
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write *text* so that *path* never holds a part of it."""
-    part = path.with_name(path.name + ".part")
-    part.write_text(text, encoding="utf-8")
-    part.replace(path)

@@ -14,6 +14,7 @@ import numpy as np
 
 from minicluster.command import run_child
 from minicluster.errors import Exit, InputError, TargetFailed
+from minicluster.files import write_atomically
 from minicluster.plan import StepModel, step_time, to_json
 from minicluster.shell import talk
 from minicluster.specs.measurement import read_measurements
@@ -21,7 +22,6 @@ from minicluster.workload.arrivals import length_quantiles
 from minicluster.workload.run_verdict import read_run_verdict
 from minicluster.workload.schedule import ScheduledRequest, write_schedule
 from minicluster.workload.sources import RequestSource, drawn
-from sizing.cli.plan import write_whole
 from sizing.evidence.refit.evidence import SOUND
 from sizing.evidence.refit.fit import fit_scales, recalibrated
 from sizing.evidence.refit.observed import FEWEST, observed
@@ -68,7 +68,7 @@ def timed_engine(inputs: Inputs, steps: Path, *, name: str, keep: bool) -> Calib
     """
     deployment = draft_deployment(inputs)
     draft = steps.with_suffix(".deployment.json")
-    write_whole(draft, to_json(deployment))
+    write_atomically(draft, to_json(deployment))
     kept = _status() is not None  # what was up before us is not ours to take down
     try:
         _command("serving", "up", draft, "--port", 0)
