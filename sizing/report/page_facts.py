@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from minicluster.units import seconds
 from sizing.planner.studies.cost import DATASHEET, running
-from sizing.report.tables import kinds_of, seconds, size, sliced
+from sizing.report.tables import kinds_of, size, sliced
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,7 +10,7 @@ import numpy as np
 from rich.table import Table
 from rich.text import Text
 
-from sizing.report.tables import seconds
+from minicluster.units import seconds
 
 if TYPE_CHECKING:
     from pathlib import Path
