@@ -243,15 +243,17 @@ def decode_slots(inputs: Inputs, shape: LayoutShape, *, context: float, deviatio
     return min(limit, int(root**2))
 
 
-def kv_pool_bytes(inputs: Inputs, shape: LayoutShape, *, sequences: int) -> float:
+def kv_pool_bytes(
+    inputs: Inputs, shape: LayoutShape, *, sequences: int, context_tokens: int
+) -> float:
     """
-    KV cache per GPU: all that memory leaves; on a CPU what *sequences* of full length need.
+    KV cache per GPU: all that memory leaves; on a CPU what *sequences* of *context_tokens* need.
 
     (docs/model.md, eq. M4)
     """
     gpu = inputs.kinds[shape.gpu]
     if gpu.kind == "cpu":
-        return sequences * _sequence_bytes(inputs, max_model_len(inputs), shape)
+        return sequences * _sequence_bytes(inputs, context_tokens, shape)
     return float(np.floor(kv_space_bytes(inputs.model, gpu, inputs.engine, slicing=shape.slicing)))
 
 
