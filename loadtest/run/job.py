@@ -100,8 +100,7 @@ def default_warmup_s(e2e_s: float) -> float:
 
 def slowest_s(slo: SloSpec, workload: WorkloadSpec) -> float:
     """Return the time that the SLO allows the longest request."""
-    per_token_s = slo.tpot_s or slo.itl_s or 0.0
-    return slo.ttft_s + per_token_s * workload.output_tokens.max_tokens
+    return slo.ttft_s + (slo.per_token_s or 0.0) * workload.output_tokens.max_tokens
 
 
 def timeout_s(slo: SloSpec, workload: WorkloadSpec) -> float:

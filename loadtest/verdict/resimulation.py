@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import csv
 import json
-import shutil
 import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from minicluster.command import find_command
 from minicluster.errors import MiniclusterError
 from minicluster.workload.request_outcome import turned_away
 
@@ -78,9 +77,7 @@ def replay(
     Raises:
         MiniclusterError: there is no simulator, or it refuses; the message is its own.
     """
-    command = shutil.which("sizing", path=str(Path(sys.executable).parent))
-    if command is None:
-        raise MiniclusterError("no `sizing` beside this Python")
+    command = find_command("sizing")
     sent = sorted(samples, key=lambda s: (s.due_s, s.index))
     if not sent:
         raise MiniclusterError("no request was sent")

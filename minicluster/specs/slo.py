@@ -39,3 +39,14 @@ class SloSpec:
     def level(self) -> float:
         """Share of the requests that must stay below the limits."""
         return LEVELS[self.percentile]
+
+    @property
+    def limits_s(self) -> dict[str, float]:
+        """Limits by metric, `ttft`, `tpot` and `itl`, without those that are not set."""
+        limits = {"ttft": self.ttft_s, "tpot": self.tpot_s, "itl": self.itl_s}
+        return {metric: limit_s for metric, limit_s in limits.items() if limit_s is not None}
+
+    @property
+    def per_token_s(self) -> float | None:
+        """Limit on the time that a token takes: the TPOT's, else the ITL's; `None`: neither."""
+        return self.tpot_s or self.itl_s

@@ -107,7 +107,7 @@ def advise(seen: Seen, shares: Mapping[str, Share], slo: SloSpec) -> Advice:
     if source == "prefill" and queue > SHORT_QUEUE:
         reason = f"{told}: decode is short and prefill queues too; plan again"
         return Advice(replicas=now, reason=reason, holds=False)
-    limit_s = slo.tpot_s or slo.itl_s or math.inf
+    limit_s = slo.per_token_s or math.inf
     if source == "decode" and seen.tpot_s * now["decode"] / moved["decode"] > limit_s:
         reason = f"{told}: prefill is short and decode has no TPOT to spare; plan again"
         return Advice(replicas=now, reason=reason, holds=False)

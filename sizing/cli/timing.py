@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import shutil
 import signal
 import subprocess
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from minicluster.command import run_child
-from minicluster.errors import Exit, InputError, TargetFailed
+from minicluster.command import find_command, run_child
+from minicluster.errors import Exit, TargetFailed
 from minicluster.files import write_atomically
 from minicluster.plan import StepModel, step_time, to_json
 from minicluster.shell import talk
@@ -29,6 +27,8 @@ from sizing.latency.calibration import fit_calibration
 from sizing.planner.draft import draft_deployment
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from minicluster.plan import Deployment, Inputs
     from minicluster.specs.calibration import CalibrationSpec
     from minicluster.specs.workload import WorkloadSpec
@@ -106,7 +106,7 @@ def _with_burst(
         *("loadtest", "run", "--trace", schedule, "--warmup", WARM_UP_S, "-o", folder),
         *("--host", _endpoint(), "--model", deployment.model.id),
         *("--vocab-size", inputs.model.vocab_size),
-        *("--slo", f"ttft={slo.ttft_s},tpot={slo.tpot_s or slo.itl_s},percentile=p90"),
+        *("--slo", f"ttft={slo.ttft_s},tpot={slo.per_token_s},percentile=p90"),
         endings=RUN_ENDINGS,
         silent=True,
     )
@@ -166,7 +166,7 @@ def _endpoint() -> str:
 
 def _status() -> dict[str, Any] | None:
     """Return what `serving status` says of this directory; `None`: nothing is deployed from it."""
-    line = [_found("serving"), "status", "--json"]
+    line = [find_command("serving"), "status", "--json"]
     done = subprocess.run(line, check=False, capture_output=True)  # noqa: S603  (ours)
     if done.returncode:
         return None
@@ -185,17 +185,9 @@ def _command(
         KeyboardInterrupt: it was interrupted.
     """
     options = {"stdout": subprocess.DEVNULL} if silent else {"stdout": sys.stderr}
-    code = run_child([_found(name), *map(str, arguments)], **options)
+    code = run_child([find_command(name), *map(str, arguments)], **options)
     if code in (-signal.SIGINT, Exit.INTERRUPTED):
         raise KeyboardInterrupt
     if code not in endings:
         line = " ".join([name, *map(str, arguments[:2])])
         raise TargetFailed(f"`{line}` ended with exit code {code}")
-
-
-def _found(name: str) -> str:
-    """Return the command of ours beside this one, or the one on the path."""
-    found = shutil.which(name, path=str(Path(sys.executable).parent)) or shutil.which(name)
-    if found is None:
-        raise InputError(name, None, f"the {name} command beside this one", "run `make setup`")
-    return found

@@ -132,9 +132,8 @@ def _answered(inputs: Inputs, chosen: Candidate, answer: Prediction, batch: floa
     slo = inputs.scenario.slo
     missed = tuple(
         f"{name.upper()} {slo.percentile} {seconds(found_s)}, limit {seconds(limit_s)}"
-        for name, limit_s in (("ttft", slo.ttft_s), ("tpot", slo.tpot_s), ("itl", slo.itl_s))
-        if limit_s is not None
-        and (found_s := getattr(getattr(answer, name), f"{slo.percentile}_s")) > limit_s
+        for name, limit_s in slo.limits_s.items()
+        if (found_s := getattr(answer, name).at(slo.percentile)) > limit_s
     )
     return Given(
         pools=pools(inputs, chosen),

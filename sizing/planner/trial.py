@@ -212,10 +212,7 @@ def limits_of(outcome: Outcome, slo: SloSpec) -> list[tuple[Check, bool | None]]
     """Compare a run with every limit; whether it holds, is missed, or chance may decide."""
     share = slo.level
     found: list[tuple[Check, bool | None]] = []
-    limits = {"ttft": slo.ttft_s, "tpot": slo.tpot_s, "itl": slo.itl_s}
-    for name, limit_s in limits.items():
-        if limit_s is None:
-            continue
+    for name, limit_s in slo.limits_s.items():
         values, weights = outcome.series(name)
         if len(values):
             check = Check(

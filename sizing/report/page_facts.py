@@ -21,11 +21,10 @@ STATISTICS = ("mean", "p50", "p90", "p95", "p99")
 
 def latency_rows(plan: Plan, outcome: Outcome) -> Iterator[list[str]]:
     """Yield two rows a latency: forecast and simulated."""
-    limits = {"ttft": plan.slo.ttft_s, "tpot": plan.slo.tpot_s, "itl": plan.slo.itl_s}
     simulated = outcome.latencies()
     for name in ("ttft", "tpot", "itl", "e2e"):
         predicted = getattr(plan.prediction, name)
-        limit = limits.get(name)
+        limit = plan.slo.limits_s.get(name)
         yield [
             f"{name.upper()} forecast",
             *(seconds(predicted.at(each)) for each in STATISTICS),

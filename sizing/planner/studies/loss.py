@@ -115,8 +115,8 @@ def _simulated(plan: Plan, lost: str | None, requests: int, seed: int) -> Loss:
 def _misses(plan: Plan, outcome: Outcome) -> Iterator[str]:
     """Yield what is not kept."""
     slo, latencies = plan.slo, outcome.latencies()
-    for name, limit_s in (("ttft", slo.ttft_s), ("tpot", slo.tpot_s), ("itl", slo.itl_s)):
-        if limit_s is not None and name in latencies:
+    for name, limit_s in slo.limits_s.items():
+        if name in latencies:
             found = latencies[name][slo.percentile].value_s
             if found > limit_s:
                 yield f"{name.upper()} {slo.percentile} {found:.3g} s, limit {limit_s:g} s"
