@@ -65,8 +65,7 @@ class Metrics:
         slo = self._gauge("slo_seconds", "Limit.", "quantity")
         rate = self._gauge("planned_requests_per_second", "Load of the plan.", "kind")
         for quantity, limit_s in limits.items():
-            if limit_s is not None:
-                slo.labels(quantity).set(limit_s)
+            slo.labels(quantity).set(limit_s)
         for pool in front.pools:
             for domain, replicas in pool.replicas.items():
                 self._replicas.labels(pool.role, domain, "planned").set(replicas)
