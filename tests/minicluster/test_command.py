@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
 
 import pytest
 
 from minicluster.command import find_command
 from minicluster.errors import InputError
-from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -17,13 +17,13 @@ from minicluster.workload.request_outcome import turned_away
 from minicluster.workload.run_verdict import read_run_verdict
 from minicluster.workload.samples import read_samples
 from minicluster.workload.schedule import read_schedule
+from minicluster.workload.traces import TraceRow, arrivals_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
     from minicluster.workload.samples import Sample
-    from minicluster.workload.schedule import ScheduledRequest
 
 
 FEWEST = 50
@@ -135,30 +135,18 @@ def _number(value: float | None) -> float:
 
 def _arrivals(samples: Sequence[Sample], schedule: Path) -> Arrivals:
     """Return when requests came, how long they were, and what their prompts share."""
-    due = np.array([sample.due_s for sample in samples], dtype=np.float64)
     asked = {each.index: each for each in read_schedule(schedule)} if schedule.exists() else {}
-    content, prefix, session = zip(
-        *(_shared(asked.get(sample.index)) for sample in samples), strict=True
-    )
-    return Arrivals(
-        due_s=due - due[0],
-        input_tokens=np.array([s.asked_input_tokens for s in samples], dtype=np.int64),
-        output_tokens=np.array([s.asked_output_tokens for s in samples], dtype=np.int64),
-        content=content if any(content) else None,
-        prefix_tokens=np.array(prefix, dtype=np.int64) if any(prefix) else None,
-        session=np.array(session, dtype=np.int64) if max(session) >= 0 else None,
-    )
-
-
-def _shared(request: ScheduledRequest | None) -> tuple[tuple[int, ...], int, int]:
-    """Return blocks, prefix and conversation of a request; without a schedule it has none."""
-    if request is None:
-        return (), 0, -1
-    return (
-        request.content,
-        request.prefix_tokens,
-        -1 if request.session is None else request.session,
-    )
+    rows = []
+    for s in samples:
+        row = TraceRow(s.due_s, s.asked_input_tokens, s.asked_output_tokens)
+        if (request := asked.get(s.index)) is not None:
+            row = row._replace(
+                content=request.content,
+                prefix_tokens=request.prefix_tokens,
+                session=-1 if request.session is None else request.session,
+            )
+        rows.append(row)
+    return arrivals_of(rows)
 
 
 def _check_model(samples: Path, deployment: Deployment) -> None:
