@@ -128,7 +128,7 @@ def _half_width_of_share(
     means = batch_means(indicator, count, weights)
     independent = share * (1 - share) / len(indicator)
     error = max(float(means.var(ddof=1)) / count, independent) ** 0.5
-    return student(count - 1, CONFIDENCE) * error
+    return float(student(count - 1, CONFIDENCE) * error)
 
 
 def _batches(values: NDArray[np.float64]) -> int:

@@ -64,4 +64,4 @@ class Measured:
 def _statistics(values: list[float]) -> dict[str, float] | None:
     """Return mean and percentiles; `None` where there is nothing."""
     found = spread(values)
-    return found and {f"{name}_s": found.at(name) for name in PERCENTILES}
+    return None if found is None else {f"{name}_s": found.at(name) for name in PERCENTILES}

@@ -90,7 +90,7 @@ def test_only_a_key_lets_in(header: str | None, name: str | None) -> None:
 
 
 @pytest.mark.parametrize(
-    "keys", [f"a:{FIRST}:4,{SECOND}", f"# ours\n\n{FIRST}\nb:{SECOND}", f" {FIRST} "]
+    "keys", [f"a:{FIRST}:4\n{SECOND}", f"# ours\n\n{FIRST}\nb:{SECOND}", f" {FIRST} "]
 )
 def test_our_own_commands_show_the_first_key(tmp_path: Path, keys: str) -> None:
     """The header opens the endpoint whose keys these are, wherever they stand."""

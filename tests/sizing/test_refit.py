@@ -41,6 +41,9 @@ SMALL = {
     "torch_dtype": "bfloat16",
 }
 REQUEST = ScheduledRequest(index=0, due_s=0.0, input_tokens=64, output_tokens=8, in_window=True)
+MICROSECOND = 1.1e-6
+"""Times in samples are whole microseconds; a latency is the difference of two."""
+
 TRUTH = Scales(prefill=1.2, decode=0.85, prefill_beside=1.5, decode_beside=1.3)
 
 
@@ -191,7 +194,7 @@ def test_requests_turned_away_are_not_simulated(plan: Plan, tmp_path: Path) -> N
     left = np.delete(np.arange(len(run.arrivals)), np.s_[::10])
     assert found.turned_away == len(run.arrivals) - len(left)
     assert found.arrivals.input_tokens.tolist() == run.arrivals.input_tokens[left].tolist()
-    assert found.ttft_s == pytest.approx(run.ttft_s[left])
+    assert found.ttft_s == pytest.approx(run.ttft_s[left], abs=MICROSECOND)
 
 
 def test_many_turned_away_are_refused(plan: Plan, tmp_path: Path) -> None:
@@ -292,9 +295,9 @@ def test_samples_are_read_as_they_were_written(plan: Plan, tmp_path: Path) -> No
     run = run_of(plan, Scales(), seed=6, num=200)
     again = read_observed(written(plan, run, tmp_path), None)
 
-    assert again.ttft_s == pytest.approx(run.ttft_s)
-    assert again.tpot_s == pytest.approx(run.tpot_s, nan_ok=True)
-    assert again.phases_s["prefill"] == pytest.approx(run.phases_s["prefill"])
+    assert again.ttft_s == pytest.approx(run.ttft_s, abs=MICROSECOND)
+    assert again.tpot_s == pytest.approx(run.tpot_s, abs=MICROSECOND, nan_ok=True)
+    assert again.phases_s["prefill"] == pytest.approx(run.phases_s["prefill"], abs=MICROSECOND)
     assert (again.counts == run.counts).all()
 
 
