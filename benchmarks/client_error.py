@@ -190,7 +190,7 @@ async def plain(folder: Path) -> None:
 
     from loadtest.client.prompts import Prompts  # noqa: PLC0415
     from loadtest.run.job import read_job  # noqa: PLC0415
-    from loadtest.run.schedule import read_schedule  # noqa: PLC0415
+    from minicluster.workload.schedule import read_schedule  # noqa: PLC0415
 
     job = read_job(folder / "run.json")
     requests = [r for r in read_schedule(folder / "schedule.jsonl") if r.due_s < job.window.end_s]

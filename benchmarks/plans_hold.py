@@ -43,10 +43,9 @@ def worst(inputs: Inputs, trials: Trials, chosen: Candidate, requests: int, seed
     slow = chosen.off_by(trials.errors)
     outcome = trials.outcome(slow, requests=requests, seed=seed)
     latencies = outcome.latencies()
-    limits = {"ttft": slo.ttft_s, "tpot": slo.tpot_s, "itl": slo.itl_s}
     return max(
         latencies[name][slo.percentile].value_s / limit
-        for name, limit in limits.items()
+        for name, limit in slo.limits_s.items()
         if limit is not None and name in latencies
     )
 

@@ -21,13 +21,14 @@ from loadtest.report.compare_page import (
     versus_table,
 )
 from loadtest.report.judge import JudgeOptions, publish
-from loadtest.run.folder import prepare, read_run, write_whole
+from loadtest.run.folder import prepare, read_run
 from loadtest.run.run_config import RunLength, make_job, planned_load
 from loadtest.studies import capacity_search as searching
 from loadtest.studies import compare as comparing
 from loadtest.verdict.prediction import TOLERANCE
 from minicluster import shell
 from minicluster.errors import Exit, InputError
+from minicluster.files import write_atomically
 from minicluster.plan import read_plan
 
 if TYPE_CHECKING:
@@ -109,7 +110,7 @@ def search(  # noqa: PLR0913  (a command line is its options)
         return verdict
 
     done = searching.go_on(state, measure, output)
-    write_whole(output / "search.html", search_page(done))
+    write_atomically(output / "search.html", search_page(done))
     if json:
         typer.echo(searching.to_json(done), nl=False)
     else:
@@ -144,12 +145,7 @@ def compare(
     runs = read_run(first), read_run(second)
     found = comparing.compare_runs(*runs, (str(first), str(second)))
     if output:
-        try:
-            write_whole(output, versus_page(found, *runs))
-        except OSError as error:
-            raise InputError(
-                "--output", str(output), f"a file to write: {error.strerror}"
-            ) from None
+        write_atomically(output, versus_page(found, *runs))
     if json:
         typer.echo(comparing.to_json(found), nl=False)
         return

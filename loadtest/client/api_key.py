@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from minicluster.errors import InputError
+from minicluster.http_client.authorization import bearer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,15 +22,13 @@ def authorization(environment: Mapping[str, str], *, insecure: bool = False) -> 
     An endpoint whose certificate is not checked (*insecure*) is shown none: it may be anyone's.
 
     Raises:
-        InputError: no header can hold it. What HTTP libraries raise would show the key.
+        InputError: no header can hold it.
     """
     for variable in () if insecure else VARIABLES:
         if variable not in environment:
             continue
         key = environment[variable].strip()
-        if not key.isascii() or not key.isprintable():
-            raise InputError(variable, f"{len(key)} characters", "printable ASCII ones")
-        return {"authorization": f"Bearer {key}"} if key else {}
+        return bearer(key, place=variable) if key else {}
     return {}
 
 

@@ -11,10 +11,10 @@ from functools import partial
 
 from loadtest.client.api_key import way_in
 from loadtest.client.endpoint import ask
-from loadtest.client.sse import EventParser
 from loadtest.client.stream import CompletionStream, StreamError
 from loadtest.run.job import ChatForm
 from minicluster.errors import InputError, TargetFailed
+from minicluster.http_client.sse import EventParser, EventTooLongError
 
 PATH = "/v1/chat/completions"
 ANSWER_S = 60.0
@@ -91,7 +91,7 @@ def _prompt_tokens(host: str, model: str, text: str, *, insecure: bool) -> int:
         raise TargetFailed(
             f"{url} answers {error.code}; expected a chat{way_in(error.code)}"
         ) from None
-    except (OSError, http.client.HTTPException, StreamError) as error:
+    except (OSError, http.client.HTTPException, EventTooLongError, StreamError) as error:
         raise TargetFailed(f"{url}: {error}; expected a chat") from None
     if stream.input_tokens is None:
         raise TargetFailed(f"{url} sends no usage; without it chats have no known length")

@@ -15,8 +15,9 @@ from gevent.event import AsyncResult, Event
 from loadtest.client.dispatcher import Dispatcher
 from loadtest.client.stream import StreamError
 from loadtest.run.client_health import SHORT, Client, merged, write_client
-from loadtest.run.schedule import read_schedule, share
+from loadtest.run.schedule import share
 from minicluster.workload.samples import to_line
+from minicluster.workload.schedule import read_schedule
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
     from loadtest.client.prompts import Ids
     from loadtest.run.job import Job
-    from loadtest.run.schedule import ScheduledRequest
     from minicluster.workload.samples import Sample
+    from minicluster.workload.schedule import ScheduledRequest
 
 HEARTBEAT_S = 0.005
 TIMER_GRAIN_S = 0.001

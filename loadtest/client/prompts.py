@@ -14,7 +14,7 @@ from minicluster.workload.arrivals import CONTENT_TOKENS
 
 if TYPE_CHECKING:
     from loadtest.run.job import Job
-    from loadtest.run.schedule import ScheduledRequest
+    from minicluster.workload.schedule import ScheduledRequest
 
 
 COMPLETIONS = "/v1/completions"

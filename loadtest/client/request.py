@@ -23,11 +23,11 @@ from geventhttpclient.response import HTTPParseError
 
 from loadtest.client.api_key import way_in
 from loadtest.client.kernel_timestamps import Arrival, ask_for_stamps, receive
-from loadtest.client.sse import EventParser
 from loadtest.client.stream import CompletionStream, StreamError
 from loadtest.client.tls import client_context
-from loadtest.run.schedule import ScheduledRequest
+from minicluster.http_client.sse import EventParser, EventTooLongError
 from minicluster.workload.samples import Sample
+from minicluster.workload.schedule import ScheduledRequest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -120,6 +120,8 @@ class RequestTask:
                 self._follow()
         except StreamError as error:
             outcome, detail = error.outcome, str(error)
+        except EventTooLongError as error:
+            outcome, detail = "malformed", str(error)
         except gevent.Timeout:
             outcome, detail = "timeout", f"no end after {self.timeout_s:g} s"
         except gevent.GreenletExit:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from minicluster.http_client.sse import DONE
+
 MOST_TOKENS = 1 << 31
 """Of a prompt or an answer: more than any context holds."""
 
@@ -65,7 +67,7 @@ class CompletionStream:
             StreamError: it is not a chunk of a completion, or it reports an error.
 
         """
-        if data == b"[DONE]":
+        if data == DONE:
             self.done = True
             return
         try:

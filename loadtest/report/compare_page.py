@@ -8,8 +8,8 @@ from rich.table import Table
 
 from loadtest.report.chart import FOUND, distribution, goodput
 from loadtest.report.html import document, escape, legend, paragraph, section, table
-from loadtest.report.table import milliseconds
 from loadtest.verdict.window import evidence_of
+from minicluster.units import seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,15 +36,15 @@ def change_rows(versus: Versus) -> Iterator[tuple[str, ...]]:
     for change in versus.changes:
         yield (
             f"{NAMES[change.metric]} {change.statistic}",
-            milliseconds(change.first_s),
-            milliseconds(change.second_s),
+            seconds(change.first_s),
+            seconds(change.second_s),
             difference_text(change.low_s, change.high_s),
             "differs" if change.significant else "chance",
         )
 
 
 def difference_text(low_s: float, high_s: float) -> str:
-    """Write an interval of seconds in the unit that its larger end has in `milliseconds`."""
+    """Write an interval of seconds in the unit that its larger end has with `seconds`."""
     most_s = max(abs(low_s), abs(high_s))
     if most_s >= 1:
         return f"{low_s:+z.2f} to {high_s:+z.2f} s"
@@ -115,8 +115,8 @@ def probe_rows(search: CapacitySearch) -> Iterator[tuple[str, ...]]:
             FOUND_WORDS[probe.holds],
             f"{probe.attained_fraction:.2%}",
             f"{probe.good_requests_per_s:.2f}",
-            "endless" if probe.ttft_s is None else milliseconds(probe.ttft_s),
-            "-" if probe.tpot_s is None else milliseconds(probe.tpot_s),
+            "endless" if probe.ttft_s is None else seconds(probe.ttft_s),
+            "-" if probe.tpot_s is None else seconds(probe.tpot_s),
             str(probe.num_requests),
         )
 

@@ -7,12 +7,13 @@ from pathlib import Path
 
 from loadtest.report.junit import to_junit
 from loadtest.report.page import page
-from loadtest.run.folder import PLAN, Run, read_run, write_whole
+from loadtest.run.folder import PLAN, Run, read_run
 from loadtest.verdict.goodput_curve import Foreseen, foresee
 from loadtest.verdict.resimulation import Resimulation, let_in, replay
 from loadtest.verdict.verdict import Verdict, conclude, to_json
 from minicluster import shell
 from minicluster.errors import InputError, MiniclusterError
+from minicluster.files import write_atomically
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,10 +62,7 @@ def publish(folder: Path, terms: JudgeOptions) -> Verdict:
     if terms.junit:
         files[terms.junit] = to_junit(verdict, require_prediction=terms.require_prediction)
     for path, text in files.items():
-        try:
-            write_whole(path, text)
-        except OSError as error:
-            raise InputError(str(path), error.strerror, "a file that can be written") from None
+        write_atomically(path, text)
     return verdict
 
 

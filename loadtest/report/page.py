@@ -15,13 +15,13 @@ from loadtest.report.table import (
     interval_text,
     latency_rows,
     load_rows,
-    milliseconds,
     outcome_text,
     phases_text,
     prediction_text,
     stall_text,
 )
 from minicluster.stats.quantiles import LEVELS
+from minicluster.units import seconds
 from minicluster.workload.samples import OUTCOMES
 
 if TYPE_CHECKING:
@@ -80,8 +80,8 @@ def _tiles(verdict: Verdict) -> Iterator[str]:
         measured = promise.measured_s
         yield _tile(
             f"{promise.metric.upper()} {promise.percentile}",
-            "endless" if measured is None else milliseconds(measured),
-            f"SLO {milliseconds(promise.limit_s)}, 95 % interval {interval_text(promise)}",
+            "endless" if measured is None else seconds(measured),
+            f"SLO {seconds(promise.limit_s)}, 95 % interval {interval_text(promise)}",
             bad=promise.verdict == "missed",
         )
     done = verdict.throughput
@@ -94,7 +94,7 @@ def _tiles(verdict: Verdict) -> Iterator[str]:
     stall = verdict.latency["longest_stall"]
     yield _tile(
         "longest stall",
-        milliseconds(stall.max_s) if stall else "-",
+        seconds(stall.max_s) if stall else "-",
         f"{verdict.stalls.count} suspected KV-transfer stalls",
         bad=verdict.stalls.count > 0,
     )
@@ -121,8 +121,8 @@ def _phases(verdict: Verdict) -> str:
     rows = [
         (
             row.name,
-            milliseconds(row.predicted_s),
-            milliseconds(row.measured_s),
+            seconds(row.predicted_s),
+            seconds(row.measured_s),
             f"{1000 * row.difference_s:+z.1f} ms",
         )
         for row in phases.rows

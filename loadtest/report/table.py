@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
+from minicluster.units import seconds
 from minicluster.workload.samples import OUTCOMES
 
 if TYPE_CHECKING:
@@ -40,20 +41,11 @@ HEADLINES = {
 }
 
 
-def milliseconds(seconds: float) -> str:
-    """Write *seconds* as people read them, with three digits that matter."""
-    if seconds >= 10:  # noqa: PLR2004
-        return f"{seconds:.1f} s"
-    if seconds >= 1:
-        return f"{seconds:.2f} s"
-    return f"{1000 * seconds:.{1 if seconds >= 0.01 else 2}f} ms"  # noqa: PLR2004
-
-
-def bare_milliseconds(seconds: float) -> str:
-    """Write *seconds* as `milliseconds` does, but for the unit, which stands elsewhere."""
-    size_s = abs(seconds)
+def bare_milliseconds(value_s: float) -> str:
+    """Write seconds as milliseconds, three digits, without the unit, which stands elsewhere."""
+    size_s = abs(value_s)
     digits = 2 if size_s < 0.01 else 1 if size_s < 0.1 else 0  # noqa: PLR2004
-    return f"{1000 * seconds:z.{digits}f}"
+    return f"{1000 * value_s:z.{digits}f}"
 
 
 def latency_rows(verdict: Verdict) -> Iterator[tuple[str, str, str, str, str]]:
@@ -66,10 +58,10 @@ def latency_rows(verdict: Verdict) -> Iterator[tuple[str, str, str, str, str]]:
             row = verdict.comparison.row(metric, statistic) if verdict.comparison else None
             yield (
                 f"{name} {statistic}",
-                milliseconds(row.predicted_s) if row else "",
-                milliseconds(spread.at(statistic)) if spread else "-",
+                seconds(row.predicted_s) if row else "",
+                seconds(spread.at(statistic)) if spread else "-",
                 f"{row.error_fraction:+z.0%}" if row else "",
-                f"< {milliseconds(limit_s)}" if limit_s else "",
+                f"< {seconds(limit_s)}" if limit_s else "",
             )
 
 
@@ -115,14 +107,14 @@ def outcome_text(verdict: Verdict) -> str:
 def headline(verdict: Verdict) -> tuple[str, str]:
     """Return the verdict in words, and what it rests on."""
     promised = ", ".join(
-        f"{p.metric.upper()} {p.percentile} < {milliseconds(p.limit_s)}" for p in verdict.promises
+        f"{p.metric.upper()} {p.percentile} < {seconds(p.limit_s)}" for p in verdict.promises
     )
     return HEADLINES[verdict.verdict][0], "; ".join(verdict.reasons) or promised
 
 
 def stall_text(verdict: Verdict) -> str:
     """Say how many KV transfers seem to have stalled."""
-    threshold = milliseconds(verdict.stalls.threshold_s)
+    threshold = seconds(verdict.stalls.threshold_s)
     return (
         f"suspected KV-transfer stalls: {verdict.stalls.count} "
         f"(TTFT above {threshold} that no queue explains)"
@@ -134,8 +126,8 @@ def client_text(verdict: Verdict) -> str:
     own = verdict.client
     stamped = f", arrivals stamped by the {own.stamps}" if own.stamps else ""
     return (
-        f"client: dispatch lag p99 {milliseconds(own.dispatch_lag_p99_s)}, "
-        f"heartbeat lag p99 {milliseconds(own.heartbeat_lag_p99_s)}, "
+        f"client: dispatch lag p99 {seconds(own.dispatch_lag_p99_s)}, "
+        f"heartbeat lag p99 {seconds(own.heartbeat_lag_p99_s)}, "
         f"{own.cpu_fraction:.0%} of a core, {own.connections} connections opened and used again"
         f"{stamped}"
     )
@@ -146,13 +138,13 @@ def interval_text(promise: SloResult) -> str:
     low, high = promise.measured_low_s, promise.measured_high_s
     if low is None:
         return "unbounded"
-    return f"{milliseconds(low)} to {'more' if high is None else milliseconds(high)}"
+    return f"{seconds(low)} to {'more' if high is None else seconds(high)}"
 
 
 def confidence_text(promise: SloResult) -> str:
     """Say how sure the share is that a limit was kept for."""
     return (
-        f"{promise.metric.upper()} < {milliseconds(promise.limit_s)} for "
+        f"{promise.metric.upper()} < {seconds(promise.limit_s)} for "
         f"{promise.attained_fraction:.2%} of {promise.num} (95 % interval "
         f"{promise.attained_low:.2%} to {promise.attained_high:.2%}; "
         f"{promise.design_effect:.1f} weigh as one independent)"

@@ -113,7 +113,7 @@ def health(client: Client, samples: tuple[Sample, ...], slo: SloSpec) -> Health:
     it is compared with: rarer lags move the share of the requests that keep it by less than their
     own.
     """
-    share = float(slo.percentile.removeprefix("p")) / 100
+    share = slo.level
     lags_s = [s.send_s - s.due_s for s in samples]
     dispatch_s = quantile(lags_s, 0.99)
     beats = list(client.heartbeat_lag_s)

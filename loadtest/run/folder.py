@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING
 
 from loadtest.run.client_health import Client, read_client
 from loadtest.run.job import Job, read_job, write_job
-from loadtest.run.schedule import ScheduledRequest, Window, read_schedule, write_schedule
 from minicluster.errors import InputError
 from minicluster.plan import Plan, read_plan
 from minicluster.workload.samples import Sample, read_samples
+from minicluster.workload.schedule import ScheduledRequest, read_schedule, write_schedule
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from loadtest.run.schedule import Window
 
 PLAN = "plan.json"
 RESULTS = ("samples.jsonl", "client.json", "verdict.json", "report.html")
@@ -73,17 +75,11 @@ def read_run(folder: Path) -> Run:
 
     """
     job = read_job(folder / "run.json")
-    try:
-        schedule = read_schedule(folder / "schedule.jsonl")
-    except (OSError, TypeError, ValueError) as error:
-        raise InputError(
-            str(folder / "schedule.jsonl"), str(error), "what `loadtest run` writes"
-        ) from None
     samples = read_samples(folder / "samples.jsonl")
     return Run(
         job=replace(job, window=_realised(job, samples)) if job.shape.closed else job,
         plan=read_plan(folder / job.plan) if job.plan else None,
-        schedule=schedule,
+        schedule=read_schedule(folder / "schedule.jsonl"),
         samples=samples,
         client=read_client(folder / "client.json"),
     )
@@ -96,10 +92,3 @@ def _realised(job: Job, samples: tuple[Sample, ...]) -> Window:
         return job.window
     gap_s = (due[-1] - due[0]) / (len(due) - 1)
     return replace(job.window, start_s=due[0], end_s=due[-1] + gap_s)
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write *text* so that *path* never holds a part of it."""
-    part = path.with_name(path.name + ".part")
-    part.write_text(text, encoding="utf-8")
-    part.replace(path)

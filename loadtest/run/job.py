@@ -16,7 +16,7 @@ from minicluster.workload.sources import RequestSource
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from loadtest.run.schedule import ScheduledRequest
+    from minicluster.workload.schedule import ScheduledRequest
 
 SCHEMA_VERSION = 1
 MIN_WARMUP_S = 5.0
@@ -100,8 +100,7 @@ def default_warmup_s(e2e_s: float) -> float:
 
 def slowest_s(slo: SloSpec, workload: WorkloadSpec) -> float:
     """Return the time that the SLO allows the longest request."""
-    per_token_s = slo.tpot_s or slo.itl_s or 0.0
-    return slo.ttft_s + per_token_s * workload.output_tokens.max_tokens
+    return slo.ttft_s + (slo.per_token_s or 0.0) * workload.output_tokens.max_tokens
 
 
 def timeout_s(slo: SloSpec, workload: WorkloadSpec) -> float:

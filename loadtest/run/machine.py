@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import platform
-import sys
 from importlib import metadata
-from pathlib import Path
+
+from minicluster.machine import processor
 
 
 def versions(**more: str) -> dict[str, str]:
@@ -18,10 +18,4 @@ def versions(**more: str) -> dict[str, str]:
 
 def machine() -> str:
     """Name the processor and system."""
-    name = platform.processor() or platform.machine()
-    if sys.platform == "linux":
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                name = line.partition(":")[2].strip()
-                break
-    return f"{name}, {platform.system()} {platform.release()}"
+    return f"{processor()}, {platform.system()} {platform.release()}"

@@ -28,8 +28,8 @@ from minicluster.workload.traces import read_trace
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from loadtest.run.schedule import ScheduledRequest
     from minicluster.plan import Plan
+    from minicluster.workload.schedule import ScheduledRequest
     from minicluster.workload.traces import Trace
 
 SPARE = 1.2

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ import numpy as np
 from loadtest.run.stages import RateStage, expected_requests, staged
 from minicluster.errors import InputError
 from minicluster.workload.arrivals import Arrivals
+from minicluster.workload.schedule import ScheduledRequest
 from minicluster.workload.sources import RequestSource, drawn
 from minicluster.workload.traces import read_trace
 
@@ -27,33 +27,6 @@ MAX_REQUESTS = 1_000_000
 """No run is longer: the schedule and the answers are kept by one process."""
 WARMUP_ROUNDS = 3
 """Closed loop: requests of each user before those that count."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScheduledRequest:
-    """
-    One request to send; `in_window` if it counts.
-
-    Attributes:
-        due_s: scheduled arrival, seconds after the start; 0 if it waits for `previous`.
-        previous: index of the request that has to be answered first; `None`: none.
-        think_s: from that answer to this arrival.
-        session: conversation that it is a turn of; its prompt holds what was said before.
-        content: ids of its prompt's first blocks of 512 tokens, from a trace; equal ids, equal
-            tokens.
-        prefix_tokens: of its prompt, the same in all prompts of the run.
-    """
-
-    index: int
-    due_s: float
-    input_tokens: int
-    output_tokens: int
-    in_window: bool
-    previous: int | None = None
-    think_s: float = 0.0
-    session: int | None = None
-    content: tuple[int, ...] = ()
-    prefix_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -274,18 +247,3 @@ def _requests(arrivals: Arrivals, counts: NDArray[np.bool_]) -> tuple[ScheduledR
             due_s, num_input, num_output, in_window, previous, think_s, session, content, prefix,
         ) in enumerate(rows)
     )  # fmt: skip
-
-
-def write_schedule(requests: Sequence[ScheduledRequest], path: Path) -> None:
-    """Write *requests*, a line each."""
-    path.write_text("".join(json.dumps(asdict(r)) + "\n" for r in requests), encoding="utf-8")
-
-
-def read_schedule(path: Path) -> tuple[ScheduledRequest, ...]:
-    """Read what `write_schedule` wrote."""
-    with path.open(encoding="utf-8") as file:
-        return tuple(_request(json.loads(line)) for line in file)
-
-
-def _request(row: dict[str, Any]) -> ScheduledRequest:
-    return ScheduledRequest(**row | {"content": tuple(row.get("content", ()))})

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from loadtest.selftest.mock_config import MockConfig
+from minicluster.http_client.sse import DONE
 
 GRAIN_S = 0.0005
 """Tokens due within it are sent together, as an engine's step does: a wake-up costs more."""
@@ -89,7 +90,7 @@ class FakeStream:
             return True
         if does.usage:
             self._send(b'{"id": "x", "choices": [], "usage": %s}' % self._usage())
-        self._send(b"[DONE]")
+        self._send(DONE)
         if not does.unclosed:
             self.writer.write(b"0\r\n\r\n")
         return self._end(whole=True)

@@ -6,9 +6,9 @@ import json
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
-from loadtest.run.folder import write_whole
 from loadtest.studies.capacity import Capacity, Probe, capacity, next_rate
 from minicluster.errors import Inconclusive, InputError, TargetFailed
+from minicluster.files import write_atomically
 from minicluster.stats.confidence import samples_needed
 from minicluster.stats.quantiles import LEVELS
 
@@ -156,7 +156,7 @@ def go_on(search: CapacitySearch, measure: Measure, folder: Path) -> CapacitySea
         probe = _tried(measure, rate, num, search.most_requests, f"try-{place + 1}")
         tries = (*search.probes[:place], probe, *search.probes[place + 1 :])
         search = replace(search, probes=tries)
-        write_whole(folder / STATE, to_json(search))
+        write_atomically(folder / STATE, to_json(search))
     return search
 
 

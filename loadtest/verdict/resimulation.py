@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import csv
 import json
-import shutil
 import subprocess
-import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from minicluster.command import find_command
 from minicluster.errors import MiniclusterError
 from minicluster.workload.request_outcome import turned_away
+from minicluster.workload.schedule import ScheduledRequest, write_schedule
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from loadtest.run.schedule import ScheduledRequest
     from minicluster.workload.samples import Sample
 
 LIMIT_S = 600.0
@@ -78,18 +77,14 @@ def replay(
     Raises:
         MiniclusterError: there is no simulator, or it refuses; the message is its own.
     """
-    command = shutil.which("sizing", path=str(Path(sys.executable).parent))
-    if command is None:
-        raise MiniclusterError("no `sizing` beside this Python")
+    command = find_command("sizing")
     sent = sorted(samples, key=lambda s: (s.due_s, s.index))
     if not sent:
         raise MiniclusterError("no request was sent")
     asked = {request.index: request for request in schedule}
     with TemporaryDirectory(prefix="replay-") as folder:
         lines, rows = Path(folder) / "schedule.jsonl", Path(folder) / "requests.csv"
-        lines.write_text(
-            "".join(_line(s, pace, asked.get(s.index)) for s in sent), encoding="utf-8"
-        )
+        write_schedule((_simulated(s, pace, asked.get(s.index)) for s in sent), lines)
         parts = ["simulate", str(plan), "--schedule", str(lines), "--json", "-o", str(rows)]
         try:
             done = subprocess.run(  # noqa: S603  (our own command)
@@ -108,16 +103,23 @@ def let_in(samples: Sequence[Sample]) -> tuple[Sample, ...]:
     return tuple(s for s in samples if not turned_away(s.outcome, s.detail))
 
 
-def _line(sample: Sample, pace: float, asked: ScheduledRequest | None) -> str:
-    """Write a request as `minicluster.workload.traces` reads it."""
-    row: dict[str, object] = {
-        "due_s": sample.due_s / pace,
-        "input_tokens": sample.asked_input_tokens,
-        "output_tokens": sample.asked_output_tokens,
-    }
-    if asked:
-        row |= {name: getattr(asked, name) for name in ("content", "prefix_tokens", "session")}
-    return json.dumps(row) + "\n"
+def _simulated(sample: Sample, pace: float, asked: ScheduledRequest | None) -> ScheduledRequest:
+    """Return a request as it was sent, with what its prompt shares, where a schedule says so."""
+    request = ScheduledRequest(
+        index=sample.index,
+        due_s=sample.due_s / pace,
+        input_tokens=sample.asked_input_tokens,
+        output_tokens=sample.asked_output_tokens,
+        in_window=sample.in_window,
+    )
+    if asked is None:
+        return request
+    return replace(
+        request,
+        content=asked.content,
+        prefix_tokens=asked.prefix_tokens,
+        session=asked.session,
+    )
 
 
 def _read(rows: Path, said: dict[str, Any], indices: Sequence[int]) -> Resimulation:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from loadtest.verdict.warmup import settled_from
+from minicluster.stats.warmup import mser5_of_measured
 from minicluster.workload.arrivals import CONTENT_TOKENS
 from minicluster.workload.samples import Sample
 
@@ -107,7 +107,7 @@ def settling_of(
         ttft_s: of each, infinite without an answer, shape (n,).
         window: of the run.
     """
-    cut, settled = settled_from(ttft_s)
+    cut, settled = mser5_of_measured(ttft_s)
     start_s = window.start_s
     if cut:
         start_s = min(max(start_s, float(due_s[cut])), (start_s + window.end_s) / 2)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from minicluster.stats.confidence import CONFIDENCE
-from minicluster.stats.quantiles import LEVELS
+from minicluster.stats.quantiles import LEVELS, quantiles
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -128,6 +128,7 @@ def _drawn(rng: np.random.Generator, count: int) -> NDArray[np.int64]:
 
 def _values(values: NDArray[np.float64], statistics: Sequence[str]) -> NDArray[np.float64]:
     """Return *statistics* of *values*, in their order."""
-    quantiles = np.quantile(values, list(LEVELS.values()), method="inverted_cdf")
-    at = dict(zip(LEVELS, quantiles, strict=True)) | {"mean": values.mean()}
+    at = dict(zip(LEVELS, quantiles(values, list(LEVELS.values())), strict=True)) | {
+        "mean": values.mean()
+    }
     return np.array([at[statistic] for statistic in statistics])

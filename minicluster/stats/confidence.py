@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from minicluster.stats.batch_means import batch_means
 from minicluster.stats.student_t import student
 
 if TYPE_CHECKING:
@@ -199,8 +200,7 @@ def _holds(interval: ShareInterval, share: float) -> bool:
 def _effect(above: NDArray[np.float64]) -> DesignEffect:
     """Design effect of being above a level, where that varies."""
     batches, share = min(BATCHES, len(above)), float(above.mean())
-    starts = np.arange(batches) * len(above) // batches
-    means = np.add.reduceat(above, starts) / np.diff(np.append(starts, len(above)))
+    means = batch_means(above, batches)
     next_one = _alike(means, 1)
     beyond = (_alike(means, 2) - next_one**2) / (1 - next_one**2)
     if abs(beyond) * batches**0.5 < NEIGHBOUR_SIGMAS:

@@ -90,9 +90,13 @@ class Sample:
 
     @property
     def tpot_s(self) -> float | None:
-        """(last - first chunk) / (tokens after the first chunk); `None` if there are none."""
+        """
+        (last - first chunk) / (tokens after the first chunk); `None` if there are none.
+
+        Of a single chunk there are none either, where the server does not say what it holds.
+        """
         after_first = (self.output_tokens or 0) - self.first_chunk_tokens
-        if after_first <= 0:
+        if after_first <= 0 or len(self.chunk_s) == 1:
             return None
         return (self.chunk_s[-1] - self.chunk_s[0]) / after_first
 
@@ -168,8 +172,12 @@ def read_samples(path: Path) -> tuple[Sample, ...]:
 def _from_line(line: str, place: str) -> Sample:
     try:
         row = json.loads(line)
-        return Sample(
-            **row | {"chunk_s": tuple(row["chunk_s"]), "chunk_tokens": tuple(row["chunk_tokens"])}
-        )
-    except (KeyError, TypeError, ValueError) as error:
+        lists = {"chunk_s": tuple(row["chunk_s"]), "chunk_tokens": tuple(row["chunk_tokens"])}
+        sample = Sample(**row | lists)
+        # Fails where something else stands in the place of a number.
+        sum(sample.chunk_s, sample.due_s + sample.send_s + sample.end_s)
+        sum(sample.chunk_tokens, sample.asked_input_tokens + sample.asked_output_tokens)
+        sum(sample.phases_s.values(), sample.index + (sample.output_tokens or 0))
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise InputError(place, str(error), "a sample as `loadtest run` writes it") from None
+    return sample

@@ -15,7 +15,7 @@ from minicluster.errors import InputError
 from minicluster.workload.arrivals import CONTENT_TOKENS, Arrivals
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
 MS = 1e-3
@@ -100,17 +100,19 @@ def read_trace(path: Path, *, skip_unanswered: bool = False) -> Trace:
         rows.append(row)
     if not rows:
         raise InputError(str(path), "a trace without requests", "at least one request")
+    return Trace(arrivals=arrivals_of(rows), skipped=skipped)
+
+
+def arrivals_of(rows: Sequence[TraceRow]) -> Arrivals:
+    """Return the arrivals of at least one row, in the order of time, the first at 0 seconds."""
     due, inputs, outputs, content, prefix, session = zip(*rows, strict=True)
-    return Trace(
-        arrivals=Arrivals(
-            due_s=np.array(due) - due[0],
-            input_tokens=np.array(inputs, dtype=np.int64),
-            output_tokens=np.array(outputs, dtype=np.int64),
-            content=content if any(content) else None,
-            prefix_tokens=np.array(prefix, dtype=np.int64) if any(prefix) else None,
-            session=np.array(session, dtype=np.int64) if max(session) >= 0 else None,
-        ),
-        skipped=skipped,
+    return Arrivals(
+        due_s=np.array(due, dtype=np.float64) - due[0],
+        input_tokens=np.array(inputs, dtype=np.int64),
+        output_tokens=np.array(outputs, dtype=np.int64),
+        content=content if any(content) else None,
+        prefix_tokens=np.array(prefix, dtype=np.int64) if any(prefix) else None,
+        session=np.array(session, dtype=np.int64) if max(session) >= 0 else None,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from minicluster.engine_model.kv_cache import INDEX_SCALE_BYTES
 from minicluster.specs.model import DTYPE_BYTES
 from sizing.latency.op import Op, gemm
 from sizing.latency.scores import Scores
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
 
 SPARSE_HEADS = 64
 """FlashMLA's sparse kernels pad heads to a multiple of it on Hopper (vLLM 0.29.0, SGLang 0.5)."""
-INDEX_SCALE_BYTES = 4
-"""One fp32 scale per key of the index, beside its fp8 values (vLLM 0.29.0)."""
 
 
 def latent_ops(model: ModelSpec, mla: MlaSpec, load: StepLoad, *, tp: int) -> tuple[Op, ...]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from minicluster.specs.model import DTYPE_BYTES, weight_value_bytes
 from minicluster.specs.parameters import parameters
-from minicluster.specs.slicing import Slicing
+from minicluster.specs.slicing import Slicing, stage_layers
 
 if TYPE_CHECKING:
     from minicluster.specs.model import ModelSpec
@@ -81,19 +81,6 @@ def stage_weight_bytes(model: ModelSpec, slicing: Slicing) -> tuple[float, ...]:
     stages[0] += counts.embedding * a / slicing.tp
     stages[-1] += head * a / slicing.tp
     return tuple(stages)
-
-
-def stage_layers(num_layers: int, pp: int) -> list[int]:
-    """
-    Deal layers out over *pp* stages as vLLM does: what is left goes to the last but one, backwards.
-
-    Source:
-        vLLM 0.29.0 distributed/utils.py, get_pp_indices: the first and last stage also hold tables.
-    """
-    layers = [num_layers // pp] * pp
-    for extra in range(num_layers % pp):
-        layers[max(0, pp - 2 - extra)] += 1
-    return layers
 
 
 def _per_layer(count: int, layers: int) -> float:

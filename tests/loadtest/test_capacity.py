@@ -14,16 +14,17 @@ from hypothesis import strategies as st
 from loadtest.cli import studies
 from loadtest.cli.studies import _exit
 from loadtest.report.compare_page import search_lines
-from loadtest.run.client_health import Client, write_client
-from loadtest.run.schedule import read_schedule
+from loadtest.run.client_health import write_client
 from loadtest.studies.capacity import Probe, capacity, next_rate
 from loadtest.studies.capacity_search import CapacitySearch, go_on, resumed, to_json
 from minicluster.errors import Exit, Inconclusive, InputError
 from minicluster.plan import to_json as plan_json
 from minicluster.specs.slo import SloSpec
 from minicluster.workload.samples import Sample, to_line
+from minicluster.workload.schedule import read_schedule
 
 from .command import loadtest
+from .jobs import CLIENT
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -124,16 +125,6 @@ def test_nothing_is_out_of_reach_for_ever() -> None:
         assert (capacity(probes).low is None) == (not holds)
 
 
-CLIENT = Client(
-    stop="complete",
-    started_unix_s=0.0,
-    origin_monotonic_s=0.0,
-    wall_s=10.0,
-    cpu_fraction=0.2,
-    heartbeat_lag_s=(0.001,) * 100,
-    machine="this one",
-    versions={},
-)
 SEARCH = CapacitySearch(
     host="http://127.0.0.1:1",
     inputs_hash="0",

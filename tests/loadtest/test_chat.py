@@ -14,8 +14,8 @@ from loadtest.client import chat
 from loadtest.client.chat import KNOWN, learn_chat
 from loadtest.client.prompts import Prompts
 from loadtest.run.job import ChatForm, read_job, write_job
-from loadtest.run.schedule import ScheduledRequest
 from minicluster.errors import Exit, InputError, TargetFailed
+from minicluster.workload.schedule import ScheduledRequest
 
 from .command import run
 from .jobs import JOB as SOME

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from loadtest.client.coordinator import Coordinator
-from loadtest.run.client_health import Client, read_client
+from loadtest.run.client_health import read_client
 
-from .jobs import JOB
+from .jobs import CLIENT, JOB
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,17 +41,8 @@ class Wire:
 
     def client(self, player: str, stop: str) -> None:
         """Let *player* say what it found of itself, its last word."""
-        own = Client(
-            stop=stop,
-            started_unix_s=0.0,
-            origin_monotonic_s=0.0,
-            wall_s=1.0,
-            cpu_fraction=0.1,
-            heartbeat_lag_s=(0.001,),
-            machine="this one",
-            versions={},
-        )
-        self.heard["client"](msg=SimpleNamespace(node_id=player, data=asdict(own)))
+        own = asdict(replace(CLIENT, stop=stop))
+        self.heard["client"](msg=SimpleNamespace(node_id=player, data=own))
 
 
 @pytest.fixture

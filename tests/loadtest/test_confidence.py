@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.verdict.warmup import settled_from
 from minicluster.stats.bootstrap import BootstrapDifference, differences, holm
 from minicluster.stats.confidence import (
     INDEPENDENT,
@@ -22,6 +21,7 @@ from minicluster.stats.confidence import (
     samples_needed,
     share_interval,
 )
+from minicluster.stats.warmup import mser5_of_measured
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 from verdict_coverage import cell_of, measure
@@ -278,17 +278,17 @@ def test_warmup_is_cut() -> None:
     steady = rng.exponential(size=2000)
     transient = np.concatenate([10 + rng.exponential(size=300), steady])
 
-    assert settled_from(transient)[0] == pytest.approx(300, abs=20)
-    assert settled_from(steady)[0] < 200
-    assert not settled_from(np.arange(2000.0))[1]
-    assert settled_from(np.array([np.inf] * 200))[0] == 0
+    assert mser5_of_measured(transient)[0] == pytest.approx(300, abs=20)
+    assert mser5_of_measured(steady)[0] < 200
+    assert not mser5_of_measured(np.arange(2000.0))[1]
+    assert mser5_of_measured(np.array([np.inf] * 200))[0] == 0
 
 
 def test_a_burst_is_no_warmup() -> None:
     """Of 100 runs with bursts hardly one is cut; where the beginning is slow, nearly every one."""
     rng = np.random.default_rng(6)
-    cut = [settled_from(settle(rng, 3000, 0.0))[0] > 0 for _ in range(100)]
-    cold = [settled_from(settle(rng, 3000, 3.0))[0] > 0 for _ in range(100)]
+    cut = [mser5_of_measured(settle(rng, 3000, 0.0))[0] > 0 for _ in range(100)]
+    cold = [mser5_of_measured(settle(rng, 3000, 3.0))[0] > 0 for _ in range(100)]
 
     assert sum(cut) <= 5
     assert sum(cold) >= 90

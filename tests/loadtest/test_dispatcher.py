@@ -13,7 +13,7 @@ import pytest
 from loadtest.client.dispatcher import Dispatcher
 from loadtest.client.prompts import Prompts
 from loadtest.client.request import RequestTask
-from loadtest.run.schedule import ScheduledRequest
+from minicluster.workload.schedule import ScheduledRequest
 
 from .jobs import JOB
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadtest.client.prompts import Prompts
-from loadtest.run.schedule import ScheduledRequest
+from minicluster.workload.schedule import ScheduledRequest
 
 from .jobs import JOB
 

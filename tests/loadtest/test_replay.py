@@ -13,7 +13,6 @@ from loadtest.report.judge import JudgeOptions, publish
 from loadtest.report.junit import to_junit
 from loadtest.run.client_health import write_client
 from loadtest.run.folder import prepare
-from loadtest.run.schedule import ScheduledRequest
 from loadtest.studies.compare import compare_runs
 from loadtest.verdict.goodput_curve import foresee
 from loadtest.verdict.phases import compare_phases
@@ -23,6 +22,7 @@ from loadtest.verdict.verdict import Verdict, conclude
 from minicluster.errors import InputError, MiniclusterError
 from minicluster.plan import to_json
 from minicluster.workload.samples import to_line
+from minicluster.workload.schedule import ScheduledRequest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from loadtest.report.chart import distribution, over_time, round_ticks
 from loadtest.report.page import page
-from loadtest.report.table import milliseconds, print_verdict
+from loadtest.report.table import print_verdict
 from loadtest.verdict.prediction import TOLERANCE
 from loadtest.verdict.verdict import conclude
 
@@ -164,12 +164,3 @@ def test_table_fits_a_narrow_terminal(make_run: RunMaker, samples: list[Sample])
     assert "\x1b" not in text
     assert "…" not in text
     assert "SLO MET" in text
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0.00123, "1.23 ms"), (0.0512, "51.2 ms"), (1.234, "1.23 s"), (34.56, "34.6 s")],
-)
-def test_latencies_are_written_for_people(seconds: float, text: str) -> None:
-    """Milliseconds below a second, seconds above, three digits."""
-    assert milliseconds(seconds) == text

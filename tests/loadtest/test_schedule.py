@@ -10,17 +10,15 @@ from hypothesis import strategies as st
 
 from loadtest.run.schedule import (
     ArrivalShape,
-    ScheduledRequest,
     Window,
     draw,
-    read_schedule,
     share,
     window_of,
-    write_schedule,
 )
 from minicluster.errors import InputError
 from minicluster.specs.workload import Lengths, WorkloadSpec
 from minicluster.workload.arrivals import poisson_arrivals
+from minicluster.workload.schedule import ScheduledRequest, read_schedule, write_schedule
 from minicluster.workload.sources import RequestSource, drawn
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from loadtest.run.client_health import Client, health, merged
+from loadtest.run.client_health import health, merged
 from loadtest.selftest import selftest
 from loadtest.selftest.mock_config import MockConfig
 from loadtest.selftest.mock_stream import FakeStream, prompt_tokens
@@ -29,21 +29,11 @@ from minicluster.errors import Exit, InputError
 from minicluster.specs.slo import SloSpec
 
 from .command import loadtest
+from .jobs import CLIENT
 
 if TYPE_CHECKING:
     from conftest import RunMaker, SampleMaker, ServerStarter
 
-CLIENT = Client(
-    stop="complete",
-    started_unix_s=0.0,
-    origin_monotonic_s=0.0,
-    wall_s=10.0,
-    cpu_fraction=0.2,
-    heartbeat_lag_s=(0.001,) * 100,
-    machine="this one",
-    versions={},
-    connections=3,
-)
 ERROR = ClientError(
     streams=1,
     itl_s=0.02,

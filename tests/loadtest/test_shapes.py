@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 
 from loadtest.client.prompts import Prompts
 from loadtest.run.run_config import RunLength, free_load, make_job
-from loadtest.run.schedule import ArrivalShape, read_schedule, write_schedule
+from loadtest.run.schedule import ArrivalShape
 from loadtest.run.stages import RateStage, duration_s, expected_requests, parse_stages, staged
 from minicluster.errors import InputError
 from minicluster.specs.slo import SloSpec
 from minicluster.specs.workload import Lengths, WorkloadSpec
+from minicluster.workload.schedule import read_schedule, write_schedule
 from minicluster.workload.sources import RequestSource
 from minicluster.workload.traces import read_trace
 

@@ -11,8 +11,11 @@ from loadtest.verdict.prediction import TOLERANCE, parse_tolerance
 from loadtest.verdict.verdict import Verdict, conclude, to_json
 from loadtest.verdict.window import evidence_of
 from minicluster.errors import Exit, InputError
+from minicluster.workload.run_verdict import read_run_verdict
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from conftest import RunMaker, SampleMaker
 
     from minicluster.workload.samples import Sample
@@ -253,6 +256,18 @@ def test_json_holds_everything(make_run: RunMaker, good: list[Sample]) -> None:
 
         assert written["schema_version"] == 2
         assert {"verdict", "promises", "latency", "comparison", "client"} <= set(written)
+
+
+def test_sizing_reads_the_verdict(make_run: RunMaker, good: list[Sample], tmp_path: Path) -> None:
+    """`sizing calibrate` takes the verdict, its reasons and the start of what counts from it."""
+    verdict = judged(make_run, good)
+    path = tmp_path / "verdict.json"
+    path.write_text(to_json(verdict))
+
+    found = read_run_verdict(path)
+    assert found is not None
+    assert (found.verdict, found.reasons) == (verdict.verdict, verdict.reasons)
+    assert found.start_s == verdict.window.start_s
 
 
 def test_tolerance_is_read() -> None:

@@ -1,4 +1,4 @@
-"""Warm-up, percentiles and intervals of a run."""
+"""Intervals of means and percentiles of a run."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
-from sizing.simulation.statistics import (
+from minicluster.stats.batch_means import (
     FEWEST,
+    batch_means,
     mean_interval,
-    quantile,
     quantile_interval,
-    settled_from,
     surely_below,
 )
 
@@ -61,23 +60,12 @@ def test_a_limit_far_above_holds_surely() -> None:
     assert not surely_below(values, quantile_interval(values, 0.99).value_s, 0.99)
 
 
-def test_warm_up_is_cut_by_rule() -> None:
-    """A transient is cut, a steady series hardly, and a growing one is called unsettled."""
-    rng = np.random.default_rng(3)
-    steady = correlated(rng, 20_000, 5)
-    cut, settled = settled_from(steady)
-    assert settled
-    assert cut < 4000
-    cut, settled = settled_from(steady - 20 * np.exp(-np.arange(20_000) / 500))
-    assert settled
-    assert 1000 < cut < 6000  # there the transient is below three deviations
-    assert settled_from(steady + np.arange(20_000) / 1000) == (10_000, False)
-
-
-def test_weights_count_as_repetitions() -> None:
-    """A weighted percentile is that of the values repeated."""
-    values, weights = np.array([1.0, 2.0, 7.0]), np.array([3.0, 1.0, 6.0])
-    repeated = np.repeat(values, weights.astype(int))
-    for share in (0.05, 0.3, 0.35, 0.4, 0.41, 0.99, 1.0):
-        expected = quantile(repeated, share, np.ones(10))
-        assert quantile(values, share, weights) == expected
+@pytest.mark.parametrize("count", [40, 57, 319, 320, 1001])
+def test_batches_share_a_series_out(count: int) -> None:
+    """Means of stretches, each times its length, add up to the series; weights are lengths."""
+    values = np.random.default_rng(4).standard_normal(count)
+    means = batch_means(values, 8)
+    lengths = np.diff(np.append(np.arange(8) * count // 8, count))
+    assert float(means @ lengths) == pytest.approx(values.sum())
+    assert batch_means(values, 8, np.full(count, 3.0)) == pytest.approx(means)
+    assert batch_means(np.full(count, 2.5), 8, values**2) == pytest.approx(2.5)

@@ -1,11 +1,15 @@
+"""Percentiles: what they say of the values, alone, together and weighted."""
+
 from __future__ import annotations
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minicluster.stats.quantiles import LEVELS, quantile, spread
+from minicluster.stats.quantiles import LEVELS, quantile, quantiles, spread, weighted_quantile
 
 SECONDS = st.lists(st.floats(0, 1e3), min_size=1, max_size=300)
+LEVEL = st.integers(1, 100).map(lambda percent: percent / 100)
 
 
 @given(SECONDS, st.sampled_from(sorted(LEVELS)), st.floats(0, 1e3))
@@ -40,3 +44,19 @@ def test_closed_form() -> None:
 def test_nothing_has_no_spread() -> None:
     """No values, no numbers."""
     assert spread([]) is None
+
+
+@given(SECONDS, st.lists(st.sampled_from(sorted(LEVELS)), min_size=1))
+def test_several_levels_at_once_are_each_alone(values: list[float], names: list[str]) -> None:
+    """Percentiles read off together are those read off one by one."""
+    array = np.array(values)
+    found = quantiles(array, [LEVELS[name] for name in names])
+    assert found.tolist() == [quantile(array, LEVELS[name]) for name in names]
+
+
+@given(st.lists(st.tuples(st.floats(0, 1e3), st.integers(1, 9)), min_size=1, max_size=60), LEVEL)
+def test_weights_count_as_repetitions(pairs: list[tuple[float, int]], level: float) -> None:
+    """A weighted percentile is that of the values repeated."""
+    values, weights = np.array(sorted(pairs)).T
+    repeated = np.repeat(values, weights.astype(int))
+    assert weighted_quantile(values, level, weights) == quantile(repeated, level)

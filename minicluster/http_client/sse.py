@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from loadtest.client.stream import StreamError
-
 MAX_EVENT_BYTES = 1 << 24
-"""Of an event that has not ended: more than the ids of a prompt of a million tokens."""
+"""Length at which an event that has not ended is given up: the ids of a prompt of a million tokens
+are shorter."""
+
+DONE = b"[DONE]"
+"""Data of the last event of a stream of completions."""
+
+
+class EventTooLongError(ValueError):
+    """An event is far longer than any, and has not ended."""
 
 
 class EventParser:
@@ -27,8 +33,7 @@ class EventParser:
         Take the next bytes, return the data of the events that they complete.
 
         Raises:
-            StreamError: an event that is far longer than any, and has not ended yet.
-
+            EventTooLongError: an event is far longer than any, and has not ended yet.
         """
         new = len(self._received)  # what came before holds no line end
         self._received += received
@@ -45,5 +50,5 @@ class EventParser:
                 self._data.clear()
                 self._data_bytes = 0
         if len(self._received) + self._data_bytes > MAX_EVENT_BYTES:
-            raise StreamError("malformed", f"an event of more than {MAX_EVENT_BYTES >> 20} MiB")
+            raise EventTooLongError(f"an event of more than {MAX_EVENT_BYTES >> 20} MiB")
         return events
