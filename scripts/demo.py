@@ -306,7 +306,7 @@ def summary(demo: Demo, first: dict[str, Any], second: dict[str, Any] | None) ->
             lines += [f"{name} ({sum(verdict['outcomes'].values())} requests judged)"]
             lines += [*compared(verdict)]
     others = demo.disturbed_fraction()
-    lines += ["", *(f"SLO: {line}" for line in promised(first))]
+    lines += ["", *(f"SLO: {line}" for line in slo_lines(first))]
     if others > TOO_BUSY:
         lines += [f"{busy_text(others)}: expect larger errors"]
     spent = time.monotonic() - demo.begun.at_s
@@ -337,12 +337,12 @@ def compared(verdict: dict[str, Any]) -> list[str]:
     return lines
 
 
-def promised(verdict: dict[str, Any]) -> list[str]:
+def slo_lines(verdict: dict[str, Any]) -> list[str]:
     """Return a line for each limit of the SLO."""
     return [
-        f"{each['metric'].upper()} {each['percentile']} < {1e3 * each['limit_s']:g} ms: kept by "
+        f"{each['metric'].upper()} {each['percentile']} < {1e3 * each['limit_s']:g} ms: met by "
         f"{each['attained_fraction']:.1%} of {each['num_requests']} requests"
-        for each in verdict["promises"]
+        for each in verdict["slo"]
     ]
 
 

@@ -13,8 +13,7 @@ from loadtest.run.run_config import default_requests
 from loadtest.studies.capacity_search import enough_requests
 from minicluster.errors import Exit
 from minicluster.specs.slo import SloSpec
-
-from .command import loadtest, run
+from tests.loadtest.command import loadtest, run
 
 if TYPE_CHECKING:
     from pathlib import Path
