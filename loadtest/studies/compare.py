@@ -14,7 +14,7 @@ from loadtest.verdict.window import measurement_window
 from minicluster.errors import InputError
 from minicluster.stats.bootstrap import MANY_RESAMPLES, differences, holm
 from minicluster.stats.confidence import design_effect, share_interval
-from minicluster.stats.quantiles import spread
+from minicluster.stats.quantiles import summarise
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -160,7 +160,7 @@ def _changes(metric: str, answered: list[tuple[Sample, ...]], *, paired: bool) -
         tested = [_values(metric, [s for s in each if s.index in both]) for each in answered]
     first, second = tested if paired else columns
     apart = differences(first, second, STATISTICS, paired=paired, resamples=MANY_RESAMPLES)
-    ours, theirs = (spread(column.tolist()) for column in columns)
+    ours, theirs = (summarise(column.tolist()) for column in columns)
     for statistic, found in zip(STATISTICS, apart, strict=True):
         yield Change(
             metric=metric,
@@ -202,7 +202,7 @@ def _side(run: Run, name: str) -> Side:
     good = count_good(run.job.slo, window.answered)
     good_fraction = good / len(window.requests)
     ttft = np.array([s.ttft_s if s and s.ok else np.inf for s in window.requests])
-    interval = share_interval(good_fraction, len(window.requests), design_effect(ttft).reckoned)
+    interval = share_interval(good_fraction, len(window.requests), design_effect(ttft).adjusted)
     return Side(
         name=name,
         requests=len(window.requests),

@@ -11,7 +11,7 @@ from loadtest.verdict.phases import PhaseTable, compare_phases
 from minicluster.errors import InputError
 from minicluster.specs.slo import PERCENTILES
 from minicluster.stats.bootstrap import differences
-from minicluster.stats.quantiles import LatencySummary, spread
+from minicluster.stats.quantiles import LatencySummary, summarise
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -102,7 +102,7 @@ def compare_resimulated(
     if not known:
         return None
     rows = [row for metric in PAIRED for row in _paired(metric, resimulation, known)]
-    gaps = spread([gap for s in known for gap in s.gaps_s])
+    gaps = summarise([gap for s in known for gap in s.gaps_s])
     if gaps:
         rows += [
             _row("itl", statistic, resimulation.itl[statistic], gaps.at(statistic))
@@ -129,7 +129,10 @@ def _paired(metric: str, resimulation: Resimulation, known: Sequence[Sample]) ->
     if not pairs:
         return
     predicted, measured = np.array(pairs).T
-    predicted_summary, measured_summary = spread(predicted.tolist()), spread(measured.tolist())
+    predicted_summary, measured_summary = (
+        summarise(predicted.tolist()),
+        summarise(measured.tolist()),
+    )
     errors = differences(measured, predicted, PERCENTILES, paired=True)
     for statistic, error in zip(PERCENTILES, errors, strict=True):
         if not (predicted_summary and measured_summary and measured_summary.at(statistic) > 0):

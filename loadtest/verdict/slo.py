@@ -131,14 +131,14 @@ def judge_limit(
     missed = int((values > limit_s).sum())
     attained = 1 - missed / count if count else 0.0
     effect = design_effect(values)
-    interval = share_interval(attained, max(1, count), effect.reckoned)
+    interval = share_interval(attained, max(1, count), effect.adjusted)
     high = 1.0 if interval.high is None else interval.high
     verdict = limit_verdict(level, requests, interval.low, high)
     undecided = verdict == "inconclusive"
-    values_needed = count_needed(attained, level, effect.reckoned) if undecided else None
+    values_needed = count_needed(attained, level, effect.adjusted) if undecided else None
     per_request = count / max(1, requests) or 1
     measured_s = quantile(values.tolist(), level) if count else math.inf
-    measured = percentile_interval(values, level, effect.reckoned) if count else None
+    measured = percentile_interval(values, level, effect.adjusted) if count else None
     return SloResult(
         metric=metric,
         limit_s=limit_s,
@@ -152,7 +152,7 @@ def judge_limit(
         attained_fraction=attained,
         attained_low=interval.low,
         attained_high=high,
-        design_effect=effect.seen,
+        design_effect=effect.estimate,
         verdict=verdict,
         num_needed=values_needed
         and max(math.ceil(values_needed / per_request), samples_needed(level)),

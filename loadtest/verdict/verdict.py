@@ -16,7 +16,7 @@ from loadtest.verdict.stall import Stalls, find_stalls
 from loadtest.verdict.utilisation import PoolLoad, pool_loads
 from loadtest.verdict.window import measurement_window
 from minicluster.errors import Exit
-from minicluster.stats.quantiles import LatencySummary, spread
+from minicluster.stats.quantiles import LatencySummary, summarise
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -174,12 +174,12 @@ def _comparison(
 def latencies(answered: Sequence[Sample]) -> dict[str, LatencySummary | None]:
     """Summarise every latency of docs/model.md over the requests answered."""
     return {
-        "ttft": spread([s.ttft_s for s in answered]),
-        "ttft_from_send": spread([s.ttft_send_s for s in answered]),
-        "tpot": spread([s.tpot_s for s in answered if s.tpot_s is not None]),
-        "itl": spread([gap for s in answered for gap in s.gaps_s]),
-        "longest_stall": spread([s.longest_stall_s for s in answered]),
-        "e2e": spread([s.e2e_s for s in answered]),
+        "ttft": summarise([s.ttft_s for s in answered]),
+        "ttft_from_send": summarise([s.ttft_send_s for s in answered]),
+        "tpot": summarise([s.tpot_s for s in answered if s.tpot_s is not None]),
+        "itl": summarise([gap for s in answered for gap in s.gaps_s]),
+        "longest_stall": summarise([s.longest_stall_s for s in answered]),
+        "e2e": summarise([s.e2e_s for s in answered]),
     }
 
 
