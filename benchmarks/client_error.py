@@ -58,7 +58,7 @@ GOOD_ITL_S = 0.003
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """What one client made of one load."""
+    """Result of one client at one load."""
 
     client: str
     streams: int
@@ -70,7 +70,7 @@ class Seen:
 
     @property
     def follows(self) -> bool:
-        """Whether its figures could still be used."""
+        """Whether the result is accurate enough to use."""
         return self.itl_error_p99_s <= GOOD_ITL_S
 
 

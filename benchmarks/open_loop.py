@@ -29,7 +29,7 @@ from minicluster.stats.quantiles import quantile
 STALL_AT_S, STALL_S = 5.0, 2.0
 RATES = (5.0, 10.0, 20.0, 40.0, 75.0)
 LEVEL = 1.358
-"""Of the Kolmogorov distribution at 5 %, large samples."""
+"""Quantile of the Kolmogorov distribution at 5 % for large samples."""
 
 
 def stalled(rate: float, duration_s: float, folder: Path) -> Run:

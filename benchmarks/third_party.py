@@ -56,7 +56,7 @@ WARMUPS = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What every client is to do."""
+    """The load that every client sends."""
 
     host: str
     model: str
@@ -210,7 +210,7 @@ def run(*command: str) -> None:
 
 
 def tokenizer(folder: Path) -> Path:
-    """Write a word-level tokenizer for endpoints that have none, as the bundled server."""
+    """Write a word-level tokenizer for endpoints that have none, such as the mock server."""
     from tokenizers import Tokenizer, models, pre_tokenizers  # noqa: PLC0415
 
     words = {f"w{k}": k for k in range(1000)} | {"<unk>": 1000}

@@ -81,7 +81,7 @@ class Cell:
 
     @property
     def held(self) -> int:
-        """Of these, with the truth in the interval."""
+        """Number of these whose interval contains the truth."""
         return int(self.holds[self.signs != 0].sum())
 
     @property
@@ -91,7 +91,7 @@ class Cell:
 
     @property
     def coverage(self) -> float:
-        """Share of the intervals behind a verdict that hold the truth."""
+        """Fraction of the decisive intervals that contain the truth."""
         return self.held / self.judged if self.judged else math.nan
 
     @property
@@ -215,12 +215,12 @@ def measure(utilisation: float, minutes: float, runs: int, seed: int | None = No
 
 
 def percent(share: float) -> str:
-    """Write a share, or that there is none."""
+    """Return a fraction as text, or a dash."""
     return "-" if math.isnan(share) else f"{share:.1%}"
 
 
 def row(cell: Cell, known: float) -> str:
-    """Write what a cell shows: verdicts, coverage, with *known* effects, and of each truth."""
+    """Return a cell: verdicts, coverage, with *known* effects, and by true value."""
     given = cell.signs != 0
     by_truth = [
         percent(float(cell.holds[given[:, k], k].mean()) if given[:, k].any() else math.nan)

@@ -1,4 +1,4 @@
-"""Where and when a run was made: endpoint, client machine and versions."""
+"""Metadata of a run: endpoint, time, client machine and versions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunMetadata:
-    """Where and when a run was made, as `verdict.json` says it."""
+    """Metadata of a run, as in `verdict.json`."""
 
     host: str
     model: str

@@ -1,4 +1,4 @@
-"""From the options of a load test, or a plan, to a job."""
+"""The job of a run, made from the options of a load test or from a plan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is sent when, and how long: one request, one line of `schedule.jsonl`."""
+"""The schedule of a run: arrival times and lengths of its requests, drawn from one seed."""
 
 from __future__ import annotations
 

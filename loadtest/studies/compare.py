@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from minicluster.workload.samples import Sample
 
 SCHEMA_VERSION = 2
-"""Of `loadtest compare --json`; 2 has `good`, p-values, and joint significance (Holm)."""
+"""Version of `loadtest compare --json`; 2 has `good`, p-values and joint significance (Holm)."""
 METRICS = ("ttft", "tpot", "e2e")
 STATISTICS = ("mean", "p50", "p90", "p95", "p99")
 PROVES_NOTHING = {"invalid", "failed", "interrupted"}

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from minicluster.workload.samples import Sample
 
 SCHEMA_VERSION = 3
-"""Of `verdict.json` (docs/loadtest.md); 3 has `slo` for `promises`, `metadata` for `setting`."""
+"""Version of `verdict.json`; 3 has `slo` and `metadata` for `promises` and `setting`."""
 VERDICTS = {
     "met": Exit.DONE,
     "missed": Exit.NEGATIVE,

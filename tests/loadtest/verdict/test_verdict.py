@@ -162,7 +162,7 @@ def test_what_settles_late_is_cut(make_run: RunMaker, make_sample: SampleMaker) 
 
     assert verdict.verdict == "met"
     assert verdict.window.start_s == pytest.approx(1.25, abs=0.05)
-    assert "more of warm-up were cut" in verdict.notes[0]
+    assert "the warm-up was extended by" in verdict.notes[0]
 
 
 def test_no_more_than_half_of_the_window_is_cut(
@@ -254,7 +254,7 @@ def test_json_holds_everything(make_run: RunMaker, good: list[Sample]) -> None:
     for samples in (good, nothing):
         written = json.loads(to_json(judged(make_run, samples)))
 
-        assert written["schema_version"] == 2
+        assert written["schema_version"] == 3
         assert {"verdict", "slo", "latency", "comparison", "client"} <= set(written)
 
 
