@@ -33,7 +33,7 @@ AIMS = {
     "ttft_p99": ("TTFT p99", 0.25),
     "tpot_mean": ("TPOT mean", 0.10),
 }
-"""What held-out loads are to be predicted within."""
+"""Error limits of the predictions of held-out loads."""
 
 
 def pages() -> dict[Path, str]:
@@ -137,7 +137,7 @@ def _prefill_s(row: dict[str, Any]) -> float:
 
 
 def _op_fits() -> list[str]:
-    """How well the constants of configs/gpus reproduce the op tables they were fitted on."""
+    """Return how well the constants of configs/gpus reproduce the op tables of their fit."""
     table = tomllib.loads((PUBLISHED / "op_fits.toml").read_text(encoding="utf-8"))
     lines = [
         "## Ops, one by one",
@@ -256,7 +256,7 @@ def _held_out() -> list[str]:
 
 
 def main() -> int:
-    """Write the pages, or with --check say which are stale."""
+    """Write the pages; with --check, only report the stale ones."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if stale")
     check = parser.parse_args().check

@@ -1,4 +1,4 @@
-"""Of docs/validation.md: errors on real engines, intervals, claims, the columns of a CSV."""
+"""Parts of docs/validation.md: errors on real engines, intervals, claims, columns of the CSV."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ KNOWN_BEFORE = (
         " (Llama-3.1-8B-FP8 on vLLM 0.12, gpt-oss on vLLM 0.11.2)."
     ),
 )
-"""What a reader of the errors has to know: which of the numbers behind them had seen them."""
+"""Note on the errors: which constants were chosen with knowledge of these rows."""
 
 
 COLUMNS = (
@@ -149,7 +149,7 @@ def _coverage() -> list[str]:
 
 
 def _claims() -> list[str]:
-    """How often "below this limit, with this confidence" is right."""
+    """Return how often a statement "below this limit, with this confidence" is right."""
     claims = read_evidence().claims
     levels = sorted({each.confidence for each in claims})
     shares: dict[tuple[str, str], list[str]] = {}

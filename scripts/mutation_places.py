@@ -1,4 +1,4 @@
-"""Where code can be changed by the operators of cosmic-ray, and calls that note who gets there."""
+"""Places that cosmic-ray's operators can change, and probes that record which tests reach them."""
 
 from __future__ import annotations
 

@@ -142,7 +142,7 @@ def page() -> str:
 
 
 def _line(claim: Claim) -> str:
-    """Write one row of the page."""
+    """Return one row of the page."""
     cells = (
         claim.seed,
         claim.text,
@@ -155,12 +155,12 @@ def _line(claim: Claim) -> str:
 
 
 def cell(text: str) -> str:
-    """Write text that a table takes."""
+    """Return text escaped for a table."""
     return text.replace("|", "/").replace("\n", " ").replace("<", "&lt;")
 
 
 def _shown(value: Value | None) -> str:
-    """Write a value with four figures."""
+    """Return a value with four digits."""
     if value is None:
         return ""
     if isinstance(value, bool):

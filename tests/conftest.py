@@ -28,8 +28,14 @@ TIMEOUT_S = {"campaign": 3600, "engine": 600}
 """Of tests with these marks, the first that fits; `timeout` in pyproject.toml is for the rest."""
 
 WALLCLOCK = {
-    f"tests/loadtest/test_{name}.py"
-    for name in ("arrival", "capacity", "client", "dispatcher", "locust", "run", "selftest", "tls")
+    "tests/loadtest/cli/test_lost_processes.py",
+    "tests/loadtest/cli/test_run.py",
+    "tests/loadtest/selftest/test_selftest.py",
+    "tests/loadtest/studies/test_capacity_search.py",
+    *(
+        f"tests/loadtest/client/test_{name}.py"
+        for name in ("client", "dispatcher", "kernel_timestamps", "locustfile", "tls")
+    ),
 }
 """Files whose tests time a real client or start one: no two of these tests run at once."""
 

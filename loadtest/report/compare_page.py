@@ -8,7 +8,7 @@ from rich.table import Table
 
 from loadtest.report.chart import FOUND, distribution, goodput
 from loadtest.report.html import document, escape, legend, paragraph, section, table
-from loadtest.verdict.window import evidence_of
+from loadtest.verdict.window import measurement_window
 from minicluster.units import seconds
 
 if TYPE_CHECKING:
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
     from loadtest.run.folder import Run
     from loadtest.studies.capacity_search import CapacitySearch
-    from loadtest.studies.compare import Side, Versus
+    from loadtest.studies.compare import RunComparison, Side
 
 NAMES = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "E2E"}
 CHANGE_HEADS = ("", "first", "second", "difference, 95 %", "")
 FOUND_WORDS = {True: "holds", False: "misses", None: "open"}
 
 
-def change_rows(versus: Versus) -> Iterator[tuple[str, ...]]:
+def change_rows(versus: RunComparison) -> Iterator[tuple[str, ...]]:
     """Yield a row for the requests that met the SLO, then one for each statistic."""
     good = versus.good
     yield (
@@ -52,7 +52,7 @@ def difference_text(low_s: float, high_s: float) -> str:
     return f"{1000 * low_s:+z.{digits}f} to {1000 * high_s:+z.{digits}f} ms"
 
 
-def versus_lines(versus: Versus) -> Iterator[str]:
+def versus_lines(versus: RunComparison) -> Iterator[str]:
     """Say which runs they are, and what weakens the comparison."""
     yield f"first:  {_side(versus.first)}"
     yield f"second: {_side(versus.second)}"
@@ -68,7 +68,7 @@ def versus_lines(versus: Versus) -> Iterator[str]:
     yield from versus.notes
 
 
-def versus_table(versus: Versus) -> Table:
+def versus_table(versus: RunComparison) -> Table:
     """Return the table of a terminal."""
     found = Table(title="second less first")
     for head in CHANGE_HEADS:
@@ -78,14 +78,14 @@ def versus_table(versus: Versus) -> Table:
     return found
 
 
-def versus_page(versus: Versus, first: Run, second: Run) -> str:
+def versus_page(versus: RunComparison, first: Run, second: Run) -> str:
     """Draw both runs: table, and distributions over each other."""
     lines = "".join(map(paragraph, versus_lines(versus)))
     drawn = []
     for metric in ("ttft", "tpot"):
         values = [
-            [v for s in evidence_of(run).answered if (v := getattr(s, f"{metric}_s")) is not None]
-            for run in (first, second)
+            [v for s in answered if (v := getattr(s, f"{metric}_s")) is not None]
+            for answered in (measurement_window(run).answered for run in (first, second))
         ]
         if all(values):
             marks = legend({"measured": "first", "predicted": "second"})

@@ -1,4 +1,4 @@
-"""One run as it lies in its folder."""
+"""The folder of a run: what the client needs, what it leaves, and what is judged."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RESULTS = ("samples.jsonl", "client.json", "verdict.json", "report.html")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One run as it lies in its folder."""
+    """A run as its folder contains it."""
 
     job: Job
     plan: Plan | None
@@ -34,12 +34,12 @@ class Run:
 
     @property
     def measured(self) -> tuple[Sample, ...]:
-        """The samples that count."""
+        """The samples of the window."""
         return tuple(s for s in self.samples if s.in_window)
 
     @property
     def content(self) -> dict[int, tuple[int, ...]]:
-        """Blocks that prompts share, by index, where a trace names them."""
+        """Ids of the content blocks of each request whose trace has them, by index."""
         return {r.index: r.content for r in self.schedule if r.content}
 
 
@@ -47,7 +47,7 @@ def prepare(
     folder: Path, job: Job, schedule: tuple[ScheduledRequest, ...], plan: Path | None
 ) -> None:
     """
-    Write into *folder* what the client needs; results of an earlier run there are removed.
+    Write the files that the client needs; results of an earlier run in *folder* are removed.
 
     Raises:
         InputError: the folder cannot be written.
@@ -71,8 +71,7 @@ def read_run(folder: Path) -> Run:
     Read the run in *folder*.
 
     Raises:
-        InputError: a file is missing or not what this version writes.
-
+        InputError: a file is missing, or is not what this version writes.
     """
     job = read_job(folder / "run.json")
     samples = read_samples(folder / "samples.jsonl")
@@ -86,7 +85,7 @@ def read_run(folder: Path) -> Run:
 
 
 def _realised(job: Job, samples: tuple[Sample, ...]) -> Window:
-    """Return when the requests that count were really due: only a closed loop itself knows."""
+    """Return the window in which a closed loop's counted requests were due."""
     due = sorted(s.due_s for s in samples if s.in_window)
     if len(due) < 2 or due[0] == due[-1]:  # noqa: PLR2004  (no gap between fewer)
         return job.window

@@ -1,4 +1,4 @@
-"""Server-sent events: bytes, cut anywhere, to the data of the events."""
+"""Server-sent events: from bytes in pieces of any size to the data of each event."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class EventParser:
     """
     Parse a `text/event-stream` as its bytes arrive.
 
-    Lines end in LF or CRLF. Comments and every field but `data` are skipped; an event that
-    its blank line does not close is not delivered, as the standard has it.
+    Lines end in LF or CRLF. Comments and all fields but `data` are skipped; an event without its
+    closing blank line is not delivered, as the standard says.
     """
 
     def __init__(self) -> None:
@@ -30,12 +30,12 @@ class EventParser:
 
     def feed(self, received: bytes) -> list[bytes]:
         """
-        Take the next bytes, return the data of the events that they complete.
+        Process the next bytes, and return the data of the events that they complete.
 
         Raises:
             EventTooLongError: an event is far longer than any, and has not ended yet.
         """
-        new = len(self._received)  # what came before holds no line end
+        new = len(self._received)  # the earlier bytes have no line end
         self._received += received
         events = []
         while (end := self._received.find(b"\n", new)) >= 0:

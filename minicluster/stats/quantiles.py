@@ -1,4 +1,4 @@
-"""How a latency is spread: its mean and percentiles, from the raw samples."""
+"""Quantiles of raw samples, and the summary of a latency: mean, percentiles, maximum."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
 LEVELS = {"p50": 0.50, "p90": 0.90, "p95": 0.95, "p99": 0.99}
-"""Share of the values that each percentile is not exceeded by."""
+"""Fraction of the values that do not exceed each percentile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +76,7 @@ def weighted_quantile(
     return float(ascending[min(at, len(ascending) - 1)])
 
 
-def spread(values: Sequence[float]) -> LatencySummary | None:
+def summarise(values: Sequence[float]) -> LatencySummary | None:
     """Summarise *values*; `None` if there are none."""
     if not len(values):
         return None

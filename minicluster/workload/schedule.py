@@ -22,10 +22,10 @@ class ScheduledRequest:
         due_s: scheduled arrival, seconds after the start; 0 if it waits for `previous`.
         previous: index of the request that has to be answered first; `None`: none.
         think_s: from that answer to this arrival.
-        session: conversation that it is a turn of; its prompt holds what was said before.
-        content: ids of its prompt's first blocks of 512 tokens, from a trace; equal ids, equal
+        session: conversation of which it is a turn; its prompt contains the earlier turns.
+        content: ids of its prompt's first blocks of 512 tokens, from a trace; equal ids mean equal
             tokens.
-        prefix_tokens: of its prompt, the same in all prompts of the run.
+        prefix_tokens: first tokens of its prompt that all prompts of the run have in common.
     """
 
     index: int

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from minicluster.specs.slo import PERCENTILES
-from minicluster.stats.quantiles import spread
+from minicluster.stats.quantiles import summarise
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -63,5 +63,5 @@ class Measured:
 
 def _statistics(values: list[float]) -> dict[str, float] | None:
     """Return mean and percentiles; `None` where there is nothing."""
-    found = spread(values)
+    found = summarise(values)
     return None if found is None else {f"{name}_s": found.at(name) for name in PERCENTILES}

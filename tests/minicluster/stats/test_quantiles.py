@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minicluster.stats.quantiles import LEVELS, quantile, quantiles, spread, weighted_quantile
+from minicluster.stats.quantiles import LEVELS, quantile, quantiles, summarise, weighted_quantile
 
 SECONDS = st.lists(st.floats(0, 1e3), min_size=1, max_size=300)
 LEVEL = st.integers(1, 100).map(lambda percent: percent / 100)
@@ -24,7 +24,7 @@ def test_percentile_and_share_say_the_same(values: list[float], name: str, limit
 @given(SECONDS)
 def test_percentiles_are_ordered_samples(values: list[float]) -> None:
     """Percentiles ascend to the maximum, and each is one of the values."""
-    found = spread(values)
+    found = summarise(values)
 
     assert found is not None
     ladder = [found.p50_s, found.p90_s, found.p95_s, found.p99_s, found.max_s]
@@ -34,7 +34,7 @@ def test_percentiles_are_ordered_samples(values: list[float]) -> None:
 
 def test_closed_form() -> None:
     """Of 1 to 100 the k-th percentile is k and the mean 50.5."""
-    found = spread(list(range(100, 0, -1)))
+    found = summarise(list(range(100, 0, -1)))
 
     assert found is not None
     assert (found.p50_s, found.p90_s, found.p95_s, found.p99_s) == (50, 90, 95, 99)
@@ -43,7 +43,7 @@ def test_closed_form() -> None:
 
 def test_nothing_has_no_spread() -> None:
     """No values, no numbers."""
-    assert spread([]) is None
+    assert summarise([]) is None
 
 
 @given(SECONDS, st.lists(st.sampled_from(sorted(LEVELS)), min_size=1))

@@ -11,7 +11,7 @@ import pytest
 
 from loadtest.report.compare_page import change_rows, difference_text, versus_lines
 from loadtest.studies.compare import compare_runs, to_json
-from loadtest.verdict.window import evidence_of
+from loadtest.verdict.window import measurement_window
 
 if TYPE_CHECKING:
     from conftest import RunMaker, SampleMaker
@@ -105,7 +105,7 @@ def test_marks_reckon_with_how_many_they_are(make_run: RunMaker, make_sample: Sa
 @pytest.mark.parametrize(
     ("client", "says"),
     [
-        ({"cpu_fraction": 0.99}, "invalid: the load client was not fit: saturated"),
+        ({"cpu_fraction": 0.99}, "invalid: the load client was not fit: it was saturated"),
         ({"stop": "died"}, "failed: http://127.0.0.1:1 stopped answering"),
         ({"stop": "interrupted"}, "interrupted: the run was interrupted"),
         ({"stop": "short of a worker"}, "invalid: the load client was short of a worker"),
@@ -130,6 +130,6 @@ def test_shares_are_paired_behind_both_warmups(
     first, second = make_run(warm), make_run(cold)
     found = compare_runs(first, second, NAMES)
 
-    assert len(evidence_of(second).requests) < len(evidence_of(first).requests)
+    assert len(measurement_window(second).requests) < len(measurement_window(first).requests)
     assert found.paired
     assert (found.good.low, found.good.high) == (0, 0)

@@ -16,15 +16,14 @@ from loadtest.cli.studies import _exit
 from loadtest.report.compare_page import search_lines
 from loadtest.run.client_health import write_client
 from loadtest.studies.capacity import Probe, capacity, next_rate
-from loadtest.studies.capacity_search import CapacitySearch, go_on, resumed, to_json
+from loadtest.studies.capacity_search import CapacitySearch, resume_search, run_search, to_json
 from minicluster.errors import Exit, Inconclusive, InputError
 from minicluster.plan import to_json as plan_json
 from minicluster.specs.slo import SloSpec
 from minicluster.workload.samples import Sample, to_line
 from minicluster.workload.schedule import read_schedule
-
-from .command import loadtest
-from .jobs import CLIENT
+from tests.loadtest.command import loadtest
+from tests.loadtest.jobs import CLIENT
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -144,7 +143,7 @@ def test_a_search_goes_on_where_it_was(tmp_path: Path) -> None:
     """What was tried is not tried again; a search of something else is refused."""
     (tmp_path / "search.json").write_text(to_json(SEARCH))
 
-    assert resumed(FRESH, tmp_path) == SEARCH
+    assert resume_search(FRESH, tmp_path) == SEARCH
     tried = []
 
     def measure(rate: float, num: int, name: str) -> Verdict:
@@ -152,14 +151,14 @@ def test_a_search_goes_on_where_it_was(tmp_path: Path) -> None:
         raise InterruptedError
 
     with pytest.raises(InterruptedError):
-        go_on(SEARCH, measure, tmp_path)
+        run_search(SEARCH, measure, tmp_path)
     assert tried == [(pytest.approx((9 * 10) ** 0.5), 47, "try-4")]
     for other in (replace(FRESH, host="http://other"), replace(FRESH, most_requests=99)):
         with pytest.raises(InputError, match="another search"):
-            resumed(other, tmp_path)
+            resume_search(other, tmp_path)
     (tmp_path / "search.json").write_text("{")
     with pytest.raises(InputError):
-        resumed(FRESH, tmp_path)
+        resume_search(FRESH, tmp_path)
 
 
 def said(
@@ -171,11 +170,11 @@ def said(
     settled: bool = True,
 ) -> Verdict:
     """Return a verdict as far as a search looks at it."""
-    promise = SimpleNamespace(
+    result = SimpleNamespace(
         metric="ttft",
         measured_s=0.1,
         attained_fraction=0.9,
-        verdict="open" if word == "inconclusive" else "kept",
+        verdict="inconclusive" if word == "inconclusive" else "met",
         num_needed=needed,
         num_requests=counted,
     )
@@ -183,7 +182,7 @@ def said(
     verdict: Any = SimpleNamespace(
         verdict=word,
         reasons=(f"{word} it is",),
-        promises=(promise,),
+        slo=(result,),
         throughput=throughput,
         window=SimpleNamespace(settled=settled),
     )
@@ -208,7 +207,7 @@ class Endpoint:
 def test_more_requests_narrow_what_a_search_found(tmp_path: Path) -> None:
     """Resumed with longer tries, those that told nothing are made again, from where they were."""
     endpoint = Endpoint()
-    short = go_on(FRESH, endpoint, tmp_path)
+    short = run_search(FRESH, endpoint, tmp_path)
     assert short.found.low is not None
     assert short.found.high is not None
     assert short.found.low <= 10 < short.found.high
@@ -218,7 +217,9 @@ def test_more_requests_narrow_what_a_search_found(tmp_path: Path) -> None:
     assert all(p.num_requests == 100 for p in unclear)
 
     endpoint.tried.clear()
-    longer = go_on(resumed(replace(FRESH, most_requests=100_000), tmp_path), endpoint, tmp_path)
+    longer = run_search(
+        resume_search(replace(FRESH, most_requests=100_000), tmp_path), endpoint, tmp_path
+    )
     assert endpoint.tried[0] == (unclear[0].folder, 200)
     assert longer.found.low is not None
     assert longer.found.high is not None
@@ -256,7 +257,7 @@ def test_a_try_that_told_nothing_is_as_long_as_it_lacks(
         return said("inconclusive" if len(tried) == 1 else "invalid", rate, **lacks)
 
     with pytest.raises(Inconclusive):
-        go_on(replace(FRESH, most_requests=1000), measure, tmp_path)
+        run_search(replace(FRESH, most_requests=1000), measure, tmp_path)
     assert tried == [47, then]
 
 
@@ -264,7 +265,7 @@ def test_an_invalid_try_ends_the_search(tmp_path: Path) -> None:
     """It is no limit: the reasons are said, and the search goes on from the tries before it."""
     probes = (*SEARCH.probes[:1], replace(probe(10, holds=None), verdict="invalid"))
     (tmp_path / "search.json").write_text(to_json(replace(SEARCH, probes=probes)))
-    before = resumed(FRESH, tmp_path)  # as earlier versions left it
+    before = resume_search(FRESH, tmp_path)  # as earlier versions left it
     assert before.probes == SEARCH.probes[:1]
 
     tried = []
@@ -275,10 +276,10 @@ def test_an_invalid_try_ends_the_search(tmp_path: Path) -> None:
 
     for _ in range(2):
         with pytest.raises(Inconclusive, match="invalid it is") as stopped:
-            go_on(resumed(FRESH, tmp_path), measure, tmp_path)
+            run_search(resume_search(FRESH, tmp_path), measure, tmp_path)
         assert stopped.value.exit_code == Exit.INCONCLUSIVE
     assert tried == [10, 12.5, 12.5]
-    assert [p.requests_per_s for p in resumed(FRESH, tmp_path).probes] == [8, 10]
+    assert [p.requests_per_s for p in resume_search(FRESH, tmp_path).probes] == [8, 10]
 
 
 @pytest.mark.parametrize(
@@ -349,7 +350,7 @@ def test_a_server_with_so_many_slots(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A server of 8 slots and 0.2 s a request holds 40 requests/s: found, compared, resumed."""
-    monkeypatch.setattr(studies, "watch", lambda folder, _job: queued(folder))
+    monkeypatch.setattr(studies, "run_with_progress_bar", lambda folder, _job: queued(folder))
     slo = SloSpec(ttft_s=0.5, tpot_s=None, percentile="p50")
     plan = tmp_path / "plan.json"
     plan.write_text(plan_json(make_plan(rate=30.0, num_output=11, slo=slo)))
@@ -362,7 +363,7 @@ def test_a_server_with_so_many_slots(
     assert done.returncode == again.returncode == Exit.DONE, done.stderr
     assert max(p["requests_per_s"] for p in found if p["holds"]) > 30
     assert 40 < min(p["requests_per_s"] for p in found if p["holds"] is False) < 65
-    assert f"resumed after {len(found)} tries" in again.stderr
+    assert f"resume_search after {len(found)} runs" in again.stderr
     assert "<svg" in (out / "search.html").read_text()
 
 

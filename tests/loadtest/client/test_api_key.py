@@ -10,9 +10,8 @@ from loadtest.client.api_key import VARIABLES, authorization
 from loadtest.run.run_config import RunLength
 from minicluster.errors import Exit, InputError
 from minicluster.workload.samples import read_samples
-
-from .command import run
-from .sending import judged, order, send
+from tests.loadtest.command import run
+from tests.loadtest.sending import judged, order, send
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,8 +13,7 @@ from loadtest.run.run_config import default_requests
 from loadtest.studies.capacity_search import enough_requests
 from minicluster.errors import Exit
 from minicluster.specs.slo import SloSpec
-
-from .command import loadtest, run
+from tests.loadtest.command import loadtest, run
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -76,20 +75,32 @@ def test_help_is_whole(command: str, width: int) -> None:
         ([*BASE, "--think", "-1"], "think_s"),
         ([*BASE, "--stages", "fast"], "--stages"),
         (["--slo", "ttft=1", "--trace", "no-such-trace.csv"], "no-such-trace.csv"),
-        ([*BASE, "--users", "3"], "--rate is 5.0; expected left out: --users says it"),
-        ([*BASE, "--stages", "5x5"], "--rate is 5.0; expected left out: --stages says it"),
-        ([*BASE, "--trace", "t.csv"], "--rate is 5.0; expected left out: --trace says it"),
-        ([*BASE[2:], "--trace", "t.csv"], "--input-tokens is '10'; expected left out: --trace"),
-        ([*BASE[4:], "--trace", "t.csv"], "--output-tokens is '10'; expected left out: --trace"),
-        (["--prefix-tokens", "5", "--trace", "t.csv"], "expected left out: --trace says it"),
+        ([*BASE, "--users", "3"], "--rate is 5.0; expected no such option with --users"),
+        ([*BASE, "--stages", "5x5"], "--rate is 5.0; expected no such option with --stages"),
+        ([*BASE, "--trace", "t.csv"], "--rate is 5.0; expected no such option with --trace"),
+        (
+            [*BASE[2:], "--trace", "t.csv"],
+            "--input-tokens is '10'; expected no such option with --trace",
+        ),
+        (
+            [*BASE[4:], "--trace", "t.csv"],
+            "--output-tokens is '10'; expected no such option with --trace",
+        ),
+        (["--prefix-tokens", "5", "--trace", "t.csv"], "expected no such option with --trace"),
         ([*BASE, "--think", "1"], "--think is 1.0; expected --users or --turns"),
         ([*BASE, "--skip-unanswered"], "--skip-unanswered"),
         ([*BASE, "--prefix-tokens", "10"], "prefix_tokens"),
         ([*BASE, "--timeout", "0"], "--timeout"),
         (["no-such-plan.json"], "no-such-plan.json"),
         (["no-such-plan.json", "--rate", "5"], "--rate"),
-        (["no-such-plan.json", "--prefix-tokens", "5"], "--prefix-tokens is 5; expected left out"),
-        (["no-such-plan.json", "--vocab-size", "500"], "--vocab-size is 500; expected left out"),
+        (
+            ["no-such-plan.json", "--prefix-tokens", "5"],
+            "--prefix-tokens is 5; expected no such option with a plan",
+        ),
+        (
+            ["no-such-plan.json", "--vocab-size", "500"],
+            "--vocab-size is 500; expected no such option with a plan",
+        ),
     ],
 )
 def test_bad_options(

@@ -19,7 +19,7 @@ from loadtest.report.page import page
 from loadtest.studies.capacity import Probe
 from loadtest.studies.capacity_search import CapacitySearch
 from loadtest.studies.compare import compare_runs
-from loadtest.verdict.goodput_curve import Foreseen
+from loadtest.verdict.goodput_curve import GoodputCurve
 from loadtest.verdict.prediction import TOLERANCE
 from loadtest.verdict.resimulation import PredictedRequest, Resimulation
 from loadtest.verdict.verdict import conclude
@@ -136,16 +136,16 @@ def test_report(browser: Browser, run: Run, tmp_path: Path) -> None:
         longest_stall_s=0.02,
         phases_s={"request overhead": 0.01, "queue": 0.04, "prefill": 0.05},
     )
-    replay = Resimulation(
+    resimulation = Resimulation(
         requests=dict.fromkeys(range(4800), foretold),
         itl={"mean": 0.02, "p50": 0.02, "p90": 0.02, "p95": 0.02, "p99": 0.02},
     )
-    verdict = conclude(run, TOLERANCE, require_prediction=False, replay=replay)
-    foreseen = Foreseen(
+    verdict = conclude(run, TOLERANCE, require_prediction=False, resimulation=resimulation)
+    foreseen = GoodputCurve(
         points=((200.0, 200.0), (320.0, 318.0), (400.0, 380.0), (440.0, 210.0)),
         limit_requests_per_s=400.0,
     )
-    seen = look(browser, page(run, verdict, replay, foreseen), tmp_path, "report")
+    seen = look(browser, page(run, verdict, resimulation, foreseen), tmp_path, "report")
     text, shapes = str(seen["text"]), seen["shapes"]
 
     assert seen["wide"]

@@ -23,7 +23,7 @@ from minicluster.stats.confidence import (
 )
 from minicluster.stats.warmup import mser5_of_measured
 
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))
 from verdict_coverage import cell_of, measure
 from verdict_small import Queue, draw
 
@@ -87,7 +87,7 @@ def test_independent_values_weigh_what_they_count() -> None:
 def test_repeated_values_weigh_as_one() -> None:
     """Every value 50 times in a row: 50 of them are worth one, and the largest estimate counts."""
     found = [
-        design_effect(np.repeat(np.random.default_rng(seed).exponential(size=4000), 50)).seen
+        design_effect(np.repeat(np.random.default_rng(seed).exponential(size=4000), 50)).estimate
         for seed in range(10)
     ]
 
@@ -98,7 +98,7 @@ def test_repeated_values_weigh_as_one() -> None:
 def test_design_effect_closed_form(count: int, stays: float) -> None:
     """Correlation r ** k has the effect (1 + r) / (1 - r), on average in longer runs."""
     rng = np.random.default_rng(2)
-    found = [design_effect(persistent(rng, count, stays)).seen for _ in range(60)]
+    found = [design_effect(persistent(rng, count, stays)).estimate for _ in range(60)]
 
     assert np.mean(found) == pytest.approx((1 + stays) / (1 - stays), rel=0.2)
 
@@ -107,7 +107,7 @@ def test_what_lasts_as_long_as_a_request() -> None:
     """30 in service, each as slow as the number beside it: 40, where order one would see 87."""
     queue = Queue(servers=0, load=30, service="0.3")
     found = [
-        design_effect(draw(np.random.default_rng(seed), queue, 2600)[1, 600:]).seen
+        design_effect(draw(np.random.default_rng(seed), queue, 2600)[1, 600:]).estimate
         for seed in range(40)
     ]
 
@@ -117,8 +117,8 @@ def test_what_lasts_as_long_as_a_request() -> None:
 @pytest.mark.parametrize(("freedom", "t"), [(5, 2.571), (10, 2.228), (30, 2.042)])
 def test_an_unsure_effect_widens_an_interval_as_student_says(freedom: float, t: float) -> None:
     """The interval is t / z times as wide, t from the tables: so the effect is its square."""
-    effect = DesignEffect(seen=4.0, freedom=freedom)
-    sure, unsure = (share_interval(0.5, 10**6, each) for each in (4.0, effect.reckoned))
+    effect = DesignEffect(estimate=4.0, freedom=freedom)
+    sure, unsure = (share_interval(0.5, 10**6, each) for each in (4.0, effect.adjusted))
 
     assert unsure.high is not None
     assert sure.high is not None
@@ -143,10 +143,10 @@ def test_what_stretches_have_in_common_is_seen_without_bias() -> None:
 @given(st.floats(1, 1000), st.floats(2, 1e6))
 def test_what_is_unsure_counts_more(seen: float, freedom: float) -> None:
     """More degrees of freedom never widen an interval, without end they add nothing."""
-    effect = DesignEffect(seen=seen, freedom=freedom)
+    effect = DesignEffect(estimate=seen, freedom=freedom)
 
-    assert effect.reckoned >= DesignEffect(seen=seen, freedom=2 * freedom).reckoned >= seen
-    assert DesignEffect(seen=seen, freedom=math.inf).reckoned == pytest.approx(seen)
+    assert effect.adjusted >= DesignEffect(estimate=seen, freedom=2 * freedom).adjusted >= seen
+    assert DesignEffect(estimate=seen, freedom=math.inf).adjusted == pytest.approx(seen)
 
 
 @given(st.integers(1, 5000), st.floats(0, 1), st.floats(1, 100))

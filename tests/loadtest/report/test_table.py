@@ -48,7 +48,7 @@ def test_the_clients_error_fits() -> None:
     title, *lines = out.getvalue().splitlines()
 
     assert "…" not in out.getvalue()
-    assert title.strip() == "client error: measured less what the bundled server did"
+    assert title.strip() == "client error: measured minus the mock server's own times"
     heads = [line.replace("┃", " ").split() for line in lines[:2]]
     assert " ".join(heads[0]) == "gap events TTFT TTFT ITL TPOT CPU"
     assert " ".join(heads[1]) == "streams ms /s p50 ms p99 ms p99 ms p99 ms % fit"

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from loadtest.client.prompts import Prompts
 from minicluster.workload.schedule import ScheduledRequest
-
-from .jobs import JOB
+from tests.loadtest.jobs import JOB
 
 PROMPTS = Prompts(JOB)
 

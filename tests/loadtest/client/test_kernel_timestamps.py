@@ -12,12 +12,11 @@ import gevent
 import pytest
 
 from loadtest.client import kernel_timestamps
-from loadtest.client.kernel_timestamps import ask_for_stamps, receive
+from loadtest.client.kernel_timestamps import enable_timestamps, receive
 from loadtest.run.run_config import RunLength
-from loadtest.selftest.mock_config import MockConfig
-from loadtest.selftest.selftest import fake_server, read_truth
-
-from .sending import order, send
+from loadtest.selftest.mock_stream import MockConfig
+from loadtest.selftest.selftest import mock_server, read_truth
+from tests.loadtest.sending import order, send
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,7 +37,7 @@ def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
         far, _ = listener.accept()
         with far:
             near.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            ask_for_stamps(far)
+            enable_timestamps(far)
             for _ in range(100):  # the kernel begins to stamp a moment after it was asked to
                 near.send(b"?")
                 if receive(far, 1)[1].by_kernel:
@@ -114,7 +113,7 @@ def test_the_bundled_server_knows_when_it_was_asked(tmp_path: Path) -> None:
     """Its log has the request's arrival, between connect and the first token."""
     log, body = tmp_path / "log", json.dumps({"prompt": [1], "max_tokens": 2}).encode()
     head = b"POST /v1/completions HTTP/1.1\r\nx-request-id: a-7\r\ncontent-length: %d\r\n\r\n"
-    with fake_server(MockConfig(ttft_s=0.05, itl_s=0.01), log) as host:
+    with mock_server(MockConfig(ttft_s=0.05, itl_s=0.01), log) as host:
         address, _, port = host.removeprefix("http://").partition(":")
         with socket.create_connection((address, int(port))) as near:
             near.sendall(head % len(body) + body[:5])
@@ -144,7 +143,7 @@ def test_gaps_are_right_though_the_reader_wakes_late(tmp_path: Path) -> None:
             time.sleep(0.08)  # nothing else has a turn meanwhile
             gevent.sleep(0.02)
 
-    with fake_server(MockConfig(ttft_s=0.1, itl_s=0.13), log) as host:
+    with mock_server(MockConfig(ttft_s=0.1, itl_s=0.13), log) as host:
         job = order(host, RunLength(num_requests=1, warmup_s=0))
         run = send(job, tmp_path / "run", keep_busy)
     (sample,) = run.measured

@@ -1,4 +1,4 @@
-"""Runs against the fake server: what they measure, whatever the shape of the load; how they end."""
+"""Runs against the mock server: measurements for each shape of the load, and how runs end."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import json
 import signal
 import subprocess
 import sys
-import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -15,8 +14,16 @@ from loadtest.verdict import goodput_curve
 from minicluster.errors import Exit
 from minicluster.plan import to_json
 from minicluster.specs.slo import SloSpec
-
-from .command import COMMAND, FAST, PATIENT, SHORT, answered, loadtest, run, verdict_in
+from tests.loadtest.command import (
+    FAST,
+    PATIENT,
+    answered,
+    loadtest,
+    run,
+    start_run,
+    verdict_in,
+    wait_for,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -44,7 +51,7 @@ def test_planned_run_compares_with_the_prediction(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With a plan the table has all three columns; a prediction far off fails where required."""
-    monkeypatch.setattr(goodput_curve, "LOADS", (1.1,))  # each is a process of its own
+    monkeypatch.setattr(goodput_curve, "LOAD_FACTORS", (1.1,))  # each is a process of its own
     host = start_server(ttft_s=0.05, itl_s=0.02)
     plan = tmp_path / "plan.json"
     plan.write_text(to_json(make_plan(ttft_s=5.0, slo=SloSpec(ttft_s=30.0, tpot_s=5.0))))
@@ -82,23 +89,6 @@ def test_unanswered_requests_of_a_trace(start_server: ServerStarter, tmp_path: P
 
     assert "left out 5 requests without an answer" in done.stderr
     assert len(answered(tmp_path)) == 15
-
-
-def start_run(host: str, folder: Path) -> subprocess.Popen[str]:
-    """Start a long run and wait until the first answers are there."""
-    extent = ["--duration", "300", "--slo", PATIENT, "-o", str(folder)]
-    command = [*COMMAND, "run", "--host", host, "--rate", "40", *SHORT, *extent]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    wait_for(lambda: (folder / "samples.jsonl").exists() and len(answered(folder)) > 10)
-    return process
-
-
-def wait_for(condition: Any) -> None:  # noqa: ANN401
-    """Wait for *condition*, at most a minute."""
-    until = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.1)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -45,15 +45,15 @@ def answered(ttfts: list[float]) -> list[Sample]:
 @given(st.lists(st.floats(0, 2), max_size=200), st.integers(0, 50))
 def test_the_percentile_says_what_the_share_says(ttfts: list[float], num_lost: int) -> None:
     """A p90 within its limit, and 90 % of all requests, lost ones too, within it, are the same."""
-    promise = judge(SLO, [*answered(ttfts), *[None] * num_lost])[0]
+    result = judge(SLO, [*answered(ttfts), *[None] * num_lost])[0]
     within = sum(ttft <= 1.0 for ttft in ttfts)
-    measured = promise.measured_s
+    measured = result.measured_s
 
-    assert promise.num == len(ttfts) + num_lost
-    assert promise.num_missed == promise.num - within
-    assert promise.attained_low <= promise.attained_fraction <= promise.attained_high
+    assert result.num == len(ttfts) + num_lost
+    assert result.num_missed == result.num - within
+    assert result.attained_low <= result.attained_fraction <= result.attained_high
     assert (measured is not None and measured <= 1.0) == (
-        promise.num > 0 and 10 * within >= 9 * promise.num
+        result.num > 0 and 10 * within >= 9 * result.num
     )
 
 
@@ -62,31 +62,31 @@ def test_a_verdict_is_what_the_interval_leaves_no_doubt_of(
     ttfts: list[float], percentile: str
 ) -> None:
     """Kept and missed say on which side the interval lies; open says how many would tell."""
-    promise = judge_limit("ttft", np.array(ttfts), limit_s=1.0, percentile=percentile)
+    result = judge_limit("ttft", np.array(ttfts), limit_s=1.0, percentile=percentile)
     level = LEVELS[percentile]
 
     enough = len(ttfts) >= samples_needed(level)
     proven_below = level if enough else min(level, 0.5)
 
-    assert (promise.verdict == "kept") == (enough and promise.attained_low >= level)
-    assert (promise.verdict == "missed") == (promise.attained_high < proven_below)
-    if promise.verdict == "open" and promise.num_needed is not None:
-        assert promise.num_needed > promise.num
+    assert (result.verdict == "met") == (enough and result.attained_low >= level)
+    assert (result.verdict == "missed") == (result.attained_high < proven_below)
+    if result.verdict == "inconclusive" and result.num_needed is not None:
+        assert result.num_needed > result.num
 
 
 def test_requests_without_an_answer_are_no_latency(make_sample: SampleMaker) -> None:
     """Lost requests move the percentile to no value at all, never to a number."""
-    promise = judge(SLO, [make_sample()] * 80 + [None] * 20)[0]
+    result = judge(SLO, [make_sample()] * 80 + [None] * 20)[0]
 
-    assert promise.measured_s is None
-    assert promise.num_missed == 20
+    assert result.measured_s is None
+    assert result.num_missed == 20
 
 
 def test_answer_in_one_chunk_keeps_its_tpot(make_sample: SampleMaker) -> None:
     """Where there is no second chunk there is no time between chunks to miss."""
     _, tpot = judge(SLO, [make_sample(num_output=1)] * 400)
 
-    assert tpot.verdict == "kept"
+    assert tpot.verdict == "met"
 
 
 def test_lost_answers_lose_their_gaps(make_sample: SampleMaker) -> None:
@@ -102,7 +102,7 @@ def test_gaps_of_few_requests_prove_nothing(make_sample: SampleMaker) -> None:
     slo = SloSpec(tpot_s=None, itl_s=0.05, percentile="p99")
     itl = judge(slo, [make_sample(k, k / 10, num_output=51) for k in range(100)])[1]
 
-    assert (itl.num, itl.num_requests, itl.verdict) == (5000, 100, "open")
+    assert (itl.num, itl.num_requests, itl.verdict) == (5000, 100, "inconclusive")
     assert itl.num_needed == samples_needed(0.99)
 
 
@@ -117,35 +117,35 @@ def test_a_stall_of_many_streams_is_one_event(make_sample: SampleMaker) -> None:
     itl = judge(slo, stalled)[1]
     requests = np.concatenate([s.gaps_s for s in stalled])
 
-    assert itl.design_effect > 3 * design_effect(requests).seen
+    assert itl.design_effect > 3 * design_effect(requests).estimate
 
 
 @pytest.mark.parametrize(
     ("num", "num_lost", "verdict"),
     [
-        (4000, 0, "kept"),
-        (3000, 0, "open"),
+        (4000, 0, "met"),
+        (3000, 0, "inconclusive"),
         (4, 36, "missed"),
-        (100, 2, "open"),
-        (900, 100, "open"),
-        (3900, 200, "open"),
+        (100, 2, "inconclusive"),
+        (900, 100, "inconclusive"),
+        (3900, 200, "inconclusive"),
     ],
 )
 def test_too_few_requests_prove_nothing(num: int, num_lost: int, verdict: str) -> None:
     """p99 takes thousands of requests, or that most miss; one burst of lost ones is one event."""
     lost: list[Sample | None] = [None] * num_lost
-    promise = judge(SloSpec(tpot_s=None), [*answered([0.1] * num), *lost])[0]
+    result = judge(SloSpec(tpot_s=None), [*answered([0.1] * num), *lost])[0]
 
-    assert promise.verdict == verdict
+    assert result.verdict == verdict
 
 
-@pytest.mark.parametrize(("num", "verdict"), [(2000, "open"), (6000, "missed")])
+@pytest.mark.parametrize(("num", "verdict"), [(2000, "inconclusive"), (6000, "missed")])
 def test_misses_all_over_a_run_that_is_long_enough_prove_a_miss(num: int, verdict: str) -> None:
     """One request in twenty, here and there, is too many for a p99."""
     missed = np.random.default_rng(0).random(num) < 0.05
-    promise = judge_limit("ttft", 0.1 + 2 * missed, limit_s=1.0, percentile="p99")
+    result = judge_limit("ttft", 0.1 + 2 * missed, limit_s=1.0, percentile="p99")
 
-    assert promise.verdict == verdict
+    assert result.verdict == verdict
 
 
 def test_good_requests_meet_every_limit(make_sample: SampleMaker) -> None:

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 from minicluster.errors import Exit
 from minicluster.plan import to_json
 from minicluster.workload.samples import read_samples
-
-from .command import FAST, answered, loadtest, run, verdict_in
+from tests.loadtest.command import FAST, answered, loadtest, run, verdict_in
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,7 +21,7 @@ def test_bad_answers(start_server: ServerStarter, tmp_path: Path) -> None:
 
     assert done.returncode == Exit.TARGET_FAILED, done.stderr
     assert "bad status" in done.stdout
-    assert "told to fail" in done.stdout
+    assert "configured to fail" in done.stdout
     assert len(read_samples(tmp_path / "samples.jsonl")) >= 40
     assert verdict_in(tmp_path)["exit_code"] == Exit.TARGET_FAILED
 
@@ -34,7 +33,7 @@ def test_server_that_dies(start_server: ServerStarter, tmp_path: Path) -> None:
     assert done.returncode == Exit.TARGET_FAILED, done.stderr
     assert "stopped answering" in done.stdout
     assert answered(tmp_path)
-    assert verdict_in(tmp_path)["setting"]["wall_s"] < 60
+    assert verdict_in(tmp_path)["metadata"]["wall_s"] < 60
 
 
 def test_plan_for_another_model(

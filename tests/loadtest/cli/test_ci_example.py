@@ -18,7 +18,7 @@ import sizing.cli
 from minicluster.stats.confidence import samples_needed
 from minicluster.stats.quantiles import LEVELS
 
-EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "ci.yml"
+EXAMPLE = Path(__file__).parents[3] / "docs" / "examples" / "ci.yml"
 APPS = {"loadtest": loadtest.cli.app.app, "serving": serving.cli.app, "sizing": sizing.cli.app}
 
 

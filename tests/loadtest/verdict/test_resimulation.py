@@ -9,15 +9,15 @@ from xml.etree import ElementTree as ET
 import numpy as np
 import pytest
 
-from loadtest.report.judge import JudgeOptions, publish
+from loadtest.report.judge import JudgeOptions, judge_run
 from loadtest.report.junit import to_junit
 from loadtest.run.client_health import write_client
 from loadtest.run.folder import prepare
 from loadtest.studies.compare import compare_runs
-from loadtest.verdict.goodput_curve import foresee
+from loadtest.verdict.goodput_curve import predict_goodput
 from loadtest.verdict.phases import compare_phases
 from loadtest.verdict.prediction import TOLERANCE
-from loadtest.verdict.resimulation import let_in, replay
+from loadtest.verdict.resimulation import reached_engine, resimulate
 from loadtest.verdict.verdict import Verdict, conclude
 from minicluster.errors import InputError, MiniclusterError
 from minicluster.plan import to_json
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from loadtest.run.folder import Run
     from minicluster.workload.samples import Sample
 
-QUICK = JudgeOptions(tolerance=TOLERANCE, foresee=False)
+QUICK = JudgeOptions(tolerance=TOLERANCE, goodput_curve=False)
 
 
 @pytest.fixture
@@ -56,9 +56,9 @@ def as_simulated(make_sample: SampleMaker, *, apart_s: float = 1.0) -> list[Samp
 def test_requests_alone_take_what_the_formulas_say(
     plan_file: Path, make_sample: SampleMaker
 ) -> None:
-    """Of a request that meets no other the replay is the step model itself, in the run's order."""
+    """A request that meets no other takes what the step model says, in the run's order."""
     samples = as_simulated(make_sample)
-    found = replay(plan_file, list(reversed(samples)))
+    found = resimulate(plan_file, list(reversed(samples)))
 
     assert sorted(found.requests) == list(range(60))
     one = found.requests[7]
@@ -89,8 +89,8 @@ def ordered(samples: Sequence[Sample], **shared: object) -> list[ScheduledReques
 def test_a_shared_prefix_is_not_computed(plan_file: Path, make_sample: SampleMaker) -> None:
     """Of prompts that share two blocks with all others only the third one takes prefill's time."""
     samples = [replace(s, asked_input_tokens=96) for s in as_simulated(make_sample)]
-    found = replay(plan_file, samples, schedule=ordered(samples, prefix_tokens=64))
-    whole = replay(plan_file, samples, schedule=ordered(samples))
+    found = resimulate(plan_file, samples, schedule=ordered(samples, prefix_tokens=64))
+    whole = resimulate(plan_file, samples, schedule=ordered(samples))
 
     assert {round(r.phases_s["prefill"], 6) for r in found.requests.values()} == {0.01 + 32e-4}
     assert {round(r.phases_s["prefill"], 6) for r in whole.requests.values()} == {0.01 + 96e-4}
@@ -102,17 +102,17 @@ def test_what_was_said_before_is_not_computed(plan_file: Path, make_sample: Samp
         make_sample(4, 0.0, asked_input_tokens=64),
         make_sample(9, 5.0, asked_input_tokens=160),
     ]
-    found = replay(plan_file, turns, schedule=ordered(turns, session=7))
-    apart = replay(plan_file, turns, schedule=ordered(turns))
+    found = resimulate(plan_file, turns, schedule=ordered(turns, session=7))
+    apart = resimulate(plan_file, turns, schedule=ordered(turns))
 
     assert found.requests[9].phases_s["prefill"] == pytest.approx(0.01 + 96e-4)
     assert apart.requests[9].phases_s["prefill"] == pytest.approx(0.01 + 160e-4)
 
 
 def test_chance_in_the_arrivals_is_on_both_sides(plan_file: Path, make_sample: SampleMaker) -> None:
-    """Requests that come in a burst wait in the replay as they waited in the run."""
+    """Requests that come in a burst wait in the simulation as they waited in the run."""
     burst = [make_sample(k, 0.001 * (k % 30) + 5 * (k // 30)) for k in range(60)]
-    waits = [each.phases_s["queue"] for each in replay(plan_file, burst).requests.values()]
+    waits = [each.phases_s["queue"] for each in resimulate(plan_file, burst).requests.values()]
 
     assert max(waits) > 0.05
     assert min(waits) == pytest.approx(0.0)
@@ -124,7 +124,7 @@ def test_what_differs_is_named(plan_file: Path, make_sample: SampleMaker) -> Non
         replace(s, phases_s={"prefill": 0.0132, "handoff": 0.5}, due_s=s.due_s - 0.48)
         for s in as_simulated(make_sample)
     ]
-    phases = compare_phases(replay(plan_file, samples), samples)
+    phases = compare_phases(resimulate(plan_file, samples), samples)
 
     assert phases
     assert phases.explains == "KV transfer and first step"
@@ -138,7 +138,7 @@ def test_a_finer_server_splits_queue_and_prefill(plan_file: Path, make_sample: S
     """Where the server tells its queue and its step, they are compared apart."""
     told = {"prefill": 0.0132, "handoff": 0.02, "queue": 0.0, "step": 0.0132}
     samples = [replace(s, phases_s=told) for s in as_simulated(make_sample)]
-    phases = compare_phases(replay(plan_file, samples), samples)
+    phases = compare_phases(resimulate(plan_file, samples), samples)
 
     assert phases
     assert [row.name for row in phases.rows][1:3] == ["prefill queue", "prefill"]
@@ -150,7 +150,7 @@ def test_engines_of_both_pools_split_every_phase(plan_file: Path, make_sample: S
     told = {"prefill": 0.0132, "queue": 0.0, "step": 0.0132, "handoff": 0.12}
     told |= {"queue_time": 0.108, "time_to_first_token": 0.01}
     samples = [replace(s, phases_s=told, due_s=s.due_s - 0.1) for s in as_simulated(make_sample)]
-    phases = compare_phases(replay(plan_file, samples), samples)
+    phases = compare_phases(resimulate(plan_file, samples), samples)
 
     assert phases
     assert [row.name for row in phases.rows][3:5] == ["KV transfer", "first decode step"]
@@ -168,7 +168,7 @@ def test_a_prompt_that_decode_computes_has_no_pull(
     told = {"prefill": 0.0, "queue": 0.0, "step": 0.0, "handoff": 0.033}
     told |= {"time_to_first_token": 0.03}
     samples = [replace(s, phases_s=told) for s in as_simulated(make_sample)]
-    phases = compare_phases(replay(plan_file, samples), samples)
+    phases = compare_phases(resimulate(plan_file, samples), samples)
 
     assert phases
     seen = {row.name: row.measured_s for row in phases.rows}
@@ -181,9 +181,9 @@ def test_without_a_plan_that_can_be_simulated(tmp_path: Path, make_sample: Sampl
     """What the simulator refuses is one line, and nothing is made up."""
     (tmp_path / "plan.json").write_text("{}")
     with pytest.raises(MiniclusterError):
-        replay(tmp_path / "plan.json", as_simulated(make_sample))
+        resimulate(tmp_path / "plan.json", as_simulated(make_sample))
     with pytest.raises(MiniclusterError):
-        replay(tmp_path / "plan.json", [])
+        resimulate(tmp_path / "plan.json", [])
 
 
 def kept(run: Run, plan: Path, folder: Path) -> Path:
@@ -195,18 +195,18 @@ def kept(run: Run, plan: Path, folder: Path) -> Path:
     return folder
 
 
-def test_a_run_is_judged_with_its_replay(
+def test_a_run_is_judged_with_its_resimulation(
     plan_file: Path, make_run: RunMaker, make_sample: SampleMaker, tmp_path: Path
 ) -> None:
-    """A run as the model has it agrees with its replay, whatever the plan itself predicted."""
+    """A run as the model predicts agrees with its resimulation, whatever the plan predicted."""
     run = make_run(as_simulated(make_sample, apart_s=0.16))
-    verdict = publish(
+    verdict = judge_run(
         kept(run, plan_file, tmp_path / "run"),
         JudgeOptions(tolerance=TOLERANCE, junit=tmp_path / "junit.xml"),
     )
 
     assert verdict.comparison
-    assert verdict.comparison.source == "replayed"
+    assert verdict.comparison.source == "resimulated"
     assert verdict.comparison.held
     stall = verdict.comparison.row("longest_stall", "p99")
     assert stall
@@ -222,15 +222,15 @@ def test_a_run_is_judged_with_its_replay(
 def test_requests_turned_away_are_not_simulated(
     plan_file: Path, make_run: RunMaker, make_sample: SampleMaker, tmp_path: Path
 ) -> None:
-    """Who was shed waits in no queue of the replay, and the verdict says how many they were."""
+    """A shed request waits in no simulated queue, and the verdict says how many there were."""
     samples = as_simulated(make_sample, apart_s=0.16)
     away = [
         make_sample(60 + k, s.due_s - 0.01, ttft_s=None, outcome="shed", detail="429: full")
         for k, s in enumerate(samples[1::3])
     ]
     run = make_run([*samples, *away])
-    verdict = publish(kept(run, plan_file, tmp_path / "run"), JudgeOptions(tolerance=TOLERANCE))
-    alone = publish(kept(make_run(samples), plan_file, tmp_path / "alone"), QUICK)
+    verdict = judge_run(kept(run, plan_file, tmp_path / "run"), JudgeOptions(tolerance=TOLERANCE))
+    alone = judge_run(kept(make_run(samples), plan_file, tmp_path / "alone"), QUICK)
 
     assert verdict.comparison
     assert alone.comparison
@@ -258,7 +258,7 @@ def test_what_engines_saw(
     make_sample: SampleMaker, outcome: str, detail: str | None, *, came_in: bool
 ) -> None:
     """Refused at the door or never sent: no engine had anything to do with it."""
-    assert bool(let_in([make_sample(outcome=outcome, detail=detail)])) is came_in
+    assert bool(reached_engine([make_sample(outcome=outcome, detail=detail)])) is came_in
 
 
 def test_goodput_breaks_down_where_the_simulation_saturates(
@@ -268,9 +268,9 @@ def test_goodput_breaks_down_where_the_simulation_saturates(
     run = make_run(as_simulated(make_sample, apart_s=0.16))
     slo = replace(run.job.slo, ttft_s=0.06)
     run = replace(run, job=replace(run.job, slo=slo))
-    own = replay(plan_file, run.samples)
+    own = resimulate(plan_file, run.samples)
 
-    found = foresee(
+    found = predict_goodput(
         plan_file, run, own, offered_requests_per_s=6.25, limit_requests_per_s=1 / 0.0132
     )
 
@@ -289,11 +289,11 @@ def test_a_plan_of_another_model_is_refused(
     run = make_run(as_simulated(make_sample))
     folder = kept(replace(run, job=replace(run.job, model="other")), plan_file, tmp_path / "run")
     with pytest.raises(InputError, match="other"):
-        publish(folder, JudgeOptions(tolerance=TOLERANCE))
+        judge_run(folder, JudgeOptions(tolerance=TOLERANCE))
 
 
 def judged(run: Run) -> Verdict:
-    """Judge without a replay."""
+    """Judge without a simulation."""
     return conclude(run, TOLERANCE, require_prediction=False)
 
 

@@ -1,4 +1,4 @@
-"""What nobody foresaw: every request has its end all the same, and so has the run."""
+"""Errors that no code expects, and targets that are gone: every request and every run ends."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING, Any
 import gevent
 import pytest
 
+from loadtest.client import dispatcher as dispatching
 from loadtest.client.dispatcher import Dispatcher
 from loadtest.client.prompts import Prompts
 from loadtest.client.request import RequestTask
 from minicluster.workload.schedule import ScheduledRequest
-
-from .jobs import JOB
+from tests.loadtest.jobs import JOB
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from minicluster.workload.samples import Sample
 
 FIRST = ScheduledRequest(index=0, due_s=0.0, input_tokens=32, output_tokens=5, in_window=True)
@@ -27,22 +29,33 @@ OTHER = replace(FIRST, index=3)
 
 
 class Broken:
-    """A client whose every request is a surprise."""
+    """A client whose every request fails."""
 
     _connection_pool = SimpleNamespace(
         _resolve=list, get_socket=lambda: None, return_socket=lambda _: None
     )
 
+    def __init__(self, error: Exception) -> None:
+        """Fail with *error*."""
+        self.error = error
+
     def request(self, *_: object, **__: object) -> None:
-        """Raise what no connection does."""
-        raise RuntimeError("out of the blue")
+        """Raise the error."""
+        raise self.error
+
+
+def dispatcher_of(
+    requests: Sequence[ScheduledRequest], error: Exception, samples: list[Sample]
+) -> Dispatcher:
+    """Return a dispatcher of *requests*, all of which fail with *error*."""
+    http: Any = Broken(error)
+    return Dispatcher(JOB, requests, http, origin_s=time.monotonic(), record=samples.append)
 
 
 def run(*requests: ScheduledRequest) -> list[Sample]:
     """Send *requests*, until none that counts is left; a minute is for a run that never ends."""
-    http: Any = Broken()
     samples: list[Sample] = []
-    dispatcher = Dispatcher(JOB, requests, http, origin_s=time.monotonic(), record=samples.append)
+    dispatcher = dispatcher_of(requests, RuntimeError("out of the blue"), samples)
 
     def end() -> None:
         while dispatcher.window_left:
@@ -65,7 +78,7 @@ def test_an_unforeseen_error_is_a_sample() -> None:
     assert {s.detail for s in samples} == {"RuntimeError: out of the blue"}
 
 
-@pytest.mark.parametrize("place", ["send", "_go_on"])
+@pytest.mark.parametrize("place", ["send", "_send_next"])
 def test_the_run_ends_without_what_could_not_be_sent(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], place: str
 ) -> None:
@@ -98,3 +111,41 @@ def test_no_prompt_is_made_between_due_and_send(monkeypatch: pytest.MonkeyPatch)
     run(FIRST, replace(OTHER, due_s=1000.0, in_window=False))
 
     assert done == ["prompt of 0", "sent", "prompt of 3"]
+
+
+@pytest.mark.parametrize("error", [ConnectionRefusedError(), TimeoutError()], ids=str)
+def test_a_target_that_is_gone_ends_the_run(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """Once nothing answers, the rest of the schedule is not waited for: the target died."""
+    monkeypatch.setattr(dispatching, "DEAD_AFTER_S", {"refused": 0.0, "timeout": 0.0})
+    requests = [replace(FIRST, index=k) for k in range(dispatching.DEAD_AFTER_REQUESTS)]
+    samples: list[Sample] = []
+    dispatcher = dispatcher_of([*requests, replace(OTHER, index=99, due_s=1e5)], error, samples)
+    with gevent.Timeout(60):
+        client = dispatcher.run()
+
+    assert client.stop == "died"
+    assert [s.index for s in samples] == [r.index for r in requests]
+
+
+def test_a_target_that_sends_is_not_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests may time out one after the other while another stream receives its tokens."""
+    monkeypatch.setattr(dispatching, "DEAD_AFTER_S", {"refused": 0.0, "timeout": 0.0})
+    requests = [replace(FIRST, index=k) for k in range(2 * dispatching.DEAD_AFTER_REQUESTS)]
+    samples: list[Sample] = []
+    dispatcher = dispatcher_of(requests, TimeoutError(), samples)
+    receiving: Any = SimpleNamespace(stream=SimpleNamespace(chunk_s=[1e5]))
+    dispatcher._in_flight[-1] = receiving
+
+    def end() -> None:
+        while dispatcher.window_left:
+            gevent.sleep(0.01)
+        dispatcher.end("complete")
+
+    gevent.spawn(end)
+    with gevent.Timeout(60):
+        client = dispatcher.run()
+
+    assert client.stop == "complete"
+    assert len(samples) == len(requests)

@@ -11,22 +11,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadtest.client import chat
-from loadtest.client.chat import KNOWN, learn_chat
+from loadtest.client.chat import FORMS, learn_chat
 from loadtest.client.prompts import Prompts
 from loadtest.run.job import ChatForm, read_job, write_job
 from minicluster.errors import Exit, InputError, TargetFailed
 from minicluster.workload.schedule import ScheduledRequest
-
-from .command import run
-from .jobs import JOB as SOME
-from .sending import judged, order, send
+from tests.loadtest.command import run
+from tests.loadtest.jobs import JOB as SOME
+from tests.loadtest.sending import judged, order, send
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from conftest import ServerStarter
 
-FORM = replace(KNOWN[0], overhead_tokens=7)
+FORM = replace(FORMS[0], overhead_tokens=7)
 JOB = replace(SOME, chat=FORM)
 PROMPTS = Prompts(JOB)
 
@@ -61,7 +60,7 @@ def test_chats_share_the_prefix_and_the_first_word() -> None:
 
 def test_words_are_few_enough_to_be_known_and_all_different() -> None:
     """A word that stood twice would be drawn twice as often."""
-    for form in KNOWN:
+    for form in FORMS:
         assert len(set(form.words)) == len(form.words)
 
 
@@ -73,7 +72,7 @@ def test_the_template_is_learned_from_usage(start_server: ServerStarter, templat
 
 
 @pytest.mark.parametrize(
-    ("per_word", "known"), [((1, 9), KNOWN[0]), ((3, 1), KNOWN[1])], ids=["words", "bytes"]
+    ("per_word", "known"), [((1, 9), FORMS[0]), ((3, 1), FORMS[1])], ids=["words", "bytes"]
 )
 def test_the_words_that_are_one_token_are_used(
     monkeypatch: pytest.MonkeyPatch, per_word: tuple[int, int], known: ChatForm

@@ -16,20 +16,19 @@ import pytest
 
 from loadtest.client import request
 from loadtest.client.kernel_timestamps import Arrival, receive
-from loadtest.client.launch import drive
+from loadtest.client.launch import launch_client
 from loadtest.run.client_health import health
 from loadtest.run.folder import prepare, read_run
 from loadtest.run.run_config import RunLength
 from loadtest.run.schedule import ArrivalShape
 from loadtest.run.stages import parse_stages
-from loadtest.selftest.mock_config import MockConfig
-from loadtest.selftest.selftest import fake_server, read_truth
+from loadtest.selftest.mock_stream import MockConfig
+from loadtest.selftest.selftest import mock_server, read_truth
 from minicluster.errors import Exit
 from minicluster.specs.slo import SloSpec
 from minicluster.specs.workload import Lengths
 from minicluster.workload.sources import RequestSource
-
-from .sending import SOME, WORKLOAD, judged, order, send
+from tests.loadtest.sending import SOME, WORKLOAD, judged, order, send
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -52,7 +51,7 @@ def drive_through(
 ) -> Run:
     """Run *job* as the command does, by Locust in a process of its own, or in several."""
     prepare(folder, job, job.requests(), None)
-    drive(folder, on_progress)
+    launch_client(folder, on_progress)
     return read_run(folder)
 
 
@@ -80,7 +79,7 @@ def test_what_is_measured_is_what_the_server_did(tmp_path: Path, tokens_per_chun
     """
     log = tmp_path / "log"
     does = MockConfig(**FAST, tokens_per_chunk=tokens_per_chunk, early_chunk=1)
-    with fake_server(does, log) as host:
+    with mock_server(does, log) as host:
         run = send(order(host, RunLength(num_requests=40, warmup_s=0)), tmp_path / "run")
     truth, origin_s = read_truth(log), run.client.origin_monotonic_s
     chunks = [tokens_per_chunk] * (10 // tokens_per_chunk) + [10 % tokens_per_chunk]
@@ -218,7 +217,7 @@ def test_durations_that_are_none_are_left_out(start_server: ServerStarter, tmp_p
         ({"flood": 1, "endless": 1}, "timeout", "no end after 1 s"),
         ({"usage": 0}, "no_usage", "no usage"),
         ({"fail_every": 1, "status": 307}, "bad_status", "307"),
-        ({"fail_every": 1, "status": 500}, "bad_status", "told to fail"),
+        ({"fail_every": 1, "status": 500}, "bad_status", "configured to fail"),
         ({"fail_every": 1, "status": 429}, "shed", "429"),
     ],
 )
@@ -288,7 +287,7 @@ def test_a_client_that_cannot_keep_up_says_so(start_server: ServerStarter, tmp_p
     assert run.client.stop == "complete"
     assert all(s.ok for s in run.measured)
     assert (verdict.verdict, verdict.exit) == ("invalid", Exit.INCONCLUSIVE)
-    assert any("not fit: saturated: one wake-up in ten" in why for why in verdict.reasons)
+    assert any("not fit: it was saturated: its timer's p90" in why for why in verdict.reasons)
 
 
 def test_a_rate_that_the_client_cannot_send(start_server: ServerStarter, tmp_path: Path) -> None:
@@ -316,8 +315,8 @@ def test_standing_still_counts_from_the_window_on(
     window = replace(job.window, start_s=warmup_s, end_s=warmup_s + 1000)
     run = send(replace(job, window=window), tmp_path, stand_still, job.requests())
 
-    assert (run.client.still_s > 0.5) is counted
-    assert counted or run.client.still_s == 0.0
+    assert (run.client.stalled_s > 0.5) is counted
+    assert counted or run.client.stalled_s == 0.0
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])

@@ -11,8 +11,7 @@ from loadtest.run.stages import parse_stages
 from minicluster.errors import InputError
 from minicluster.specs.workload import Lengths
 from minicluster.workload.sources import RequestSource
-
-from .jobs import JOB
+from tests.loadtest.jobs import JOB
 
 if TYPE_CHECKING:
     from pathlib import Path

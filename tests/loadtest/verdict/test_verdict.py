@@ -9,7 +9,7 @@ import pytest
 
 from loadtest.verdict.prediction import TOLERANCE, parse_tolerance
 from loadtest.verdict.verdict import Verdict, conclude, to_json
-from loadtest.verdict.window import evidence_of
+from loadtest.verdict.window import measurement_window
 from minicluster.errors import Exit, InputError
 from minicluster.workload.run_verdict import read_run_verdict
 
@@ -71,7 +71,7 @@ def test_requests_never_sent_are_misses(
     found = conclude(replace(run, samples=run.samples[:sent]), TOLERANCE, require_prediction=False)
 
     assert found.outcomes["not_sent"] == 4800 - sent
-    assert found.promises[0].num_missed == 4800 - sent
+    assert found.slo[0].num_missed == 4800 - sent
     assert found.verdict == verdict
 
 
@@ -82,7 +82,7 @@ def test_slow_answers_miss(make_run: RunMaker, make_sample: SampleMaker) -> None
 
     assert verdict.exit == Exit.NEGATIVE
     assert verdict.reasons == (
-        "TTFT p99 is 1200.0 ms, more than the 1000 ms promised (120 of 4800 missed)",
+        "TTFT p99 is 1200.0 ms, more than the SLO limit of 1000 ms (120 of 4800 missed it)",
     )
 
 
@@ -149,8 +149,8 @@ def test_a_conversation_may_find_itself_in_the_cache(
         for k, r in enumerate(run.schedule)
     )
 
-    assert evidence_of(replace(run, schedule=turns)).cached_fraction == 0.0
-    assert evidence_of(run).cached_fraction == pytest.approx(0.25)
+    assert measurement_window(replace(run, schedule=turns)).cached_fraction == 0.0
+    assert measurement_window(run).cached_fraction == pytest.approx(0.25)
 
 
 def test_what_settles_late_is_cut(make_run: RunMaker, make_sample: SampleMaker) -> None:
@@ -162,7 +162,7 @@ def test_what_settles_late_is_cut(make_run: RunMaker, make_sample: SampleMaker) 
 
     assert verdict.verdict == "met"
     assert verdict.window.start_s == pytest.approx(1.25, abs=0.05)
-    assert "more of warm-up were cut" in verdict.notes[0]
+    assert "the warm-up was extended by" in verdict.notes[0]
 
 
 def test_no_more_than_half_of_the_window_is_cut(
@@ -254,8 +254,8 @@ def test_json_holds_everything(make_run: RunMaker, good: list[Sample]) -> None:
     for samples in (good, nothing):
         written = json.loads(to_json(judged(make_run, samples)))
 
-        assert written["schema_version"] == 2
-        assert {"verdict", "promises", "latency", "comparison", "client"} <= set(written)
+        assert written["schema_version"] == 3
+        assert {"verdict", "slo", "latency", "comparison", "client"} <= set(written)
 
 
 def test_sizing_reads_the_verdict(make_run: RunMaker, good: list[Sample], tmp_path: Path) -> None:

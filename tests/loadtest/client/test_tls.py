@@ -21,9 +21,8 @@ from loadtest.client.chat import learn_chat
 from loadtest.client.endpoint import served_models
 from loadtest.run.run_config import RunLength
 from minicluster.errors import Exit, TargetFailed
-
-from .command import FAST, answered, run
-from .sending import order, send
+from tests.loadtest.command import FAST, answered, run
+from tests.loadtest.sending import order, send
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -14,8 +14,7 @@ import pytest
 
 from loadtest.run.client_health import health, merged
 from loadtest.selftest import selftest
-from loadtest.selftest.mock_config import MockConfig
-from loadtest.selftest.mock_stream import FakeStream, prompt_tokens
+from loadtest.selftest.mock_stream import MockConfig, MockStream, count_input_tokens
 from loadtest.selftest.selftest import (
     ClientCapacity,
     ClientError,
@@ -27,9 +26,8 @@ from loadtest.selftest.selftest import (
 )
 from minicluster.errors import Exit, InputError
 from minicluster.specs.slo import SloSpec
-
-from .command import loadtest
-from .jobs import CLIENT
+from tests.loadtest.command import loadtest
+from tests.loadtest.jobs import CLIENT
 
 if TYPE_CHECKING:
     from conftest import RunMaker, SampleMaker, ServerStarter
@@ -110,7 +108,7 @@ def test_capacity_is_the_last_load_before_saturation() -> None:
     ("changes", "says"),
     [
         ({"cpu_fraction": 0.9}, "90% of its core"),
-        ({"heartbeat_lag_s": (0.001,) * 80 + (0.011,) * 20}, "one wake-up in ten"),
+        ({"heartbeat_lag_s": (0.001,) * 80 + (0.011,) * 20}, "p90 lateness"),
     ],
 )
 def test_a_saturated_client_says_so(
@@ -129,21 +127,21 @@ def test_a_saturated_client_says_so(
 def test_a_client_that_stood_still_is_not_fit(make_sample: SampleMaker) -> None:
     """Stopped for a while: few wake-ups were late, but what was due went out in one go."""
     samples, patient = (make_sample(),), SloSpec(ttft_s=100.0, tpot_s=100.0)
-    frozen = health(replace(CLIENT, still_s=4.0), samples, patient)
+    frozen = health(replace(CLIENT, stalled_s=4.0), samples, patient)
 
     assert any(
-        "stood still for 4.0 of 10 s (allowed 1%; was it stopped, or had it too much" in problem
+        "was stalled for 4.0 of 10 s (limit 1%): suspended, or overloaded" in problem
         for problem in frozen.problems
     )
-    assert not health(replace(CLIENT, still_s=0.09), samples, patient).problems
-    assert merged((CLIENT, replace(CLIENT, still_s=4.0))).still_s == 4.0
+    assert not health(replace(CLIENT, stalled_s=0.09), samples, patient).problems
+    assert merged((CLIENT, replace(CLIENT, stalled_s=4.0))).stalled_s == 4.0
 
 
 def test_a_tpot_has_the_lateness_of_two_stamps(make_sample: SampleMaker) -> None:
     """3 ms late at most, twice, over 9 tokens: 0.67 ms, more than 5 % of 10 ms, not of 15 ms."""
     late = replace(CLIENT, heartbeat_lag_s=(0.003,) * 100)
     promised = {tpot_s: SloSpec(ttft_s=100.0, tpot_s=tpot_s) for tpot_s in (0.010, 0.015)}
-    samples = (make_sample(num_output=10),)
+    samples = (make_sample(output_tokens=10),)
 
     assert "0.7 ms of a TPOT" in health(late, samples, promised[0.010]).problems[0]
     assert not health(late, samples, promised[0.015]).problems
@@ -195,18 +193,18 @@ class Sink:
         return False
 
 
-def events(does: MockConfig, *, chat: bool = False, num_output: int = 5) -> list[Any]:
+def events(config: MockConfig, *, chat: bool = False, output_tokens: int = 5) -> list[Any]:
     """Return the events of one answer."""
 
     async def answer() -> bytes:
         sink: Any = Sink()
-        stream = FakeStream(
-            does=does,
+        stream = MockStream(
+            config=config,
             writer=sink,
             gone=lambda: False,
             chat=chat,
-            num_prompt=7,
-            num_output=num_output,
+            input_tokens=7,
+            output_tokens=output_tokens,
             ids=True,
             start_s=time.monotonic(),
             stalls_s=(0.0, 0.0),
@@ -222,7 +220,7 @@ def events(does: MockConfig, *, chat: bool = False, num_output: int = 5) -> list
 
 @pytest.mark.parametrize("chat", [False, True])
 @pytest.mark.parametrize("merged_tokens", [1, 2, 7])
-def test_the_bundled_server_sends_what_was_asked(*, chat: bool, merged_tokens: int) -> None:
+def test_the_mock_server_sends_what_was_asked(*, chat: bool, merged_tokens: int) -> None:
     """All tokens, in chunks of so many, each with the running total, and a closing usage."""
     chunks = events(MockConfig(tokens_per_chunk=merged_tokens), chat=chat)
     totals = [chunk["usage"]["completion_tokens"] for chunk in chunks]
@@ -238,19 +236,19 @@ def test_the_bundled_server_sends_what_was_asked(*, chat: bool, merged_tokens: i
     assert [text.count("a") for text in said] == new[:-1]
 
 
-def test_the_bundled_server_keeps_its_times() -> None:
+def test_the_mock_server_keeps_its_times() -> None:
     """Each token is due its ITL after the last, and none while the server stalls."""
-    does = MockConfig(ttft_s=0.5, itl_s=0.1)
+    config = MockConfig(ttft_s=0.5, itl_s=0.1)
 
     async def due() -> list[float]:
         sink: Any = Sink()
-        stream = FakeStream(
-            does=does,
+        stream = MockStream(
+            config=config,
             writer=sink,
             gone=lambda: False,
             chat=False,
-            num_prompt=7,
-            num_output=4,
+            input_tokens=7,
+            output_tokens=4,
             ids=False,
             start_s=10.0,
             stalls_s=(10.55, 10.75),
@@ -273,10 +271,10 @@ def test_the_bundled_server_keeps_its_times() -> None:
 )
 def test_prompts_are_counted(request_body: dict[str, Any], count: int) -> None:
     """Ids count as they are, texts by their words."""
-    assert prompt_tokens(request_body) == count
+    assert count_input_tokens(request_body) == count
 
 
-def test_the_bundled_server_is_an_openai_endpoint(start_server: ServerStarter) -> None:
+def test_the_mock_server_is_an_openai_endpoint(start_server: ServerStarter) -> None:
     """It lists its model and streams chats, as OpenAI's own client reads them."""
     host = start_server(ttft_s=0.01, itl_s=0.001)
     with urllib.request.urlopen(f"{host}/v1/models") as answer:  # noqa: S310  (ours)
