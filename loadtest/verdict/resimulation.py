@@ -84,9 +84,9 @@ def resimulate(
         raise MiniclusterError("no request was sent")
     scheduled = {request.index: request for request in schedule}
     with TemporaryDirectory(prefix="resimulation-") as folder:
-        lines, rows = Path(folder) / "schedule.jsonl", Path(folder) / "requests.csv"
-        write_schedule((_as_sent(s, speedup, scheduled.get(s.index)) for s in sent), lines)
-        parts = ["simulate", str(plan), "--schedule", str(lines), "--json", "-o", str(rows)]
+        file, rows = Path(folder) / "schedule.jsonl", Path(folder) / "requests.csv"
+        write_schedule((_as_sent(s, speedup, scheduled.get(s.index)) for s in sent), file)
+        parts = ["simulate", str(plan), "--schedule", str(file), "--json", "-o", str(rows)]
         try:
             done = subprocess.run(  # noqa: S603  (our own command)
                 [command, *parts], capture_output=True, text=True, timeout=TIME_LIMIT_S, check=False
