@@ -1,11 +1,11 @@
 """
-What vLLM's API server adds to TTFT: `per_request_s` of configs/engines.
+Time that vLLM's API server adds to TTFT: `per_request_s` of configs/engines.
 
     python benchmarks/api_server.py
 
-A model so small that its steps hardly count, prompts of some 470 tokens, in the prefix cache;
-TTFT of a client on the same machine, less the time that the engine counts as queue and prefill.
-Two minutes; its figures are only worth something on a machine with nothing else to do.
+It measures the TTFT of a client on the same machine, minus the engine's own queue and prefill time,
+with a tiny model and cached prompts of about 470 tokens. It takes two minutes, and needs a machine
+without other load.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def server(directory: Path) -> Iterator[None]:
 
 
 def up() -> bool:
-    """Say whether the server answers."""
+    """Return whether the server answers."""
     try:
         return httpx.get(f"{URL}/health").is_success
     except httpx.TransportError:

@@ -26,15 +26,15 @@ import psutil
 from third_party import BENCH, tokenizer
 
 from loadtest.run.folder import prepare
-from loadtest.selftest.mock_config import MockConfig
+from loadtest.selftest.mock_stream import MockConfig
 from loadtest.selftest.selftest import (
     OUTPUT_TOKENS,
     TTFT_S,
     ClientError,
     Level,
-    fake_server,
     level_job,
     measure_client,
+    mock_server,
     parse_streams,
     read_truth,
 )
@@ -58,7 +58,7 @@ GOOD_ITL_S = 0.003
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """What one client made of one load."""
+    """Result of one client at one load."""
 
     client: str
     streams: int
@@ -70,7 +70,7 @@ class Seen:
 
     @property
     def follows(self) -> bool:
-        """Whether its figures could still be used."""
+        """Whether the result is accurate enough to use."""
         return self.itl_error_p99_s <= GOOD_ITL_S
 
 
@@ -117,7 +117,7 @@ def other(client: str, level: Level, window_s: float) -> Seen:
     with tempfile.TemporaryDirectory(prefix="client-") as name:
         folder = Path(name)
         log = folder / "truth.jsonl"
-        with fake_server(MockConfig(ttft_s=TTFT_S, itl_s=level.itl_s), log) as host:
+        with mock_server(MockConfig(ttft_s=TTFT_S, itl_s=level.itl_s), log) as host:
             job = level_job(level, window_s, host)
             command = (plain_command if client == "plain asyncio" else vllm_command)(job, folder)
             with subprocess.Popen(  # noqa: S603  (ours)
@@ -190,7 +190,7 @@ async def plain(folder: Path) -> None:
 
     from loadtest.client.prompts import Prompts  # noqa: PLC0415
     from loadtest.run.job import read_job  # noqa: PLC0415
-    from loadtest.run.schedule import read_schedule  # noqa: PLC0415
+    from minicluster.workload.schedule import read_schedule  # noqa: PLC0415
 
     job = read_job(folder / "run.json")
     requests = [r for r in read_schedule(folder / "schedule.jsonl") if r.due_s < job.window.end_s]

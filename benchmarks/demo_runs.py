@@ -1,5 +1,5 @@
 """
-`make demo` again and again, on a quiet machine and beside busy loops: does it always end, and how?
+`make demo` repeatedly, on a quiet machine and beside busy loops: exit codes, times and errors.
 
     python benchmarks/demo_runs.py [--quiet 5] [--busy 5] [--write]
 
@@ -169,7 +169,7 @@ def main() -> int:
 
 
 def line(run: DemoRun) -> str:
-    """Write a run in a line."""
+    """Return a run as one line."""
     errors = "; ".join(
         ", ".join(f"{metric.upper()} {error:+.0%}" for metric, error in each.items()) or "none"
         for each in (run.first, run.second)

@@ -25,14 +25,14 @@ HOST = f"http://127.0.0.1:{PORT}"
 REPEATS = 2
 FITTED_REQUESTS = 400
 CONTEXT_TOKENS = 192
-"""Of every plan: what is deployed for one load has to take the longest request of all."""
+"""Context of every plan: each deployment has to accept the longest request of all loads."""
 SHOWN = (("tpot", "mean"), ("ttft", "mean"), ("ttft", "p99"))
 AIMS = {("tpot", "mean"): 0.10, ("ttft", "mean"): 0.15, ("ttft", "p99"): 0.25}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """Share of the predicted capacity, and ranges of lengths."""
+    """One load: a fraction of the predicted capacity, and ranges of lengths."""
 
     name: str
     utilisation: float
@@ -88,7 +88,7 @@ def main(folder: Path, requests: int) -> None:
 
 
 def plan(folder: Path, load: Load, name: str) -> Path:
-    """Write the plan of one load."""
+    """Make the plan of one load."""
     path = folder / f"{name}.plan.json"
     given = ("--calibration", folder / "calibration.json")
     command("sizing", "plan", SCENARIO, *given, *load.settings(1.0), "-o", path)
@@ -126,7 +126,7 @@ def show(folder: Path) -> None:
 
 
 def line(name: str, rows: list[dict[str, Any]]) -> str:
-    """Write one load: the measurements, their spread, the error of the mean of them."""
+    """Return one load: its measurements, their spread, and the error of their mean."""
     seen = [row["measured_s"] for row in rows]
     middle = sum(seen) / len(seen)
     before, after = (

@@ -17,11 +17,11 @@ from pathlib import Path
 
 import numpy as np
 
-from loadtest.client.launch import drive
+from loadtest.client.launch import launch_client
 from loadtest.run.folder import Run, prepare, read_run
 from loadtest.run.run_config import RunLength, free_load, make_job
-from loadtest.selftest.mock_config import MockConfig
-from loadtest.selftest.selftest import fake_server
+from loadtest.selftest.mock_stream import MockConfig
+from loadtest.selftest.selftest import mock_server
 from minicluster.specs.slo import SloSpec
 from minicluster.specs.workload import Lengths, WorkloadSpec
 from minicluster.stats.quantiles import quantile
@@ -29,7 +29,7 @@ from minicluster.stats.quantiles import quantile
 STALL_AT_S, STALL_S = 5.0, 2.0
 RATES = (5.0, 10.0, 20.0, 40.0, 75.0)
 LEVEL = 1.358
-"""Of the Kolmogorov distribution at 5 %, large samples."""
+"""Quantile of the Kolmogorov distribution at 5 % for large samples."""
 
 
 def stalled(rate: float, duration_s: float, folder: Path) -> Run:
@@ -39,11 +39,11 @@ def stalled(rate: float, duration_s: float, folder: Path) -> Run:
     )
     load = free_load(workload, SloSpec(), model="fake", vocab_size=1000)
     behaviour = MockConfig(ttft_s=0.1, itl_s=0.02, stall_at_s=STALL_AT_S, stall_s=STALL_S)
-    with fake_server(behaviour, folder / "truth.jsonl") as host:
+    with mock_server(behaviour, folder / "truth.jsonl") as host:
         extent = RunLength(duration_s=duration_s, warmup_s=1.0)
         job = make_job(load, extent, host=host, model="fake")
         prepare(folder, job, job.requests(), None)
-        drive(folder, lambda _: None)
+        launch_client(folder, lambda _: None)
     return read_run(folder)
 
 

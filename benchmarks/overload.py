@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from minicluster.plan import Plan
 
 WARM_UP_S = 10.0
-"""At the planned rate, then as long at the rate of the run; neither is judged."""
+"""Warm-up at the planned rate, then as long at the rate of the run; neither is judged."""
 
 GOODPUT = 0.9
 FIRST_ID = 300

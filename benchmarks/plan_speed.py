@@ -17,7 +17,7 @@ import subprocess
 import sys
 
 LIMITS_S = {"llama-3.1-70b-h100": 2.0, "deepseek-v3-h200": 5.0, "llama-3.1-70b-1024gpu": 15.0}
-"""Most that each may take."""
+"""Time limit of each plan."""
 
 
 def cpu_s(scenario: str) -> float:

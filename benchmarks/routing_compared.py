@@ -31,7 +31,7 @@ POLICIES = ("power-of-two", "least-tokens")
 PROMPTS = Lengths(distribution="lognormal", median=120, sigma=1.1, high=1500)
 OUTPUT_TOKENS = 2
 BUSY = 0.65
-"""Share of what both prefill replicas can do, one prompt after the other."""
+"""Load as a fraction of the capacity of both prefill replicas without batching."""
 
 FIRST_ID, LAST_ID = 2400, 4300
 WARM_UP_S = 10.0

@@ -34,12 +34,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from loadtest.client.endpoint import check_model
-from loadtest.client.launch import drive
+from loadtest.client.launch import launch_client
 from loadtest.run.folder import prepare, read_run
 from loadtest.run.run_config import RunLength, free_load, make_job
 from loadtest.run.schedule import ArrivalShape
-from loadtest.selftest.mock_config import MockConfig
-from loadtest.selftest.selftest import fake_server
+from loadtest.selftest.mock_stream import MockConfig
+from loadtest.selftest.selftest import mock_server
 from minicluster.errors import Exit
 from minicluster.specs.slo import SloSpec
 from minicluster.specs.workload import Lengths, WorkloadSpec
@@ -56,7 +56,7 @@ WARMUPS = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What every client is to do."""
+    """The load that every client sends."""
 
     host: str
     model: str
@@ -118,7 +118,7 @@ def ours(load: Load) -> Measured:
     )
     folder = load.folder / "ours"
     prepare(folder, job, job.requests(), None)
-    drive(folder, lambda _: None)
+    launch_client(folder, lambda _: None)
     answered = [s for s in read_run(folder).measured if s.ok]
     return measured(
         "loadtest", [s.ttft_send_s for s in answered], [s.tpot_s or 0.0 for s in answered]
@@ -210,7 +210,7 @@ def run(*command: str) -> None:
 
 
 def tokenizer(folder: Path) -> Path:
-    """Write a word-level tokenizer for endpoints that have none, as the bundled server."""
+    """Write a word-level tokenizer for endpoints that have none, such as the mock server."""
     from tokenizers import Tokenizer, models, pre_tokenizers  # noqa: PLC0415
 
     words = {f"w{k}": k for k in range(1000)} | {"<unk>": 1000}
@@ -230,7 +230,7 @@ def endpoint(host: str | None, folder: Path) -> Iterator[str]:
     if host:
         yield host
         return
-    with fake_server(MockConfig(ttft_s=0.2, itl_s=0.04), folder / "truth.jsonl") as address:
+    with mock_server(MockConfig(ttft_s=0.2, itl_s=0.04), folder / "truth.jsonl") as address:
         yield address
 
 

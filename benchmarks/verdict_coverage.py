@@ -21,9 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadtest.run.schedule import Window
-from loadtest.verdict.decision import judged
-from loadtest.verdict.slo import judge_limit, proven
-from loadtest.verdict.window import settling_of
+from loadtest.verdict.decision import slo_verdict
+from loadtest.verdict.slo import judge_limit, limit_verdict
+from loadtest.verdict.window import steady_state
 from minicluster.stats.confidence import share_interval
 from minicluster.stats.quantiles import LEVELS
 
@@ -81,7 +81,7 @@ class Cell:
 
     @property
     def held(self) -> int:
-        """Of these, with the truth in the interval."""
+        """Number of these whose interval contains the truth."""
         return int(self.holds[self.signs != 0].sum())
 
     @property
@@ -91,7 +91,7 @@ class Cell:
 
     @property
     def coverage(self) -> float:
-        """Share of the intervals behind a verdict that hold the truth."""
+        """Fraction of the decisive intervals that contain the truth."""
         return self.held / self.judged if self.judged else math.nan
 
     @property
@@ -118,7 +118,7 @@ class Cell:
             count = int(self.counts[run, k])
             around = share_interval(float(share), count, float(effects[k]))
             high = 1.0 if around.high is None else around.high
-            if proven(self.level, count, around.low, high) != "open":
+            if limit_verdict(self.level, count, around.low, high) != "inconclusive":
                 held.append(around.low <= self.truths[0, k] <= high)
         return float(np.mean(held)) if held else math.nan
 
@@ -167,14 +167,14 @@ def verdicts(
         For each limit the requests that count, the share of them within it, the verdict's sign
         and whether the interval holds the truth.
     """
-    settling = settling_of(due, values, window)
-    counted, length_s = values[due >= settling.start_s], window.end_s - settling.start_s
+    steady = steady_state(due, values, window)
+    counted, length_s = values[due >= steady.start_s], window.end_s - steady.start_s
     found = []
     for truth, limit_s in limits.items():
-        promise = judge_limit("ttft", counted, limit_s=limit_s, percentile=percentile)
-        verdict, _ = judged(settling, length_s, (promise,))
-        holds = promise.attained_low <= truth <= promise.attained_high
-        found.append((len(counted), promise.attained_fraction, SIGNS[verdict], holds))
+        result = judge_limit("ttft", counted, limit_s=limit_s, percentile=percentile)
+        verdict, _ = slo_verdict(steady, length_s, (result,))
+        holds = result.attained_low <= truth <= result.attained_high
+        found.append((len(counted), result.attained_fraction, SIGNS[verdict], holds))
     return found
 
 
@@ -215,12 +215,12 @@ def measure(utilisation: float, minutes: float, runs: int, seed: int | None = No
 
 
 def percent(share: float) -> str:
-    """Write a share, or that there is none."""
+    """Return a fraction as text, or a dash."""
     return "-" if math.isnan(share) else f"{share:.1%}"
 
 
 def row(cell: Cell, known: float) -> str:
-    """Write what a cell shows: verdicts, coverage, with *known* effects, and of each truth."""
+    """Return a cell: verdicts, coverage, with *known* effects, and by true value."""
     given = cell.signs != 0
     by_truth = [
         percent(float(cell.holds[given[:, k], k].mean()) if given[:, k].any() else math.nan)

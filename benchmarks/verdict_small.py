@@ -100,7 +100,7 @@ def _gaps(rng: np.random.Generator, arrivals: str, count: int) -> NDArray[np.flo
 
 
 def _services(rng: np.random.Generator, service: str, count: int) -> NDArray[np.float64]:
-    """Times of 1 s on average, shape (count,)."""
+    """Return service times with a mean of 1 s, shape (count,)."""
     if service == "exponential":
         return rng.exponential(size=count)
     if service == "constant":

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
+import sys
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
+
+from minicluster.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -29,6 +34,20 @@ def terminable() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def find_command(name: str) -> str:
+    """
+    Return the path of one of our commands: beside this Python, else the one on the path.
+
+    Raises:
+        InputError: there is none.
+    """
+    beside = shutil.which(name, path=str(Path(sys.executable).parent))
+    found = beside or shutil.which(name)
+    if found is None:
+        raise InputError(name, None, f"the {name} command beside this Python", "run `make setup`")
+    return found
 
 
 def run_child(command: Sequence[str], **options: Any) -> int:  # noqa: ANN401  (Popen's own)

@@ -132,7 +132,7 @@ def prometheus(binary: str, target: str) -> Iterator[str]:
 
 
 def wait_for(port: int) -> None:
-    """Wait until somebody listens there."""
+    """Wait until a server listens there."""
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline:
         with socket.socket() as probe:
@@ -142,7 +142,7 @@ def wait_for(port: int) -> None:
 
 
 def free_port() -> int:
-    """Return a port that nobody listens on."""
+    """Return a free port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

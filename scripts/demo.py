@@ -44,33 +44,33 @@ SCENARIO = "configs/scenarios/laptop.toml"
 LAYOUT = ("--prefill", "1xTP1", "--decode", "1xTP1")
 KEEP = os.environ.get("KEEP") == "1"
 MARK = "MINICLUSTER_DEMO"
-"""Environment variable by which this demo's processes are told from all others."""
+"""Environment variable that identifies the processes of this demo."""
 
 UTILISATION = 0.45
-"""Predicted, of the busier pool: enough to queue, not so much that the tail is all noise."""
+"""Predicted utilisation of the busier pool: requests queue, and the tail is not all noise."""
 
 PERCENTILE = "p90"
-"""Of the SLO: a minute of load proves a p90, not a p99."""
+"""Percentile of the SLO: a minute of load proves a p90, not a p99."""
 
 REQUESTS = 540
 AGAIN_REQUESTS = 340
 """Requests measured in each load; a quarter may go to a warm-up that lasts longer than planned."""
 
 AGAIN_RATE = 1.15
-"""Times the first rate: the second run is of a load that the constants were not fitted to."""
+"""Factor of the second rate: a load that the constants were not fitted to."""
 
 TOO_BUSY = 0.2
-"""Share of the cores for other processes beyond which they explain a command that failed."""
+"""Fraction of the cores used by other processes above which they explain a failed command."""
 
 QUIET_S = 20.0
-"""Where no terminal shows it, progress is told that often."""
+"""Interval of the progress lines where stderr is no terminal."""
 
 ENDED = (Exit.DONE, Exit.NEGATIVE, Exit.INCONCLUSIVE)
 """Exit codes of a load test that has a verdict."""
 
 
 class StepFailed(Exception):
-    """A command ended otherwise than it may."""
+    """A command ended with an unexpected exit code."""
 
     def __init__(self, line: str, code: int, said: list[str]) -> None:
         """Keep the command line, its exit code, and the last lines that it printed."""
@@ -82,7 +82,7 @@ class StepFailed(Exception):
 @dataclass(slots=True)
 class Screen:
     """
-    What a person sees: a line a step, and how far it is.
+    The output for people: one line per step, and its progress.
 
     Attributes:
         verbose: commands print here instead of into the log.
@@ -101,7 +101,7 @@ class Screen:
         self._told_s = time.monotonic()
 
     def follow(self, stream: IO[str], log: IO[str]) -> None:
-        """Write what a command says into the log, and show the last line of it."""
+        """Write the output of a command into the log, and show its last line."""
         for line in stream:
             log.write(line)
             log.flush()
@@ -121,7 +121,7 @@ class Screen:
 
 @dataclass(slots=True)
 class Demo:
-    """One run of the demo: its screen, and what other processes took of the cores."""
+    """One run of the demo: its screen, and the cores that other processes used."""
 
     screen: Screen
     mark: str
@@ -132,8 +132,8 @@ class Demo:
         Run one of our commands.
 
         Raises:
-            StepFailed: it ended otherwise than it may.
-            KeyboardInterrupt: it was interrupted.
+            StepFailed: the command ended with an exit code that is not in *endings*.
+            KeyboardInterrupt: the command was interrupted.
         """
         line = [str(BIN / str(parts[0])), *map(str, parts[1:])]
         if self.screen.verbose:
@@ -158,11 +158,11 @@ class Demo:
         return code
 
     def clock(self) -> CpuTimes:
-        """Return the processor time of this moment."""
+        """Return the processor times at this moment."""
         return cpu_times({*marked(self.mark, MARK), os.getpid()})
 
     def disturbed_fraction(self) -> float:
-        """Return the share of the cores that other processes have taken since the start."""
+        """Return the fraction of the cores that other processes used since the start."""
         return others_fraction(self.begun, self.clock())
 
 
@@ -219,7 +219,7 @@ def steps(demo: Demo) -> int:
     say(f"4/6 load it: {REQUESTS} requests at {rate} requests/s")
     first = load(demo, plan, host, REQUESTS, OUT, seed=0)
     if first["verdict"] == "invalid":
-        say("5/6, 6/6 left out: there is nothing to learn from a run that was invalid")
+        say("5/6 and 6/6 are left out: an invalid run gives nothing to fit")
         name_disturbance(demo, first)
         summary(demo, first, None)
         return int(first["exit_code"])
@@ -248,7 +248,7 @@ def load(
 
 
 def name_disturbance(demo: Demo, verdict: dict[str, Any]) -> None:
-    """Put what other processes took before the reasons why a run is invalid."""
+    """Put the load by other processes before the other reasons of an invalid run."""
     others = demo.disturbed_fraction()
     if others > TOO_BUSY:
         verdict["reasons"] = [busy_text(others), *verdict["reasons"]]
@@ -257,7 +257,7 @@ def name_disturbance(demo: Demo, verdict: dict[str, Any]) -> None:
 
 
 def busy_text(others: float) -> str:
-    """Return the reason that other processes are."""
+    """Return the text about other processes."""
     return f"other processes took {others:.0%} of the cores"
 
 
@@ -284,7 +284,7 @@ def demo_rate(calibration: Path) -> float:
 
 
 def free_port(preferred: int = 8000) -> int:
-    """Return *preferred*, or 0 for any free port if something listens there."""
+    """Return *preferred*, or 0 for any free port if that one is in use."""
     with socket.socket() as probe:
         try:
             probe.bind(("127.0.0.1", preferred))
@@ -294,7 +294,7 @@ def free_port(preferred: int = 8000) -> int:
 
 
 def summary(demo: Demo, first: dict[str, Any], second: dict[str, Any] | None) -> None:
-    """Print the plan in a line, predicted beside measured, the verdict, and what to try next."""
+    """Print the plan, predicted beside measured latencies, the verdict, and the next commands."""
     plan = json.loads((OUT / "plan.json").read_text(encoding="utf-8"))
     pools = ", ".join(f"{p['replicas']} {p['role']} replica on 1 core" for p in plan["pools"])
     dtype, load_s = plan["pools"][0]["dtype"], plan["workload"]["requests_per_s"]
@@ -306,7 +306,7 @@ def summary(demo: Demo, first: dict[str, Any], second: dict[str, Any] | None) ->
             lines += [f"{name} ({sum(verdict['outcomes'].values())} requests judged)"]
             lines += [*compared(verdict)]
     others = demo.disturbed_fraction()
-    lines += ["", *(f"SLO: {line}" for line in promised(first))]
+    lines += ["", *(f"SLO: {line}" for line in slo_lines(first))]
     if others > TOO_BUSY:
         lines += [f"{busy_text(others)}: expect larger errors"]
     spent = time.monotonic() - demo.begun.at_s
@@ -324,7 +324,7 @@ def summary(demo: Demo, first: dict[str, Any], second: dict[str, Any] | None) ->
 
 
 def compared(verdict: dict[str, Any]) -> list[str]:
-    """Return a line for each of the latencies that people ask for first."""
+    """Return a line for each of the main latencies."""
     rows = {(row["metric"], row["statistic"]): row for row in verdict["comparison"]["rows"]}
     lines = []
     for metric, statistic in (("ttft", "mean"), ("ttft", "p90"), ("tpot", "mean"), ("tpot", "p90")):
@@ -337,17 +337,17 @@ def compared(verdict: dict[str, Any]) -> list[str]:
     return lines
 
 
-def promised(verdict: dict[str, Any]) -> list[str]:
+def slo_lines(verdict: dict[str, Any]) -> list[str]:
     """Return a line for each limit of the SLO."""
     return [
-        f"{each['metric'].upper()} {each['percentile']} < {1e3 * each['limit_s']:g} ms: kept by "
+        f"{each['metric'].upper()} {each['percentile']} < {1e3 * each['limit_s']:g} ms: met by "
         f"{each['attained_fraction']:.1%} of {each['num_requests']} requests"
-        for each in verdict["promises"]
+        for each in verdict["slo"]
     ]
 
 
 def give_up(demo: Demo, failed: StepFailed) -> int:
-    """Say which command failed; where other processes explain it, the run is invalid: exit 4."""
+    """Report the failed command; if other processes explain it, the run is invalid: exit 4."""
     others = demo.disturbed_fraction()
     busy = others > TOO_BUSY
     if failed.code == Exit.BAD_INPUT or (failed.code == Exit.BUG and not busy):

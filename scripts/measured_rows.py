@@ -1,4 +1,4 @@
-"""Of docs/validation.md: errors on real engines, intervals, claims, the columns of a CSV."""
+"""Parts of docs/validation.md: errors on real engines, intervals, claims, columns of the CSV."""
 
 from __future__ import annotations
 
@@ -8,86 +8,84 @@ from sizing.evidence.evidence import read_evidence
 from sizing.report.validation import figures
 
 KNOWN_BEFORE = (
-    "These errors are not those of rows that nobody had seen. What was done with them:",
+    "These errors are not those of unseen rows. Some rows were used as follows:",
     "",
     (
-        "- fitted on half of the configurations of dli-static: the constants of the engine"
-        " profile trtllm 0.9.0 and `sustained_fraction` of H100 and H200; the forms of their"
-        " equations were chosen after all of dli-static was seen"
+        "- Fitted on half of the configurations of dli-static: the constants of the engine profile"
+        " trtllm 0.9.0 and `sustained_fraction` of H100 and H200. The forms of their equations"
+        " were chosen after all of dli-static was seen."
     ),
-    "- fitted on all rows: the intervals, tried on configurations left out",
+    "- Fitted on all rows: the intervals. They were tested on configurations left out.",
     (
-        "- chosen, from another source each, with the errors of inferencex and silicon-internal"
-        " in view: 0 per layer (beyond what ops take), 7 µs per exchange, 0.8 ms per layer with"
-        " experts of steps with prompts, the token budget of recipes, which engines keep the KV"
-        " cache in 8 bits, whose fp8 checkpoints are scaled in blocks, whose version a split"
-        " deployment names, how popular experts are (a range of 12, fitted to op tables), norms of"
-        " queries and keys, the quantisation taken off"
-        " the fp8 GEMM tables"
-    ),
-    (
-        "- the 0.8 ms are aiconfigurator's, whose authors calibrated them on all of the silicon"
-        " rows that inferencex and silicon-internal are a part of: not independent of them"
+        "- Chosen from other sources, with the errors of inferencex and silicon-internal in view:"
+        " 0 s per layer beyond the ops, 7 µs per exchange, 0.8 ms per layer with experts in steps"
+        " with prompts, the token budget of recipes, which engines keep the KV cache in 8 bits,"
+        " whose fp8 checkpoints are scaled in blocks, whose version a split deployment names, how"
+        " popular experts are (a range of 12, fitted to op tables), norms of queries and keys, and"
+        " the quantisation subtracted from the fp8 GEMM tables. The 0.8 ms are aiconfigurator's;"
+        " its authors calibrated them on all of the silicon rows, which include inferencex and"
+        " silicon-internal, so the value is not independent of them."
     ),
     (
-        "- not fitted on, but in view: blis, when 0 per layer, the step put together ahead, the"
-        " 7 ms of the API server and the repeated prompts were introduced; each has its own source:"
-        " vLLM's engine core, a run of vLLM's API server, and the workload files of inference-sim"
-        " with the code of inference-perf (`configs/validation/protocols.toml`)"
+        "- Not fitted on, but in view: blis, when four values were introduced: 0 s per layer,"
+        " steps that are scheduled ahead, the 7 ms of the API server, and the repeated prompts."
+        " Each has its own source: vLLM's engine core, a run of vLLM's API server, and the"
+        " workload files of inference-sim with the code of inference-perf"
+        " (`configs/validation/protocols.toml`)."
     ),
     (
-        "- not fitted on, but in view: the eight split rows of inferencex, when decode slots were"
-        " introduced; slots come from NVIDIA's srt-slurm recipes"
+        "- Not fitted on, but in view: the eight split rows of inferencex, when decode slots were"
+        " introduced. The slots come from NVIDIA's srt-slurm recipes."
     ),
     (
-        "- not fitted on, but in view: the rows of inferencex whose recipes name a token budget or"
-        " let prompts wait for company (`configs/validation/protocols.toml`)"
+        "- Not fitted on, but in view: the rows of inferencex whose recipes name a token budget or"
+        " batch waiting prompts (`configs/validation/protocols.toml`)."
     ),
-    "- not fitted on: trtllm-docs",
+    "- Not fitted on and not in view: trtllm-docs.",
     "",
     (
-        "Known and not mended: prompts of DeepSeek-V3 and GLM-5 on SGLang (a constant 0.1 s, or a"
-        " quarter of the time, is missing); users of silicon-internal seem not to start together in"
-        " some rows, as is assumed; rows that seem to be of several replicas"
-        " (Llama-3.1-8B-FP8 on vLLM 0.12, gpt-oss on vLLM 0.11.2)."
+        "Known errors that are not corrected: prompts of DeepSeek-V3 and GLM-5 on SGLang lack a"
+        " constant 0.1 s, or a quarter of the time; the users of some rows of silicon-internal do"
+        " not seem to start together, as the replay assumes; some rows seem to be of several"
+        " replicas (Llama-3.1-8B-FP8 on vLLM 0.12, gpt-oss on vLLM 0.11.2)."
     ),
 )
-"""What a reader of the errors has to know: which of the numbers behind them had seen them."""
+"""Which rows were used to choose or fit the numbers behind the errors."""
 
 
 COLUMNS = (
     "## Rows of your own",
     "",
     (
-        "`sizing validate ROWS.csv` reads a CSV with these columns, a line a measurement; those in"
-        " bold have to be there. Times are in seconds. `-o` writes `id, status, reason, ttft_s,"
-        " tpot_s, ttft_p99_s` and the ends of the 80 % intervals, a line for each of yours;"
-        " `status` is `predicted`, `infeasible` or `unsupported`, the latter two with a reason."
+        "`sizing validate ROWS.csv` reads a CSV with these columns and one line per measurement."
+        " The columns in bold are required. Times are in seconds. `-o` writes one line per row:"
+        " `id, status, reason, ttft_s, tpot_s, ttft_p99_s` and the ends of the 80 % intervals."
+        " `status` is `predicted`, `infeasible` or `unsupported`; the last two have a reason."
     ),
     "",
     "| column | meaning |",
     "|---|---|",
-    "| **id**, source, licence | of the row; where it was measured; what one may do with it |",
-    "| **model**, **gpu** | catalog name or hub id; catalog name |",
+    "| **id**, source, licence | name of the row; where it was measured; its terms of use |",
+    "| **model**, **gpu** | catalog name or Hugging Face id; catalog name |",
     "| **engine**, engine_version | vllm, sglang, trtllm; empty: unknown |",
     "| **weight_dtype**, kv_dtype | bf16, fp8, fp4, int4; empty: the engine's default |",
-    "| **serving**, **gpus** | aggregated or disaggregated; all GPUs of the deployment |",
-    "| tp, pp, ep | aggregated; GPUs beyond tp pp are copies of attention |",
+    "| **serving**, **gpus** | aggregated or disaggregated; number of GPUs of the deployment |",
+    "| tp, pp, ep | of an aggregated deployment; GPUs beyond tp · pp are copies of attention |",
     (
         "| prefill_replicas, prefill_tp, prefill_pp, prefill_ep, decode_replicas, decode_tp,"
-        " decode_pp, decode_ep | disaggregated |"
+        " decode_pp, decode_ep | of a disaggregated deployment |"
     ),
     (
-        "| **load**, batch_size, concurrency, requests_per_s | static: one batch; closed: users who"
-        " send again when answered; open: Poisson arrivals; and the amount of it |"
+        "| **load**, batch_size, concurrency, requests_per_s | `static`: one batch; `closed`: users"
+        " in a loop; `open`: Poisson arrivals; then the size of that load |"
     ),
     (
-        "| **isl**, **osl**, length_jitter | tokens in and out; lengths uniform in"
+        "| **isl**, **osl**, length_jitter | input and output tokens; lengths are uniform in"
         " [(1 - jitter) nominal, nominal] |"
     ),
-    "| prefix_tokens | of isl, in the prefix cache |",
-    "| ttft_s, tpot_s, ttft_p99_s, statistic | measured; what the first two are: mean, median |",
-    "| max_num_batched_tokens | tokens of a step, where known |",
+    "| prefix_tokens | input tokens that are in the prefix cache |",
+    "| ttft_s, tpot_s, ttft_p99_s, statistic | measurements; mean or median of the first two |",
+    "| max_num_batched_tokens | token budget of a step, where known |",
     "",
 )
 
@@ -99,13 +97,14 @@ def real_engines() -> list[str]:
         "## Real engines",
         "",
         (
-            f"`sizing validate` on {evidence.date}. Errors are relative to the measurement: mean /"
-            " median / bias, of rows that are predicted. Answered: predicted, or called infeasible"
-            " and measured above 10 s or 10 times the unloaded prefill. Sources: inferencex and"
-            " silicon-internal, the measurements in aiconfigurator-core 0.12.0 (NVIDIA,"
-            " Apache-2.0; the protocol of the latter is undocumented); dli-static, a"
-            " TensorRT-LLM 0.9 table of an NVIDIA course; blis, vLLM 0.15.1 runs of inference-sim;"
-            " trtllm-docs, TensorRT-LLM 0.5 documentation."
+            f"`sizing validate` ran on {evidence.date}. Errors are relative to the measurement and"
+            " given as mean absolute / median absolute / median signed error of the predicted"
+            " rows. A row is answered if it is predicted, or if it is called infeasible and was"
+            " measured above 10 s or 10 times the unloaded prefill. The sources are: inferencex"
+            " and silicon-internal, measurements in aiconfigurator-core 0.12.0 (NVIDIA,"
+            " Apache-2.0; the protocol of the second is undocumented); dli-static, a TensorRT-LLM"
+            " 0.9 table of an NVIDIA course; blis, vLLM 0.15.1 runs of inference-sim; and"
+            " trtllm-docs, the TensorRT-LLM 0.5 documentation."
         ),
         "",
         *KNOWN_BEFORE,
@@ -132,9 +131,10 @@ def _coverage() -> list[str]:
         "### 80 % intervals",
         "",
         (
-            "Quantiles of the residuals by engine, load and kind of model, each group shrunk to"
-            " what more rows say (docs/model.md, V5). Tried on configurations that were left out,"
-            " ten folds, everything made anew without them:"
+            "The intervals are quantiles of the residuals by engine, load and kind of model; each"
+            " group is shrunk towards its larger parent group (docs/model.md, V5). They were"
+            " tested on configurations left out, in ten folds, with everything refitted without"
+            " them:"
         ),
         "",
         "| source | | rows | inside | median width |",
@@ -149,7 +149,7 @@ def _coverage() -> list[str]:
 
 
 def _claims() -> list[str]:
-    """How often "below this limit, with this confidence" is right."""
+    """Return how often a statement "below this limit, with this confidence" is right."""
     claims = read_evidence().claims
     levels = sorted({each.confidence for each in claims})
     shares: dict[tuple[str, str], list[str]] = {}
@@ -163,11 +163,12 @@ def _claims() -> list[str]:
         "### Claims",
         "",
         (
-            "A claim says that a latency stays below a limit with some confidence: its bound is"
-            " the quantile of that level (V5). Counted on configurations left out: claims right"
-            " at the bound itself, the tightest limit that can be claimed, and in brackets at the"
-            " lowest limit above it of a grid 10 % apart. Steps that are all longer by a factor"
-            " make the latencies of a closed loop longer by it: bounds on both are the same."
+            "A claim says that a latency stays below a limit with some confidence; its bound is"
+            " the quantile of that level (V5). The table counts correct claims on configurations"
+            " left out: at the bound itself, the tightest limit that can be claimed, and in"
+            " brackets at the lowest limit above it on a grid with 10 % steps. If all steps take"
+            " longer by a factor, so do the latencies of a closed loop, so the bounds on both are"
+            " the same."
         ),
         "",
         "| source | | rows |" + "".join(f" at {level:.0%} |" for level in levels),

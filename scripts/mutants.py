@@ -38,7 +38,7 @@ OF_THE_REPOSITORY = ("--ignore=tests/test_house.py", "--ignore=tests/test_rules.
 """A generated page that changes is no test of the number on it."""
 
 TESTS_S = 60.0
-"""Of tests that reach a place, the quickest that take so long together are run."""
+"""Time budget per mutant: the quickest tests that reach it, up to this total, are run."""
 
 SPARE = 3
 """Places drawn for each mutant that is wanted: no quick test reaches some."""
@@ -50,7 +50,7 @@ FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
 
 @dataclass(slots=True)
 class Tests:
-    """What the run of the unchanged copy found."""
+    """Result of the run of the unchanged copy."""
 
     seconds: dict[str, float] = field(default_factory=dict)
     of_place: dict[int, set[str]] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Where code can be changed by the operators of cosmic-ray, and calls that note who gets there."""
+"""Places that cosmic-ray's operators can change, and probes that record which tests reach them."""
 
 from __future__ import annotations
 
@@ -76,10 +76,14 @@ def draw(paths: list[str], count: int, rng: random.Random) -> list[Mutant]:
 
 
 def matters(mutant: Mutant) -> bool:
-    """Tell whether a change is Python (the asterisk of a signature is no product) and is one."""
+    """
+    Tell whether a change is Python (the asterisk of a signature is no product) and is one.
+
+    cosmic-ray's operator for exceptions fails on a dotted name (`except asyncio.CancelledError`).
+    """
     try:
         ast.parse(mutant.source(ROOT))
-    except SyntaxError:
+    except (SyntaxError, AttributeError):
         return False
     return not any(harmless in mutant.lines()[1] for harmless in ("not TYPE_CHECKING", "not not "))
 

@@ -28,10 +28,30 @@ TIMEOUT_S = {"campaign": 3600, "engine": 600}
 """Of tests with these marks, the first that fits; `timeout` in pyproject.toml is for the rest."""
 
 WALLCLOCK = {
-    f"tests/loadtest/test_{name}.py"
-    for name in ("arrival", "capacity", "client", "dispatcher", "locust", "run", "selftest", "tls")
+    "tests/loadtest/cli/test_lost_processes.py",
+    "tests/loadtest/cli/test_run.py",
+    "tests/loadtest/selftest/test_selftest.py",
+    "tests/loadtest/studies/test_capacity_search.py",
+    *(
+        f"tests/loadtest/client/test_{name}.py"
+        for name in ("client", "dispatcher", "kernel_timestamps", "locustfile", "tls")
+    ),
 }
 """Files whose tests time a real client or start one: no two of these tests run at once."""
+
+IMPORTS_VLLM = {
+    f"tests/serving/test_{name}.py"
+    for name in (
+        "affinity",
+        "answering",
+        "engine_request",
+        "fuzz",
+        "ray_compat",
+        "serve_compat",
+        "split",
+    )
+}
+"""Files that import vLLM, which takes seconds of a core: one worker runs them all."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -69,11 +89,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadSco
 
 
 class Spread(LoadScopeScheduling):
-    """One test after another to whichever worker is free; those of WALLCLOCK all to one."""
+    """The next test goes to the worker that is free; WALLCLOCK and IMPORTS_VLLM to one each."""
 
     def _split_scope(self, nodeid: str) -> str:
         """Return what stays together."""
-        return "wallclock" if nodeid.split("::", maxsplit=1)[0] in WALLCLOCK else nodeid
+        file = nodeid.split("::", maxsplit=1)[0]
+        if file in WALLCLOCK:
+            return "wallclock"
+        return "vllm" if file in IMPORTS_VLLM else nodeid
 
 
 class NotRun:

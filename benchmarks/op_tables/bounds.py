@@ -1,4 +1,4 @@
-"""Where a fit may look for each constant: lowest, first guess, highest."""
+"""Bounds and first guess of each constant of a fit."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ def _covers(keys: Iterable[str]) -> str:
 
 
 def _replaced(section: str) -> bool:
-    """Whether a table of the file is one that the fit writes."""
+    """Whether the fit writes this table of the file."""
     header = section.partition("]")[0].lstrip("[")
     if header == "sources":
         covers = re.search(r'covers = "([^"]*)"', section)
@@ -132,6 +132,6 @@ def _replaced(section: str) -> bool:
 
 
 def _error(fit: Fitted) -> str:
-    """Say how well a fit fits."""
+    """Return the errors of a fit as text."""
     error = np.abs(fit.errors)
     return f"{error.mean():.1%} mean error over {len(error)} shapes"

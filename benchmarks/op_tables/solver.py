@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 ROBUST = 0.3
-"""Beyond this error (of the logarithm) a row pulls no harder."""
+"""Error of the logarithm above which a row's weight no longer grows (robust fit)."""
 STEPS = 80
 
 

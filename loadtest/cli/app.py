@@ -24,27 +24,27 @@ from loadtest.cli.options import (
     Trace,
     Turns,
     Users,
+    replaced_options,
     shape_of,
-    told_elsewhere,
 )
 from loadtest.cli.studies import compare, search
 from loadtest.client.chat import learn_chat
 from loadtest.client.endpoint import base_address, check_model, check_trust
-from loadtest.client.progress import watch
-from loadtest.report.judge import JudgeOptions, publish
+from loadtest.client.launch import run_with_progress_bar
+from loadtest.report.judge import JudgeOptions, judge_run
 from loadtest.report.table import capacity_text, print_client_errors, print_verdict
 from loadtest.run.folder import prepare
 from loadtest.run.run_config import (
     RunLength,
     TestLoad,
-    check_order,
+    check_options,
     check_prompts,
     default_requests,
     free_load,
     make_job,
     parse_lengths,
     planned_load,
-    traced,
+    traced_load,
 )
 from loadtest.selftest.selftest import (
     DEFAULT_LEVELS,
@@ -66,7 +66,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-ABOUT = "Load an LLM endpoint, and judge its latencies by what was promised and predicted."
+ABOUT = "Load tests of LLM endpoints, judged by their SLO and by the predicted latencies."
 app = typer.Typer(
     help=ABOUT,
     no_args_is_help=True,
@@ -80,62 +80,66 @@ DEFAULT_REQUESTS = ", ".join(
     for percentile in ("p99", "p95", "p90")
 )
 VOCAB_SIZE = 1000
+"""Default vocabulary: every model has that many plain token ids."""
+
 APIS = ("completions", "chat")
-TRIES_EXAMPLE = "--rate 2 --input-tokens 512 --output-tokens 64 --slo ttft=1,tpot=0.05"
+EXAMPLE = "--rate 2 --input-tokens 512 --output-tokens 64 --slo ttft=1,tpot=0.05"
 
 Output = Annotated[Path, typer.Option("--output", "-o", help="Folder for samples and verdict.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print verdict.json instead of the table.")]
-JUnit = Annotated[Path | None, typer.Option("--junit", help="Write the verdict as JUnit XML.")]
-Tolerance = Annotated[
-    str, typer.Option(help="Error of the predicted means that is allowed; 0.25 is 25 %.")
-]
+AsJson = Annotated[bool, typer.Option("--json", help="verdict.json on stdout, not the table.")]
+JUnit = Annotated[Path | None, typer.Option("--junit", help="File for the verdict as JUnit XML.")]
+Tolerance = Annotated[str, typer.Option(help="Tolerance of the predicted means; 0.25 is 25 %.")]
 RequirePrediction = Annotated[
-    bool, typer.Option("--require-prediction", help="Exit 3 if the prediction did not hold.")
+    bool, typer.Option("--require-prediction", help="Exit code 3 if the prediction did not hold.")
 ]
 
 
 @app.command()
 def run(  # noqa: PLR0913  (a command line is its options)
     *,
-    plan: Annotated[Path | None, typer.Argument(help="From `sizing plan`.")] = None,
+    plan: Annotated[Path | None, typer.Argument(help="Plan file of `sizing plan`.")] = None,
     host: Annotated[
-        str, typer.Option(help="Endpoint; the key it wants lies in MINICLUSTER_API_KEY.")
+        str, typer.Option(help="Endpoint address; MINICLUSTER_API_KEY holds its API key.")
     ] = "http://127.0.0.1:8000",
     model: Annotated[
-        str | None, typer.Option(help="The model's served name; without a plan.")
+        str | None, typer.Option(help="Served name of the model; without a plan.")
     ] = None,
-    rate: Annotated[float | None, typer.Option(help="Requests/s; without a plan.")] = None,
+    rate: Annotated[float | None, typer.Option(help="Requests per second; without a plan.")] = None,
     input_tokens: Annotated[
         str | None,
         typer.Option(
-            help="Of a prompt: 512, 256-768 or lognormal:MEDIAN:SIGMA:LONGEST; without a plan."
+            help="Input tokens per request: 512, 256-768 or lognormal:MEDIAN:SIGMA:MAX; "
+            "without a plan."
         ),
     ] = None,
     output_tokens: Annotated[
-        str | None, typer.Option(help="Of an answer, in the same forms; without a plan.")
+        str | None,
+        typer.Option(help="Output tokens per request, in the same forms; without a plan."),
     ] = None,
     slo: Annotated[
         str | None,
-        typer.Option(help="Promised, in seconds: ttft=1,tpot=0.05,percentile=p99; without a plan."),
+        typer.Option(help="SLO in seconds: ttft=1,tpot=0.05,percentile=p99; without a plan."),
     ] = None,
     vocab_size: Annotated[
         int | None,
-        typer.Option(help=f"Prompts are random token ids below it; without a plan {VOCAB_SIZE}."),
+        typer.Option(
+            help=f"Bound of the prompts' random token ids, by default {VOCAB_SIZE}; without a plan."
+        ),
     ] = None,
-    duration: Annotated[float | None, typer.Option(help="Seconds to measure.")] = None,
+    duration: Annotated[float | None, typer.Option(help="Measured seconds.")] = None,
     requests: Annotated[
         int | None,
         typer.Option(
-            help=f"Requests to measure; if not said, by the SLO's percentile, {DEFAULT_REQUESTS}."
+            help=f"Measured requests; by default by the SLO's percentile, {DEFAULT_REQUESTS}."
         ),
     ] = None,
     warmup: Annotated[
         float | None,
         typer.Option(
-            help="Seconds before measuring; if not said, 3 x a request's expected time, at least 5."
+            help="Warm-up seconds; by default 3 x the expected time of a request, at least 5."
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of random arrivals and lengths.")] = 0,
+    seed: Annotated[int, typer.Option(help="Random seed of arrivals and lengths.")] = 0,
     arrivals: Gaps = "poisson",
     gap_cv: GapCv = None,
     users: Users = None,
@@ -155,8 +159,8 @@ def run(  # noqa: PLR0913  (a command line is its options)
     junit: JUnit = None,
     json: AsJson = False,
 ) -> None:
-    """Load an endpoint as its plan says, or as the options say, and judge the latencies."""
-    free = {
+    """Load an endpoint as its plan or the options say, and judge the latencies."""
+    options = {
         "--model": model,
         "--rate": rate,
         "--input-tokens": input_tokens,
@@ -173,16 +177,18 @@ def run(  # noqa: PLR0913  (a command line is its options)
         stages=stages,
         skip_unanswered=skip_unanswered,
     )
-    told = told_elsewhere(users=users, stages=stages, trace=trace)
-    load = _planned(plan, free) if plan else _free(free, told)
+    replaced = replaced_options(users=users, stages=stages, trace=trace)
+    load = _planned_load(plan, options) if plan else _free_load(options, replaced)
     if trace:
-        load = _traced(load, trace, skip_unanswered=skip_unanswered)
+        load = _traced_load(load, trace, skip_unanswered=skip_unanswered)
     if require_prediction and not plan:
-        raise InputError("--require-prediction", None, "a plan, which holds the prediction")
+        raise InputError("--require-prediction", "without a plan", "a plan with a prediction")
     if api not in APIS:
         raise InputError("--api", api, f"one of {', '.join(APIS)}")
-    allowed = parse_tolerance(tolerance)
-    extent = RunLength(
+    judge_options = JudgeOptions(
+        tolerance=parse_tolerance(tolerance), require_prediction=require_prediction, junit=junit
+    )
+    length = RunLength(
         duration_s=duration,
         num_requests=requests,
         warmup_s=warmup,
@@ -190,19 +196,18 @@ def run(  # noqa: PLR0913  (a command line is its options)
         seed=seed,
     )
     address = base_address(host)
-    check_order(load, extent, shape)
+    check_options(load, length, shape)
     check_trust(address, insecure=insecure)
     served = check_model(address, load.model, insecure=insecure)
     if api == "chat":
         load = replace(load, chat=learn_chat(address, served, insecure=insecure))
-    job = make_job(load, extent, host=address, model=served, shape=shape, workers=processes)
+    job = make_job(load, length, host=address, model=served, shape=shape, workers=processes)
     job = replace(job, insecure=insecure)
-    due = job.requests()
-    check_prompts(job, due)
-    prepare(output, job, due, plan)
-    watch(output, job)
-    terms = JudgeOptions(tolerance=allowed, require_prediction=require_prediction, junit=junit)
-    _publish(output, terms, json=json)
+    schedule = job.requests()
+    check_prompts(job, schedule)
+    prepare(output, job, schedule, plan)
+    run_with_progress_bar(output, job)
+    _judge(output, judge_options, json=json)
 
 
 @app.command()
@@ -214,11 +219,11 @@ def report(
     junit: JUnit = None,
     json: AsJson = False,
 ) -> None:
-    """Judge a run again from its raw samples, and draw its report."""
-    terms = JudgeOptions(
+    """Judge a run again from its samples, and write its report."""
+    options = JudgeOptions(
         tolerance=parse_tolerance(tolerance), require_prediction=require_prediction, junit=junit
     )
-    _publish(folder, terms, json=json)
+    _judge(folder, options, json=json)
 
 
 @app.command()
@@ -226,77 +231,81 @@ def selftest(
     *,
     streams: Annotated[
         str,
-        typer.Option(help="Concurrent streams to try; 200@0.04: 200 of them with 0.04 s a token."),
+        typer.Option(
+            help="Concurrent streams of each level; 200@0.04: 200, with 0.04 s per token."
+        ),
     ] = DEFAULT_LEVELS,
-    seconds: Annotated[float, typer.Option(help="Seconds to measure each.")] = 8.0,
+    seconds: Annotated[float, typer.Option(help="Measured seconds of each level.")] = 8.0,
     capacity: Annotated[
-        bool, typer.Option(help="Then raise the streams until the client is saturated.")
+        bool, typer.Option(help="Capacity of the client: more streams until it is saturated.")
     ] = True,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of the table.")] = False,
+    json: Annotated[
+        bool, typer.Option("--json", help="JSON on stdout instead of the table.")
+    ] = False,
 ) -> None:
-    """Load a bundled server with known timings and print the client's own error and capacity."""
+    """Measure the client's own error and capacity against a mock server with known timings."""
     levels = parse_streams(streams)
-    with shell.talk.status("loading the bundled server"):
+    with shell.talk.status("loading the mock server"):
         errors = [measure_client(level, seconds) for level in levels]
-        most = measure_capacity(seconds) if capacity else None
+        highest = measure_capacity(seconds) if capacity else None
     if json:
-        tried = [asdict(error) for error in most.tried] if most else None
+        tried = [asdict(error) for error in highest.tried] if highest else None
         typer.echo(dumps({"errors": [asdict(e) for e in errors], "capacity": tried}, indent=2))
     else:
-        print_client_errors([*errors, *(most.tried if most else ())], Console())
-        if most:
-            typer.echo(capacity_text(most))
+        print_client_errors([*errors, *(highest.tried if highest else ())], Console())
+        if highest:
+            typer.echo(capacity_text(highest))
     raise typer.Exit(Exit.DONE if all(e.fit for e in errors) else Exit.INCONCLUSIVE)
 
 
-def _planned(plan: Path, free: Mapping[str, object]) -> TestLoad:
-    given = [option for option, value in free.items() if value is not None]
-    if given:
-        raise InputError(given[0], free[given[0]], "left out: the plan says it")
+def _planned_load(plan: Path, options: Mapping[str, object]) -> TestLoad:
+    for option, value in options.items():
+        if value is not None:
+            raise InputError(option, value, "no such option with a plan, which determines the load")
     return planned_load(read_plan(plan))
 
 
-def _traced(load: TestLoad, path: Path, *, skip_unanswered: bool) -> TestLoad:
-    """Take arrivals and lengths from a trace, and say what of it is left out."""
+def _traced_load(load: TestLoad, path: Path, *, skip_unanswered: bool) -> TestLoad:
+    """Take arrivals and lengths from a trace, and report the requests that are left out."""
     trace = read_trace(path, skip_unanswered=skip_unanswered)
     if trace.skipped:
         left_out = f"left out {trace.skipped:,} requests without an answer"
         shell.talk.print(left_out, highlight=False)
-    return traced(load, path, trace)
+    return traced_load(load, path, trace)
 
 
-def _free(given: Mapping[str, object], told: Mapping[str, str]) -> TestLoad:
-    """Return the load of the options; a 1 stands in for what another one says, by *told*."""
-    for option, other in told.items():
-        if given[option] is not None:
-            raise InputError(option, given[option], f"left out: {other} says it")
-    said: dict[str, object] = {
-        **dict.fromkeys(told, 1),
+def _free_load(options: Mapping[str, object], replaced: Mapping[str, str]) -> TestLoad:
+    """Return the load of *options*; *replaced* ones get a placeholder of 1."""
+    for option, other in replaced.items():
+        if options[option] is not None:
+            raise InputError(option, options[option], f"no such option with {other}")
+    values: dict[str, object] = {
+        **dict.fromkeys(replaced, 1),
         "--vocab-size": VOCAB_SIZE,
         "--prefix-tokens": 0,
-        **{option: value for option, value in given.items() if value is not None},
+        **{option: value for option, value in options.items() if value is not None},
     }
-    for option in given:
-        if option not in said and option != "--model":
-            raise InputError(option, None, "a plan, or a load", f"for example {TRIES_EXAMPLE}")
+    for option in options:
+        if option not in values and option != "--model":
+            raise InputError(option, None, "a plan, or a load", f"for example {EXAMPLE}")
     workload = WorkloadSpec(
-        requests_per_s=float(str(said["--rate"])),
-        input_tokens=parse_lengths(str(said["--input-tokens"]), "--input-tokens"),
-        output_tokens=parse_lengths(str(said["--output-tokens"]), "--output-tokens"),
-        prefix_tokens=int(str(said["--prefix-tokens"])),
+        requests_per_s=float(str(values["--rate"])),
+        input_tokens=parse_lengths(str(values["--input-tokens"]), "--input-tokens"),
+        output_tokens=parse_lengths(str(values["--output-tokens"]), "--output-tokens"),
+        prefix_tokens=int(str(values["--prefix-tokens"])),
     )
-    model = given["--model"]
+    model = options["--model"]
     return free_load(
         workload,
-        parse_slo(str(said["--slo"])),
+        parse_slo(str(values["--slo"])),
         model=None if model is None else str(model),
-        vocab_size=int(str(said["--vocab-size"])),
+        vocab_size=int(str(values["--vocab-size"])),
     )
 
 
-def _publish(folder: Path, terms: JudgeOptions, *, json: bool) -> NoReturn:
-    """Judge the run, write verdict and report, print it, leave with its exit code."""
-    verdict = publish(folder, terms)
+def _judge(folder: Path, options: JudgeOptions, *, json: bool) -> NoReturn:
+    """Judge the run, print the verdict, and leave with its exit code."""
+    verdict = judge_run(folder, options)
     if json:
         typer.echo(to_json(verdict), nl=False)
     else:

@@ -1,4 +1,4 @@
-"""The options of `loadtest run` that say how requests come."""
+"""The options of `loadtest run` that describe the arrivals, and the load without a plan."""
 
 from __future__ import annotations
 
@@ -12,46 +12,48 @@ from loadtest.run.stages import parse_stages
 from minicluster.workload.sources import PROCESSES, RequestSource
 
 Gaps = Annotated[
-    str, typer.Option("--arrivals", help=f"Gaps between requests: {', '.join(PROCESSES)}.")
+    str,
+    typer.Option("--arrivals", help=f"Distribution of arrival gaps: {', '.join(PROCESSES)}."),
 ]
 GapCv = Annotated[
     float | None,
-    typer.Option(help="Variation of gamma gaps (standard deviation / mean); above 1: bursts."),
+    typer.Option(help="Coefficient of variation of gamma gaps; bursts above 1."),
 ]
 Users = Annotated[
-    int | None, typer.Option(help="Closed loop: so many users, each waiting for its answer.")
+    int | None,
+    typer.Option(help="Users of a closed loop, each with one request at a time."),
 ]
 Turns = Annotated[
-    int, typer.Option(help="Turns of a conversation; each holds what was said before.")
+    int, typer.Option(help="Turns per conversation; each prompt contains the earlier turns.")
 ]
-Think = Annotated[float, typer.Option(help="Seconds from an answer to the next turn or request.")]
+Think = Annotated[
+    float, typer.Option(help="Seconds between an answer and the next turn or request.")
+]
 Stages = Annotated[
-    str | None, typer.Option(help="Rates that change: 5x60,10-40x120 (a-b is a ramp, x seconds).")
+    str | None,
+    typer.Option(help="Changing rates: 5x60,10-40x120 (requests/s x seconds; a-b is a ramp)."),
 ]
 Trace = Annotated[
-    Path | None, typer.Option(help="Arrivals and lengths: Azure, BurstGPT, Mooncake or own.")
+    Path | None,
+    typer.Option(help="Trace with arrivals and lengths: Azure, BurstGPT, Mooncake or schedule."),
 ]
 PrefixTokens = Annotated[
     int | None,
-    typer.Option(
-        help="The same first tokens of every prompt; without a plan. Else nothing is cached."
-    ),
+    typer.Option(help="Common first tokens of all prompts, which may be cached; without a plan."),
 ]
 SkipUnanswered = Annotated[
     bool,
-    typer.Option("--skip-unanswered", help="Leave out requests of a trace that have 0 tokens."),
+    typer.Option("--skip-unanswered", help="Omission of the trace's requests with 0 tokens."),
 ]
-Api = Annotated[
-    str, typer.Option(help="What is asked for: completions (of token ids) or chat (words).")
-]
-Processes = Annotated[int, typer.Option(help="Client processes, which share the schedule.")]
+Api = Annotated[str, typer.Option(help="Endpoint API: completions (token ids) or chat (words).")]
+Processes = Annotated[int, typer.Option(help="Client processes that share the schedule.")]
 Insecure = Annotated[
     bool,
-    typer.Option("--insecure", help="Take any certificate of an https host, and show it no key."),
+    typer.Option("--insecure", help="Any certificate accepted, and no API key sent."),
 ]
 Timeout = Annotated[
     float | None,
-    typer.Option(help="Seconds to give a request; if not said, 10 x what the SLO allows it."),
+    typer.Option(help="Time limit of a request in seconds; by default 10 x what the SLO allows."),
 ]
 
 
@@ -65,10 +67,10 @@ def shape_of(
     skip_unanswered: bool,
 ) -> ArrivalShape:
     """
-    Return what the options say; *source* is the gaps' distribution and variation.
+    Return the arrival shape; *source* is the distribution of gaps and its variation.
 
     Raises:
-        InputError: they do not go together.
+        InputError: options that exclude each other.
     """
     process, gap_cv = source
     return ArrivalShape(
@@ -80,8 +82,10 @@ def shape_of(
     )
 
 
-def told_elsewhere(*, users: int | None, stages: str | None, trace: Path | None) -> dict[str, str]:
-    """Return options that say nothing beside users, stages or a trace, each with what says it."""
+def replaced_options(
+    *, users: int | None, stages: str | None, trace: Path | None
+) -> dict[str, str]:
+    """Return the load options that users, stages or a trace replace, each with its replacement."""
     if trace:
         own = ("--rate", "--input-tokens", "--output-tokens", "--prefix-tokens")
         return dict.fromkeys(own, "--trace")

@@ -1,4 +1,4 @@
-"""`loadtest search` and `loadtest compare`: what more than one run tells."""
+"""`loadtest search` and `loadtest compare`: commands on more than one run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.console import Console
 
 from loadtest.cli.options import Insecure  # noqa: TC001  (typer reads it)
 from loadtest.client.endpoint import base_address, check_model, check_trust
-from loadtest.client.progress import watch
+from loadtest.client.launch import run_with_progress_bar
 from loadtest.report.compare_page import (
     search_lines,
     search_page,
@@ -20,14 +20,21 @@ from loadtest.report.compare_page import (
     versus_page,
     versus_table,
 )
-from loadtest.report.judge import JudgeOptions, publish
-from loadtest.run.folder import prepare, read_run, write_whole
+from loadtest.report.judge import JudgeOptions, judge_run
+from loadtest.run.folder import prepare, read_run
 from loadtest.run.run_config import RunLength, make_job, planned_load
-from loadtest.studies import capacity_search as searching
 from loadtest.studies import compare as comparing
+from loadtest.studies.capacity_search import (
+    enough_requests,
+    new_search,
+    resume_search,
+    run_search,
+    to_json,
+)
 from loadtest.verdict.prediction import TOLERANCE
 from minicluster import shell
 from minicluster.errors import Exit, InputError
+from minicluster.files import write_atomically
 from minicluster.plan import read_plan
 
 if TYPE_CHECKING:
@@ -35,52 +42,52 @@ if TYPE_CHECKING:
     from loadtest.verdict.verdict import Verdict
 
 MOST_REQUESTS = ", ".join(
-    f"{percentile}: {searching.enough_requests(percentile):,}"
-    for percentile in ("p99", "p95", "p90")
+    f"{percentile}: {enough_requests(percentile):,}" for percentile in ("p99", "p95", "p90")
 )
 
 
 def search(  # noqa: PLR0913  (a command line is its options)
-    plan: Annotated[Path, typer.Argument(help="From `sizing plan`; it is deployed at --host.")],
+    plan: Annotated[Path, typer.Argument(help="Plan file of `sizing plan`, deployed at --host.")],
     *,
     host: Annotated[
-        str, typer.Option(help="Endpoint; the key it wants lies in MINICLUSTER_API_KEY.")
+        str, typer.Option(help="Endpoint address; MINICLUSTER_API_KEY holds its API key.")
     ] = "http://127.0.0.1:8000",
     first: Annotated[
         float | None,
-        typer.Option(help="Requests/s tried first; if not said, 0.8 of the predicted limit."),
+        typer.Option(help="First request rate; by default 0.8 of the predicted limit."),
     ] = None,
     resolution: Annotated[
         float,
-        typer.Option(help="How close a rate that holds and one that misses come; 0.1 is 10 %."),
+        typer.Option(help="Width of the final bracket of rates; 0.1 is 10 %."),
     ] = 0.1,
     most_requests: Annotated[
-        int | None, typer.Option(help=f"Requests of one try at most; if not said, {MOST_REQUESTS}.")
+        int | None,
+        typer.Option(help=f"Largest number of requests of a run; by default {MOST_REQUESTS}."),
     ] = None,
-    warmup: Annotated[float | None, typer.Option(help="Seconds before each try counts.")] = None,
-    seed: Annotated[int, typer.Option(help="Of random arrivals and lengths.")] = 0,
+    warmup: Annotated[float | None, typer.Option(help="Warm-up seconds of each run.")] = None,
+    seed: Annotated[int, typer.Option(help="Random seed of arrivals and lengths.")] = 0,
     tolerance: Annotated[
-        float, typer.Option(help="Error of the predicted limit that is allowed; 0.15 is 15 %.")
+        float, typer.Option(help="Tolerance of the predicted limit; 0.15 is 15 %.")
     ] = 0.15,
     require_prediction: Annotated[
-        bool, typer.Option("--require-prediction", help="Exit 3 if it is beyond --tolerance.")
+        bool, typer.Option("--require-prediction", help="Exit code 3 beyond --tolerance.")
     ] = False,
     insecure: Insecure = False,
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="Folder; a search that is there goes on.")
+        Path, typer.Option("--output", "-o", help="Folder; a search in it is resumed.")
     ] = Path("out/search"),
     json: Annotated[
-        bool, typer.Option("--json", help="Print search.json instead of the table.")
+        bool, typer.Option("--json", help="search.json on stdout, not the table.")
     ] = False,
 ) -> None:
-    """Find the highest load that holds the SLO, and compare it with the plan's."""
+    """Find the highest request rate that meets the SLO, and compare it with the plan's."""
     deployed, address = read_plan(plan), base_address(host)
     check_trust(address, insecure=insecure)
     if tolerance <= 0:
         raise InputError("--tolerance", tolerance, "more than 0")
     load = planned_load(deployed)
-    enough = searching.enough_requests(deployed.slo.percentile)
-    fresh = searching.begin(
+    enough = enough_requests(deployed.slo.percentile)
+    new = new_search(
         deployed,
         address,
         first=first,
@@ -91,27 +98,28 @@ def search(  # noqa: PLR0913  (a command line is its options)
         output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError("--output", str(output), f"a folder: {error.strerror}") from None
-    state = searching.resumed(fresh, output)
+    state = resume_search(new, output)
     if state.probes:
-        shell.talk.print(f"resumed after {len(state.probes)} tries", highlight=False)
+        shell.talk.print(f"resumed after {len(state.probes)} runs", highlight=False)
     model = check_model(address, load.model, insecure=insecure)
 
     def measure(rate: float, num: int, name: str) -> Verdict:
         shell.talk.print(f"{name}: {rate:.2f} requests/s, {num} requests", highlight=False)
         at_rate = replace(load, workload=replace(load.workload, requests_per_s=rate))
-        extent = RunLength(num_requests=num, warmup_s=warmup, seed=seed)
-        job = make_job(at_rate, extent, host=address, model=model)
+        length = RunLength(num_requests=num, warmup_s=warmup, seed=seed)
+        job = make_job(at_rate, length, host=address, model=model)
         job = replace(job, insecure=insecure)
         prepare(output / name, job, job.requests(), plan)
-        watch(output / name, job)
-        verdict = publish(output / name, JudgeOptions(tolerance=TOLERANCE, foresee=False))
+        run_with_progress_bar(output / name, job)
+        options = JudgeOptions(tolerance=TOLERANCE, goodput_curve=False)
+        verdict = judge_run(output / name, options)
         shell.talk.print(f"  {verdict.verdict} {'; '.join(verdict.reasons)}", highlight=False)
         return verdict
 
-    done = searching.go_on(state, measure, output)
-    write_whole(output / "search.html", search_page(done))
+    done = run_search(state, measure, output)
+    write_atomically(output / "search.html", search_page(done))
     if json:
-        typer.echo(searching.to_json(done), nl=False)
+        typer.echo(to_json(done), nl=False)
     else:
         console = Console()
         console.print(search_table(done))
@@ -122,7 +130,7 @@ def search(  # noqa: PLR0913  (a command line is its options)
 
 
 def _exit(done: CapacitySearch, tolerance: float | None) -> Exit:
-    """Return 3 if nothing tried holds, or the plan is too far off where that matters; 4 if open."""
+    """Return 3 if no rate holds, or the required prediction is too far off; 4 if undecided."""
     found, error = done.found, done.error_fraction
     if found.low is None and found.high is not None and not found.unclear:
         return Exit.NEGATIVE
@@ -133,23 +141,20 @@ def _exit(done: CapacitySearch, tolerance: float | None) -> Exit:
 
 def compare(
     first: Annotated[Path, typer.Argument(help="Folder of a run.")],
-    second: Annotated[Path, typer.Argument(help="Folder of another.")],
+    second: Annotated[Path, typer.Argument(help="Folder of another run.")],
     *,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Draw an HTML page in this file.")
+        Path | None, typer.Option("--output", "-o", help="File for the HTML page.")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of the table.")] = False,
+    json: Annotated[
+        bool, typer.Option("--json", help="JSON on stdout instead of the table.")
+    ] = False,
 ) -> None:
-    """Compare two runs: what differs by more than chance."""
+    """Compare two runs, and mark the differences that are statistically significant."""
     runs = read_run(first), read_run(second)
     found = comparing.compare_runs(*runs, (str(first), str(second)))
     if output:
-        try:
-            write_whole(output, versus_page(found, *runs))
-        except OSError as error:
-            raise InputError(
-                "--output", str(output), f"a file to write: {error.strerror}"
-            ) from None
+        write_atomically(output, versus_page(found, *runs))
     if json:
         typer.echo(comparing.to_json(found), nl=False)
         return

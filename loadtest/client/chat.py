@@ -1,4 +1,4 @@
-"""Chats of exact length: words that the model's own tokenizer makes one token of each."""
+"""Chats of exact length, from words that are one token each in the model's own tokenizer."""
 
 from __future__ import annotations
 
@@ -9,18 +9,20 @@ import time
 import urllib.error
 from functools import partial
 
-from loadtest.client.api_key import way_in
+from loadtest.client.api_key import auth_hint
 from loadtest.client.endpoint import ask
-from loadtest.client.sse import EventParser
 from loadtest.client.stream import CompletionStream, StreamError
 from loadtest.run.job import ChatForm
 from minicluster.errors import InputError, TargetFailed
+from minicluster.http_client.sse import EventParser, EventTooLongError
 
 PATH = "/v1/chat/completions"
 ANSWER_S = 60.0
+"""Time limit of one trial chat: its model may be compiled first."""
+
 BLOCK_BYTES = 65536
-TRIED = (60, 33)
-"""Words of the chats sent to learn: lengths have to differ by exactly as many tokens."""
+TRIAL_WORDS = (60, 33)
+"""Numbers of words of the trial chats: their token counts have to differ by the same number."""
 
 WORDS = (
     "the of and to in that is was he for it with as his on be at by had not are but from or have"
@@ -35,7 +37,7 @@ WORDS = (
 LETTERS = "B C D F G H J K L M N P Q R S T V W X Z"
 
 
-KNOWN = (
+FORMS = (
     ChatForm(words=tuple(WORDS.split()), separator=" ", overhead_tokens=0),
     ChatForm(words=tuple(LETTERS.split()), separator="", overhead_tokens=0),
 )
@@ -44,57 +46,57 @@ KNOWN = (
 
 def learn_chat(host: str, model: str, *, insecure: bool = False) -> ChatForm:
     """
-    Learn from `usage` what the endpoint's tokenizer and chat template make of known words.
+    Find words of one token each, and the tokens of the chat template, from the endpoint's `usage`.
 
-    A form holds if messages of two lengths differ by exactly as many tokens; what is left is the
-    template's. Later each answer's `usage` is compared with what was asked, as in every run.
+    A form fits if messages of two lengths differ by exactly as many tokens as words; the rest is
+    the template's. As in every run, `usage` of each answer is later compared with the request.
 
     Raises:
-        TargetFailed: no chats there.
-        InputError: the tokenizer makes one token each of none of our words.
+        TargetFailed: the endpoint answers no chats.
+        InputError: the tokenizer fits none of the known forms.
     """
     rng = random.Random(0)  # noqa: S311  (any words will do)
     count_tokens = partial(_prompt_tokens, host, model, insecure=insecure)
-    for form in KNOWN:
+    for form in FORMS:
         lengths = []
-        for count in TRIED:
+        for count in TRIAL_WORDS:
             numbers = [0, *(rng.randrange(len(form.words)) for _ in range(count - 1))]
             lengths.append(count_tokens(form.text(numbers)) - count)
-        # All words at once: none may be two tokens only because it was not drawn.
-        every = len(form.words)
-        lengths.append(count_tokens(form.text(list(range(every)))) - every)
+        # All words at once, because a word that was not drawn may be two tokens.
+        num_words = len(form.words)
+        lengths.append(count_tokens(form.text(list(range(num_words)))) - num_words)
         if len(set(lengths)) == 1 and lengths[0] >= 0:
             return ChatForm(words=form.words, separator=form.separator, overhead_tokens=lengths[0])
     raise InputError(
         "--api",
         "chat",
-        f"a model whose tokenizer makes one token each of words known here; {model} has another",
+        f"a model whose tokenizer has one token for each of our words, unlike {model}",
         "--api completions sends token ids",
     )
 
 
 def _prompt_tokens(host: str, model: str, text: str, *, insecure: bool) -> int:
-    """Ask for one token, and return how long the prompt was by `usage`."""
-    asked = {
+    """Request one token, and return the prompt's length by `usage`."""
+    request = {
         "model": model,
         "messages": [{"role": "user", "content": text}],
         "stream": True,
         "stream_options": {"include_usage": True},
         "max_tokens": 1,
     }
-    url, body = f"{host}{PATH}", json.dumps(asked).encode()
+    url, body = f"{host}{PATH}", json.dumps(request).encode()
     until_s = time.monotonic() + ANSWER_S
     try:
         with ask(url, body, wait_s=ANSWER_S, insecure=insecure) as answer:
             stream = _follow(answer, until_s)
     except urllib.error.HTTPError as error:
         raise TargetFailed(
-            f"{url} answers {error.code}; expected a chat{way_in(error.code)}"
+            f"{url} answers {error.code}; expected a chat{auth_hint(error.code)}"
         ) from None
-    except (OSError, http.client.HTTPException, StreamError) as error:
+    except (OSError, http.client.HTTPException, EventTooLongError, StreamError) as error:
         raise TargetFailed(f"{url}: {error}; expected a chat") from None
     if stream.input_tokens is None:
-        raise TargetFailed(f"{url} sends no usage; without it chats have no known length")
+        raise TargetFailed(f"{url} sends no usage, without which chats have no known length")
     return stream.input_tokens
 
 

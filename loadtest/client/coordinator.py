@@ -1,4 +1,4 @@
-"""One run by one process or by several: who starts when, who sends what, and what they found."""
+"""One run shared by one or several processes: a coordinator starts workers, gathers and ends."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from gevent.event import AsyncResult, Event
 
 from loadtest.client.dispatcher import Dispatcher
 from loadtest.client.stream import StreamError
-from loadtest.run.client_health import SHORT, Client, merged, write_client
-from loadtest.run.schedule import read_schedule, share
+from loadtest.run.client_health import LOST_WORKER, Client, merged, write_client
+from loadtest.run.schedule import share
 from minicluster.workload.samples import to_line
+from minicluster.workload.schedule import read_schedule
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -29,13 +30,22 @@ if TYPE_CHECKING:
     from minicluster.workload.samples import Sample
 
 LEAD_IN_S = 0.3
-"""From the cue to the start of the run: time for the cue to reach every worker."""
-NEWS_S = 0.5
+"""Time between the start signal and the start: the signal has to reach every worker."""
+
+REPORT_S = 0.5
+"""Interval of the workers' reports; Locust gives up a worker that is silent for 5 s."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartSignal:
-    """Start at *unix_s* with part *part* of *parts*; *salt* makes this run's prompts its own."""
+    """
+    The coordinator's message to one worker.
+
+    Attributes:
+        unix_s: start of the run.
+        part: which of the *parts* of the schedule this worker sends.
+        salt: makes the prompts of this run its own.
+    """
 
     unix_s: float
     part: int
@@ -45,39 +55,39 @@ class StartSignal:
 
 class WorkerProcess:
     """
-    In each process that sends: waits for its cue, plays its part, tells the conductor.
+    The part of each sending process: it waits for the start signal, sends its share, reports.
 
     Messages go through Locust's runner, which delivers them in this process or over its network.
     """
 
     def __init__(self, runner: Runner, job: Job, folder: Path) -> None:
-        """Listen for the conductor."""
+        """Listen for the coordinator."""
         self._runner, self._job, self._folder = runner, job, folder
-        self._cue: AsyncResult[StartSignal] = AsyncResult()
+        self._start: AsyncResult[StartSignal] = AsyncResult()
         self._dispatcher: Dispatcher | None = None
         self._lines: list[str] = []
-        self.playing = False
-        runner.register_message("cue", self._on_cue)
-        runner.register_message("over", self._on_over)
+        self.running = False
+        runner.register_message("start", self._on_start)
+        runner.register_message("stop", self._on_stop)
 
-    def play(self, http: HTTPClient, request_event: Any) -> None:  # noqa: ANN401  (Locust's own)
-        """Play this process's part of one run through *http*."""
-        self.playing = True
+    def run(self, http: HTTPClient, request_event: Any) -> None:  # noqa: ANN401  (Locust's own)
+        """Send this process's share of one run through *http*."""
+        self.running = True
         try:
-            self._play(http, request_event)
+            self._run(http, request_event)
         finally:
-            self._cue, self._dispatcher, self.playing = AsyncResult(), None, False
+            self._start, self._dispatcher, self.running = AsyncResult(), None, False
 
-    def _play(self, http: HTTPClient, request_event: Any) -> None:  # noqa: ANN401
-        # In a thread: who reads for long must not be silent, or is given up.
+    def _run(self, http: HTTPClient, request_event: Any) -> None:  # noqa: ANN401
+        # In a thread: Locust gives up a worker whose event loop is blocked for seconds.
         reading = gevent.get_hub().threadpool.spawn(read_schedule, self._folder / "schedule.jsonl")
         schedule = reading.get()
-        cue = self._cue.get()
+        start = self._start.get()
 
         def record(sample: Sample) -> None:
             self._lines.append(to_line(sample))
             if not dispatcher.window_left:
-                self._tell(dispatcher)
+                self._report(dispatcher)
             request_event.fire(
                 request_type="POST",
                 name="/v1/completions",
@@ -88,40 +98,39 @@ class WorkerProcess:
             )
 
         self._dispatcher = dispatcher = Dispatcher(
-            replace(self._job, prompt_salt=cue.salt),
-            share(schedule, cue.part, cue.parts),
+            replace(self._job, prompt_salt=start.salt),
+            share(schedule, start.part, start.parts),
             http,
-            origin_s=time.monotonic() + cue.unix_s - time.time(),
+            origin_s=time.monotonic() + start.unix_s - time.time(),
             record=record,
         )
-        teller = gevent.spawn(self._keep_telling, dispatcher)
+        reporter = gevent.spawn(self._keep_reporting, dispatcher)
         client = dispatcher.run()
-        teller.kill()
-        self._tell(dispatcher)
+        reporter.kill()
+        self._report(dispatcher)
         self._runner.send_message("client", asdict(client))
         if dispatcher.killed:
             raise gevent.GreenletExit
 
-    def end(self, why: str) -> None:
-        """End this process's part."""
+    def end(self, reason: str) -> None:
+        """End this process's share."""
         if self._dispatcher:
-            self._dispatcher.end(why)
+            self._dispatcher.end(reason)
 
-    def _on_cue(self, msg: Any, **_: object) -> None:  # noqa: ANN401  (Locust's own)
-        self._cue.set(StartSignal(**msg.data))
+    def _on_start(self, msg: Any, **_: object) -> None:  # noqa: ANN401  (Locust's own)
+        self._start.set(StartSignal(**msg.data))
 
-    def _on_over(self, msg: Any, **_: object) -> None:  # noqa: ANN401
-        self.end(msg.data["why"])
+    def _on_stop(self, msg: Any, **_: object) -> None:  # noqa: ANN401
+        self.end(msg.data["reason"])
 
-    def _keep_telling(self, dispatcher: Dispatcher) -> None:
+    def _keep_reporting(self, dispatcher: Dispatcher) -> None:
         while True:
-            self._tell(dispatcher)
-            gevent.sleep(NEWS_S)
+            self._report(dispatcher)
+            gevent.sleep(REPORT_S)
 
-    def _tell(self, dispatcher: Dispatcher) -> None:
-        """Send what is new; a process without a request that counts has nothing left at once."""
+    def _report(self, dispatcher: Dispatcher) -> None:
         lines, self._lines = self._lines, []
-        news = {
+        report = {
             "lines": lines,
             "t_s": dispatcher.now(),
             "sent": dispatcher.sent,
@@ -129,94 +138,115 @@ class WorkerProcess:
             "failed": dispatcher.failed,
             "left": dispatcher.window_left,
         }
-        self._runner.send_message("news", news)
+        self._runner.send_message("report", report)
 
 
 class Coordinator:
     """
-    In one process: gives the cue, gathers samples and clients, ends the run.
+    The part of one process: it sends the start signals, gathers the results and ends the run.
 
     Attributes:
-        finished: set when everything is written.
+        finished: set when the run is over, and all that could be written is.
+        write_error: why the results could not be written; `None`: they could.
+        report: called with the progress of all workers together.
     """
 
     def __init__(self, runner: Runner, job: Job, folder: Path) -> None:
-        """Listen for the players."""
+        """Listen for the workers."""
         self._runner, self._job, self._folder = runner, job, folder
         self.finished = Event()
-        self._players: tuple[str, ...] = ()
-        self._news: dict[str, dict[str, float]] = {}
+        self.write_error: OSError | None = None
+        self._workers: tuple[str, ...] = ()
+        self._reports: dict[str, dict[str, float]] = {}
         self._clients: dict[str, Client] = {}
-        self._over = self._running = self._cancelled = False
-        self._short = False
-        self.tell: Callable[[dict[str, float]], None] = lambda _: None
-        runner.register_message("news", self._on_news)
+        self._stopping = self._running = self._cancelled = False
+        self._lost_worker = False
+        self.report: Callable[[dict[str, float]], None] = lambda _: None
+        runner.register_message("report", self._on_report)
         runner.register_message("client", self._on_client)
 
-    def start(self, players: tuple[str, ...]) -> None:
-        """Give *players*, client ids of Locust, their cues; once for each run."""
+    def start(self, workers: tuple[str, ...]) -> None:
+        """Send the start signal to *workers*, client ids of Locust; once for each run."""
         if self._running or self._cancelled:
-            return  # Locust says again that all are there, after one more or less came
-        self._running, self._short = True, False
-        self._players, self._news, self._clients, self._over = players, {}, {}, False
-        self._samples = (self._folder / "samples.jsonl").open("w", encoding="utf-8")
-        cue = StartSignal(
+            return  # Locust fires its event again after a worker came or left
+        self._running, self._lost_worker, self.write_error = True, False, None
+        self._workers, self._reports, self._clients, self._stopping = workers, {}, {}, False
+        try:
+            self._samples = (self._folder / "samples.jsonl").open("w", encoding="utf-8")
+        except OSError as error:
+            self._abandon(error)
+            return
+        start = StartSignal(
             unix_s=time.time() + LEAD_IN_S,
             part=0,
-            parts=len(players),
+            parts=len(workers),
             salt=self._job.prompt_salt ^ time.time_ns(),
         )
-        for part, player in enumerate(players):
-            self._runner.send_message("cue", asdict(replace(cue, part=part)), client_id=player)
+        for part, worker in enumerate(workers):
+            self._runner.send_message("start", asdict(replace(start, part=part)), client_id=worker)
 
-    def end(self, why: str) -> None:
-        """End the run everywhere; one that has not begun never does."""
+    def end(self, reason: str) -> None:
+        """End the run in every process; a run that has not begun never begins."""
         if not self._running:
             self._cancelled = True
             self.finished.set()
-        elif not self._over:
-            self._over = True
-            self._runner.send_message("over", {"why": why})
+        elif not self._stopping:
+            self._stopping = True
+            self._runner.send_message("stop", {"reason": reason})
 
-    def reckon_with(self, there: Sequence[str]) -> None:
-        """End the run if a player is not *there* any more: it proves nothing, samples are kept."""
-        left = tuple(p for p in self._players if p in there or p in self._clients)
-        if self._running and left != self._players:
-            self._players, self._short = left, True
-            self.end(SHORT)
-            self._finish_if_all_told()
+    def drop_missing(self, present: Sequence[str]) -> None:
+        """End the run, which proves nothing, if a worker is not *present*; samples are kept."""
+        left = tuple(w for w in self._workers if w in present or w in self._clients)
+        if self._running and left != self._workers:
+            self._workers, self._lost_worker = left, True
+            self.end(LOST_WORKER)
+            self._finish_if_all_reported()
 
-    def _on_news(self, msg: Any, **_: object) -> None:  # noqa: ANN401  (Locust's own)
-        if msg.node_id not in self._players:
-            return  # it was given up, and came back
-        news = dict(msg.data)
-        lines = news.pop("lines")
-        self._samples.write("".join(f"{line}\n" for line in lines))
-        self._samples.flush()
-        self._news[msg.node_id] = news
-        seen = self._news.values()
-        total = {key: sum(n[key] for n in seen) for key in ("sent", "done", "failed")}
-        self.tell({"t_s": max(n["t_s"] for n in seen)} | total)
-        if len(self._news) == len(self._players) and not any(n["left"] for n in seen):
+    def _on_report(self, msg: Any, **_: object) -> None:  # noqa: ANN401  (Locust's own)
+        if msg.node_id not in self._workers or not self._running:
+            return  # a worker that was given up has come back
+        report = dict(msg.data)
+        lines = report.pop("lines")
+        try:
+            self._samples.write("".join(f"{line}\n" for line in lines))
+            self._samples.flush()
+        except OSError as error:
+            self._abandon(error)
+            return
+        self._reports[msg.node_id] = report
+        reports = self._reports.values()
+        total = {key: sum(r[key] for r in reports) for key in ("sent", "done", "failed")}
+        self.report({"t_s": max(r["t_s"] for r in reports)} | total)
+        if len(self._reports) == len(self._workers) and not any(r["left"] for r in reports):
             self.end("complete")
 
     def _on_client(self, msg: Any, **_: object) -> None:  # noqa: ANN401
-        if msg.node_id not in self._players:
+        if msg.node_id not in self._workers or not self._running:
             return
         client = Client(**msg.data | {"heartbeat_lag_s": tuple(msg.data["heartbeat_lag_s"])})
         self._clients[msg.node_id] = client
         if client.stop != "complete":
             self.end(client.stop)
-        self._finish_if_all_told()
+        self._finish_if_all_reported()
 
-    def _finish_if_all_told(self) -> None:
-        if self.finished.is_set() or any(p not in self._clients for p in self._players):
+    def _finish_if_all_reported(self) -> None:
+        if self.finished.is_set() or any(w not in self._clients for w in self._workers):
             return
         self._running = False
-        self._samples.close()
-        if self._clients:
-            all_in_all = merged(tuple(self._clients.values()))
-            if self._short and all_in_all.stop == "complete":
-                all_in_all = replace(all_in_all, stop=SHORT)  # the last word of one is missing
-            write_client(all_in_all, self._folder / "client.json")
+        try:
+            self._samples.close()
+            if self._clients:
+                client = merged(tuple(self._clients.values()))
+                if self._lost_worker and client.stop == "complete":
+                    client = replace(client, stop=LOST_WORKER)  # one worker's report is missing
+                write_client(client, self._folder / "client.json")
+        except OSError as error:
+            self.write_error = error
+        self.finished.set()
+
+    def _abandon(self, error: OSError) -> None:
+        """End the run at once: its results cannot be written, so no worker is waited for."""
+        self.write_error = error
+        self.end("interrupted")
+        self._running = False
         self.finished.set()

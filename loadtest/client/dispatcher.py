@@ -1,4 +1,4 @@
-"""Send each request when it is due, whatever has become of the others."""
+"""Send each request when it is due, whether or not earlier ones were answered (open loop)."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import gevent  # first: what follows imports a patched standard library
 
 # isort: on
 import contextlib
+import math
 import os
 import time
 from importlib import metadata
@@ -19,8 +20,8 @@ from loadtest.client.api_key import authorization
 from loadtest.client.prompts import Prompts
 from loadtest.client.request import SHORTEST_S, RequestTask, StampedSocket
 from loadtest.client.stream import CompletionStream
-from loadtest.run.client_health import STILL_S, Client
-from loadtest.run.machine import machine, versions
+from loadtest.run.client_health import STALL_S, Client
+from loadtest.run.metadata import machine, versions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -29,16 +30,30 @@ if TYPE_CHECKING:
 
     from loadtest.client.prompts import Ids
     from loadtest.run.job import Job
-    from loadtest.run.schedule import ScheduledRequest
     from minicluster.workload.samples import Sample
+    from minicluster.workload.schedule import ScheduledRequest
 
 HEARTBEAT_S = 0.005
+"""Interval of the timer whose lateness is measured: a quarter of a fast token interval."""
+
 TIMER_GRAIN_S = 0.001
-MAX_POLLED = 0.1
-"""Share of the time that may be spent polling."""
+"""Resolution of the event loop's timers (libev)."""
+
+MAX_POLLING_FRACTION = 0.1
+"""Largest fraction of the run that may be spent polling for a due time."""
+
 FIRST_CONNECTION_S = 1.0
-DEAD_AFTER_REFUSALS = 5
-DEAD_AFTER_S = 3.0
+"""Time limit of the connection that is opened before the run."""
+
+DEAD_AFTER_REQUESTS = 5
+"""Consecutive requests without any sign of the target, after which it counts as dead."""
+
+DEAD_AFTER_S = {"refused": 3.0, "timeout": 30.0}
+"""
+Least silence before the target counts as dead, by the outcome of the last request. A closed port
+is a sure sign, and 3 s bridge a burst that fills the backlog; a target that accepts connections
+and sends nothing may be busy with one long step, so it has the shortest default time limit.
+"""
 
 
 class Dispatcher:
@@ -46,11 +61,15 @@ class Dispatcher:
     One process's share of a run.
 
     Due times are absolute, so lateness does not add up. Each request is a greenlet of its own
-    and leaves one sample however it ends. One that waits for another is due when that has ended.
+    and leaves one sample however it ends. A request that follows another (closed loop, next turn)
+    is due when that one has ended, plus the thinking time.
+
+    The run ends by itself with `died` once the target refuses connections, or lets requests time
+    out while no open stream receives anything; see `DEAD_AFTER_S`.
 
     Attributes:
-        stop: why it ended; see `Client.stop`.
-        killed: whether it was its greenlet that was ended; the caller has to end, too.
+        stop: why the run ended; see `Client.stop`.
+        killed: whether Locust killed this greenlet; the caller has to end as well.
     """
 
     def __init__(
@@ -62,21 +81,22 @@ class Dispatcher:
         origin_s: float,
         record: Callable[[Sample], None],
     ) -> None:
-        """Send *requests* through *http* from *origin_s* (monotonic) on; *record* each sample."""
+        """Prepare to send *requests* from *origin_s* (monotonic) on and to *record* each sample."""
         self._job, self._http, self._origin_s, self._record = job, http, origin_s, record
         self._prompts = Prompts(job)
         key = authorization(os.environ, insecure=job.insecure)
         self._headers = {"content-type": "application/json"} | key
         self._roots = [r for r in requests if r.previous is None]
         self._next = {r.previous: r for r in requests if r.previous is not None}
-        self._awaited = {r.index for r in requests if r.in_window}
-        self._said: dict[int, Ids] = {}
-        self._tasks = Group()
+        self._unfinished = {r.index for r in requests if r.in_window}
+        self._in_flight: dict[int, RequestTask] = {}
+        self._greenlets = Group()
         self._over = Event()
-        self._refusals, self._refused_since_s = 0, 0.0
-        self._beats: list[float] = []
+        self._silent: list[Sample] = []
+        self._last_chunk_s = -math.inf
+        self._heartbeat_lags_s: list[float] = []
         self._connections = 0
-        self._stamps, self._still_s = "", 0.0
+        self._stamps, self._stalled_s = "", 0.0
         self._turn_s = self._polled_s = 0.0
         self._cpu_s: list[tuple[float, float]] = []
         self.sent = self.done = self.failed = 0
@@ -85,27 +105,27 @@ class Dispatcher:
 
     @property
     def window_left(self) -> int:
-        """Requests that count and have not ended."""
-        return len(self._awaited)
+        """Number of requests of the window that have not ended."""
+        return len(self._unfinished)
 
     def now(self) -> float:
         """Seconds since the start of the run."""
         return time.monotonic() - self._origin_s
 
-    def end(self, why: str) -> None:
-        """End the run; `complete` if nothing is wrong."""
+    def end(self, reason: str) -> None:
+        """End the run; *reason* is a `Client.stop`."""
         if not self._over.is_set():
-            self.stop = why
+            self.stop = reason
             self._over.set()
 
     def run(self) -> Client:
-        """Send until told to end; return what this process says of itself."""
-        self._watch_connections()
-        watchers = [gevent.spawn(self._beat)]
-        began_unix_s = time.time() - self.now()
+        """Send until `end` is called; return the health of this process."""
+        self._prepare_connections()
+        heartbeat = gevent.spawn(self._measure_heartbeat)
+        started_unix_s = time.time() - self.now()
         try:
             for request in self._roots:
-                # Prompts are made while there is time, not between due and send of the last one.
+                # Prompts are made while there is time, not between a due time and its send.
                 if self.now() < request.due_s:
                     gevent.sleep(SHORTEST_S)
                 ids = self._prompts.ids(request)
@@ -117,18 +137,18 @@ class Dispatcher:
         except gevent.GreenletExit:  # Locust's own way to end a user
             self.killed = True
             self.end("interrupted")
-        self._tasks.kill()
-        gevent.killall(watchers)
-        if self._refusals and self.stop == "complete":
-            self.stop = "died"  # the last that we heard of it is that it is not there
+        self._greenlets.kill()
+        heartbeat.kill()
+        if self.stop == "complete" and any(s.outcome == "refused" for s in self._silent):
+            self.stop = "died"  # the last connection was refused, and none succeeded since
         return Client(
             stop=self.stop,
-            started_unix_s=began_unix_s,
+            started_unix_s=started_unix_s,
             origin_monotonic_s=self._origin_s,
             wall_s=self.now(),
             cpu_fraction=self._cpu_fraction(),
-            heartbeat_lag_s=tuple(sorted(self._beats)),
-            still_s=self._still_s,
+            heartbeat_lag_s=tuple(sorted(self._heartbeat_lags_s)),
+            stalled_s=self._stalled_s,
             connections=self._connections,
             stamps=self._stamps,
             machine=machine(),
@@ -138,8 +158,9 @@ class Dispatcher:
     def _over_before(self, due_s: float) -> bool:
         """Wait until *due_s*; return whether the run ended before."""
         # The event loop's timers are 1 ms coarse, which at 75 requests/s would show in the gaps.
-        # The last one is spent polling, unless they are so many that it would cost too much.
-        grain_s = TIMER_GRAIN_S if self._polled_s < MAX_POLLED * self.now() else 0.0
+        # The last millisecond is spent polling, unless that would cost too much of the core.
+        affordable = self._polled_s < MAX_POLLING_FRACTION * self.now()
+        grain_s = TIMER_GRAIN_S if affordable else 0.0
         early_s = due_s - grain_s - self.now()
         if early_s > 0:
             self._over.wait(early_s)
@@ -147,8 +168,8 @@ class Dispatcher:
         while self.now() < due_s and not self._over.is_set():
             gevent.idle()  # unlike sleep(0) it lets the loop look for what has arrived
         self._polled_s += self.now() - from_s
-        # Whoever is late is sent at once, for a turn of a busy event loop takes milliseconds; but
-        # the streams have their turn, however much is late.
+        # A late request is sent at once, for a turn of a busy event loop takes milliseconds; but
+        # the streams get their turn, however many requests are late.
         if self.now() - max(due_s, self._turn_s) > TIMER_GRAIN_S:
             gevent.sleep(SHORTEST_S)
             self._turn_s = self.now()
@@ -169,84 +190,95 @@ class Dispatcher:
             stream=CompletionStream(request.output_tokens),
             headers=self._headers,
         )
-        self._tasks.start(gevent.Greenlet(self._follow, task, ids))
+        self._in_flight[request.index] = task
+        self._greenlets.start(gevent.Greenlet(self._follow, task, ids))
 
     def _follow(self, task: RequestTask, ids: Ids) -> None:
         try:
             sample = task.send()
-            self.done += 1
-            self.failed += not sample.ok
-            if sample.ok and self._stamps != "reader":
-                self._stamps = "kernel" if task.stream.by_kernel else "reader"
-            self._awaited.discard(sample.index)
+            self._count(task, sample)
             self._record(sample)
-            self._watch_target(sample)
-            if (waiting := self._next.get(sample.index)) and not self._over.is_set():
-                self._go_on(task, waiting, ids)
+            self._check_target(sample)
+            if (following := self._next.get(sample.index)) and not self._over.is_set():
+                self._send_next(task, following, ids)
         except Exception:
-            self._give_up(task.request)
+            self._abandon(task.request)
             raise  # gevent prints it
 
-    def _give_up(self, request: ScheduledRequest | None) -> None:
-        """Expect no end of *request*, nor of what waits for it: neither is sent any more."""
+    def _count(self, task: RequestTask, sample: Sample) -> None:
+        del self._in_flight[sample.index]
+        self._unfinished.discard(sample.index)
+        self.done += 1
+        self.failed += not sample.ok
+        if sample.chunk_s:
+            self._last_chunk_s = max(self._last_chunk_s, sample.chunk_s[-1])
+        if sample.ok and self._stamps != "reader":
+            self._stamps = "kernel" if task.stream.by_kernel else "reader"
+
+    def _abandon(self, request: ScheduledRequest | None) -> None:
+        """Wait neither for *request* nor for those that follow it: none of them is sent."""
         while request:
-            self._awaited.discard(request.index)
+            self._unfinished.discard(request.index)
             request = self._next.get(request.index)
 
-    def _go_on(self, task: RequestTask, waiting: ScheduledRequest, ids: Ids) -> None:
-        """Send what waited for *task*, after its thinking time."""
-        said = None
-        if waiting.session is not None:
-            said = self._prompts.conversation(task.request, ids, self._answer(task))
-        due_s = self.now() + waiting.think_s
-        ids = self._prompts.ids(waiting, said)
-        body = self._prompts.body(waiting, ids)
+    def _send_next(self, task: RequestTask, following: ScheduledRequest, ids: Ids) -> None:
+        """Send the request that follows *task*, after its thinking time."""
+        conversation = None
+        if following.session is not None:
+            answer = [i for i in task.stream.token_ids if 0 <= i < self._job.vocab_size]
+            conversation = self._prompts.conversation(task.request, ids, answer)
+        due_s = self.now() + following.think_s
+        ids = self._prompts.ids(following, conversation)
+        body = self._prompts.body(following, ids)
         gevent.sleep(max(0.0, due_s - self.now()))
         if not self._over.is_set():
-            self._start(waiting, due_s, ids, body)
+            self._start(following, due_s, ids, body)
 
-    def _answer(self, task: RequestTask) -> list[int]:
-        """Return the ids of the answer to *task*, as far as prompts can hold them."""
-        size = self._job.vocab_size
-        return [i for i in task.stream.token_ids if 0 <= i < size]
+    def _check_target(self, sample: Sample) -> None:
+        """End the run once nothing answers at the target any more."""
+        if sample.outcome == "unfinished":
+            return
+        if sample.outcome not in DEAD_AFTER_S or self._received_since(sample):
+            self._silent.clear()
+            return
+        self._silent.append(sample)
+        silence_s = sample.end_s - self._silent[0].send_s
+        if len(self._silent) >= DEAD_AFTER_REQUESTS and silence_s >= DEAD_AFTER_S[sample.outcome]:
+            self.end("died")
 
-    def _watch_target(self, sample: Sample) -> None:
-        """End the run once the target has refused every connection for a while."""
-        if sample.outcome == "refused":
-            self._refusals += 1
-            if self._refusals == 1:
-                self._refused_since_s = sample.end_s
-            long = sample.end_s - self._refused_since_s >= DEAD_AFTER_S
-            if self._refusals >= DEAD_AFTER_REFUSALS and long:
-                self.end("died")
-        elif sample.outcome != "unfinished":
-            self._refusals = 0
+    def _received_since(self, sample: Sample) -> bool:
+        """Whether any stream received a chunk while *sample* waited, which then timed out."""
+        if sample.outcome != "timeout":
+            return False
+        streams = (task.stream.chunk_s for task in self._in_flight.values())
+        latest_s = max((chunk_s[-1] for chunk_s in streams if chunk_s), default=-math.inf)
+        return max(latest_s, self._last_chunk_s) > sample.send_s
 
-    def _beat(self) -> None:
-        """Measure how late this process wakes, and what it uses of its core."""
+    def _measure_heartbeat(self) -> None:
+        """Measure how late this process wakes, and the share of its core that it uses."""
         while True:
             before_s = time.monotonic()
             gevent.sleep(HEARTBEAT_S)
             lag_s = time.monotonic() - before_s - HEARTBEAT_S
-            self._beats.append(lag_s)
-            if lag_s > STILL_S and self.now() >= self._job.window.start_s:
-                self._still_s += lag_s
+            self._heartbeat_lags_s.append(lag_s)
+            if lag_s > STALL_S and self.now() >= self._job.window.start_s:
+                self._stalled_s += lag_s
             if not self._cpu_s or self.now() - self._cpu_s[-1][0] >= 1:
                 self._cpu_s.append((self.now(), time.process_time()))
 
     def _cpu_fraction(self) -> float:
-        """Return the share of a core, from the window's start on where it came so far."""
-        seen = [*self._cpu_s, (self.now(), time.process_time())]
-        from_s = min(self._job.window.start_s, seen[-1][0] / 2)
-        (t0, cpu0), (t1, cpu1) = next(s for s in seen if s[0] >= from_s), seen[-1]
+        """Return the fraction of a core used from the window's start on, if the run came so far."""
+        readings = [*self._cpu_s, (self.now(), time.process_time())]
+        from_s = min(self._job.window.start_s, readings[-1][0] / 2)
+        (t0, cpu0), (t1, cpu1) = next(r for r in readings if r[0] >= from_s), readings[-1]
         return (cpu1 - cpu0) / (t1 - t0) if t1 > t0 else 0.0
 
-    def _watch_connections(self) -> None:
+    def _prepare_connections(self) -> None:
         """
-        Have the kernel stamp what arrives, and count what the pool opens.
+        Make the connection pool use kernel timestamps, and count the connections that it opens.
 
-        The name is resolved once, for the resolver is a thread, and a connection opened, for the
-        first takes a process longest.
+        The host name is resolved once, because the resolver is a thread, and one connection is
+        opened, because the first one takes a process longest.
         """
 
         def count(_socket: object) -> None:

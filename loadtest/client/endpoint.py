@@ -1,4 +1,4 @@
-"""The endpoint before the load: is it there, and does it serve the model?"""
+"""Checks of the endpoint before the load: its address, certificate and served models."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import urllib.error
 import urllib.request
 from typing import Any
 
-from loadtest.client.api_key import VARIABLES, authorization, way_in
+from loadtest.client.api_key import VARIABLES, auth_hint, authorization
 from loadtest.client.tls import client_context
 from minicluster.errors import InputError, TargetFailed
 
@@ -22,8 +22,7 @@ def base_address(host: str) -> str:
     Return *host* without a trailing `/` or `/v1`.
 
     Raises:
-        InputError: it is no http address.
-
+        InputError: *host* is no http address.
     """
     if not host.startswith(("http://", "https://")):
         raise InputError("--host", host, "an address like http://127.0.0.1:8000")
@@ -32,19 +31,21 @@ def base_address(host: str) -> str:
 
 def check_trust(host: str, *, insecure: bool) -> None:
     """
-    Refuse `--insecure` where it has no meaning, or where an API key would have to be shown.
+    Refuse `--insecure` where it has no effect, or where an API key would have to be sent.
 
     Raises:
-        InputError: *host* has no certificate, or the environment holds a key.
+        InputError: *host* has no certificate, or the environment contains a key.
     """
     if insecure and not host.startswith("https://"):
-        raise InputError("--insecure", host, "left out: only an https address has a certificate")
+        raise InputError(
+            "--insecure", host, "no such option: only an https address has a certificate"
+        )
     if insecure and authorization(os.environ):
         raise InputError(
             "--insecure",
             "with an API key",
             "no key for an endpoint whose certificate is not checked",
-            f"SSL_CERT_FILE=FILE trusts a certificate of your own, {VARIABLES[0]}= shows no key",
+            f"SSL_CERT_FILE=FILE trusts your own certificate, {VARIABLES[0]}= sends no key",
         )
 
 
@@ -52,24 +53,24 @@ def ask(
     url: str, body: bytes | None = None, *, wait_s: float, insecure: bool = False
 ) -> http.client.HTTPResponse:
     """
-    Ask, with the key that the environment holds. Close what it returns.
+    Send one request with the API key of the environment; the caller closes the response.
 
     Args:
         url: on a host that `base_address` has checked.
-        body: JSON to post; `None`: get.
-        wait_s: for the connection, and for whatever comes next.
-        insecure: take any certificate, and show no key.
+        body: JSON to POST; `None`: GET.
+        wait_s: time limit of the connection, and of each read.
+        insecure: whether any certificate is accepted, and no key sent.
 
     Raises:
         InputError: as `authorization`.
-        OSError: nothing answers, or with an error (`urllib.error.HTTPError`).
-        http.client.HTTPException: what answers speaks no HTTP.
+        OSError: no answer, or an error status (`urllib.error.HTTPError`).
+        http.client.HTTPException: the answer is no HTTP.
     """
     request = urllib.request.Request(url, body)  # noqa: S310  (an http address)
     if body is not None:
         request.add_header("content-type", "application/json")
     for name, value in authorization(os.environ, insecure=insecure).items():
-        request.add_unredirected_header(name, value)  # the key is not for whoever it points to
+        request.add_unredirected_header(name, value)  # a redirect must not get the key
     # No proxy from the environment: the load does not go through one either.
     handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
     if url.startswith("https://"):
@@ -82,11 +83,10 @@ def ask(
 
 def served_models(host: str, *, insecure: bool = False) -> tuple[str, ...]:
     """
-    Ask the endpoint for its models.
+    Return the models that the endpoint lists.
 
     Raises:
-        TargetFailed: nothing answers there, or not as an OpenAI endpoint does.
-
+        TargetFailed: no answer, or not that of an OpenAI endpoint.
     """
     try:
         with ask(f"{host}/v1/models", wait_s=ANSWER_S, insecure=insecure) as answer:
@@ -95,14 +95,14 @@ def served_models(host: str, *, insecure: bool = False) -> tuple[str, ...]:
     except urllib.error.HTTPError as error:
         raise TargetFailed(
             f"{host}/v1/models answers {error.code}; expected an OpenAI-compatible endpoint"
-            f"{way_in(error.code)}"
+            f"{auth_hint(error.code)}"
         ) from None
     except (OSError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)
         if isinstance(reason, ssl.SSLCertVerificationError):
             raise TargetFailed(
-                f"the certificate of {host} does not hold ({reason.verify_message}); "
-                "SSL_CERT_FILE=FILE trusts one of your own, --insecure takes any and shows no key"
+                f"the certificate of {host} is not valid ({reason.verify_message}); "
+                "SSL_CERT_FILE=FILE trusts your own, --insecure accepts any and sends no key"
             ) from None
         raise TargetFailed(
             f"nothing answers at {host} ({reason}); start an endpoint with "
@@ -117,12 +117,11 @@ def served_models(host: str, *, insecure: bool = False) -> tuple[str, ...]:
 
 def check_model(host: str, model: str | None, *, insecure: bool = False) -> str:
     """
-    Return the model to ask for: *model*, or the only one served.
+    Return the model to request: *model*, or the only one served.
 
     Raises:
-        InputError: it is not served there, or several are and none is named.
+        InputError: *model* is not served, or it is `None` and several are.
         TargetFailed: as `served_models`.
-
     """
     served = served_models(host, insecure=insecure)
     if model is None and len(served) == 1:
@@ -134,6 +133,6 @@ def check_model(host: str, model: str | None, *, insecure: bool = False) -> str:
             "model",
             model,
             f"one served at {host}: {', '.join(served)}",
-            "is another plan deployed there? `serving status` tells",
+            "is another plan deployed there? See `serving status`",
         )
     return model

@@ -1,4 +1,4 @@
-"""When bytes reached this machine, by its kernel's own stamp: a busy reader is late, not that."""
+"""Arrival times of bytes by the kernel's timestamps, which a busy reader does not delay."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from time import monotonic, time
 from typing import NamedTuple, Protocol
 
 SO_TIMESTAMPNS = 35
-"""Of Linux (asm-generic/socket.h: x86, arm64 and most others); Python has no name for it."""
+"""Socket option of Linux (asm-generic/socket.h: x86, arm64 and most others); not in Python."""
 
 TIMESPEC = struct.Struct("@ll")
-NOTE_BYTES = socket.CMSG_SPACE(TIMESPEC.size)
+ANCILLARY_BYTES = socket.CMSG_SPACE(TIMESPEC.size)
 
-OLDEST_S = 1.0
+MAX_AGE_S = 1.0
 """
-Bytes that seem to have waited longer may have: then the reader stood still, and its run is not fit.
-Or the wall clock was set, and nobody knows.
+Oldest timestamp that is used. An older one means that the client stalled, which its health check
+reports, or that the wall clock was set, which would make the timestamp wrong.
 """
 
 
 class Arrival(NamedTuple):
     """
-    When the last byte of a read reached this machine.
+    The arrival of the last byte of a read.
 
     Attributes:
         at_s: on the monotonic clock.
-        by_kernel: whether the kernel says so; else it is when it was read.
+        by_kernel: whether the kernel timestamped it; otherwise it is the time of the read.
     """
 
     at_s: float
@@ -42,13 +42,13 @@ class Readable(Protocol):
         """Set an option."""
 
     def recvmsg(
-        self, size: int, note_bytes: int, flags: int, /
+        self, size: int, ancillary_bytes: int, flags: int, /
     ) -> tuple[bytes, list[tuple[int, int, bytes]], int, object]:
-        """Read, with what the kernel notes beside it."""
+        """Read data and ancillary data."""
 
 
-def ask_for_stamps(sock: Readable) -> None:
-    """Have the kernel stamp what *sock* receives, where it can."""
+def enable_timestamps(sock: Readable) -> None:
+    """Make the kernel timestamp what *sock* receives, where it can."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError):
             sock.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
@@ -56,20 +56,20 @@ def ask_for_stamps(sock: Readable) -> None:
 
 def receive(sock: Readable, size: int, flags: int = 0) -> tuple[bytes, Arrival]:
     """
-    Read as `recv` does, up to *size* bytes, and say when the last of them arrived.
+    Read up to *size* bytes as `recv` does, with the arrival of the last of them.
 
     Source:
         `SO_TIMESTAMPNS`, socket(7) and Documentation/networking/timestamping.rst of Linux; TCP
-        has it from Linux 4.15 on: the stamp is that of the last segment read.
+        has it from Linux 4.15 on, as the timestamp of the last segment read.
 
     Ignores:
-        That what a reader finds in one read came in several segments, all but the last earlier.
+        One read may span several segments, all but the last of which arrived earlier.
     """
-    received, notes, _, _ = sock.recvmsg(size, NOTE_BYTES, flags)
+    received, ancillary, _, _ = sock.recvmsg(size, ANCILLARY_BYTES, flags)
     read_s, wall_s = monotonic(), time()
-    for _, _, note in notes:  # one, for nothing else was asked for
-        seconds, nanoseconds = TIMESPEC.unpack(note)
+    for _, _, data in ancillary:  # only the timestamp was enabled
+        seconds, nanoseconds = TIMESPEC.unpack(data)
         waited_s = wall_s - seconds - nanoseconds * 1e-9
-        if 0.0 <= waited_s < OLDEST_S:
+        if 0.0 <= waited_s < MAX_AGE_S:
             return received, Arrival(read_s - waited_s, True)  # noqa: FBT003  (by name is slower)
     return received, Arrival(read_s, by_kernel=False)

@@ -1,26 +1,34 @@
-"""Start the client process, follow it, and see that it ends."""
+"""Start the load client as a process of its own, show its progress, and make sure that it ends."""
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from minicluster.errors import MiniclusterError
+from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as ProgressBar
+
+from minicluster import shell
+from minicluster.errors import Exit, InputError, MiniclusterError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-STOP_S = 30.0
+    from loadtest.run.job import Job
+
+TERMINATE_WAIT_S = 30.0
+"""Time between SIGTERM and SIGKILL: a client with thousands of streams needs seconds to close."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """How far a run is."""
+    """The state of a run, as the client prints it twice a second."""
 
     t_s: float
     sent: int
@@ -28,20 +36,21 @@ class Progress:
     failed: int
 
 
-def drive(folder: Path, report: Callable[[Progress], None]) -> None:
+def launch_client(folder: Path, report: Callable[[Progress], None]) -> None:
     """
-    Run the job in *folder* to its end; its files are then in the folder too.
+    Run the job in *folder* to its end; the client leaves its files in the same folder.
 
-    The client is a process of its own session, so that Ctrl-C reaches it once, through us.
+    The client has a session of its own, so that Ctrl-C reaches it once, through this process. It
+    ends by itself if this process disappears, or if the endpoint does.
 
     Raises:
-        KeyboardInterrupt: passed on after the client has ended and kept what it had.
+        KeyboardInterrupt: passed on after the client has ended and kept its partial results.
+        InputError: the client could not write into *folder* any more.
         MiniclusterError: the client crashed.
-
     """
     client = subprocess.Popen(
         [sys.executable, "-m", "loadtest.client.locustfile"],
-        env=os.environ | {"LOADTEST_DIR": str(folder)},
+        env=os.environ | {"LOADTEST_DIR": str(folder), "LOADTEST_PARENT": str(os.getpid())},
         stdout=subprocess.PIPE,
         stdin=subprocess.DEVNULL,
         text=True,
@@ -53,17 +62,60 @@ def drive(folder: Path, report: Callable[[Progress], None]) -> None:
                 report(Progress(**json.loads(line)))
             code = client.wait()
         except BaseException:
-            _end(client)
+            _terminate(client)
             raise
+    if code == Exit.BAD_INPUT:
+        raise InputError(
+            "--output",
+            str(folder),
+            "a folder that stays writable during the run",
+            "did another run remove it?",
+        )
     if code:
         raise MiniclusterError(f"the load client ended with exit code {code}; see above")
 
 
-def _end(client: subprocess.Popen[str]) -> None:
-    """Ask the client to end, then see to it."""
+def run_with_progress_bar(folder: Path, job: Job) -> None:
+    """
+    Run the job in *folder* to its end with a progress bar on stderr, if that is a terminal.
+
+    Raises:
+        KeyboardInterrupt: the run was interrupted before the client had anything to keep.
+        InputError, MiniclusterError: as `launch_client`.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        # A shell that starts a background job ignores SIGINT for it; `kill` is to act as Ctrl-C.
+        signal.signal(number, signal.default_int_handler)
+    bar = ProgressBar(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TimeRemainingColumn(),
+        console=shell.talk,
+        disable=not shell.talk.is_terminal,
+    )
+    with bar:
+        task = bar.add_task("load", total=job.window.end_s)
+
+        def show(progress: Progress) -> None:
+            phase = "warm-up" if progress.t_s < job.window.start_s else "measuring"
+            failed = f", {progress.failed} failed" if progress.failed else ""
+            bar.update(
+                task,
+                completed=progress.t_s,
+                description=f"{phase}: {progress.sent} sent, {progress.done} done{failed}",
+            )
+
+        try:
+            launch_client(folder, show)
+        except KeyboardInterrupt:
+            if not (folder / "client.json").exists():
+                raise
+
+
+def _terminate(client: subprocess.Popen[str]) -> None:
     client.terminate()
     try:
-        client.communicate(timeout=STOP_S)
+        client.communicate(timeout=TERMINATE_WAIT_S)
     except subprocess.TimeoutExpired:
         client.kill()
         client.wait()

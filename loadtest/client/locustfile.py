@@ -1,10 +1,10 @@
 """
-The load by Locust: the only module that imports it, and it runs in processes of its own.
+The Locust processes that send the load; no other module imports Locust.
 
-Importing Locust monkey-patches sockets, so `loadtest.client.launch` starts it as
-`LOADTEST_DIR=DIR python -m loadtest.client.locustfile`. With Locust's own web interface, or spread
-over machines: `LOADTEST_DIR=DIR locust -f loadtest/client/locustfile.py`, with `--processes`,
-`--master` and `--worker` as Locust has them; the folder has to be there for each of them.
+Importing Locust monkey-patches sockets, so `loadtest.client.launch` starts this module as
+`LOADTEST_DIR=DIR python -m loadtest.client.locustfile`. Locust's own command runs it with a web
+interface or on several machines: `LOADTEST_DIR=DIR locust -f loadtest/client/locustfile.py` takes
+`--processes`, `--master` and `--worker`; the folder has to exist on each machine.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ from locust.runners import MasterRunner, WorkerRunner
 
 from loadtest.client.coordinator import Coordinator, WorkerProcess
 from loadtest.client.request import connections
-from loadtest.run.client_health import SHORT
+from loadtest.run.client_health import LOST_WORKER
 from loadtest.run.job import read_job
+from minicluster.errors import Exit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -40,14 +41,23 @@ if TYPE_CHECKING:
     from locust.runners import Runner
 
 PRIORITY = -10
-WATCH_S = 0.2
+"""Niceness where permitted: on the engines' machine a late client stamps tokens late."""
+
+POLL_S = 0.2
+"""Interval of the checks for lost processes."""
+
 QUIT_S = 5.0
+"""Time that a worker has to leave before it is killed."""
+
 FOLDER = Path(os.environ["LOADTEST_DIR"])
+PARENT = int(os.environ.get("LOADTEST_PARENT", os.getppid()))
+"""Process that waits for the result. It may be gone before this module is loaded, so it says."""
+
 JOB = read_job(FOLDER / "run.json")
 
 
 class Sender(locust.FastHttpUser):  # type: ignore[misc]
-    """One user a process: it dispatches the process's share of the schedule, waiting for none."""
+    """The one user of a process: it sends the process's share of the schedule, open loop."""
 
     host = JOB.host
     client_pool = connections(JOB)
@@ -55,11 +65,11 @@ class Sender(locust.FastHttpUser):  # type: ignore[misc]
     @locust.task  # type: ignore[untyped-decorator]
     def run_schedule(self) -> None:
         """Run the schedule once, then wait for Locust to stop this user."""
-        player: WorkerProcess = self.environment.player
-        if not player.playing:  # one for each process is enough
+        worker: WorkerProcess = self.environment.worker_process
+        if not worker.running:  # Locust may start more than one user
             try:
                 http = self.client.client.clientpool.get_client(self.host)
-                player.play(http, self.environment.events.request)
+                worker.run(http, self.environment.events.request)
             except Exception:  # noqa: BLE001  (Locust would log it and start over)
                 traceback.print_exc()
                 self.environment.process_exit_code = 1
@@ -67,7 +77,7 @@ class Sender(locust.FastHttpUser):  # type: ignore[misc]
         Event().wait()
 
 
-class OneEach(locust.LoadTestShape):  # type: ignore[misc]
+class OneUserPerProcess(locust.LoadTestShape):  # type: ignore[misc]
     """One user for each process; the schedule, not the number of users, is the load."""
 
     _users = 0
@@ -76,99 +86,104 @@ class OneEach(locust.LoadTestShape):  # type: ignore[misc]
         """Begin a run."""
         super().reset_time()
         self._users = max(1, self.runner.worker_count)
-        self.runner.environment.conductor.finished.clear()
+        self.runner.environment.coordinator.finished.clear()
 
     def tick(self) -> tuple[int, float] | None:
-        """Return how many users there are to be; `None` after the run."""
-        over = self.runner.environment.conductor.finished.is_set()
+        """Return the number of users and their spawn rate; `None` after the run."""
+        over = self.runner.environment.coordinator.finished.is_set()
         return None if over else (self._users, 100.0)
 
 
 @locust.events.init.add_listener  # type: ignore[untyped-decorator]
-def take_part(environment: Environment, **_: object) -> None:
-    """Make this process a player, or the conductor, or both where it is the only one."""
+def assign_roles(environment: Environment, **_: object) -> None:
+    """Make this process a worker, or the coordinator, or both where it is the only one."""
     runner = environment.runner
     if not isinstance(runner, MasterRunner):
-        environment.player = WorkerProcess(runner, JOB, FOLDER)
+        environment.worker_process = WorkerProcess(runner, JOB, FOLDER)
     if not isinstance(runner, WorkerRunner):
-        conductor = environment.conductor = Coordinator(runner, JOB, FOLDER)
+        coordinator = environment.coordinator = Coordinator(runner, JOB, FOLDER)
 
-        def all_there(**_: object) -> None:
-            conductor.start(_players(runner))
+        def start(**_: object) -> None:
+            coordinator.start(_workers(runner))
 
-        environment.events.spawning_complete.add_listener(all_there)
+        environment.events.spawning_complete.add_listener(start)
         if isinstance(runner, MasterRunner):
-            gevent.spawn(_count_players, runner, conductor)
+            gevent.spawn(_drop_missing_workers, runner, coordinator)
 
 
-def _players(runner: Runner) -> tuple[str, ...]:
-    """Name the processes that send."""
+def _workers(runner: Runner) -> tuple[str, ...]:
+    """Return the Locust ids of the processes that send."""
     if not isinstance(runner, MasterRunner):
         return ("local",)  # as LocalRunner signs its messages
     clients = runner.clients
     return tuple(sorted(c.id for c in (*clients.ready, *clients.spawning, *clients.running)))
 
 
-def _count_players(runner: MasterRunner, conductor: Coordinator) -> None:
-    """Tell *conductor* who is there: no more who quit, or was silent for 5 s, dead or frozen."""
+def _drop_missing_workers(runner: MasterRunner, coordinator: Coordinator) -> None:
+    """Report the present workers: Locust drops those that quit, or were silent for 5 s."""
     while True:
-        gevent.sleep(WATCH_S)
-        conductor.reckon_with(_players(runner))
+        gevent.sleep(POLL_S)
+        coordinator.drop_missing(_workers(runner))
 
 
 def main() -> int:
     """Run the job without Locust's web interface; return the exit code."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each stream is an open file
-    with contextlib.suppress(OSError):
-        # On one machine with the engines, whoever stamps late stamps wrong; not all users may.
+    with contextlib.suppress(OSError):  # not every user may
         os.setpriority(os.PRIO_PROCESS, 0, PRIORITY)
     environment = Environment(
-        user_classes=[Sender], shape_class=OneEach(), events=locust.events, stop_timeout=None
+        user_classes=[Sender],
+        shape_class=OneUserPerProcess(),
+        events=locust.events,
+        stop_timeout=None,
     )
     if sys.argv[1:2] == ["--worker"]:
-        return _work(environment, sys.argv[2], int(sys.argv[3]))
+        return _run_worker(environment, sys.argv[2], int(sys.argv[3]))
     workers: list[subprocess.Popen[bytes]] = []
     if JOB.workers > 1:
         runner = environment.create_master_runner("127.0.0.1", 0)
-        workers = [_worker(runner.server.port) for _ in range(JOB.workers)]
+        workers = [_launch_worker(runner.server.port) for _ in range(JOB.workers)]
     else:
         runner = environment.create_local_runner()
     locust.events.init.fire(environment=environment, runner=runner, web_ui=None)
-    conductor: Coordinator = environment.conductor
-    conductor.tell = _say
+    coordinator: Coordinator = environment.coordinator
+    coordinator.report = _print_progress
     for number in (signal.SIGTERM, signal.SIGINT):
-        gevent.signal_handler(number, conductor.end, "interrupted")
-    gevent.spawn(_end_with_parent, conductor.end)
-    _conduct(runner, conductor, workers)
+        gevent.signal_handler(number, coordinator.end, "interrupted")
+    gevent.spawn(_end_with_parent, coordinator.end)
+    _coordinate(runner, coordinator, workers)
     runner.quit()
     for worker in workers:
-        _see_off(worker)
-    # A run that never began has nothing to say of its client.
+        _await_exit(worker)
+    if coordinator.write_error:
+        sys.stderr.write(f"the results cannot be written: {coordinator.write_error}\n")
+        return Exit.BAD_INPUT
+    # A run that never began has written no client.json.
     return environment.process_exit_code or int(not (FOLDER / "client.json").exists())
 
 
-def _conduct(
-    runner: Runner, conductor: Coordinator, workers: Sequence[subprocess.Popen[bytes]]
+def _coordinate(
+    runner: Runner, coordinator: Coordinator, workers: Sequence[subprocess.Popen[bytes]]
 ) -> None:
-    """Start the run when all *workers* are there, and wait for its end."""
+    """Start the run when all *workers* are present, and wait for its end."""
     while runner.worker_count < JOB.workers:
-        if _dead(workers) or conductor.finished.wait(WATCH_S):
+        if _any_ended(workers) or coordinator.finished.wait(POLL_S):
             return
     runner.start_shape()
-    while not conductor.finished.wait(WATCH_S) and not runner.environment.process_exit_code:
-        if _dead(workers):
-            conductor.end(SHORT)  # at once; Locust needs its 5 s
+    while not coordinator.finished.wait(POLL_S) and not runner.environment.process_exit_code:
+        if _any_ended(workers):
+            coordinator.end(LOST_WORKER)  # at once; Locust needs its 5 s
 
 
-def _say(progress: dict[str, float]) -> None:
-    """Say on stdout, a JSON line each time, how far the run is."""
-    with contextlib.suppress(BrokenPipeError):  # nobody listens any more; see _end_with_parent
+def _print_progress(progress: dict[str, float]) -> None:
+    """Print the progress on stdout as one JSON line."""
+    with contextlib.suppress(BrokenPipeError):  # the parent is gone; see _end_with_parent
         sys.stdout.write(json.dumps(progress) + "\n")
         sys.stdout.flush()
 
 
-def _worker(port: int) -> subprocess.Popen[bytes]:
+def _launch_worker(port: int) -> subprocess.Popen[bytes]:
     command = [
         sys.executable,
         "-m",
@@ -177,39 +192,40 @@ def _worker(port: int) -> subprocess.Popen[bytes]:
         "127.0.0.1",
         str(port),
     ]
-    return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=sys.stderr)  # noqa: S603
+    environment = os.environ | {"LOADTEST_PARENT": str(os.getpid())}
+    return subprocess.Popen(  # noqa: S603  (our own module)
+        command, env=environment, stdin=subprocess.DEVNULL, stdout=sys.stderr
+    )
 
 
-def _work(environment: Environment, host: str, port: int) -> int:
-    """Be a worker of the master at *host*, until it says that it is over."""
+def _run_worker(environment: Environment, host: str, port: int) -> int:
+    """Work for the master at *host* until it ends the run, or disappears."""
     runner = environment.create_worker_runner(host, port)
     locust.events.init.fire(environment=environment, runner=runner, web_ui=None)
     for number in (signal.SIGTERM, signal.SIGINT):
-        gevent.signal_handler(number, lambda: None)  # the master's business
+        gevent.signal_handler(number, lambda: None)  # the master ends the run
 
-    def orphaned(why: str) -> None:
-        environment.player.end(why)
-        gevent.spawn_later(WATCH_S, runner.quit)
+    def leave(reason: str) -> None:
+        environment.worker_process.end(reason)
+        gevent.spawn_later(POLL_S, runner.quit)
 
-    gevent.spawn(_end_with_parent, orphaned)
+    gevent.spawn(_end_with_parent, leave)
     runner.greenlet.join()
     return environment.process_exit_code or 0
 
 
 def _end_with_parent(end: Callable[[str], None]) -> None:
-    """Stop once nobody waits for the result."""
-    parent = os.getppid()
-    while os.getppid() == parent:
-        gevent.sleep(WATCH_S)
+    """Call *end* once the process that waits for the result is gone."""
+    while os.getppid() == PARENT:
+        gevent.sleep(POLL_S)
     end("orphaned")
 
 
-def _dead(workers: Sequence[subprocess.Popen[bytes]]) -> bool:
+def _any_ended(workers: Sequence[subprocess.Popen[bytes]]) -> bool:
     return any(worker.poll() is not None for worker in workers)
 
 
-def _see_off(worker: subprocess.Popen[bytes]) -> None:
-    """Wait for *worker*, which has been told to quit, and then no more."""
+def _await_exit(worker: subprocess.Popen[bytes]) -> None:
     try:
         worker.wait(QUIT_S)
     except subprocess.TimeoutExpired:

@@ -1,4 +1,4 @@
-"""What is asked: prompts of exact length that no cache has seen, as HTTP bodies."""
+"""Prompts of exact length, unknown to any prefix cache, and the HTTP bodies around them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from minicluster.workload.arrivals import CONTENT_TOKENS
 
 if TYPE_CHECKING:
     from loadtest.run.job import Job
-    from loadtest.run.schedule import ScheduledRequest
+    from minicluster.workload.schedule import ScheduledRequest
 
 
 COMPLETIONS = "/v1/completions"
 
-OF_A_TRACE = 2
-"""And 3 keep the blocks of a trace apart from everything else that is drawn of a job."""
+TRACE_STREAM = 2
+"""Random stream of a trace's blocks (3 for negative ids), apart from the job's other streams."""
 
 Ids = NDArray[np.int64]
 
@@ -29,65 +29,65 @@ class Prompts:
     """
     The prompts of one run.
 
-    A prompt is random token ids of the model's own vocabulary, so its length in tokens is exact
-    without a tokenizer here; `ignore_eos` makes the output length exact. Of a chat they are numbers
-    of words that are one token each (`loadtest.client.chat`), less its template; the first word
-    is always the same one. Ids come from the job's
-    salt, which is drawn anew for each run: nothing but the workload's shared prefix, the blocks
-    that a trace names, and the earlier turns of a conversation can be in the server's prefix cache.
+    A prompt consists of random token ids of the model's own vocabulary, so its length in tokens is
+    exact without a tokenizer; `ignore_eos` makes the output length exact. In a chat, the ids are
+    numbers of words that are one token each (`loadtest.client.chat`), without the template's
+    tokens; the first word is always the same. Ids come from the job's salt, which is new for each
+    run: only the workload's shared prefix, the blocks of a trace, and the earlier turns of a
+    conversation can be in the server's prefix cache.
     """
 
     def __init__(self, job: Job) -> None:
-        """Prepare the prefix and the table of ids in decimal."""
+        """Draw the shared prefix, and prepare the table of ids in decimal."""
         self._job = job
         self._decimals = _decimals(job.vocab_size)
         self._low = 0 if job.chat else FIRST_PLAIN_TOKEN
         self._high = len(job.chat.words) if job.chat else job.vocab_size
         self._overhead = job.chat.overhead_tokens if job.chat else 0
         self._prefix = self._fresh(job.workload.prefix_tokens - self._overhead, stream=0)
-        said = {
+        fields = {
             "model": job.model,
             "stream": True,
             "stream_options": {"include_usage": True, "continuous_usage_stats": True},
             "ignore_eos": True,
             "temperature": 0,
         }
-        self._head = json.dumps(said)[:-1].encode()
+        self._head = json.dumps(fields)[:-1].encode()
 
     @property
     def path(self) -> str:
-        """Where bodies are sent."""
+        """Path of the API."""
         return CHATS if self._job.chat else COMPLETIONS
 
-    def ids(self, request: ScheduledRequest, said: Ids | None = None) -> Ids:
-        """Return the prompt of *request*, which begins with what its conversation has *said*."""
-        before = self._shared(request) if said is None else said
+    def ids(self, request: ScheduledRequest, conversation: Ids | None = None) -> Ids:
+        """Return the prompt of *request*, which begins with its *conversation* so far."""
+        shared = self._shared(request) if conversation is None else conversation
         count = request.input_tokens - self._overhead
-        fresh = self._fresh(count - len(before), request.index + 1)
-        ids = np.concatenate([before, fresh])[:count]
+        fresh = self._fresh(count - len(shared), request.index + 1)
+        ids = np.concatenate([shared, fresh])[:count]
         if self._job.chat:
             ids[:1] = 0
         return ids
 
     def body(self, request: ScheduledRequest, ids: Ids) -> bytes:
-        """Return the HTTP body that asks for *request* with the prompt *ids*."""
+        """Return the HTTP body of *request* with the prompt *ids*."""
         if self._job.chat:
             message = {"role": "user", "content": self._job.chat.text(ids.tolist())}
-            asked = {"max_tokens": request.output_tokens, "messages": [message]}
-            return self._head + b", " + json.dumps(asked).encode()[1:]
-        # Fixed width, spaces in front: a table lookup instead of formatting each id, which for
-        # long prompts would hold up every stream for milliseconds.
+            fields = {"max_tokens": request.output_tokens, "messages": [message]}
+            return self._head + b", " + json.dumps(fields).encode()[1:]
+        # Decimals of fixed width are a table lookup: formatting the ids of a long prompt would
+        # delay every stream by milliseconds.
         prompt = self._decimals[ids].tobytes()[:-1]
-        wish = b', "return_token_ids": true' if request.session is not None else b""
-        tail = b', "max_tokens": %d%s, "prompt": [%s]}' % (request.output_tokens, wish, prompt)
+        option = b', "return_token_ids": true' if request.session is not None else b""
+        tail = b', "max_tokens": %d%s, "prompt": [%s]}' % (request.output_tokens, option, prompt)
         return self._head + tail
 
     def conversation(self, request: ScheduledRequest, ids: Ids, answer: list[int]) -> Ids:
         """
-        Return what has been said after *request*: its prompt and its answer.
+        Return the conversation after *request*: its prompt and its answer.
 
-        Where the server did not send the ids of the answer, others take their place: then its
-        cache knows the earlier prompt, not the answer.
+        If the server did not send the ids of the answer, random ids replace it: its prefix cache
+        then has the earlier prompt, but not the answer.
         """
         if len(answer) == request.output_tokens:
             return np.concatenate([ids, np.array(answer, dtype=np.int64)])
@@ -95,19 +95,19 @@ class Prompts:
         return np.concatenate([ids, stand_in])
 
     def _shared(self, request: ScheduledRequest) -> Ids:
-        """Return what others begin with, too: the blocks that its trace names, or the prefix."""
+        """Return the shared beginning: the blocks of a trace, or the workload's prefix."""
         if not request.content:
             return self._prefix
         return np.concatenate([self._block(each) for each in request.content])
 
     def _block(self, content: int) -> Ids:
-        """Draw the tokens of a block; equal ids of one run give equal tokens."""
-        key = [self._job.prompt_salt, self._job.seed, abs(content), OF_A_TRACE + (content < 0)]
+        """Return the tokens of a block; equal ids have equal tokens within a run."""
+        key = [self._job.prompt_salt, self._job.seed, abs(content), TRACE_STREAM + (content < 0)]
         rng = np.random.default_rng(key)
         return rng.integers(self._low, self._high, size=CONTENT_TOKENS)
 
     def _fresh(self, count: int, stream: int) -> Ids:
-        """Draw *count* ids; equal streams of one run give equal ids."""
+        """Draw *count* ids; equal streams have equal ids within a run."""
         rng = np.random.default_rng(
             [self._job.prompt_salt, self._job.seed, abs(stream), stream < 0]
         )
@@ -115,7 +115,7 @@ class Prompts:
 
 
 def _decimals(vocab_size: int) -> NDArray[np.uint8]:
-    """Return every id in decimal with a comma behind it, shape (vocab_size, width)."""
+    """Return each id in decimal, followed by a comma, shape (vocab_size, width)."""
     width = len(str(vocab_size)) + 1
     text = "".join(f"{i:>{width - 1}}," for i in range(vocab_size))
     return np.frombuffer(text.encode(), dtype=np.uint8).reshape(vocab_size, width)

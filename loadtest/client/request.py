@@ -1,4 +1,4 @@
-"""One request on its way: sent, followed to the end of its stream, classified."""
+"""One request: send it, read its stream to the end, and classify the outcome."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING
 from geventhttpclient.client import HTTPClient, HTTPClientPool
 from geventhttpclient.response import HTTPParseError
 
-from loadtest.client.api_key import way_in
-from loadtest.client.kernel_timestamps import Arrival, ask_for_stamps, receive
-from loadtest.client.sse import EventParser
+from loadtest.client.api_key import auth_hint
+from loadtest.client.kernel_timestamps import Arrival, enable_timestamps, receive
 from loadtest.client.stream import CompletionStream, StreamError
 from loadtest.client.tls import client_context
-from loadtest.run.schedule import ScheduledRequest
+from minicluster.http_client.sse import EventParser, EventTooLongError
 from minicluster.workload.samples import Sample
+from minicluster.workload.schedule import ScheduledRequest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,37 +39,42 @@ if TYPE_CHECKING:
 
 OK = 200
 SHED = (429, 503)
+"""Statuses of an endpoint that sheds load."""
+
 CLOSING_S = 1.0
+"""Time that a stream has to end after its last event; the connection is reused then."""
+
 BLOCK_BYTES = 65536
 SHORTEST_S = 1e-6
-"""A sleep in which the loop looks at its timers and for what has arrived; after `sleep(0)` it may
-first go round dozens of times among those who ask for no more."""
-PIECES_A_TURN = 4
-"""Read without a turn of the loop: more come only from a stream that is faster than its reader."""
+"""Shortest sleep that makes the event loop check its timers and sockets; after `sleep(0)` it may
+first run dozens of other greenlets that also yielded."""
+
+READS_PER_TURN = 4
+"""Reads without a turn of the event loop: only a stream faster than its reader has more."""
 TIMING = re.compile(r"([\w.-]+)\s*;[^,]*?dur=([0-9.]+)")
 """An entry of a `Server-Timing` header (W3C) with a duration in milliseconds."""
 
 LAST_READ: ContextVar[Arrival] = ContextVar("LAST_READ")
-"""Of this greenlet; a response that ends in its first read has let go of its socket already."""
+"""Arrival of this greenlet's last read: a response that has ended no longer has its socket."""
 
 
 class StampedSocket(gevent.socket.socket):  # type: ignore[misc]
-    """A socket whose reads are stamped by the kernel; TLS, which reads by itself, has no stamps."""
+    """A socket with kernel timestamps; TLS reads by itself and has none."""
 
     def __init__(self, *kind: int) -> None:
         """Open a socket of this family, type and protocol."""
         super().__init__(*kind)
-        ask_for_stamps(self)
+        enable_timestamps(self)
 
     def recv(self, size: int, flags: int = 0) -> bytes:
-        """Read up to *size* bytes; `LAST_READ` says when they arrived."""
+        """Read up to *size* bytes, and keep their arrival in `LAST_READ`."""
         received, arrival = receive(self, size, flags)
         LAST_READ.set(arrival)
         return received
 
 
 def connections(job: Job) -> HTTPClientPool:
-    """Return clients for any number of streams: Locust's own hold 10 connections, and queue."""
+    """Return clients for any number of streams: Locust's own have 10 connections, and queue."""
 
     def context(**_: object) -> gevent.ssl.SSLContext:
         return client_context(gevent.ssl.SSLContext, insecure=job.insecure)
@@ -86,14 +91,15 @@ def connections(job: Job) -> HTTPClientPool:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestTask:
     """
-    One request and what it needs to be sent.
+    One request and everything that sending it takes.
 
     Attributes:
         due_s: scheduled arrival.
-        timeout_s: from the send.
+        name: value of its `x-request-id`.
+        timeout_s: time limit, from the send.
         origin_s: start of the run on the monotonic clock.
-        headers: of every request, the key among them.
-        stream: what came back so far.
+        headers: headers of every request, including the API key.
+        stream: the answer so far.
     """
 
     request: ScheduledRequest
@@ -112,7 +118,7 @@ class RequestTask:
         return time.monotonic() - self.origin_s
 
     def send(self) -> Sample:
-        """Send it and follow its stream; whatever happens becomes a sample."""
+        """Send the request and read its stream; every outcome becomes a sample."""
         send_s = self.now()
         outcome, detail = "ok", None
         try:
@@ -120,13 +126,15 @@ class RequestTask:
                 self._follow()
         except StreamError as error:
             outcome, detail = error.outcome, str(error)
+        except EventTooLongError as error:
+            outcome, detail = "malformed", str(error)
         except gevent.Timeout:
             outcome, detail = "timeout", f"no end after {self.timeout_s:g} s"
         except gevent.GreenletExit:
             outcome, detail = "unfinished", None
         except (OSError, HTTPParseError) as error:
             outcome, detail = _broken(error), f"{type(error).__name__}: {error}"
-        except Exception as error:  # noqa: BLE001  (what nobody foresaw is a sample, too)
+        except Exception as error:  # noqa: BLE001  (an unforeseen error is a sample, too)
             outcome, detail = "malformed", f"{type(error).__name__}: {error}"[:200]
         stream = self.stream
         return Sample(
@@ -148,7 +156,7 @@ class RequestTask:
         )
 
     def _follow(self) -> None:
-        """Read the answer as it comes; an event's stamp is when its last byte arrived."""
+        """Read the answer as it arrives; an event is timestamped by its last byte."""
         headers = {**self.headers, "x-request-id": self.name}
         response = self.http.request("POST", self.path, body=self.body, headers=headers)
         try:
@@ -156,7 +164,7 @@ class RequestTask:
             if status != OK:
                 text = bytes(response.read(200)).decode(errors="replace")
                 outcome = "shed" if status in SHED else "bad_status"
-                raise StreamError(outcome, f"{status}{way_in(status)}: {text}")
+                raise StreamError(outcome, f"{status}{auth_hint(status)}: {text}")
             self.stream.metrics_s |= _timings(response.get("server-timing"))
             parser = EventParser()
             for received in _pieces(response):
@@ -167,7 +175,7 @@ class RequestTask:
                 if self.stream.done:
                     break
             self.stream.finish()
-            # Read on to the end of the message, for then the connection can be used again.
+            # Read on to the end of the message, so that the connection can be reused.
             with gevent.Timeout(CLOSING_S, False):  # noqa: FBT003  (gevent's own signature)
                 for _ in _pieces(response):
                     pass
@@ -177,10 +185,10 @@ class RequestTask:
 
 def _pieces(response: HTTPSocketPoolResponse) -> Iterator[bytes]:
     """
-    Yield what has arrived of the body, whenever something has.
+    Yield the parts of the body as they arrive.
 
-    The response's own `read` waits for as many bytes as asked for, and its `readline` looks for
-    every line end by itself, which is a quarter of the time that an event takes.
+    The response's own `read` waits for the requested number of bytes, and its `readline` searches
+    every line end separately, which takes a quarter of the time of an event.
     """
     buffer = response._body_buffer  # noqa: SLF001  (pinned; there is no public way to not wait)
     loop = gevent.get_hub().loop
@@ -191,7 +199,7 @@ def _pieces(response: HTTPSocketPoolResponse) -> Iterator[bytes]:
             del buffer[:]
         if response.message_complete:
             return
-        if read == PIECES_A_TURN:
+        if read == READS_PER_TURN:
             gevent.sleep(SHORTEST_S)
             read = 0
         elif loop.iteration != turn:
@@ -201,7 +209,7 @@ def _pieces(response: HTTPSocketPoolResponse) -> Iterator[bytes]:
 
 
 def _timings(header: object) -> dict[str, float]:
-    """Read a `Server-Timing` header, in seconds by name; nothing where there is none."""
+    """Parse a `Server-Timing` header into seconds by name; empty without a header."""
     if not isinstance(header, str):
         return {}
     timings = {}
@@ -212,7 +220,7 @@ def _timings(header: object) -> dict[str, float]:
 
 
 def _broken(error: Exception) -> str:
-    """Name the outcome of a request whose connection broke, or never came about."""
+    """Return the outcome of a request whose connection broke, or was never made."""
     if isinstance(error, TimeoutError):
         return "timeout"
     if isinstance(error, OSError) and error.errno in {errno.EMFILE, errno.ENFILE, errno.ENOMEM}:

@@ -1,24 +1,26 @@
-"""One streamed completion: when each chunk came, and how many tokens it carried."""
+"""One streamed completion: the arrival of each chunk, and the tokens in it."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
-MOST_TOKENS = 1 << 31
-"""Of a prompt or an answer: more than any context holds."""
+from minicluster.http_client.sse import DONE
+
+MAX_TOKENS = 1 << 31
+"""Largest plausible length of a prompt or an answer: far more than any model's context."""
 
 
 class StreamError(Exception):
     """
-    A request that did not end well.
+    A request without a complete, valid answer.
 
     Attributes:
-        outcome: its class, one of `minicluster.workload.samples.OUTCOMES`.
+        outcome: its kind, one of `minicluster.workload.samples.OUTCOMES`.
     """
 
     def __init__(self, outcome: str, detail: str) -> None:
-        """Keep the class apart from what was seen."""
+        """Keep the kind of error apart from its detail."""
         self.outcome = outcome
         super().__init__(detail)
 
@@ -28,23 +30,23 @@ class CompletionStream:
     Chunks of one completion or chat as they arrive.
 
     Tokens are counted from `usage`: vLLM merges tokens into one chunk when its reader is slow,
-    and a token may carry no text. A chunk counts if the running total in it has grown. Where the
-    server sends no running total, it counts if it carries token ids, logprobs or text, and the
-    first two of these say how many tokens.
+    and a token may have no text. A chunk counts if its running total has grown. If the server
+    sends no running total, a chunk counts if it has token ids, logprobs or text; the first two
+    give the number of tokens.
 
     Attributes:
-        chunk_s: arrival of each chunk that carried tokens.
-        chunk_tokens: tokens in each of them; empty after `finish` where the server does not tell.
-        token_ids: of the answer, where the server sends them.
+        chunk_s: arrival of each chunk with tokens.
+        chunk_tokens: tokens in each of them; empty after `finish` if the server does not say.
+        token_ids: token ids of the answer, if the server sends them.
         input_tokens: prompt length as the server counts it.
-        output_tokens: tokens generated as the server counts them.
-        metrics_s: what the server says of its own phases, by name.
-        cached_tokens: of the prompt, from the server's prefix cache; `None`: it does not say.
-        by_kernel: whether it was the kernel that saw all of it arrive, not a reader that wakes.
+        output_tokens: generated tokens as the server counts them.
+        metrics_s: the server's own phases, by name.
+        cached_tokens: prompt tokens from the server's prefix cache; `None`: not reported.
+        by_kernel: whether the kernel timestamped all reads.
     """
 
-    def __init__(self, asked_tokens: int = MOST_TOKENS) -> None:
-        """Start before the first chunk of an answer that is to have *asked_tokens*."""
+    def __init__(self, asked_tokens: int = MAX_TOKENS) -> None:
+        """Expect an answer of at most *asked_tokens*."""
         self._asked_tokens = asked_tokens
         self.chunk_s: list[float] = []
         self.chunk_tokens: list[int] = []
@@ -59,13 +61,12 @@ class CompletionStream:
 
     def take(self, data: bytes, now_s: float) -> None:
         """
-        Take the data of one event that arrived at *now_s*.
+        Process the data of one event that arrived at *now_s*.
 
         Raises:
-            StreamError: it is not a chunk of a completion, or it reports an error.
-
+            StreamError: the event is no chunk of a completion, or reports an error.
         """
-        if data == b"[DONE]":
+        if data == DONE:
             self.done = True
             return
         try:
@@ -86,7 +87,7 @@ class CompletionStream:
                 self.cached_tokens = _tokens(details.get("cached_tokens") or 0)
         if metrics := chunk.get("metrics"):
             self.metrics_s |= _seconds(metrics)
-        if not choices:  # the closing chunk: it repeats the total, or says it for the first time
+        if not choices:  # the closing chunk, which has only the final usage
             return
         ids = choices[0].get("token_ids") or []
         self.token_ids += map(int, ids)
@@ -94,14 +95,14 @@ class CompletionStream:
             self._running = usage is not None
         tokens = grown if self._running else len(ids) or _logprobs(choices[0])
         if tokens > self._asked_tokens:
-            asked = f"{self._asked_tokens} were asked for in all"
+            asked = f"{self._asked_tokens} were requested in all"
             raise StreamError("malformed", f"{tokens} tokens in one chunk; {asked}")
         if tokens or (not self._running and _text(choices[0])):
             self.chunk_s.append(now_s)
             self.chunk_tokens.append(tokens)
 
     def _total(self, output_tokens: int, input_tokens: int) -> int:
-        """Take the new totals; return by how many tokens the answer has grown."""
+        """Keep the new totals; return the number of new tokens."""
         grown = output_tokens - (self.output_tokens or 0)
         if grown < 0:
             raise StreamError("malformed", f"usage went back by {-grown} tokens")
@@ -110,11 +111,10 @@ class CompletionStream:
 
     def finish(self) -> None:
         """
-        Check that the stream came to its proper end.
+        Check that the stream is complete.
 
         Raises:
-            StreamError: it was cut, or it lacks its usage or its tokens.
-
+            StreamError: the stream was cut, or lacks its usage or its tokens.
         """
         if not self.done:
             raise StreamError("cut", f"stream ended after {len(self.chunk_s)} chunks, no [DONE]")
@@ -123,11 +123,10 @@ class CompletionStream:
         if not self.chunk_s:
             raise StreamError("malformed", "no token in the stream")
         if 0 in self.chunk_tokens or sum(self.chunk_tokens) != self.output_tokens:
-            self.chunk_tokens.clear()  # counts for a part of the stream tell nothing of the rest
+            self.chunk_tokens.clear()  # counts of a part of the stream do not give the rest
 
 
 def _object(data: bytes) -> dict[str, Any]:
-    """Parse *data* as a JSON object."""
     try:
         chunk = json.loads(data)
     except ValueError:
@@ -138,28 +137,28 @@ def _object(data: bytes) -> dict[str, Any]:
 
 
 def _tokens(value: Any) -> int:  # noqa: ANN401  (whatever the server sends)
-    """Read a number of tokens; one that cannot be is a ValueError."""
+    """Return a plausible number of tokens; any other raises ValueError."""
     tokens = int(value)
-    if not 0 <= tokens <= MOST_TOKENS:
+    if not 0 <= tokens <= MAX_TOKENS:
         raise ValueError
     return tokens
 
 
 def _text(choice: dict[str, Any]) -> str:
-    """Return what *choice* says, of a completion or of a chat."""
+    """Return the text or tool calls of *choice*, of a completion or of a chat."""
     delta = choice.get("delta") or {}
-    said = choice.get("text") or delta.get("content") or delta.get("reasoning_content")
-    return said or delta.get("reasoning") or delta.get("tool_calls") or ""
+    text = choice.get("text") or delta.get("content") or delta.get("reasoning_content")
+    return text or delta.get("reasoning") or delta.get("tool_calls") or ""
 
 
 def _logprobs(choice: dict[str, Any]) -> int:
-    """Count the tokens whose logprobs *choice* carries, of a completion or of a chat; 0: none."""
+    """Return the number of tokens with logprobs in *choice*, of a completion or of a chat."""
     logprobs = choice.get("logprobs") or {}
     return len(logprobs.get("tokens") or logprobs.get("content") or ())
 
 
 def _seconds(metrics: dict[str, Any]) -> dict[str, float]:
-    """Return the times among *metrics*, which are named for their milliseconds, in seconds."""
+    """Return the `*_ms` entries of *metrics*, in seconds."""
     return {
         name.removesuffix("_ms"): float(value) / 1e3
         for name, value in metrics.items()

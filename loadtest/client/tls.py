@@ -1,4 +1,4 @@
-"""Whose endpoint an https address is: its certificate says, and is checked unless told not to."""
+"""TLS context of the client, which checks certificate and host name."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ def client_context(kind: type[ssl.SSLContext], *, insecure: bool) -> ssl.SSLCont
     Return a TLS context of *kind* that checks certificate and host name, unless *insecure*.
 
     Args:
-        kind: the standard library's, or gevent's.
-        insecure: take any certificate.
+        kind: the standard library's class, or gevent's.
+        insecure: whether any certificate is accepted.
 
-    The authorities are the system's; `SSL_CERT_FILE` names another file of them (OpenSSL's own
-    variable).
+    The trusted authorities are the system's; OpenSSL's variable `SSL_CERT_FILE` names another file.
     """
     context = kind(ssl.PROTOCOL_TLS_CLIENT)
     if insecure:

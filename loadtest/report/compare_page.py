@@ -8,22 +8,22 @@ from rich.table import Table
 
 from loadtest.report.chart import FOUND, distribution, goodput
 from loadtest.report.html import document, escape, legend, paragraph, section, table
-from loadtest.report.table import milliseconds
-from loadtest.verdict.window import evidence_of
+from loadtest.verdict.window import measurement_window
+from minicluster.units import seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from loadtest.run.folder import Run
     from loadtest.studies.capacity_search import CapacitySearch
-    from loadtest.studies.compare import Side, Versus
+    from loadtest.studies.compare import RunComparison, Side
 
 NAMES = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "E2E"}
 CHANGE_HEADS = ("", "first", "second", "difference, 95 %", "")
 FOUND_WORDS = {True: "holds", False: "misses", None: "open"}
 
 
-def change_rows(versus: Versus) -> Iterator[tuple[str, ...]]:
+def change_rows(versus: RunComparison) -> Iterator[tuple[str, ...]]:
     """Yield a row for the requests that met the SLO, then one for each statistic."""
     good = versus.good
     yield (
@@ -36,15 +36,15 @@ def change_rows(versus: Versus) -> Iterator[tuple[str, ...]]:
     for change in versus.changes:
         yield (
             f"{NAMES[change.metric]} {change.statistic}",
-            milliseconds(change.first_s),
-            milliseconds(change.second_s),
+            seconds(change.first_s),
+            seconds(change.second_s),
             difference_text(change.low_s, change.high_s),
             "differs" if change.significant else "chance",
         )
 
 
 def difference_text(low_s: float, high_s: float) -> str:
-    """Write an interval of seconds in the unit that its larger end has in `milliseconds`."""
+    """Write an interval of seconds in the unit that its larger end has with `seconds`."""
     most_s = max(abs(low_s), abs(high_s))
     if most_s >= 1:
         return f"{low_s:+z.2f} to {high_s:+z.2f} s"
@@ -52,7 +52,7 @@ def difference_text(low_s: float, high_s: float) -> str:
     return f"{1000 * low_s:+z.{digits}f} to {1000 * high_s:+z.{digits}f} ms"
 
 
-def versus_lines(versus: Versus) -> Iterator[str]:
+def versus_lines(versus: RunComparison) -> Iterator[str]:
     """Say which runs they are, and what weakens the comparison."""
     yield f"first:  {_side(versus.first)}"
     yield f"second: {_side(versus.second)}"
@@ -68,7 +68,7 @@ def versus_lines(versus: Versus) -> Iterator[str]:
     yield from versus.notes
 
 
-def versus_table(versus: Versus) -> Table:
+def versus_table(versus: RunComparison) -> Table:
     """Return the table of a terminal."""
     found = Table(title="second less first")
     for head in CHANGE_HEADS:
@@ -78,14 +78,14 @@ def versus_table(versus: Versus) -> Table:
     return found
 
 
-def versus_page(versus: Versus, first: Run, second: Run) -> str:
+def versus_page(versus: RunComparison, first: Run, second: Run) -> str:
     """Draw both runs: table, and distributions over each other."""
     lines = "".join(map(paragraph, versus_lines(versus)))
     drawn = []
     for metric in ("ttft", "tpot"):
         values = [
-            [v for s in evidence_of(run).answered if (v := getattr(s, f"{metric}_s")) is not None]
-            for run in (first, second)
+            [v for s in answered if (v := getattr(s, f"{metric}_s")) is not None]
+            for answered in (measurement_window(run).answered for run in (first, second))
         ]
         if all(values):
             marks = legend({"measured": "first", "predicted": "second"})
@@ -115,8 +115,8 @@ def probe_rows(search: CapacitySearch) -> Iterator[tuple[str, ...]]:
             FOUND_WORDS[probe.holds],
             f"{probe.attained_fraction:.2%}",
             f"{probe.good_requests_per_s:.2f}",
-            "endless" if probe.ttft_s is None else milliseconds(probe.ttft_s),
-            "-" if probe.tpot_s is None else milliseconds(probe.tpot_s),
+            "endless" if probe.ttft_s is None else seconds(probe.ttft_s),
+            "-" if probe.tpot_s is None else seconds(probe.tpot_s),
             str(probe.num_requests),
         )
 

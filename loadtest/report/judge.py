@@ -1,4 +1,4 @@
-"""A run judged, and everything that says so written beside it."""
+"""Judge a run, and write its verdict and report beside the samples."""
 
 from __future__ import annotations
 
@@ -7,102 +7,113 @@ from pathlib import Path
 
 from loadtest.report.junit import to_junit
 from loadtest.report.page import page
-from loadtest.run.folder import PLAN, Run, read_run, write_whole
-from loadtest.verdict.goodput_curve import Foreseen, foresee
-from loadtest.verdict.resimulation import Resimulation, let_in, replay
+from loadtest.run.folder import PLAN, Run, read_run
+from loadtest.verdict.goodput_curve import GoodputCurve, predict_goodput
+from loadtest.verdict.resimulation import Resimulation, reached_engine, resimulate
 from loadtest.verdict.verdict import Verdict, conclude, to_json
 from minicluster import shell
 from minicluster.errors import InputError, MiniclusterError
+from minicluster.files import write_atomically
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgeOptions:
     """
-    On which terms a run is judged.
+    Options of `judge_run`.
 
     Attributes:
-        tolerance: by metric, the error of the predicted mean that is allowed.
-        require_prediction: a larger one is a miss.
-        junit: file for JUnit XML.
-        replay: whether the prediction is made again for the run's own requests.
-        foresee: whether it is made for other loads, too, for the report.
+        tolerance: by metric, the largest error of the predicted mean that counts as correct.
+        require_prediction: whether a larger error is a miss.
+        junit: file for the verdict as JUnit XML; `None`: not written.
+        goodput_curve: whether goodput at other request rates is predicted for the report.
     """
 
     tolerance: dict[str, float]
     require_prediction: bool = False
     junit: Path | None = None
-    replay: bool = True
-    foresee: bool = True
+    goodput_curve: bool = True
 
 
-def publish(folder: Path, terms: JudgeOptions) -> Verdict:
+def judge_run(folder: Path, options: JudgeOptions) -> Verdict:
     """
     Judge the run in *folder*; write `verdict.json`, `report.html` and JUnit XML.
 
     Raises:
-        InputError: what lies there is no run, or a file cannot be written.
+        InputError: *folder* contains no run, or a file cannot be written.
     """
     run = read_run(folder)
     if run.plan and run.plan.model.id != run.job.model:
         raise InputError(
-            f"{folder / PLAN}: model.id", run.plan.model.id, f"{run.job.model}, which was loaded"
+            f"{folder / PLAN}: model.id",
+            run.plan.model.id,
+            f"{run.job.model}, the model that was loaded",
         )
-    foretold = _replayed(folder, run) if terms.replay else None
+    resimulation = _resimulate(folder, run)
     verdict = conclude(
-        run, terms.tolerance, require_prediction=terms.require_prediction, replay=foretold
+        run,
+        options.tolerance,
+        require_prediction=options.require_prediction,
+        resimulation=resimulation,
     )
-    if foretold:
+    curve = None
+    if resimulation:
         verdict = replace(verdict, notes=(*verdict.notes, *_left_out(run)))
-    curve = _foreseen(folder, run, foretold, verdict) if foretold and terms.foresee else None
+        if options.goodput_curve:
+            curve = _predict_goodput(folder, run, resimulation, verdict)
     files = {
         folder / "verdict.json": to_json(verdict),
-        folder / "report.html": page(run, verdict, foretold, curve),
+        folder / "report.html": page(run, verdict, resimulation, curve),
     }
-    if terms.junit:
-        files[terms.junit] = to_junit(verdict, require_prediction=terms.require_prediction)
+    if options.junit:
+        files[options.junit] = to_junit(verdict, require_prediction=options.require_prediction)
     for path, text in files.items():
-        try:
-            write_whole(path, text)
-        except OSError as error:
-            raise InputError(str(path), error.strerror, "a file that can be written") from None
+        write_atomically(path, text)
     return verdict
 
 
-def _replayed(folder: Path, run: Run) -> Resimulation | None:
-    """Simulate what was sent; where that cannot be, say so and go on without."""
+def _resimulate(folder: Path, run: Run) -> Resimulation | None:
+    """Simulate the requests that were sent; if that fails, print why and return `None`."""
     if run.plan is None or not any(s.ok for s in run.samples):
         return None
     try:
-        return replay(folder / PLAN, let_in(run.samples), schedule=run.schedule)
+        return resimulate(folder / PLAN, reached_engine(run.samples), schedule=run.schedule)
     except MiniclusterError as error:
-        _say(f"the prediction is the plan's own, not made for these requests: {error}")
+        _print(f"the prediction is the plan's own, not one for these requests: {error}")
         return None
 
 
 def _left_out(run: Run) -> tuple[str, ...]:
-    """Say how many requests the prediction was made without, if any."""
+    """Return a note on the requests that the simulation leaves out, if there are any."""
     sent = len(run.samples)
-    num = sent - len(let_in(run.samples))
+    num = sent - len(reached_engine(run.samples))
     if not num:
         return ()
     share = f"{num:,} of {sent:,} requests sent ({num / sent:.0%})"
-    return (f"{share} were turned away before an engine saw them; the prediction is of the others",)
+    return (
+        f"{share} were turned away before they reached an engine; the prediction is of the others",
+    )
 
 
-def _foreseen(folder: Path, run: Run, own: Resimulation, verdict: Verdict) -> Foreseen | None:
-    """Simulate other loads; a closed loop has none of its own, nor has one that changes."""
+def _predict_goodput(
+    folder: Path, run: Run, resimulation: Resimulation, verdict: Verdict
+) -> GoodputCurve | None:
+    """Simulate other rates; a closed loop and a load with stages have no single rate to vary."""
     offered = verdict.throughput.offered_requests_per_s
     if run.plan is None or run.job.shape.closed or run.job.shape.stages or not offered:
         return None
     limit = run.plan.headroom.load_factor * run.plan.workload.requests_per_s
     try:
-        return foresee(
-            folder / PLAN, run, own, offered_requests_per_s=offered, limit_requests_per_s=limit
+        return predict_goodput(
+            folder / PLAN,
+            run,
+            resimulation,
+            offered_requests_per_s=offered,
+            limit_requests_per_s=limit,
         )
     except MiniclusterError as error:
-        _say(f"no goodput at other loads in the report: {error}")
+        _print(f"the report lacks the goodput at other rates: {error}")
         return None
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     shell.talk.print(text, highlight=False, markup=False, soft_wrap=True)

@@ -15,13 +15,13 @@ from loadtest.report.table import (
     interval_text,
     latency_rows,
     load_rows,
-    milliseconds,
     outcome_text,
     phases_text,
     prediction_text,
     stall_text,
 )
 from minicluster.stats.quantiles import LEVELS
+from minicluster.units import seconds
 from minicluster.workload.samples import OUTCOMES
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from loadtest.run.folder import Run
     from loadtest.run.job import Job
-    from loadtest.verdict.goodput_curve import Foreseen
+    from loadtest.verdict.goodput_curve import GoodputCurve
     from loadtest.verdict.resimulation import Resimulation
     from loadtest.verdict.slo import SloResult
     from loadtest.verdict.verdict import Verdict
@@ -45,7 +45,10 @@ HELD = {"met": True, "missed": False}
 
 
 def page(
-    run: Run, verdict: Verdict, replay: Resimulation | None = None, foreseen: Foreseen | None = None
+    run: Run,
+    verdict: Verdict,
+    replay: Resimulation | None = None,
+    foreseen: GoodputCurve | None = None,
 ) -> str:
     """Draw the whole page."""
     word, _ = headline(verdict)
@@ -59,7 +62,7 @@ def page(
     if run.plan:
         body.append(section("The plan", facts(_plan_facts(run.plan))))
     body.append(section("The run", facts(_run_facts(run, verdict))))
-    return document(f"{word}: {verdict.setting.model}", *body)
+    return document(f"{word}: {verdict.metadata.model}", *body)
 
 
 def _header(verdict: Verdict) -> str:
@@ -67,7 +70,7 @@ def _header(verdict: Verdict) -> str:
     lines = [paragraph(why)]
     if said := prediction_text(verdict):
         lines.append(paragraph(said))
-    lines += [paragraph(confidence_text(promise)) for promise in verdict.promises]
+    lines += [paragraph(confidence_text(promise)) for promise in verdict.slo]
     lines += [paragraph(note, "soft") for note in (outcome_text(verdict), *verdict.notes)]
     return (
         f'<header class="{escape(verdict.verdict)}"><h1>{escape(word)}</h1>{"".join(lines)}'
@@ -76,12 +79,12 @@ def _header(verdict: Verdict) -> str:
 
 
 def _tiles(verdict: Verdict) -> Iterator[str]:
-    for promise in verdict.promises:
+    for promise in verdict.slo:
         measured = promise.measured_s
         yield _tile(
             f"{promise.metric.upper()} {promise.percentile}",
-            "endless" if measured is None else milliseconds(measured),
-            f"SLO {milliseconds(promise.limit_s)}, 95 % interval {interval_text(promise)}",
+            "endless" if measured is None else seconds(measured),
+            f"SLO {seconds(promise.limit_s)}, 95 % interval {interval_text(promise)}",
             bad=promise.verdict == "missed",
         )
     done = verdict.throughput
@@ -94,7 +97,7 @@ def _tiles(verdict: Verdict) -> Iterator[str]:
     stall = verdict.latency["longest_stall"]
     yield _tile(
         "longest stall",
-        milliseconds(stall.max_s) if stall else "-",
+        seconds(stall.max_s) if stall else "-",
         f"{verdict.stalls.count} suspected KV-transfer stalls",
         bad=verdict.stalls.count > 0,
     )
@@ -121,8 +124,8 @@ def _phases(verdict: Verdict) -> str:
     rows = [
         (
             row.name,
-            milliseconds(row.predicted_s),
-            milliseconds(row.measured_s),
+            seconds(row.predicted_s),
+            seconds(row.measured_s),
             f"{1000 * row.difference_s:+z.1f} ms",
         )
         for row in phases.rows
@@ -144,11 +147,11 @@ def _errors(run: Run) -> str:
 
 
 def _charts(
-    run: Run, verdict: Verdict, replay: Resimulation | None, foreseen: Foreseen | None
+    run: Run, verdict: Verdict, replay: Resimulation | None, foreseen: GoodputCurve | None
 ) -> str:
     """Draw distribution and course of TTFT and TPOT, where anything was measured, and goodput."""
     answered = [s for s in run.measured if s.ok and s.due_s >= verdict.window.start_s]
-    promises = {p.metric: p for p in verdict.promises}
+    promises = {p.metric: p for p in verdict.slo}
     drawn = []
     for metric, name in NAMES.items():
         values = [v for s in answered if (v := getattr(s, f"{metric}_s")) is not None]
@@ -169,7 +172,7 @@ def _charts(
     return f'<div class="charts">{"".join(drawn)}</div>' if drawn else ""
 
 
-def _goodput(verdict: Verdict, foreseen: Foreseen) -> str:
+def _goodput(verdict: Verdict, foreseen: GoodputCurve) -> str:
     """Draw what of a load meets the SLO: predicted at several, measured at this run's."""
     done, limit = verdict.throughput, foreseen.limit_requests_per_s
     held = HELD.get(verdict.verdict)
@@ -286,7 +289,7 @@ def _plan_facts(plan: Plan) -> Iterator[tuple[str, str]]:
 
 
 def _run_facts(run: Run, verdict: Verdict) -> Iterator[tuple[str, str]]:
-    where = verdict.setting
+    where = verdict.metadata
     started = datetime.fromtimestamp(where.started_unix_s, tz=UTC)
     yield "endpoint", f"{where.host}, model {where.model}"
     yield "started", f"{started:%Y-%m-%d %H:%M:%S} UTC, {where.wall_s:.1f} s in all"

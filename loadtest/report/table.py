@@ -1,4 +1,4 @@
-"""The verdict on the terminal: a table *predicted / measured / SLO*, and one line."""
+"""The verdict on the terminal: a table of predicted, measured and SLO, and lines below it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
+from minicluster.units import seconds
 from minicluster.workload.samples import OUTCOMES
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ CLIENT_HEADS = (
     *("streams", "gap\nms", "events\n/s", "TTFT\np50 ms", "TTFT\np99 ms"),
     *("ITL\np99 ms", "TPOT\np99 ms", "CPU\n%", "fit"),
 )
-"""Of the client's own error, with their units: whole in a terminal of 80 columns."""
+"""Column heads of the client's own error, narrow enough for a terminal of 80 columns."""
 HEADLINES = {
     "met": ("SLO MET", "bold green"),
     "missed": ("SLO MISSED", "bold red"),
@@ -40,47 +41,39 @@ HEADLINES = {
 }
 
 
-def milliseconds(seconds: float) -> str:
-    """Write *seconds* as people read them, with three digits that matter."""
-    if seconds >= 10:  # noqa: PLR2004
-        return f"{seconds:.1f} s"
-    if seconds >= 1:
-        return f"{seconds:.2f} s"
-    return f"{1000 * seconds:.{1 if seconds >= 0.01 else 2}f} ms"  # noqa: PLR2004
-
-
-def bare_milliseconds(seconds: float) -> str:
-    """Write *seconds* as `milliseconds` does, but for the unit, which stands elsewhere."""
-    size_s = abs(seconds)
+def bare_milliseconds(value_s: float) -> str:
+    """Return *value_s* in ms without the unit, which stands in the column head."""
+    size_s = abs(value_s)
     digits = 2 if size_s < 0.01 else 1 if size_s < 0.1 else 0  # noqa: PLR2004
-    return f"{1000 * seconds:z.{digits}f}"
+    return f"{1000 * value_s:z.{digits}f}"
 
 
 def latency_rows(verdict: Verdict) -> Iterator[tuple[str, str, str, str, str]]:
-    """Yield name, predicted, measured, error and SLO of every latency shown."""
-    limits = {(p.metric, p.percentile): p.limit_s for p in verdict.promises}
+    """Yield name, predicted, measured, error and SLO of each latency."""
+    limits = {(p.metric, p.percentile): p.limit_s for p in verdict.slo}
     for metric, (name, statistics) in ROWS.items():
-        spread = verdict.latency[metric]
+        summary = verdict.latency[metric]
         for statistic in statistics:
             limit_s = limits.get((metric, statistic))
             row = verdict.comparison.row(metric, statistic) if verdict.comparison else None
             yield (
                 f"{name} {statistic}",
-                milliseconds(row.predicted_s) if row else "",
-                milliseconds(spread.at(statistic)) if spread else "-",
+                seconds(row.predicted_s) if row else "",
+                seconds(summary.at(statistic)) if summary else "-",
                 f"{row.error_fraction:+z.0%}" if row else "",
-                f"< {milliseconds(limit_s)}" if limit_s else "",
+                f"< {seconds(limit_s)}" if limit_s else "",
             )
 
 
 def load_rows(verdict: Verdict) -> Iterator[tuple[str, str, str, str, str]]:
     """Yield the same columns for utilisation and throughput."""
     for pool in verdict.pools:
-        planned, seen = pool.predicted_utilisation_fraction, pool.measured_utilisation_fraction
+        predicted = pool.predicted_utilisation_fraction
+        measured = pool.measured_utilisation_fraction
         yield (
             f"{pool.role} utilisation",
-            "" if planned is None else f"{planned:.0%}",
-            "-" if seen is None else f"{seen:.0%}",
+            "" if predicted is None else f"{predicted:.0%}",
+            "-" if measured is None else f"{measured:.0%}",
             "",
             "",
         )
@@ -105,7 +98,7 @@ def load_rows(verdict: Verdict) -> Iterator[tuple[str, str, str, str, str]]:
 
 
 def outcome_text(verdict: Verdict) -> str:
-    """Say how the requests of the window ended."""
+    """Return the outcomes of the window's requests."""
     total = sum(verdict.outcomes.values())
     names = OUTCOMES | {"not_sent": "not sent"}
     parts = [f"{count} {names[outcome]}" for outcome, count in verdict.outcomes.items()]
@@ -113,16 +106,16 @@ def outcome_text(verdict: Verdict) -> str:
 
 
 def headline(verdict: Verdict) -> tuple[str, str]:
-    """Return the verdict in words, and what it rests on."""
-    promised = ", ".join(
-        f"{p.metric.upper()} {p.percentile} < {milliseconds(p.limit_s)}" for p in verdict.promises
+    """Return the verdict in words, and its reasons."""
+    limits = ", ".join(
+        f"{p.metric.upper()} {p.percentile} < {seconds(p.limit_s)}" for p in verdict.slo
     )
-    return HEADLINES[verdict.verdict][0], "; ".join(verdict.reasons) or promised
+    return HEADLINES[verdict.verdict][0], "; ".join(verdict.reasons) or limits
 
 
 def stall_text(verdict: Verdict) -> str:
-    """Say how many KV transfers seem to have stalled."""
-    threshold = milliseconds(verdict.stalls.threshold_s)
+    """Return the number of suspected KV transfer stalls."""
+    threshold = seconds(verdict.stalls.threshold_s)
     return (
         f"suspected KV-transfer stalls: {verdict.stalls.count} "
         f"(TTFT above {threshold} that no queue explains)"
@@ -130,37 +123,35 @@ def stall_text(verdict: Verdict) -> str:
 
 
 def client_text(verdict: Verdict) -> str:
-    """Say what the client itself did to the measurement."""
+    """Return the client's own part in the measurement."""
     own = verdict.client
-    stamped = f", arrivals stamped by the {own.stamps}" if own.stamps else ""
+    stamped = f", arrivals timestamped by the {own.stamps}" if own.stamps else ""
     return (
-        f"client: dispatch lag p99 {milliseconds(own.dispatch_lag_p99_s)}, "
-        f"heartbeat lag p99 {milliseconds(own.heartbeat_lag_p99_s)}, "
-        f"{own.cpu_fraction:.0%} of a core, {own.connections} connections opened and used again"
+        f"client: dispatch lag p99 {seconds(own.dispatch_lag_p99_s)}, "
+        f"heartbeat lag p99 {seconds(own.heartbeat_lag_p99_s)}, "
+        f"{own.cpu_fraction:.0%} of a core, {own.connections} connections opened and reused"
         f"{stamped}"
     )
 
 
-def interval_text(promise: SloResult) -> str:
-    """Write the interval of a measured percentile."""
-    low, high = promise.measured_low_s, promise.measured_high_s
+def interval_text(result: SloResult) -> str:
+    """Return the interval of a measured percentile."""
+    low, high = result.measured_low_s, result.measured_high_s
     if low is None:
         return "unbounded"
-    return f"{milliseconds(low)} to {'more' if high is None else milliseconds(high)}"
+    return f"{seconds(low)} to {'more' if high is None else seconds(high)}"
 
 
-def confidence_text(promise: SloResult) -> str:
-    """Say how sure the share is that a limit was kept for."""
+def confidence_text(result: SloResult) -> str:
+    """Return the attained fraction of a limit with its interval."""
     return (
-        f"{promise.metric.upper()} < {milliseconds(promise.limit_s)} for "
-        f"{promise.attained_fraction:.2%} of {promise.num} (95 % interval "
-        f"{promise.attained_low:.2%} to {promise.attained_high:.2%}; "
-        f"{promise.design_effect:.1f} weigh as one independent)"
+        f"{result.metric.upper()} < {seconds(result.limit_s)} for "
+        f"{result.attained_fraction:.2%} of {result.num} ({result.interval_text})"
     )
 
 
 def phases_text(verdict: Verdict) -> str | None:
-    """Say which phase explains the difference of predicted and measured; `None`: nobody knows."""
+    """Return the phases and which one explains the error; `None` without a simulation."""
     phases = verdict.comparison.phases if verdict.comparison else None
     if phases is None:
         return None
@@ -175,25 +166,25 @@ def phases_text(verdict: Verdict) -> str | None:
 
 
 def prediction_text(verdict: Verdict) -> str | None:
-    """Say whether the prediction held; `None` without a plan."""
+    """Return whether the prediction held, and its errors; `None` without a plan."""
     if verdict.comparison is None:
         return None
     parts = []
     for metric, most in verdict.comparison.tolerance.items():
         row = verdict.comparison.row(metric, "mean")
         error = f"{row.error_fraction:+z.0%}" if row else "not measured"
-        sure = ""
+        interval = ""
         if row and row.error_low is not None and row.error_high is not None:
-            sure = f", 95 % interval {row.error_low:+z.0%} to {row.error_high:+z.0%}"
-        parts.append(f"{metric.upper()} mean {error} (allowed {most:.0%}{sure})")
+            interval = f", 95 % interval {row.error_low:+z.0%} to {row.error_high:+z.0%}"
+        parts.append(f"{metric.upper()} mean {error} (tolerance {most:.0%}{interval})")
     held = "held" if verdict.comparison.held else "did not hold"
-    source = {"replayed": "of these very requests", "planned": "of the plan"}
+    source = {"resimulated": "for these requests", "planned": "of the plan"}
     return f"prediction {source[verdict.comparison.source]} {held}: " + ", ".join(parts)
 
 
 def print_verdict(verdict: Verdict, console: Console) -> None:
     """Print table and verdict."""
-    table = Table(title=f"{verdict.setting.model} at {verdict.setting.host}", title_style="bold")
+    table = Table(title=f"{verdict.metadata.model} at {verdict.metadata.host}", title_style="bold")
     table.add_column("")
     for name in ("predicted", "measured", "error", "SLO"):
         table.add_column(name, justify="right")
@@ -208,12 +199,9 @@ def print_verdict(verdict: Verdict, console: Console) -> None:
         stall_text(verdict),
         client_text(verdict),
         *verdict.notes,
-        *map(confidence_text, verdict.promises),
+        *map(confidence_text, verdict.slo),
     ]
-    if told := phases_text(verdict):
-        lines.append(told)
-    if said := prediction_text(verdict):
-        lines.append(said)
+    lines += [text for text in (phases_text(verdict), prediction_text(verdict)) if text]
     for line in lines:
         console.print(line, highlight=False, soft_wrap=True, markup=False)
     style = HEADLINES[verdict.verdict][1]
@@ -221,8 +209,8 @@ def print_verdict(verdict: Verdict, console: Console) -> None:
 
 
 def print_client_errors(errors: Sequence[ClientError], console: Console) -> None:
-    """Print the client's own error, a row each load: so many streams, with a gap between tokens."""
-    title = "client error: measured less what the bundled server did"
+    """Print the client's own error, one row for each number of streams and interval of tokens."""
+    title = "client error: measured minus the mock server's own times"
     table = Table(title=title, show_edge=False)  # 80 columns have no room for one
     for name in CLIENT_HEADS:
         table.add_column(name, justify="left" if name == "fit" else "right")
@@ -242,7 +230,7 @@ def print_client_errors(errors: Sequence[ClientError], console: Console) -> None
 
 
 def capacity_text(capacity: ClientCapacity) -> str:
-    """Say what one client process bears on this machine."""
+    """Return the capacity of one client process on this machine."""
     if not capacity.held:
         return "capacity: below the first load tried"
     last = capacity.tried[-1]

@@ -1,1 +1,1 @@
-"""What a load test sends: job, schedule, stages, and the folder that keeps the run."""
+"""The run of a load test: job, schedule, stages, client health, and the folder with its files."""

@@ -1,4 +1,4 @@
-"""The client's own health: what it did to the measurement."""
+"""The health of the load client: how far it distorted what it measured."""
 
 from __future__ import annotations
 
@@ -17,36 +17,42 @@ if TYPE_CHECKING:
     from minicluster.workload.samples import Sample
 
 MAX_CPU_FRACTION = 0.8
-MAX_SHARE_OF_LIMIT = 0.05
-"""Share of any promised latency that the client's own lag may make up, at its p99."""
-MAX_USUAL_LAG_S = 0.010
-"""Lateness of one wake-up in ten, at most: beyond it the event loop has work waiting."""
+"""Largest fraction of a core in use: beyond it requests wait for the client's event loop."""
 
-STILL_S = 0.5
-"""A process that wakes later was stopped, swapped out, or had far too much to do."""
-MAX_STILL_FRACTION = 0.01
-"""Share of a run that it may stand still."""
+MAX_FRACTION_OF_LIMIT = 0.05
+"""Largest fraction of an SLO limit that the client's own lag may make up, at the SLO's percentile.
+An error of 5 % is below what other noise does to a tail latency."""
 
-SHORT = "short of a worker"
-"""Why a run stopped that lost one of its processes."""
+MAX_LAG_P90_S = 0.010
+"""Largest p90 of the timer's lateness: beyond it the event loop always has work waiting."""
+
+STALL_S = 0.5
+"""A timer this late means a stalled process: suspended, swapped out, or overloaded."""
+
+MAX_STALLED_FRACTION = 0.01
+"""Largest fraction of a run for which a client process may be stalled."""
+
+LOST_WORKER = "short of a worker"
+"""`Client.stop` of a run that lost one of its processes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Client:
     """
-    What the client process says of itself, kept in `client.json`.
+    The client's report about itself, kept in `client.json`.
 
     Attributes:
-        stop: `complete`, `interrupted`, `died` (the target did), `orphaned`, or
-            `short of a worker`.
+        stop: why the run ended: `complete`, `interrupted`, `died` (the target did), `orphaned`
+            (the process that waited for the result did), or `short of a worker`.
         origin_monotonic_s: start of the run on this machine's monotonic clock.
-        cpu_fraction: of one core, from the window's start on; of several processes the busiest.
-        connections: opened in all; each is used again as soon as its answer has been read.
-        processes: that sent.
-        stamps: `kernel` where it says when each chunk arrived, `reader` where a late wake-up is in
-            some of the stamps (TLS, or no Linux); empty where nothing arrived.
-        heartbeat_lag_s: how late it woke from each 5 ms sleep, ascending.
-        still_s: of these, those above `STILL_S` from the window's start on, together.
+        cpu_fraction: of one core, from the window's start on; the busiest of several processes.
+        connections: number opened; each is used again as soon as its answer has been read.
+        processes: number of processes that sent.
+        stamps: `kernel` where the kernel timestamped the arrival of every chunk, `reader` where
+            the client's late wake-ups are in some of the timestamps (TLS, or no Linux); empty
+            where nothing arrived.
+        heartbeat_lag_s: lateness of each 5 ms timer, ascending.
+        stalled_s: sum of the latenesses above `STALL_S` from the window's start on.
     """
 
     stop: str
@@ -60,7 +66,7 @@ class Client:
     connections: int = 0
     processes: int = 1
     stamps: str = ""
-    still_s: float = 0.0
+    stalled_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,10 +76,10 @@ class Health:
 
     Attributes:
         dispatch_lag_p99_s: due time to send.
-        heartbeat_lag_p90_s: lateness of a 5 ms timer, so of every stamp that the reader makes.
-        connections: opened; all requests but so many found one open.
-        stamps: of the `kernel` or of the `reader`, see `Client`.
-        saturated: whether it had more to do than it could, whatever the limits are.
+        heartbeat_lag_p90_s: lateness of a 5 ms timer, and so of each timestamp of the reader.
+        connections: number of connections opened; all other requests reused one.
+        stamps: by the `kernel` or by the `reader`, see `Client`.
+        saturated: whether the client was overloaded, whatever the SLO's limits are.
     """
 
     dispatch_lag_p99_s: float
@@ -88,7 +94,7 @@ class Health:
 
 
 def merged(clients: Sequence[Client]) -> Client:
-    """Return several processes of one run as one client: what went worst counts."""
+    """Return the reports of several processes as one, with the worst value of each."""
     first = clients[0]
     return replace(
         first,
@@ -96,7 +102,7 @@ def merged(clients: Sequence[Client]) -> Client:
         wall_s=max(c.wall_s for c in clients),
         cpu_fraction=max(c.cpu_fraction for c in clients),
         heartbeat_lag_s=tuple(sorted(lag for c in clients for lag in c.heartbeat_lag_s)),
-        still_s=max(c.still_s for c in clients),
+        stalled_s=max(c.stalled_s for c in clients),
         connections=sum(c.connections for c in clients),
         processes=len(clients),
         stamps=max(c.stamps for c in clients),  # the reader's before the kernel's before none
@@ -105,79 +111,76 @@ def merged(clients: Sequence[Client]) -> Client:
 
 def health(client: Client, samples: tuple[Sample, ...], slo: SloSpec) -> Health:
     """
-    Judge the client by its share in what it measured.
+    Judge whether the client's own lag is small against the limits of *slo*.
 
-    A TTFT holds the dispatch lag and one late stamp, a TPOT two late stamps spread over the
-    tokens, a gap one: at most, for where the kernel stamps, only what a late reader finds in one
-    piece is stamped late. None of these, at the percentile of the SLO, may reach 5 % of the limit
-    it is compared with: rarer lags move the share of the requests that keep it by less than their
-    own.
+    A TTFT contains the dispatch lag and at most one late timestamp, a TPOT two late timestamps
+    spread over the tokens, a gap one. None of these, at the percentile of the SLO, may reach
+    `MAX_FRACTION_OF_LIMIT` of the limit: a rarer lag changes the attained fraction by less than
+    its own frequency.
     """
-    share = float(slo.percentile.removeprefix("p")) / 100
-    lags_s = [s.send_s - s.due_s for s in samples]
-    dispatch_s = quantile(lags_s, 0.99)
-    beats = list(client.heartbeat_lag_s)
-    usual_s, beat_s = quantile(beats, 0.90), quantile(beats, 0.99)
-    saturation = _saturation(client.cpu_fraction, usual_s)
+    level = float(slo.percentile.removeprefix("p")) / 100
+    dispatch_lags_s = [s.send_s - s.due_s for s in samples]
+    heartbeat_lags_s = list(client.heartbeat_lag_s)
+    lag_p90_s = quantile(heartbeat_lags_s, 0.90)
+    saturation = _saturation(client.cpu_fraction, lag_p90_s)
     return Health(
-        dispatch_lag_p99_s=dispatch_s,
-        heartbeat_lag_p90_s=usual_s,
-        heartbeat_lag_p99_s=beat_s,
+        dispatch_lag_p99_s=quantile(dispatch_lags_s, 0.99),
+        heartbeat_lag_p90_s=lag_p90_s,
+        heartbeat_lag_p99_s=quantile(heartbeat_lags_s, 0.99),
         cpu_fraction=client.cpu_fraction,
         connections=client.connections,
         processes=client.processes,
         stamps=client.stamps,
         saturated=bool(saturation),
         problems=(
-            *_shares(quantile(lags_s, share), quantile(beats, share), samples, slo),
+            *_lag_problems(
+                quantile(dispatch_lags_s, level), quantile(heartbeat_lags_s, level), samples, slo
+            ),
             *saturation,
-            *_still(client),
+            *_stall_problems(client),
         ),
     )
 
 
-def _shares(
-    dispatch_s: float, beat_s: float, samples: tuple[Sample, ...], slo: SloSpec
+def _lag_problems(
+    dispatch_lag_s: float, heartbeat_lag_s: float, samples: tuple[Sample, ...], slo: SloSpec
 ) -> list[str]:
-    """Say where the client's own lag makes up too much of a limit."""
-    tokens = min((s.asked_output_tokens for s in samples), default=2)
-    shares = [("TTFT", dispatch_s + beat_s, slo.ttft_s)]
-    if slo.tpot_s and tokens > 1:
-        shares.append(("TPOT", 2 * beat_s / (tokens - 1), slo.tpot_s))
+    output_tokens = min((s.asked_output_tokens for s in samples), default=2)
+    lags = [("TTFT", dispatch_lag_s + heartbeat_lag_s, slo.ttft_s)]
+    if slo.tpot_s and output_tokens > 1:
+        lags.append(("TPOT", 2 * heartbeat_lag_s / (output_tokens - 1), slo.tpot_s))
     if slo.itl_s:
-        shares.append(("ITL", beat_s, slo.itl_s))
+        lags.append(("ITL", heartbeat_lag_s, slo.itl_s))
     return [
-        f"its own lag may make up {1000 * own_s:.1f} ms of a {name}, "
-        f"more than {MAX_SHARE_OF_LIMIT:.0%} of the {1000 * limit_s:g} ms promised"
-        for name, own_s, limit_s in shares
-        if own_s > MAX_SHARE_OF_LIMIT * limit_s
+        f"its own lag may make up {1000 * lag_s:.1f} ms of a {name}, "
+        f"more than {MAX_FRACTION_OF_LIMIT:.0%} of the SLO limit of {1000 * limit_s:g} ms"
+        for name, lag_s, limit_s in lags
+        if lag_s > MAX_FRACTION_OF_LIMIT * limit_s
     ]
 
 
-def _still(client: Client) -> list[str]:
-    """Say whether a process was kept from running: what came due meanwhile went out together."""
-    if client.still_s <= MAX_STILL_FRACTION * client.wall_s:
+def _stall_problems(client: Client) -> list[str]:
+    if client.stalled_s <= MAX_STALLED_FRACTION * client.wall_s:
         return []
     return [
         (
-            f"it stood still for {client.still_s:.1f} of {client.wall_s:.0f} s "
-            f"(allowed {MAX_STILL_FRACTION:.0%}; was it stopped, or had it too much to do?)"
+            f"it was stalled for {client.stalled_s:.1f} of {client.wall_s:.0f} s "
+            f"(limit {MAX_STALLED_FRACTION:.0%}): suspended, or overloaded"
         )
     ]
 
 
-def _saturation(cpu_fraction: float, usual_lag_s: float) -> list[str]:
-    """Say whether a process had more to do than it could."""
+def _saturation(cpu_fraction: float, lag_p90_s: float) -> list[str]:
     problems = []
     if cpu_fraction > MAX_CPU_FRACTION:
         problems.append(
-            f"saturated: it used {cpu_fraction:.0%} of its core, more than {MAX_CPU_FRACTION:.0%} "
-            "(--processes shares the load)"
+            f"it was saturated: it used {cpu_fraction:.0%} of its core, "
+            f"more than {MAX_CPU_FRACTION:.0%} (--processes shares the load)"
         )
-    if usual_lag_s > MAX_USUAL_LAG_S:
+    if lag_p90_s > MAX_LAG_P90_S:
         problems.append(
-            f"saturated: one wake-up in ten was more than {1000 * usual_lag_s:.1f} ms late "
-            f"(allowed {1000 * MAX_USUAL_LAG_S:g} ms; --processes shares the load)"
+            f"it was saturated: its timer's p90 lateness was {1000 * lag_p90_s:.1f} ms "
+            f"(limit {1000 * MAX_LAG_P90_S:g} ms; --processes shares the load)"
         )
     return problems
 
@@ -190,9 +193,16 @@ def write_client(client: Client, path: Path) -> None:
 
 
 def read_client(path: Path) -> Client:
-    """Read what `write_client` wrote."""
+    """
+    Read what `write_client` wrote; `stalled_s` was called `still_s` in older files.
+
+    Raises:
+        InputError: no such file, or one that is no client's report.
+    """
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
+        if "still_s" in raw:
+            raw["stalled_s"] = raw.pop("still_s")
         return Client(**raw | {"heartbeat_lag_s": tuple(raw["heartbeat_lag_s"])})
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise InputError(str(path), str(error), "what the client of `loadtest run` wrote") from None

@@ -1,4 +1,4 @@
-"""One run as it lies in its folder."""
+"""The folder of a run: what the client needs, what it leaves, and what is judged."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING
 
 from loadtest.run.client_health import Client, read_client
 from loadtest.run.job import Job, read_job, write_job
-from loadtest.run.schedule import ScheduledRequest, Window, read_schedule, write_schedule
 from minicluster.errors import InputError
 from minicluster.plan import Plan, read_plan
 from minicluster.workload.samples import Sample, read_samples
+from minicluster.workload.schedule import ScheduledRequest, read_schedule, write_schedule
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from loadtest.run.schedule import Window
 
 PLAN = "plan.json"
 RESULTS = ("samples.jsonl", "client.json", "verdict.json", "report.html")
@@ -22,7 +24,7 @@ RESULTS = ("samples.jsonl", "client.json", "verdict.json", "report.html")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One run as it lies in its folder."""
+    """A run as its folder contains it."""
 
     job: Job
     plan: Plan | None
@@ -32,12 +34,12 @@ class Run:
 
     @property
     def measured(self) -> tuple[Sample, ...]:
-        """The samples that count."""
+        """The samples of the window."""
         return tuple(s for s in self.samples if s.in_window)
 
     @property
     def content(self) -> dict[int, tuple[int, ...]]:
-        """Blocks that prompts share, by index, where a trace names them."""
+        """Ids of the content blocks of each request whose trace has them, by index."""
         return {r.index: r.content for r in self.schedule if r.content}
 
 
@@ -45,7 +47,7 @@ def prepare(
     folder: Path, job: Job, schedule: tuple[ScheduledRequest, ...], plan: Path | None
 ) -> None:
     """
-    Write into *folder* what the client needs; results of an earlier run there are removed.
+    Write the files that the client needs; results of an earlier run in *folder* are removed.
 
     Raises:
         InputError: the folder cannot be written.
@@ -69,37 +71,23 @@ def read_run(folder: Path) -> Run:
     Read the run in *folder*.
 
     Raises:
-        InputError: a file is missing or not what this version writes.
-
+        InputError: a file is missing, or is not what this version writes.
     """
     job = read_job(folder / "run.json")
-    try:
-        schedule = read_schedule(folder / "schedule.jsonl")
-    except (OSError, TypeError, ValueError) as error:
-        raise InputError(
-            str(folder / "schedule.jsonl"), str(error), "what `loadtest run` writes"
-        ) from None
     samples = read_samples(folder / "samples.jsonl")
     return Run(
         job=replace(job, window=_realised(job, samples)) if job.shape.closed else job,
         plan=read_plan(folder / job.plan) if job.plan else None,
-        schedule=schedule,
+        schedule=read_schedule(folder / "schedule.jsonl"),
         samples=samples,
         client=read_client(folder / "client.json"),
     )
 
 
 def _realised(job: Job, samples: tuple[Sample, ...]) -> Window:
-    """Return when the requests that count were really due: only a closed loop itself knows."""
+    """Return the window in which a closed loop's counted requests were due."""
     due = sorted(s.due_s for s in samples if s.in_window)
     if len(due) < 2 or due[0] == due[-1]:  # noqa: PLR2004  (no gap between fewer)
         return job.window
     gap_s = (due[-1] - due[0]) / (len(due) - 1)
     return replace(job.window, start_s=due[0], end_s=due[-1] + gap_s)
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write *text* so that *path* never holds a part of it."""
-    part = path.with_name(path.name + ".part")
-    part.write_text(text, encoding="utf-8")
-    part.replace(path)

@@ -1,4 +1,4 @@
-"""A load test as ordered: target, load, window and promise, kept in `run.json`."""
+"""A job: endpoint, load, window and SLO of one run, kept in `run.json`."""
 
 from __future__ import annotations
 
@@ -16,25 +16,30 @@ from minicluster.workload.sources import RequestSource
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from loadtest.run.schedule import ScheduledRequest
+    from minicluster.workload.schedule import ScheduledRequest
 
 SCHEMA_VERSION = 1
+"""Version of `run.json`."""
+
 MIN_WARMUP_S = 5.0
+"""Shortest default warm-up: connections, first compilations and CPU clocks take seconds."""
+
 MIN_TIMEOUT_S = 30.0
+"""Shortest default time limit of a request: below it a pause of the endpoint is no failure."""
 
 FIRST_PLAIN_TOKEN = 3
-"""Ids below it are special (unknown, begin, end) in most vocabularies."""
+"""Least token id in prompts: lower ids are special (unknown, begin, end) in most vocabularies."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatForm:
     """
-    How chats are written so that their length is known without a tokenizer here.
+    The form of chat messages whose length in tokens is known without a tokenizer.
 
     Attributes:
-        words: each one token, wherever it stands behind the first.
-        separator: between words.
-        overhead_tokens: of the model's chat template around one message.
+        words: words of one token each at any place after the first word.
+        separator: text between words.
+        overhead_tokens: tokens of the model's chat template around one message.
     """
 
     words: tuple[str, ...]
@@ -42,26 +47,26 @@ class ChatForm:
     overhead_tokens: int
 
     def text(self, numbers: list[int]) -> str:
-        """Return the message of these words."""
+        """Return the message of the words with these numbers."""
         return self.separator.join([self.words[number] for number in numbers])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """
-    Everything one run needs to know.
+    Everything that the client needs for one run.
 
     Attributes:
         host: base address of the endpoint, without `/v1`.
-        prompt_salt: drawn anew for each run, so that no run finds an earlier one's prompts in
-            the server's prefix cache.
-        timeout_s: of one request, from its send.
-        shape: how requests come.
-        num_requests: that count, where a closed loop keeps its window open for them.
+        prompt_salt: new for each run, so that no prompt of an earlier run is in the endpoint's
+            prefix cache.
+        timeout_s: time limit of one request, from its send.
+        shape: how requests arrive.
+        num_requests: number of measured requests; a closed loop keeps its window open for them.
         workers: client processes that share the schedule.
         plan: name of the plan's copy beside `run.json`; `None`: a run without a plan.
-        chat: how chats are written; `None`: completions of token ids.
-        insecure: whether any certificate is taken, and no key shown.
+        chat: form of chat messages; `None`: completions of token ids.
+        insecure: whether any certificate is accepted, and no API key sent.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -82,7 +87,7 @@ class Job:
     insecure: bool = False
 
     def requests(self) -> tuple[ScheduledRequest, ...]:
-        """Draw the schedule; equal jobs, equal schedules."""
+        """Draw the schedule; equal jobs have equal schedules."""
         return draw(
             self.workload, self.shape, self.window, seed=self.seed, num_requests=self.num_requests
         )
@@ -90,22 +95,21 @@ class Job:
 
 def default_warmup_s(e2e_s: float) -> float:
     """
-    Return the warm-up: three times what one request takes, at least 5 s.
+    Return the warm-up: three times the expected time of a request, at least 5 s.
 
-    After one request's time the number in the system no longer grows for lack of history;
-    the other two are for queues to settle.
+    After one such time the number of requests in the system no longer grows because the run has
+    just begun; the other two let queues settle.
     """
     return max(MIN_WARMUP_S, 3 * e2e_s)
 
 
 def slowest_s(slo: SloSpec, workload: WorkloadSpec) -> float:
     """Return the time that the SLO allows the longest request."""
-    per_token_s = slo.tpot_s or slo.itl_s or 0.0
-    return slo.ttft_s + per_token_s * workload.output_tokens.max_tokens
+    return slo.ttft_s + (slo.per_token_s or 0.0) * workload.output_tokens.max_tokens
 
 
 def timeout_s(slo: SloSpec, workload: WorkloadSpec) -> float:
-    """Return when a request is given up: ten times what the SLO allows, at least 30 s."""
+    """Return the time limit of a request: ten times what the SLO allows, at least 30 s."""
     return max(MIN_TIMEOUT_S, 10 * slowest_s(slo, workload))
 
 

@@ -1,9 +1,13 @@
-"""Where and when a run was made."""
+"""Metadata of a run: endpoint, time, client machine and versions."""
 
 from __future__ import annotations
 
+import platform
 from dataclasses import dataclass
+from importlib import metadata
 from typing import TYPE_CHECKING
+
+from minicluster.machine import processor
 
 if TYPE_CHECKING:
     from loadtest.run.client_health import Client
@@ -12,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunMetadata:
-    """Where and when: target, client machine and versions."""
+    """Metadata of a run, as in `verdict.json`."""
 
     host: str
     model: str
@@ -25,7 +29,7 @@ class RunMetadata:
     versions: dict[str, str]
 
 
-def setting_of(job: Job, client: Client) -> RunMetadata:
+def run_metadata(job: Job, client: Client) -> RunMetadata:
     """Describe the run of *job* by *client*."""
     return RunMetadata(
         host=job.host,
@@ -38,3 +42,16 @@ def setting_of(job: Job, client: Client) -> RunMetadata:
         machine=client.machine,
         versions=client.versions,
     )
+
+
+def versions(**more: str) -> dict[str, str]:
+    """Return the versions of this package and of Python, and *more*."""
+    return {
+        "minicluster": metadata.version("minicluster"),
+        "python": platform.python_version(),
+    } | more
+
+
+def machine() -> str:
+    """Return processor, system and kernel of this machine."""
+    return f"{processor()}, {platform.system()} {platform.release()}"

@@ -1,4 +1,4 @@
-"""From what the user asked for to a job."""
+"""The job of a run, made from the options of a load test or from a plan."""
 
 from __future__ import annotations
 
@@ -28,25 +28,28 @@ from minicluster.workload.traces import read_trace
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from loadtest.run.schedule import ScheduledRequest
     from minicluster.plan import Plan
+    from minicluster.workload.schedule import ScheduledRequest
     from minicluster.workload.traces import Trace
 
-SPARE = 1.2
-"""More than the fewest requests that could prove the SLO kept: some will miss."""
+MARGIN = 1.2
+"""Factor above the fewest requests that can prove the SLO met: some requests will miss."""
+
 MAX_WORKERS = 64
+"""Largest number of client processes; no machine of one user has more cores to spare."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TestLoad:
     """
-    What to send and what is promised.
+    The load and its SLO.
 
     Attributes:
         model: served name; `None`: the only one served.
-        vocab_size: prompts are random token ids below it.
-        e2e_s: how long one request is expected to take.
-        chat: how chats are written; `None`: completions.
+        vocab_size: upper bound of the prompts' random token ids.
+        e2e_s: expected time of one request.
+        planned: whether a plan determines the load.
+        chat: form of chat messages; `None`: completions.
     """
 
     model: str | None
@@ -61,10 +64,11 @@ class TestLoad:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunLength:
     """
-    How long to measure: seconds or requests, after a warm-up; `None`: the default.
+    The length of a run: measured seconds or requests, after a warm-up; `None`: the default.
 
     Attributes:
-        timeout_s: after which a request is given up.
+        timeout_s: time limit of a request.
+        seed: of random arrivals and lengths.
     """
 
     duration_s: float | None = None
@@ -74,9 +78,9 @@ class RunLength:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Check that it is one way of saying it, with sense."""
+        """Check the ranges, and that duration and requests exclude each other."""
         if self.duration_s is not None and self.num_requests is not None:
-            raise InputError("--requests", self.num_requests, "not together with --duration")
+            raise InputError("--requests", self.num_requests, "no such option with --duration")
         if self.duration_s is not None and not 0 < self.duration_s < float("inf"):
             raise InputError("--duration", self.duration_s, "more than 0 seconds")
         if self.num_requests is not None and self.num_requests < 1:
@@ -90,7 +94,7 @@ class RunLength:
 
 
 def planned_load(plan: Plan) -> TestLoad:
-    """Return the load and the promise that *plan* is for."""
+    """Return the load and the SLO of *plan*."""
     return TestLoad(
         model=plan.model.id,
         vocab_size=plan.inputs.model.vocab_size,
@@ -104,7 +108,7 @@ def planned_load(plan: Plan) -> TestLoad:
 def free_load(
     workload: WorkloadSpec, slo: SloSpec, *, model: str | None, vocab_size: int
 ) -> TestLoad:
-    """Return a load without a plan; a request is expected to take what the SLO allows it."""
+    """Return a load without a plan; the expected time of a request is what the SLO allows."""
     if vocab_size <= FIRST_PLAIN_TOKEN:
         raise InputError("--vocab-size", vocab_size, f"more than {FIRST_PLAIN_TOKEN}")
     return TestLoad(
@@ -117,8 +121,8 @@ def free_load(
     )
 
 
-def traced(load: TestLoad, path: Path, trace: Trace) -> TestLoad:
-    """Return *load* with arrivals, lengths and shared prefix of *trace*, which *path* holds."""
+def traced_load(load: TestLoad, path: Path, trace: Trace) -> TestLoad:
+    """Return *load* with arrivals, lengths and shared prefix of *trace*, read from *path*."""
     arrivals, prefix = trace.arrivals, trace.arrivals.prefix_tokens
     span_s = float(arrivals.due_s[-1])
     workload = WorkloadSpec(
@@ -133,7 +137,7 @@ def traced(load: TestLoad, path: Path, trace: Trace) -> TestLoad:
 
 def make_job(
     load: TestLoad,
-    extent: RunLength,
+    length: RunLength,
     *,
     host: str,
     model: str,
@@ -141,24 +145,24 @@ def make_job(
     workers: int = 1,
 ) -> Job:
     """
-    Fix window, time limit and prompts of a run against *host*.
+    Return the job of a run against *host*, with window, time limit and prompt salt.
 
     Raises:
-        InputError: extent, shape and load do not go together.
+        InputError: length, shape and load exclude each other.
     """
     if not 1 <= workers <= MAX_WORKERS:
         raise InputError("--processes", workers, f"from 1 to {MAX_WORKERS}")
     shape = shape or ArrivalShape()
     if load.workload.trace:
         path = Path(load.workload.trace)
-        load = traced(load, path, read_trace(path, skip_unanswered=shape.skip_unanswered))
-    check_order(load, extent, shape)
-    warmup_s = extent.warmup_s if extent.warmup_s is not None else default_warmup_s(load.e2e_s)
+        load = traced_load(load, path, read_trace(path, skip_unanswered=shape.skip_unanswered))
+    check_options(load, length, shape)
+    warmup_s = length.warmup_s if length.warmup_s is not None else default_warmup_s(load.e2e_s)
     workload = load.workload
     if shape.stages:
         workload = replace(workload, requests_per_s=mean_per_s(shape.stages))
-        shape, warmup_s = _led_in(shape, warmup_s)
-    limit_s = extent.timeout_s or timeout_s(load.slo, workload)
+        shape, warmup_s = _with_warmup_stage(shape, warmup_s)
+    limit_s = length.timeout_s or timeout_s(load.slo, workload)
     source = shape.source
     drain_s = source.turns * limit_s + (source.turns - 1) * source.think_s
     base = Window(start_s=warmup_s, end_s=warmup_s, drain_s=drain_s)
@@ -166,93 +170,101 @@ def make_job(
         host=host,
         model=model,
         vocab_size=load.vocab_size,
-        seed=extent.seed,
+        seed=length.seed,
         prompt_salt=time.time_ns(),
         workload=workload,
         slo=load.slo,
         window=base,
         timeout_s=limit_s,
         shape=shape,
-        num_requests=extent.num_requests or default_requests(load.slo),
+        num_requests=length.num_requests or default_requests(load.slo),
         workers=workers,
         plan=PLAN if load.planned else None,
         chat=load.chat,
     )
-    return replace(job, window=_window(job, extent, load.e2e_s))
+    return replace(job, window=_window(job, length, load.e2e_s))
 
 
-def _window(job: Job, extent: RunLength, e2e_s: float) -> Window:
-    """Return which arrivals count; of a closed loop only about when."""
+def _window(job: Job, length: RunLength, e2e_s: float) -> Window:
+    """Return the window of the arrivals that count; an estimate for a closed loop."""
     base, shape = job.window, job.shape
     if shape.closed:
         round_s = e2e_s + shape.source.think_s
         rounds = job.num_requests / (shape.source.users or 1)
         start_s = WARMUP_ROUNDS * round_s
         return replace(base, start_s=start_s, end_s=start_s + rounds * round_s)
-    if extent.duration_s is not None:
-        return replace(base, end_s=base.start_s + extent.duration_s)
+    if length.duration_s is not None:
+        return replace(base, end_s=base.start_s + length.duration_s)
     if shape.stages:
         return replace(base, end_s=duration_s(shape.stages))
-    if job.workload.trace and extent.num_requests is None:
+    if job.workload.trace and length.num_requests is None:
         trace = read_trace(Path(job.workload.trace), skip_unanswered=shape.skip_unanswered)
         last_s = float(trace.arrivals.due_s[-1])
         return replace(base, end_s=last_s + 1 / job.workload.requests_per_s)
     return window_of(job.workload, shape, base, num_requests=job.num_requests, seed=job.seed)
 
 
-def _led_in(shape: ArrivalShape, warmup_s: float) -> tuple[ArrivalShape, float]:
-    """Put the warm-up before the stages, at their first rate; a ramp from nothing needs none."""
+def _with_warmup_stage(shape: ArrivalShape, warmup_s: float) -> tuple[ArrivalShape, float]:
+    """Put the warm-up before the stages, at their first rate; a ramp from 0 needs none."""
     per_s = shape.stages[0].start_per_s
     if not per_s or not warmup_s:
         return shape, 0.0
-    lead_in = RateStage(start_per_s=per_s, end_per_s=per_s, duration_s=warmup_s)
-    return replace(shape, stages=(lead_in, *shape.stages)), warmup_s
+    warmup = RateStage(start_per_s=per_s, end_per_s=per_s, duration_s=warmup_s)
+    return replace(shape, stages=(warmup, *shape.stages)), warmup_s
 
 
-def check_order(load: TestLoad, extent: RunLength, shape: ArrivalShape) -> None:
+def check_options(load: TestLoad, length: RunLength, shape: ArrivalShape) -> None:
     """
-    Refuse what would silently be ignored.
+    Refuse options that would have no effect.
 
     Raises:
-        InputError: options that do not go together.
+        InputError: options that exclude each other.
     """
-    for given, option, what in (
+    for used, option, reason in (
         (shape.closed, "--users", "a closed loop ends with --requests"),
-        (bool(shape.stages), "--stages", "the stages say how long"),
+        (bool(shape.stages), "--stages", "the stages have durations"),
     ):
-        if given and extent.duration_s is not None:
-            raise InputError("--duration", extent.duration_s, f"none with {option}: {what}")
-    if shape.stages and extent.num_requests is not None:
-        raise InputError("--requests", extent.num_requests, "none with --stages")
-    if shape.closed and extent.warmup_s is not None:
+        if used and length.duration_s is not None:
+            raise InputError(
+                "--duration", length.duration_s, f"no such option with {option}: {reason}"
+            )
+    if shape.stages and length.num_requests is not None:
+        raise InputError("--requests", length.num_requests, "no such option with --stages")
+    if shape.closed and length.warmup_s is not None:
         raise InputError(
             "--warmup",
-            extent.warmup_s,
-            f"none with --users: each user's first {WARMUP_ROUNDS} requests do not count",
+            length.warmup_s,
+            f"no such option with --users: each user's first {WARMUP_ROUNDS} requests do not count",
         )
     _check_shape(load, shape)
 
 
 def _check_shape(load: TestLoad, shape: ArrivalShape) -> None:
-    """Refuse ways to come that this load has no use for."""
+    """Refuse arrivals that this load cannot have."""
     source = shape.source
     if load.chat and source.turns > 1:
         raise InputError(
-            "--turns", source.turns, "1 with --api chat: what a template adds to a turn varies"
+            "--turns",
+            source.turns,
+            "1 with --api chat: a chat template adds unknown tokens to a turn",
         )
     if load.workload.trace and replace(shape, skip_unanswered=False) != ArrivalShape():
-        raise InputError("--trace", load.workload.trace, "none with other arrivals: it has its own")
+        raise InputError(
+            "--trace", load.workload.trace, "no other arrival options: a trace has its own arrivals"
+        )
     if shape.skip_unanswered and not load.workload.trace:
-        raise InputError("--trace", None, "a file, whose lines --skip-unanswered may leave out")
+        raise InputError("--trace", None, "a file for --skip-unanswered")
     if source.think_s and not shape.closed and source.turns == 1:
         raise InputError(
-            "--think", source.think_s, "--users or --turns with it: else nobody waits for an answer"
+            "--think",
+            source.think_s,
+            "--users or --turns beside it: otherwise no request follows another",
         )
 
 
 def check_prompts(job: Job, requests: Sequence[ScheduledRequest]) -> None:
     """
-    Refuse chats that are shorter than what the template puts around them.
+    Refuse chat prompts that are not longer than the chat template.
 
     Raises:
         InputError: the shortest prompt of *requests* has no room for a word.
@@ -262,29 +274,27 @@ def check_prompts(job: Job, requests: Sequence[ScheduledRequest]) -> None:
         raise InputError(
             "--api",
             f"chat with prompts of {shortest} tokens",
-            f"more than {job.chat.overhead_tokens}, which the chat template takes alone",
+            f"more than the {job.chat.overhead_tokens} of the chat template",
         )
 
 
 def _range(low: int, high: int) -> Lengths:
-    """Return lengths from *low* to *high*."""
     if low == high:
         return Lengths.fixed(int(low))
     return Lengths(distribution="uniform", low=int(low), high=int(high))
 
 
 def default_requests(slo: SloSpec) -> int:
-    """Return how many requests it takes to prove that *slo* is kept, if hardly one misses it."""
-    return round(SPARE * samples_needed(LEVELS[slo.percentile]))
+    """Return the number of requests that proves *slo* met, if very few miss it."""
+    return round(MARGIN * samples_needed(LEVELS[slo.percentile]))
 
 
 def parse_lengths(text: str, option: str) -> Lengths:
     """
-    Read token counts: `512`, `256-768` (uniform), or `lognormal:MEDIAN:SIGMA:LONGEST`.
+    Parse token counts: `512`, `256-768` (uniform), or `lognormal:MEDIAN:SIGMA:MAX`.
 
     Raises:
-        InputError: none of these, or numbers without sense; *option* is named.
-
+        InputError: another form, or numbers out of range; *option* is named.
     """
     try:
         if text.startswith("lognormal:"):
@@ -298,7 +308,7 @@ def parse_lengths(text: str, option: str) -> Lengths:
         return Lengths.fixed(int(text))
     except ValueError:
         raise InputError(
-            option, text, "tokens: 512, 256-768, or lognormal:MEDIAN:SIGMA:LONGEST"
+            option, text, "tokens: 512, 256-768, or lognormal:MEDIAN:SIGMA:MAX"
         ) from None
     except InputError as error:
         raise InputError(f"{option} {error.place}", error.value, error.expectation) from None

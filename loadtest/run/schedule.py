@@ -1,10 +1,9 @@
-"""Who is sent when, and how long: one request, one line of `schedule.jsonl`."""
+"""The schedule of a run: arrival times and lengths of its requests, drawn from one seed."""
 
 from __future__ import annotations
 
-import json
 import math
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ import numpy as np
 from loadtest.run.stages import RateStage, expected_requests, staged
 from minicluster.errors import InputError
 from minicluster.workload.arrivals import Arrivals
+from minicluster.workload.schedule import ScheduledRequest
 from minicluster.workload.sources import RequestSource, drawn
 from minicluster.workload.traces import read_trace
 
@@ -24,45 +24,19 @@ if TYPE_CHECKING:
     from minicluster.specs.workload import WorkloadSpec
 
 MAX_REQUESTS = 1_000_000
-"""No run is longer: the schedule and the answers are kept by one process."""
+"""Largest number of requests of a run: one process keeps schedule and answers in memory."""
+
 WARMUP_ROUNDS = 3
-"""Closed loop: requests of each user before those that count."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScheduledRequest:
-    """
-    One request to send; `in_window` if it counts.
-
-    Attributes:
-        due_s: scheduled arrival, seconds after the start; 0 if it waits for `previous`.
-        previous: index of the request that has to be answered first; `None`: none.
-        think_s: from that answer to this arrival.
-        session: conversation that it is a turn of; its prompt holds what was said before.
-        content: ids of its prompt's first blocks of 512 tokens, from a trace; equal ids, equal
-            tokens.
-        prefix_tokens: of its prompt, the same in all prompts of the run.
-    """
-
-    index: int
-    due_s: float
-    input_tokens: int
-    output_tokens: int
-    in_window: bool
-    previous: int | None = None
-    think_s: float = 0.0
-    session: int | None = None
-    content: tuple[int, ...] = ()
-    prefix_tokens: int = 0
+"""Requests of each user of a closed loop before those that count."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
     """
-    Which scheduled arrivals count: those in [start_s, end_s).
+    The scheduled arrivals that count: those in [start_s, end_s).
 
-    Arrivals go on behind the window, for at most `drain_s`, so that its last requests meet
-    the same load as its first.
+    Arrivals continue after the window, for at most `drain_s`, so that its last requests meet the
+    same load as its first.
     """
 
     start_s: float
@@ -78,12 +52,12 @@ class Window:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArrivalShape:
     """
-    How requests come.
+    How requests arrive.
 
     Attributes:
         source: gaps, users and turns, as in the simulation.
-        stages: rates that change, from the start of the run on; none: the workload's rate.
-        skip_unanswered: of a trace, leave out requests that generated nothing.
+        stages: changing rates from the start of the run on; empty: the workload's rate.
+        skip_unanswered: whether requests of a trace that generated nothing are left out.
     """
 
     source: RequestSource = field(default_factory=RequestSource)
@@ -91,13 +65,13 @@ class ArrivalShape:
     skip_unanswered: bool = False
 
     def __post_init__(self) -> None:
-        """Check that the parts go together."""
+        """Check that stages and users exclude each other."""
         if self.stages and self.closed:
             raise InputError("--stages", "with --users", "one of both: a closed loop has no rate")
 
     @property
     def closed(self) -> bool:
-        """Whether users wait for answers, so that nobody knows the arrivals beforehand."""
+        """Whether users wait for answers, so that arrivals are not known in advance."""
         return self.source.users is not None
 
 
@@ -109,13 +83,13 @@ def draw(
 
     Args:
         workload: rate and lengths, or a trace.
-        shape: how they come.
+        shape: how they arrive.
         window: which of them count; a conversation counts as a whole if its first turn does.
         seed: the simulator draws the same requests from it (`minicluster.workload.sources`).
-        num_requests: closed loop only, where the window is open until so many have come.
+        num_requests: number of requests that count in a closed loop.
 
     Raises:
-        InputError: more requests than one client can hold, or none in the window.
+        InputError: more than `MAX_REQUESTS`, or none in the window.
     """
     if shape.closed:
         return _closed_loop(workload, shape.source, num_requests, seed)
@@ -135,12 +109,12 @@ def window_of(
     workload: WorkloadSpec, shape: ArrivalShape, base: Window, *, num_requests: int, seed: int
 ) -> Window:
     """
-    Return *base* ended so that *num_requests* of the arrivals of *seed* fall into it.
+    Return *base* with an end such that *num_requests* of the arrivals of *seed* are inside.
 
-    Conversations fall into it as a whole, so that there may be some requests more.
+    Conversations count as a whole, so that there may be a few requests more.
 
     Raises:
-        InputError: a trace has fewer.
+        InputError: a trace has fewer requests.
     """
     wanted = -(-num_requests // shape.source.turns)
     # Ten standard deviations more than needed: the arrival that closes the window is there.
@@ -156,7 +130,7 @@ def window_of(
         raise InputError(
             "--requests",
             num_requests,
-            f"at most {len(first)}: no more come after {base.start_s:g} s",
+            f"at most {len(first)}: no more arrive after {base.start_s:g} s",
             "a shorter --warmup, or all of a trace by leaving --requests out",
         )
     return replace(base, end_s=float(first[wanted - 1] + first[wanted]) / 2)
@@ -166,7 +140,7 @@ def share(
     requests: Sequence[ScheduledRequest], part: int, parts: int
 ) -> tuple[ScheduledRequest, ...]:
     """
-    Return what worker *part* of *parts* sends: every so-manieth arrival, with what waits for it.
+    Return the share of worker *part*: each *parts*-th arrival, and the requests that follow it.
 
     The union over all workers is exactly *requests*, so that their number changes no arrival.
     """
@@ -184,10 +158,10 @@ def share(
 def _open_loop(
     workload: WorkloadSpec, shape: ArrivalShape, horizon_s: float, seed: int
 ) -> Arrivals:
-    """Draw arrivals until *horizon_s*, or read them."""
+    """Draw or read the arrivals until *horizon_s*."""
     if workload.trace:
         read = read_trace(Path(workload.trace), skip_unanswered=shape.skip_unanswered)
-        # Each request has a time of its own: none waits for an answer, as turns do.
+        # Each request of a trace has its own time: none waits for the answer before, as turns do.
         return _until(replace(read.arrivals, session=None), horizon_s)
     rate, source = workload.requests_per_s, shape.source
     expected = expected_requests(shape.stages, horizon_s) if shape.stages else rate * horizon_s
@@ -207,7 +181,7 @@ def _open_loop(
 
 
 def _starts_s(arrivals: Arrivals, shape: ArrivalShape) -> NDArray[np.float64]:
-    """Return when each one's conversation starts, which without turns is its arrival."""
+    """Return the start of each request's conversation: without turns its own arrival."""
     if arrivals.session is None:
         return arrivals.due_s
     return arrivals.due_s[arrivals.session * shape.source.turns]
@@ -228,7 +202,7 @@ def _cut(column: Any, count: int) -> Any:  # noqa: ANN401  (a column of any type
 def _closed_loop(
     workload: WorkloadSpec, source: RequestSource, num_requests: int, seed: int
 ) -> tuple[ScheduledRequest, ...]:
-    """Draw every user's warm-up, *num_requests* that count, and more to keep up the load."""
+    """Draw each user's warm-up, *num_requests* that count, and more to sustain the load."""
     users = source.users or 0
     first = WARMUP_ROUNDS * users
     count = first + num_requests + max(4 * users, num_requests // 2)
@@ -261,31 +235,17 @@ def _requests(arrivals: Arrivals, counts: NDArray[np.bool_]) -> tuple[ScheduledR
         ScheduledRequest(
             index=index,
             due_s=due_s if previous < 0 else 0.0,
-            input_tokens=num_input,
-            output_tokens=num_output,
+            input_tokens=input_tokens,
+            output_tokens=output_tokens,
             in_window=in_window,
             previous=previous if previous >= 0 else None,
             think_s=think_s if previous >= 0 else 0.0,
             session=session,
             content=content,
-            prefix_tokens=min(prefix, num_input),
+            prefix_tokens=min(prefix_tokens, input_tokens),
         )
         for index, (
-            due_s, num_input, num_output, in_window, previous, think_s, session, content, prefix,
+            due_s, input_tokens, output_tokens, in_window, previous, think_s, session, content,
+            prefix_tokens,
         ) in enumerate(rows)
     )  # fmt: skip
-
-
-def write_schedule(requests: Sequence[ScheduledRequest], path: Path) -> None:
-    """Write *requests*, a line each."""
-    path.write_text("".join(json.dumps(asdict(r)) + "\n" for r in requests), encoding="utf-8")
-
-
-def read_schedule(path: Path) -> tuple[ScheduledRequest, ...]:
-    """Read what `write_schedule` wrote."""
-    with path.open(encoding="utf-8") as file:
-        return tuple(_request(json.loads(line)) for line in file)
-
-
-def _request(row: dict[str, Any]) -> ScheduledRequest:
-    return ScheduledRequest(**row | {"content": tuple(row.get("content", ()))})

@@ -1,4 +1,4 @@
-"""Rates that change while the test runs: steps and ramps."""
+"""Changing request rates during a run: steps and ramps."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EXAMPLE = "stages like 5x60,10x60,10-40x120 (requests/s x seconds; a-b is a ramp
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RateStage:
     """
-    A time of *duration_s* in which the rate goes from *start_per_s* to *end_per_s*.
+    *duration_s* seconds in which the rate changes from *start_per_s* to *end_per_s*.
 
     Raises:
         InputError: a rate is negative, both are 0, or the duration is not positive.
@@ -32,7 +32,7 @@ class RateStage:
     duration_s: float
 
     def __post_init__(self) -> None:
-        """Check that something arrives."""
+        """Check that the rates and the duration are positive."""
         rates = (self.start_per_s, self.end_per_s)
         if not all(math.isfinite(rate) and rate >= 0 for rate in rates) or not sum(rates):
             raise InputError("--stages", f"{rates[0]:g}-{rates[1]:g}", "rates above 0", EXAMPLE)
@@ -41,16 +41,16 @@ class RateStage:
 
     @property
     def requests(self) -> float:
-        """How many arrive in it on average."""
+        """Mean number of arrivals in the stage."""
         return (self.start_per_s + self.end_per_s) / 2 * self.duration_s
 
 
 def parse_stages(text: str) -> tuple[RateStage, ...]:
     """
-    Read `5x60,10-40x120`: 5 requests/s for 60 s, then from 10 to 40 within 120 s.
+    Parse `5x60,10-40x120`: 5 requests/s for 60 s, then from 10 to 40 within 120 s.
 
     Raises:
-        InputError: not of this form, or numbers without sense.
+        InputError: another form, or numbers out of range.
     """
     stages = []
     for part in text.split(","):
@@ -65,7 +65,7 @@ def parse_stages(text: str) -> tuple[RateStage, ...]:
 
 
 def duration_s(stages: Sequence[RateStage]) -> float:
-    """Return how long all *stages* take."""
+    """Return the total duration of *stages*."""
     return sum(stage.duration_s for stage in stages)
 
 
@@ -75,24 +75,24 @@ def mean_per_s(stages: Sequence[RateStage]) -> float:
 
 
 def expected_requests(stages: Sequence[RateStage], until_s: float) -> float:
-    """Return about how many arrive until *until_s*: all of the stages', and then the last rate."""
+    """Return the mean number of arrivals until *until_s*; the last rate continues."""
     after_s = max(0.0, until_s - duration_s(stages))
-    return sum(stage.requests for stage in stages) + after_s * _forever(stages).start_per_s
+    return sum(stage.requests for stage in stages) + after_s * _continuation(stages).start_per_s
 
 
 def staged(
     due_s: NDArray[np.float64], per_s: float, stages: Sequence[RateStage]
 ) -> NDArray[np.float64]:
     """
-    Move arrivals at a constant rate to where *stages* has them, shape (n,); infinite ones stay.
+    Map arrivals at the constant rate *per_s* to the rates of *stages*, shape (n,).
 
-    An arrival before which c others are expected at *per_s* comes when *stages* expects c: of
-    a Poisson process this makes one with the rate of the stages. After the last stage its last
-    rate goes on, or its mean where that is 0.
+    The arrival before which c others are expected moves to the time at which *stages* expects c:
+    a Poisson process becomes one with the rate of the stages. After the last stage its last rate
+    continues, or its mean if that is 0. Infinite times stay.
 
     Source: time change of a point process (Cinlar, Introduction to Stochastic Processes, 4.7).
     """
-    rows = [(s.start_per_s, s.end_per_s, s.duration_s) for s in (*stages, _forever(stages))]
+    rows = [(s.start_per_s, s.end_per_s, s.duration_s) for s in (*stages, _continuation(stages))]
     a, b, d = np.array(rows).T
     counts = np.concatenate([[0.0], np.cumsum((a + b) / 2 * d)[:-1]])
     starts = np.concatenate([[0.0], np.cumsum(d)[:-1]])
@@ -107,7 +107,7 @@ def staged(
     return moved
 
 
-def _forever(stages: Sequence[RateStage]) -> RateStage:
-    """Return what comes after the last stage, for as long as it takes."""
+def _continuation(stages: Sequence[RateStage]) -> RateStage:
+    """Return the stage after the last one: its final rate, or its mean if that is 0."""
     per_s = stages[-1].end_per_s or stages[-1].requests / stages[-1].duration_s
     return RateStage(start_per_s=per_s, end_per_s=per_s, duration_s=1.0)

@@ -16,9 +16,8 @@ from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any, TextIO
 
-from loadtest.client.kernel_timestamps import Arrival, ask_for_stamps, receive
-from loadtest.selftest.mock_config import MockConfig
-from loadtest.selftest.mock_stream import FakeStream, Ticker, prompt_tokens
+from loadtest.client.kernel_timestamps import Arrival, enable_timestamps, receive
+from loadtest.selftest.mock_stream import MockConfig, MockStream, Ticker, count_input_tokens
 
 CHAT = "/v1/chat/completions"
 STREAMS = ("/v1/completions", CHAT)
@@ -29,14 +28,14 @@ class MockStampedSocket(socket.socket):
     The server's end of a connection.
 
     Attributes:
-        arrival: of what was read last.
+        arrival: arrival of the last read.
     """
 
     def __init__(self, fileno: int) -> None:
         """Take over an accepted connection."""
         super().__init__(fileno=fileno)
         self.settimeout(0)
-        ask_for_stamps(self)
+        enable_timestamps(self)
         self.arrival = Arrival(time.monotonic(), by_kernel=False)
 
     def recv(self, size: int, flags: int = 0, /) -> bytes:
@@ -45,7 +44,7 @@ class MockStampedSocket(socket.socket):
         return received
 
     def recv_into(self, buffer: Any, size: int = 0, flags: int = 0, /) -> int:  # noqa: ANN401
-        """Read into *buffer*, as TLS does."""
+        """Read into *buffer*, as TLS config."""
         received = super().recv_into(buffer, size, flags)
         self.arrival = Arrival(time.monotonic(), by_kernel=False)
         return received
@@ -57,7 +56,7 @@ class MockRequest:
     One request.
 
     Attributes:
-        received_s: when its last byte arrived, on the monotonic clock.
+        received_s: arrival of its last byte, on the monotonic clock.
     """
 
     name: str
@@ -66,37 +65,37 @@ class MockRequest:
     received_s: float
 
 
-class FakeServer:
-    """Requests in, timed chunks out; `log` receives what was truly sent when."""
+class MockServer:
+    """Answers requests with timed chunks; `log` receives the true time of each chunk."""
 
-    def __init__(self, behaviour: MockConfig, log: TextIO | None = None) -> None:
-        """Serve with *behaviour*; nothing has come yet."""
-        self.behaviour = behaviour
+    def __init__(self, config: MockConfig, log: TextIO | None = None) -> None:
+        """Start without requests."""
+        self.config = config
         self.log = log
         self.num_requests = 0
         self.first_request_s = 0.0
         self.ticker = Ticker()
-        self.slots = asyncio.Semaphore(behaviour.slots or 1_000_000)
+        self.slots = asyncio.Semaphore(config.slots or 1_000_000)
 
     async def accept(self, listener: socket.socket, tls: ssl.SSLContext | None) -> None:
-        """Serve whoever connects to *listener*, for ever, by *tls* if there is one."""
+        """Serve all connections to *listener*, for ever, with *tls* if given."""
         loop = asyncio.get_running_loop()
         while True:
             try:
                 connection, _ = await loop.sock_accept(listener)
-            except OSError:  # no file left; some will be
+            except OSError:  # out of file descriptors, for now
                 await asyncio.sleep(1)
                 continue
             sock = MockStampedSocket(connection.detach())
             reader = asyncio.StreamReader()
             protocol = asyncio.StreamReaderProtocol(reader, partial(self.serve, sock))
-            with contextlib.suppress(OSError):  # who does not trust us goes away
+            with contextlib.suppress(OSError):  # a client that does not trust us disconnects
                 await loop.connect_accepted_socket(partial(_same, protocol), sock, ssl=tls)
 
     async def serve(
         self, sock: MockStampedSocket, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        """Serve one connection until its client leaves."""
+        """Serve one connection until the client disconnects."""
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
             while head := (await reader.readuntil(b"\r\n\r\n")).decode():
                 request_line, *lines = head.split("\r\n")
@@ -106,9 +105,9 @@ class FakeServer:
                 }
                 body = await reader.readexactly(int(headers.get("content-length", 0)))
                 method, path, _ = request_line.split()
-                key = self.behaviour.key
+                key = self.config.key
                 if key and headers.get("authorization") != f"Bearer {key}":
-                    _answer(writer, 401, {"error": {"message": "no key, or none of ours"}})
+                    _answer(writer, 401, {"error": {"message": "no valid key"}})
                 elif method == "POST" and path in STREAMS:
                     asked = MockRequest(
                         name=headers.get("x-request-id", ""),
@@ -118,7 +117,7 @@ class FakeServer:
                     )
                     await self._complete(asked, reader, writer)
                 elif path == "/v1/models":
-                    listed = {"id": self.behaviour.model, "object": "model"}
+                    listed = {"id": self.config.model, "object": "model"}
                     _answer(writer, 200, {"object": "list", "data": [listed]})
                 else:
                     _answer(writer, 404, {"error": {"message": f"no such path: {path}"}})
@@ -130,23 +129,25 @@ class FakeServer:
     ) -> None:
         self.num_requests += 1
         self.first_request_s = self.first_request_s or asked.received_s
-        does = self.behaviour
-        if does.fail_every and self.num_requests % does.fail_every == 0:
-            _answer(writer, does.status, {"error": {"message": "told to fail"}})
+        config = self.config
+        if config.fail_every and self.num_requests % config.fail_every == 0:
+            _answer(writer, config.status, {"error": {"message": "configured to fail"}})
             return
         request = asked.body
-        stall_s = self.first_request_s + does.stall_at_s
+        stall_s = self.first_request_s + config.stall_at_s
         async with self.slots:
-            stream = FakeStream(
-                does=does,
+            stream = MockStream(
+                config=config,
                 writer=writer,
                 gone=reader.at_eof,
                 chat=asked.chat,
-                num_prompt=prompt_tokens(request) + does.template_tokens * asked.chat,
-                num_output=request.get("max_tokens") or request.get("max_completion_tokens") or 16,
+                input_tokens=count_input_tokens(request) + config.template_tokens * asked.chat,
+                output_tokens=request.get("max_tokens")
+                or request.get("max_completion_tokens")
+                or 16,
                 ids=bool(request.get("return_token_ids")),
-                start_s=time.monotonic() if does.slots else asked.received_s,
-                stalls_s=(stall_s, stall_s + does.stall_s),
+                start_s=time.monotonic() if config.slots else asked.received_s,
+                stalls_s=(stall_s, stall_s + config.stall_s),
             )
             stream.open()
             self.ticker.add(stream)
@@ -157,15 +158,15 @@ class FakeServer:
             self.log.flush()
 
     async def watch(self) -> None:
-        """Die when told to, or when whoever started us has gone."""
+        """Exit at the configured time, or when the parent process is gone."""
         parent = os.getppid()
         while os.getppid() == parent:
             await asyncio.sleep(0.1)
             lived_s = time.monotonic() - self.first_request_s
             if (
-                self.behaviour.die_after_s
+                self.config.die_after_s
                 and self.first_request_s
-                and (lived_s > self.behaviour.die_after_s)
+                and (lived_s > self.config.die_after_s)
             ):
                 break
         os._exit(1)
@@ -183,19 +184,19 @@ def _answer(writer: asyncio.StreamWriter, status: int, body: dict[str, Any]) -> 
     )
 
 
-async def _main(behaviour: MockConfig, port: int, log: str, certificate: str) -> None:
+async def _main(config: MockConfig, port: int, log: str, certificate: str) -> None:
     tls = None
     if certificate:
         tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         tls.load_cert_chain(certificate)
     with open(log or os.devnull, "w", encoding="utf-8") as file:  # noqa: ASYNC230, PTH123
-        fake = FakeServer(behaviour, file)
+        server = MockServer(config, file)
         listener = socket.create_server(("127.0.0.1", port), backlog=1024)
         listener.settimeout(0)
         host, bound = listener.getsockname()
         sys.stdout.write(f"{'https' if tls else 'http'}://{host}:{bound}\n")
         sys.stdout.flush()
-        await asyncio.gather(fake.accept(listener, tls), fake.ticker.run(), fake.watch())
+        await asyncio.gather(server.accept(listener, tls), server.ticker.run(), server.watch())
 
 
 def main() -> None:
@@ -207,12 +208,12 @@ def main() -> None:
     for field in fields(MockConfig):
         option = "--" + field.name.replace("_", "-")
         parser.add_argument(option, type=type(field.default), default=field.default)
-    given = vars(parser.parse_args())
+    options = vars(parser.parse_args())
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each stream is an open file
-    port, log, certificate = (given.pop(name) for name in ("port", "log", "certificate"))
+    port, log, certificate = (options.pop(name) for name in ("port", "log", "certificate"))
     with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(_main(MockConfig(**given), port, log, certificate))
+        asyncio.run(_main(MockConfig(**options), port, log, certificate))
 
 
 if __name__ == "__main__":

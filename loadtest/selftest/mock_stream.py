@@ -1,4 +1,4 @@
-"""Streams of the bundled server: every token at its time, all that are due at one wake-up."""
+"""Configuration and streams of the mock server: each token is sent at its configured time."""
 
 from __future__ import annotations
 
@@ -11,34 +11,93 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from loadtest.selftest.mock_config import MockConfig
-
 GRAIN_S = 0.0005
-"""Tokens due within it are sent together, as an engine's step does: a wake-up costs more."""
+"""Tokens due within this time are sent together, as an engine's step does, to save wake-ups."""
 
 FLOOD_BYTES = 1 << 20
+"""Size of the output buffer that `MockConfig.flood` keeps full."""
+
 TRILLION = 10**12
 GARBAGE = {"text": b"{garbage", "deep": b"[" * 100_000}
 
 
-@dataclass(slots=True, kw_only=True)
-class FakeStream:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MockConfig:
     """
-    One answer on its way.
+    Configuration of the mock server: its timings, and the faults that it has.
 
     Attributes:
-        gone: whether its client has left.
-        start_s: its prefill begins, on the monotonic clock.
-        sent_s: when each chunk was written.
-        ended: resolved once it is over; false: its connection was cut.
+        ttft_s: time from receiving a request to sending its first token.
+        itl_s: time between tokens.
+        tokens_per_chunk: tokens merged into one chunk.
+        early_chunk: 1: an empty chunk is sent at once, as some servers do.
+        running_usage: 1: each chunk has the running total, as vLLM sends it on request.
+        usage: 0: no usage is sent at all.
+        stall_at_s: seconds from the first request to a pause of all streams.
+        stall_s: length of that pause.
+        cut_after_tokens: tokens after which the connection is cut; 0: never.
+        mute_after_tokens: tokens after which nothing is sent, while the connection stays; 0: never.
+        endless: 1: tokens never end.
+        slots: requests served at a time, the others wait; 0: any number.
+        fail_every: every n-th request is answered with `status`; 0: none.
+        status: HTTP status of a failing request.
+        garbage: content instead of chunks: `text` is no JSON, `deep` is nested too deeply,
+            `leap` is a chunk with a trillion tokens, `line` never ends.
+        flood: 1: lines after each chunk, faster than any client reads them.
+        unclosed: 1: the answer is marked as ended, and the response stays open.
+        timing: `Server-Timing` header; empty: the true one.
+        key: required API key; empty: none.
+        die_after_s: seconds from the first request to the server's exit; 0: never.
+        template_tokens: tokens of a chat beyond its words.
+        model: served name.
     """
 
-    does: MockConfig
+    ttft_s: float = 0.05
+    itl_s: float = 0.02
+    tokens_per_chunk: int = 1
+    early_chunk: int = 0
+    running_usage: int = 1
+    usage: int = 1
+    stall_at_s: float = 0.0
+    stall_s: float = 0.0
+    cut_after_tokens: int = 0
+    mute_after_tokens: int = 0
+    endless: int = 0
+    slots: int = 0
+    fail_every: int = 0
+    status: int = 500
+    garbage: str = ""
+    flood: int = 0
+    unclosed: int = 0
+    timing: str = ""
+    key: str = ""
+    die_after_s: float = 0.0
+    template_tokens: int = 0
+    model: str = "fake"
+
+
+@dataclass(slots=True, kw_only=True)
+class MockStream:
+    """
+    One answer while it is sent.
+
+    Attributes:
+        gone: whether the client has disconnected.
+        input_tokens: prompt length.
+        output_tokens: requested length of the answer.
+        ids: whether token ids are sent.
+        start_s: start of its prefill, on the monotonic clock.
+        stalls_s: start and end of the pause.
+        sent_s: time at which each chunk was written.
+        ended: resolved at the end of the answer; false: its connection was cut.
+    """
+
+    config: MockConfig
     writer: asyncio.StreamWriter
     gone: Callable[[], bool]
     chat: bool
-    num_prompt: int
-    num_output: int
+    input_tokens: int
+    output_tokens: int
     ids: bool
     start_s: float
     stalls_s: tuple[float, float]
@@ -47,50 +106,52 @@ class FakeStream:
     done: int = 0
 
     def open(self) -> None:
-        """Send the head, and the empty chunk that some servers send early."""
-        timing = self.does.timing or f"prefill;dur={1e3 * self.does.ttft_s:.3f}, handoff;dur=1.5"
+        """Send the response head, and the early empty chunk if configured."""
+        timing = (
+            self.config.timing or f"prefill;dur={1e3 * self.config.ttft_s:.3f}, handoff;dur=1.5"
+        )
         self.writer.write(
             b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nserver-timing: %s\r\n"
             b"transfer-encoding: chunked\r\n\r\n" % timing.encode()
         )
-        if self.does.early_chunk:
+        if self.config.early_chunk:
             self._send(self._chunk(0))
 
     @property
     def new(self) -> int:
         """Tokens in the next chunk."""
-        new = self.does.tokens_per_chunk
-        if self.does.endless or self.does.mute_after_tokens:
+        new = self.config.tokens_per_chunk
+        if self.config.endless or self.config.mute_after_tokens:
             return new
-        return min(new, self.num_output - self.done)
+        return min(new, self.output_tokens - self.done)
 
     @property
     def due_s(self) -> float:
-        """When the next chunk is to be sent."""
+        """Time at which the next chunk is to be sent."""
         last = self.done + self.new - 1
-        due_s = self.start_s + self.does.ttft_s + last * self.does.itl_s
+        due_s = self.start_s + self.config.ttft_s + last * self.config.itl_s
         from_s, to_s = self.stalls_s
         return to_s if from_s <= due_s < to_s else due_s
 
     def step(self) -> bool:
         """Send the next chunk; return whether there is another one."""
-        does, new = self.does, self.new
+        config, new = self.config, self.new
         if self.writer.is_closing() or self.gone():
             return self._end(whole=False)
-        if does.cut_after_tokens and self.done + new > does.cut_after_tokens:
+        if config.cut_after_tokens and self.done + new > config.cut_after_tokens:
             self.writer.transport.abort()
             return self._end(whole=False)
         self.done += new
-        if does.mute_after_tokens and self.done > does.mute_after_tokens:
-            return True  # says nothing more, and does not hang up
+        if config.mute_after_tokens and self.done > config.mute_after_tokens:
+            return True  # sends nothing more, and keeps the connection
         self.sent_s.append(time.monotonic())
-        self._say(new)
-        if self.done < self.num_output or does.endless:
+        self._send_tokens(new)
+        if self.done < self.output_tokens or config.endless:
             return True
-        if does.usage:
+        if config.usage:
             self._send(b'{"id": "x", "choices": [], "usage": %s}' % self._usage())
         self._send(b"[DONE]")
-        if not does.unclosed:
+        if not config.unclosed:
             self.writer.write(b"0\r\n\r\n")
         return self._end(whole=True)
 
@@ -99,17 +160,17 @@ class FakeStream:
             self.ended.set_result(whole)
         return False
 
-    def _say(self, new: int) -> None:
-        """Send a chunk of *new* tokens, or what there is instead, and besides."""
-        if self.does.garbage == "line":
+    def _send_tokens(self, new: int) -> None:
+        """Send a chunk of *new* tokens, or the configured garbage and flood."""
+        if self.config.garbage == "line":
             self._flood(b"x")
         else:
-            self._send(GARBAGE.get(self.does.garbage) or self._chunk(new))
-        if self.does.flood:
+            self._send(GARBAGE.get(self.config.garbage) or self._chunk(new))
+        if self.config.flood:
             self._flood(b": never a pause\n")
 
     def _chunk(self, new: int) -> bytes:
-        """Return a chunk of *new* tokens; formatted by hand, for it is most of a token's cost."""
+        """Return a chunk of *new* tokens; formatted by hand, as it dominates the cost."""
         text = b" a" * new
         if self.chat:
             role = b'"role": "assistant", ' if not self.done or self.done == new else b""
@@ -120,18 +181,18 @@ class FakeStream:
                 choice += b', "token_ids": %s' % json.dumps([self.done] * new).encode()
             choice += b"}"
         usage = b""
-        if self.does.usage and self.does.running_usage:
+        if self.config.usage and self.config.running_usage:
             usage = b', "usage": %s' % self._usage()
         kind = b"chat.completion.chunk" if self.chat else b"text_completion"
         return b'{"id": "x", "object": "%s", "choices": [%s]%s}' % (kind, choice, usage)
 
     def _usage(self) -> bytes:
-        leaps = self.does.garbage == "leap" and self.done > self.does.tokens_per_chunk
+        leaps = self.config.garbage == "leap" and self.done > self.config.tokens_per_chunk
         done = TRILLION if leaps else self.done
         return b'{"prompt_tokens": %d, "completion_tokens": %d, "total_tokens": %d}' % (
-            self.num_prompt,
+            self.input_tokens,
             done,
-            self.num_prompt + done,
+            self.input_tokens + done,
         )
 
     def _send(self, data: bytes) -> None:
@@ -139,28 +200,28 @@ class FakeStream:
         self.writer.write(b"%x\r\ndata: %s\n\n\r\n" % (len(data) + 8, data))
 
     def _flood(self, data: bytes) -> None:
-        """Write *data* again and again, unless there is more to send than anyone reads."""
+        """Write *data* repeatedly, until the output buffer is full."""
         if self.writer.transport.get_write_buffer_size() < FLOOD_BYTES:
             times = FLOOD_BYTES // len(data)
             self.writer.write(b"%x\r\n%s\r\n" % (times * len(data), data * times))
 
 
 class Ticker:
-    """Steps streams at their times."""
+    """Advances streams at their due times."""
 
     def __init__(self) -> None:
-        """Nothing is due yet."""
-        self._due: list[tuple[float, int, FakeStream]] = []
+        """Start without streams."""
+        self._due: list[tuple[float, int, MockStream]] = []
         self._numbers = itertools.count()
         self._more = asyncio.Event()
 
-    def add(self, stream: FakeStream) -> None:
-        """Step *stream* from now on until it ends."""
+    def add(self, stream: MockStream) -> None:
+        """Advance *stream* from now on until it ends."""
         heapq.heappush(self._due, (stream.due_s, next(self._numbers), stream))
         self._more.set()
 
     async def run(self) -> None:
-        """Go on for ever."""
+        """Advance streams for ever."""
         while True:
             now_s = time.monotonic() + GRAIN_S
             while self._due and self._due[0][0] <= now_s:
@@ -177,8 +238,8 @@ class Ticker:
                 continue
 
 
-def prompt_tokens(request: dict[str, Any]) -> int:
-    """Count the prompt's tokens: its ids, or its words."""
+def count_input_tokens(request: dict[str, Any]) -> int:
+    """Return the prompt's length: the number of its ids, or of its words."""
     prompt = request.get("prompt")
     if prompt is None:
         return sum(len(str(m.get("content", "")).split()) for m in request["messages"])

@@ -1,4 +1,4 @@
-"""Prove the client: load a server whose timings are known, and print the client's own error."""
+"""The client's own error and capacity, measured against a mock server with known timings."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from loadtest.client.launch import drive
+from loadtest.client.launch import launch_client
 from loadtest.run.client_health import health
 from loadtest.run.folder import prepare, read_run
 from loadtest.run.run_config import RunLength, free_load, make_job
-from loadtest.selftest.mock_config import MockConfig
+from loadtest.selftest.mock_stream import MockConfig
 from minicluster.errors import InputError, MiniclusterError
 from minicluster.specs.slo import SloSpec
 from minicluster.specs.workload import Lengths, WorkloadSpec
@@ -32,15 +32,19 @@ TTFT_S = 0.2
 OUTPUT_TOKENS = 50
 WARMUP_S = 2.0
 DEFAULT_LEVELS = "1,50,200@0.04,200"
-RAISE = 1.5
+GROWTH = 1.5
+"""Ratio of consecutive numbers of streams in the search for the capacity."""
+
 MIN_REQUESTS = 20
-"""At each level, or a p99 of TTFT would be one request."""
+"""Least number of requests at each level, so that a p99 is not a single outlier's."""
+
 MAX_STREAMS = 5000
+"""Largest number of streams of the search: one process is saturated long before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Level:
-    """So many concurrent streams, with a token every *itl_s*."""
+    """A number of concurrent streams, with a token every *itl_s*."""
 
     streams: int
     itl_s: float = 0.02
@@ -49,18 +53,18 @@ class Level:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientError:
     """
-    The client's error at one load: what it measured less what the server did.
+    The client's error at one load: its measurement minus the mock server's own times.
 
     Attributes:
-        streams: open at a time, on average.
+        streams: mean number of concurrent streams.
         events_per_s: chunks received per second.
         ttft_error_p50_s: median of (TTFT from send - server's own TTFT).
-        itl_error_p99_s: absolute, over all gaps.
-        tpot_error_p99_s: absolute, over all requests.
-        heartbeat_lag_p90_s: lateness of one wake-up in ten.
+        itl_error_p99_s: p99 of the absolute error, over all gaps.
+        tpot_error_p99_s: p99 of the absolute error, over all requests.
+        heartbeat_lag_p90_s: p90 of the lateness of a 5 ms timer.
         cpu_fraction: of one core.
-        fit: whether a run at this load would count.
-        saturated: whether the client had more to do than it could.
+        fit: whether a run at this load would be valid.
+        saturated: whether the client was overloaded.
     """
 
     streams: int
@@ -81,34 +85,34 @@ class ClientError:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientCapacity:
     """
-    What one client process bears on this machine.
+    The capacity of one client process on this machine.
 
     Attributes:
-        tried: raised step by step, the last one saturated.
+        tried: the errors at increasing loads; the last load saturates the client.
     """
 
     tried: tuple[ClientError, ...]
 
     @property
     def held(self) -> ClientError | None:
-        """The highest load at which a run would still count."""
+        """The highest load at which a run would be valid."""
         kept = [error for error in self.tried if error.fit]
         return max(kept, key=lambda error: error.events_per_s, default=None)
 
     @property
     def events_per_s(self) -> float:
-        """Chunks a second that it still followed."""
+        """Chunks per second at that load."""
         return self.held.events_per_s if self.held else 0.0
 
     @property
     def events_per_s_per_core(self) -> float:
-        """The same for a whole core."""
+        """Chunks per second for a whole core."""
         return self.events_per_s / self.held.cpu_fraction if self.held else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Truth:
-    """What the server did for one request, on its monotonic clock."""
+    """The mock server's own times of one request, on its monotonic clock."""
 
     received_s: float
     chunk_s: tuple[float, ...]
@@ -116,36 +120,36 @@ class Truth:
 
 def measure_client(level: Level, window_s: float) -> ClientError:
     """
-    Load the bundled server with the streams of *level*, and compare notes with it.
+    Load the mock server with the streams of *level*, and compare the times of both sides.
 
-    Both processes read the same monotonic clock, but only differences of stamps of one process
-    are compared, so the error holds what the network path and both processes' wake-ups add.
+    Both processes read the same monotonic clock, but only differences of timestamps of one process
+    are compared, so the error contains the delays of the network path and of both processes.
     """
     with tempfile.TemporaryDirectory(prefix="loadtest-") as name:
         folder = Path(name)
         log = folder / "truth.jsonl"
-        with fake_server(MockConfig(ttft_s=TTFT_S, itl_s=level.itl_s), log) as host:
+        with mock_server(MockConfig(ttft_s=TTFT_S, itl_s=level.itl_s), log) as host:
             rate = level_job(level, window_s, host).workload.requests_per_s
             job = level_job(level, max(window_s, MIN_REQUESTS / rate), host)
             prepare(folder, job, job.requests(), None)
-            drive(folder, lambda _: None)
+            launch_client(folder, lambda _: None)
         return client_error(read_run(folder), read_truth(log), level)
 
 
 def measure_capacity(
     seconds: float, from_streams: int = 200, itl_s: float = 0.01
 ) -> ClientCapacity:
-    """Raise the streams by half each time until the client is saturated."""
+    """Increase the number of streams by half each time, until the client is saturated."""
     tried: list[ClientError] = []
     streams = from_streams
     while streams <= MAX_STREAMS and not (tried and tried[-1].saturated):
         tried.append(measure_client(Level(streams=streams, itl_s=itl_s), seconds))
-        streams = int(streams * RAISE)
+        streams = int(streams * GROWTH)
     return ClientCapacity(tried=tuple(tried))
 
 
 def level_job(level: Level, window_s: float, host: str) -> Job:
-    """Order Poisson arrivals that keep *level.streams* open on average (Little's law)."""
+    """Return a job with *level.streams* in flight on average (Little's law)."""
     per_request_s = TTFT_S + (OUTPUT_TOKENS - 1) * level.itl_s
     workload = WorkloadSpec(
         requests_per_s=level.streams / per_request_s,
@@ -153,21 +157,21 @@ def level_job(level: Level, window_s: float, host: str) -> Job:
         output_tokens=Lengths.fixed(OUTPUT_TOKENS),
     )
     load = free_load(workload, SloSpec(), model=MockConfig().model, vocab_size=1000)
-    extent = RunLength(duration_s=window_s, warmup_s=WARMUP_S)
-    return make_job(load, extent, host=host, model=MockConfig().model)
+    length = RunLength(duration_s=window_s, warmup_s=WARMUP_S)
+    return make_job(load, length, host=host, model=MockConfig().model)
 
 
 @contextmanager
-def fake_server(behaviour: MockConfig, log: Path) -> Iterator[str]:
-    """Run the bundled server as a process of its own; yield its address."""
+def mock_server(config: MockConfig, log: Path) -> Iterator[str]:
+    """Run the mock server as a process of its own; yield its address."""
     command = [sys.executable, "-m", "loadtest.selftest.mock_server", "--log", str(log)]
-    for name, value in asdict(behaviour).items():
+    for name, value in asdict(config).items():
         command += [f"--{name.replace('_', '-')}", str(value)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:  # noqa: S603
         try:
             host = server.stdout.readline().strip() if server.stdout else ""
             if not host:
-                raise MiniclusterError("the bundled server did not start; see above")
+                raise MiniclusterError("the mock server did not start; see above")
             yield host
         finally:
             server.kill()
@@ -184,10 +188,10 @@ def read_truth(log: Path) -> dict[int, Truth]:
 
 
 def client_error(run: Run, truth: dict[int, Truth], level: Level) -> ClientError:
-    """Compare what the client of *run* measured with what the server did, by request."""
+    """Compare the samples of *run* with the mock server's own times, request by request."""
     pairs = [(s, truth[s.index]) for s in run.measured if s.ok and s.index in truth]
     if not pairs:
-        raise MiniclusterError("the bundled server answered nothing; see above")
+        raise MiniclusterError("the mock server answered no request; see above")
     ttft = [s.ttft_send_s - (true.chunk_s[0] - true.received_s) for s, true in pairs]
     gaps, tpots = [], []
     for s, true in pairs:
@@ -221,10 +225,10 @@ def events_per_s(run: Run) -> float:
 
 def parse_streams(text: str) -> tuple[Level, ...]:
     """
-    Read `1,50,200@0.04`: concurrent streams, and seconds between tokens if not 0.02.
+    Parse `1,50,200@0.04`: concurrent streams, and seconds between tokens (0.02 by default).
 
     Raises:
-        InputError: not of this form.
+        InputError: another form.
     """
     try:
         parts = [part.partition("@") for part in text.split(",")]

@@ -1,4 +1,4 @@
-"""The highest load that holds the SLO: which rate to try next, and what the tries say."""
+"""The highest request rate that meets the SLO: the bracket so far, and the next rate to probe."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 GROWTH = 1.25
-"""From one try to the next, while all hold or all miss."""
+"""Ratio of consecutive rates while all probes hold or all miss: three steps double the rate."""
 
-FARTHEST = 16.0
-"""No rate this many times above or below the first one is tried."""
+MAX_RATIO = 16.0
+"""Largest ratio to the first rate, in either direction; beyond it the plan is of no use."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
     """
-    One try.
+    One run of the search at one request rate.
 
     Attributes:
-        holds: whether the SLO held; `None`: no run of the length allowed tells.
-        attained_fraction: share of the requests within the limit that was kept least.
+        holds: whether the SLO held; `None`: no run of the allowed length decides.
+        attained_fraction: the lowest attained fraction of all limits.
     """
 
     requests_per_s: float
@@ -40,12 +40,12 @@ class Probe:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
     """
-    Where the highest load that holds the SLO lies, as far as the tries tell.
+    The bracket of the highest request rate that meets the SLO.
 
     Attributes:
-        low: highest rate that held, below every one that missed; `None`: none did.
-        high: lowest rate that missed; `None`: none did.
-        unclear: rates between both, ascending, at which no run of the length allowed tells.
+        low: highest rate that held, below every rate that missed; `None`: none held.
+        high: lowest rate that missed; `None`: none missed.
+        unclear: rates between both, ascending, at which no run of the allowed length decides.
     """
 
     low: float | None
@@ -54,13 +54,13 @@ class Capacity:
 
     @property
     def middle(self) -> float | None:
-        """The geometric middle of both ends, in requests/s; `None` where one is open."""
+        """The geometric mean of both ends, in requests/s; `None` if one is unknown."""
         if self.low is None or self.high is None:
             return None
         return math.sqrt(self.low * self.high)
 
     def within(self, resolution_fraction: float) -> bool:
-        """Whether both ends are known, and no further apart than the resolution."""
+        """Whether both ends are known and at most the resolution apart."""
         if self.low is None or self.high is None:
             return False
         return self.high <= self.low * (1 + resolution_fraction)
@@ -68,12 +68,11 @@ class Capacity:
 
 def next_rate(probes: Sequence[Probe], *, first: float, resolution_fraction: float) -> float | None:
     """
-    Return the next rate to try; `None`: the limit is known well enough, or nothing more tells.
+    Return the next rate to probe; `None`: the bracket is narrow enough, or cannot get narrower.
 
-    First by steps of 25 % until one rate holds and one misses, then in the geometric middle,
-    until both are no further apart than the resolution. Where tries between them tell nothing,
-    the limit is near: the gaps below and above are halved, the wider one first, until each is
-    half the resolution wide.
+    Steps of 25 % until one rate holds and one misses, then bisection in the geometric mean until
+    both are at most the resolution apart. Undecided probes between them are near the limit: the
+    gaps below and above are then halved, the wider one first, until each is half the resolution.
     """
     if not probes:
         return first
@@ -81,10 +80,10 @@ def next_rate(probes: Sequence[Probe], *, first: float, resolution_fraction: flo
     rates = [rate for rate in (found.low, *found.unclear, found.high) if rate is not None]
     if found.low is None:
         lower = rates[0] / GROWTH
-        return lower if lower > first / FARTHEST else None
+        return lower if lower > first / MAX_RATIO else None
     if found.high is None:
         higher = rates[-1] * GROWTH
-        return higher if higher < first * FARTHEST else None
+        return higher if higher < first * MAX_RATIO else None
     if found.within(resolution_fraction):
         return None
     start, end = max((rates[:2], rates[-2:]), key=lambda gap: gap[1] / gap[0])
@@ -93,9 +92,9 @@ def next_rate(probes: Sequence[Probe], *, first: float, resolution_fraction: flo
 
 def capacity(probes: Sequence[Probe]) -> Capacity:
     """
-    Return where the limit is, as far as *probes* tell.
+    Return the bracket that *probes* support.
 
-    A rate that held above one that missed is not believed: the lower miss counts.
+    A rate that held above a rate that missed does not count: the lower miss does.
     """
     high = min((p.requests_per_s for p in probes if p.holds is False), default=None)
     below = [p for p in probes if high is None or p.requests_per_s < high]

@@ -1,4 +1,4 @@
-"""Tries at rising and falling load until the limit is known; resumable from `search.json`."""
+"""The capacity search: runs at different request rates, resumable from `search.json`."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import json
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
-from loadtest.run.folder import write_whole
 from loadtest.studies.capacity import Capacity, Probe, capacity, next_rate
 from minicluster.errors import Inconclusive, InputError, TargetFailed
+from minicluster.files import write_atomically
 from minicluster.stats.confidence import samples_needed
 from minicluster.stats.quantiles import LEVELS
 
@@ -23,25 +23,29 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION = 1
 STATE = "search.json"
-LONGER = 2.0
-MOST_LONGER = 4.0
-"""What a short run says it lacks is unsure."""
-SPARE = 1.2
-"""More than the fewest requests that could prove the limit kept: some will miss."""
+EXTENSION = 2.0
+"""Factor by which an undecided probe without an estimate of its own is extended."""
+
+MAX_EXTENSION = 4.0
+"""Largest factor of one extension: the estimate of a short run is uncertain."""
+
+MARGIN = 1.2
+"""Factor above the fewest requests that can prove a limit met: some requests will miss."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CapacitySearch:
     """
-    A search as far as it is; `search.json` holds exactly this.
+    The state of a search; `search.json` contains exactly this.
 
     Attributes:
-        inputs_hash: of the plan; another plan's search is not gone on with.
-        first_requests_per_s: tried first.
-        resolution_fraction: how close the highest rate that holds and the lowest that misses are.
-        most_requests: of one try.
-        predicted_requests_per_s: up to which the plan has the SLO hold (its headroom).
-        saturation_requests_per_s: at which the plan's pools are busy all the time.
+        inputs_hash: identifies the plan; the search of another plan is not resumed.
+        first_requests_per_s: the first rate.
+        resolution_fraction: allowed distance of the lowest rate that misses from the highest that
+            holds, as a fraction of the latter.
+        most_requests: largest number of requests of one probe.
+        predicted_requests_per_s: highest rate at which the plan predicts the SLO to hold.
+        saturation_requests_per_s: rate at which a pool of the plan is fully utilised.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -57,29 +61,29 @@ class CapacitySearch:
 
     @property
     def found(self) -> Capacity:
-        """Where the limit lies, as far as the tries so far say."""
+        """The bracket that the probes so far support."""
         return capacity(self.probes)
 
     @property
     def error_fraction(self) -> float | None:
-        """Predicted / measured - 1, where the middle of the bracket stands for the measured."""
+        """Predicted / measured - 1, with the middle of the bracket as the measured limit."""
         middle = self.found.middle
         return None if middle is None else self.predicted_requests_per_s / middle - 1
 
 
 def enough_requests(percentile: str) -> int:
-    """Return five times the fewest requests that can prove a percentile kept."""
+    """Return five times the fewest requests that can prove a percentile, the default maximum."""
     return 5 * samples_needed(LEVELS[percentile])
 
 
-def begin(
+def new_search(
     plan: Plan, host: str, *, first: float | None, resolution_fraction: float, most_requests: int
 ) -> CapacitySearch:
     """
-    Return a search with nothing tried; it begins at 0.8 of what the plan has hold.
+    Return a search without probes; by default it begins at 0.8 of the predicted limit.
 
     Raises:
-        InputError: a number without sense, or too few requests to prove anything.
+        InputError: a number out of range, or too few requests to prove anything.
     """
     predicted = plan.headroom.load_factor * plan.workload.requests_per_s
     start = 0.8 * predicted if first is None else first
@@ -92,7 +96,7 @@ def begin(
         raise InputError(
             "--most-requests",
             most_requests,
-            f"at least {needed}, without which no {plan.slo.percentile} is proven",
+            f"at least {needed}, the fewest that prove a {plan.slo.percentile}",
         )
     return CapacitySearch(
         host=host,
@@ -106,57 +110,57 @@ def begin(
     )
 
 
-def resumed(fresh: CapacitySearch, folder: Path) -> CapacitySearch:
+def resume_search(new: CapacitySearch, folder: Path) -> CapacitySearch:
     """
-    Return the search in *folder* if it is the same as *fresh* but for its tries, else *fresh*.
+    Return *new* with the probes of the same search in *folder*; *new* itself if there is none.
 
-    It may go on with a larger `most_requests` than it began with.
+    The resumed search may have a larger `most_requests` than it began with.
 
     Raises:
-        InputError: another search lies there, or a file that is none.
+        InputError: *folder* contains another search, or a file that is none.
     """
     path = folder / STATE
     if not path.exists():
-        return fresh
+        return new
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
         probes = tuple(Probe(**probe) for probe in raw.pop("probes"))
         before = CapacitySearch(**raw)
-        fewer = before.most_requests < fresh.most_requests
+        fewer = before.most_requests < new.most_requests
     except (OSError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise InputError(str(path), f"{error}"[:80], "a search of this version") from None
-    if (replace(before, most_requests=fresh.most_requests) if fewer else before) != fresh:
+    if (replace(before, most_requests=new.most_requests) if fewer else before) != new:
         raise InputError(
             str(path),
             "another search",
             "the same plan, host and options (--most-requests may be larger)",
             "or another -o folder",
         )
-    # An invalid try ends a search now; it used to be kept, as the last, though it proves nothing.
-    return replace(fresh, probes=tuple(p for p in probes if p.verdict != "invalid"))
+    # Older versions kept an invalid probe as the last one, although it proves nothing.
+    return replace(new, probes=tuple(p for p in probes if p.verdict != "invalid"))
 
 
-def go_on(search: CapacitySearch, measure: Measure, folder: Path) -> CapacitySearch:
+def run_search(search: CapacitySearch, measure: Measure, folder: Path) -> CapacitySearch:
     """
-    Try until the limit is known, or no run of the length allowed tells more of it.
+    Probe rates until the limit is known, or no run of the allowed length narrows it further.
 
-    The state is written after each try.
+    The state is written after each probe.
 
     Args:
-        search: as far as it is.
-        measure: from requests/s, how many, and the name of a folder to a verdict.
-        folder: of the state.
+        search: the state to begin with.
+        measure: makes a run of (requests/s, number of requests, name of its folder).
+        folder: folder of the state.
 
     Raises:
-        Inconclusive: a try was invalid: whatever it shows, it says nothing of the endpoint.
-        TargetFailed: the endpoint did.
+        Inconclusive: a probe was invalid, and says nothing about the endpoint.
+        TargetFailed: the endpoint failed.
     """
-    while (order := _next(search)) is not None:
-        place, rate, num = order
-        probe = _tried(measure, rate, num, search.most_requests, f"try-{place + 1}")
-        tries = (*search.probes[:place], probe, *search.probes[place + 1 :])
-        search = replace(search, probes=tries)
-        write_whole(folder / STATE, to_json(search))
+    while (following := _next_probe(search)) is not None:
+        place, rate, num = following
+        probe = _probe_rate(measure, rate, num, search.most_requests, f"try-{place + 1}")
+        probes = (*search.probes[:place], probe, *search.probes[place + 1 :])
+        search = replace(search, probes=probes)
+        write_atomically(folder / STATE, to_json(search))
     return search
 
 
@@ -165,16 +169,16 @@ def to_json(search: CapacitySearch) -> str:
     return json.dumps(asdict(search), indent=2, allow_nan=False) + "\n"
 
 
-def _next(search: CapacitySearch) -> tuple[int, float, int] | None:
+def _next_probe(search: CapacitySearch) -> tuple[int, float, int] | None:
     """
-    Return the place of the next try, its rate and how many requests; `None`: there is none.
+    Return place, rate and number of requests of the next probe; `None`: there is none.
 
-    A try that told nothing, of a search resumed with a larger `most_requests`, is made again.
+    An undecided probe of a search resumed with a larger `most_requests` is repeated.
     """
     for place, probe in enumerate(search.probes):
         rate, num = probe.requests_per_s, probe.num_requests
         if rate in search.found.unclear and num < search.most_requests:
-            return place, rate, min(search.most_requests, round(LONGER * num))
+            return place, rate, min(search.most_requests, round(EXTENSION * num))
     following = next_rate(
         search.probes,
         first=search.first_requests_per_s,
@@ -182,29 +186,29 @@ def _next(search: CapacitySearch) -> tuple[int, float, int] | None:
     )
     if following is None:
         return None
-    enough = round(SPARE * samples_needed(LEVELS[search.percentile]))
+    enough = round(MARGIN * samples_needed(LEVELS[search.percentile]))
     return len(search.probes), following, min(search.most_requests, enough)
 
 
-def _tried(measure: Measure, rate: float, num: int, most: int, name: str) -> Probe:
-    """Try *rate*; while a try is inconclusive, again with more requests, up to *most*."""
+def _probe_rate(measure: Measure, rate: float, num: int, most: int, name: str) -> Probe:
+    """Probe *rate*; while the run is inconclusive, repeat it with more requests, up to *most*."""
     while True:
         verdict = measure(rate, num, name)
         if verdict.verdict in {"invalid", "failed", "interrupted"}:
             raise _stopped(verdict, name)
         if verdict.verdict != "inconclusive" or num >= most:
-            return _probe(rate, num, name, verdict)
-        num = min(most, _longer(num, verdict))
+            return _probe_of(rate, num, name, verdict)
+        num = min(most, _extended(num, verdict))
 
 
-def _longer(num: int, verdict: Verdict) -> int:
-    """Return how many requests the limits lack that *num* left open, or twice as many."""
-    unclear = [p for p in verdict.promises if p.verdict == "open"]
-    # Of those sent, some were cut as warm-up.
+def _extended(num: int, verdict: Verdict) -> int:
+    """Return the number of requests that the undecided limits need, by the run with *num*."""
+    unclear = [p for p in verdict.slo if p.verdict == "inconclusive"]
+    # Some of those sent were cut as warm-up.
     needed = [(p.num_needed or 0) * num / max(1, p.num_requests) for p in unclear]
     if not verdict.window.settled or not all(needed):
-        needed.append(LONGER / SPARE * num)
-    return round(min(max(SPARE * max(needed, default=num), SPARE * num), MOST_LONGER * num))
+        needed.append(EXTENSION / MARGIN * num)
+    return round(min(max(MARGIN * max(needed, default=num), MARGIN * num), MAX_EXTENSION * num))
 
 
 def _stopped(verdict: Verdict, name: str) -> BaseException:
@@ -212,18 +216,18 @@ def _stopped(verdict: Verdict, name: str) -> BaseException:
     if verdict.verdict == "interrupted":
         return KeyboardInterrupt()
     if verdict.verdict == "invalid":
-        return Inconclusive(f"{name} was invalid: {reasons} (the same command makes it again)")
+        return Inconclusive(f"{name} was invalid: {reasons} (the same command repeats it)")
     return TargetFailed(reasons)
 
 
-def _probe(rate: float, num: int, name: str, verdict: Verdict) -> Probe:
-    measured = {promise.metric: promise.measured_s for promise in verdict.promises}
+def _probe_of(rate: float, num: int, name: str, verdict: Verdict) -> Probe:
+    measured = {result.metric: result.measured_s for result in verdict.slo}
     return Probe(
         requests_per_s=rate,
         num_requests=num,
         verdict=verdict.verdict,
         holds={"met": True, "missed": False}.get(verdict.verdict),
-        attained_fraction=min(promise.attained_fraction for promise in verdict.promises),
+        attained_fraction=min(result.attained_fraction for result in verdict.slo),
         good_requests_per_s=verdict.throughput.good_requests_per_s,
         ttft_s=measured.get("ttft"),
         tpot_s=measured.get("tpot"),

@@ -1,4 +1,4 @@
-"""Two runs beside each other: before and after, or split against aggregated."""
+"""Comparison of two runs, for example before and after a change, with significance."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import numpy as np
 
 from loadtest.verdict.slo import count_good
 from loadtest.verdict.verdict import conclude
-from loadtest.verdict.window import evidence_of
+from loadtest.verdict.window import measurement_window
 from minicluster.errors import InputError
 from minicluster.stats.bootstrap import MANY_RESAMPLES, differences, holm
 from minicluster.stats.confidence import design_effect, share_interval
-from minicluster.stats.quantiles import spread
+from minicluster.stats.quantiles import summarise
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from minicluster.workload.samples import Sample
 
 SCHEMA_VERSION = 2
-"""2: `good`, p-values; what is significant is so for all figures together."""
+"""Version of `loadtest compare --json`; 2 has `good`, p-values and joint significance (Holm)."""
 METRICS = ("ttft", "tpot", "e2e")
 STATISTICS = ("mean", "p50", "p90", "p95", "p99")
 PROVES_NOTHING = {"invalid", "failed", "interrupted"}
@@ -34,12 +34,12 @@ PROVES_NOTHING = {"invalid", "failed", "interrupted"}
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
     """
-    One statistic of both runs, of the requests answered.
+    One statistic of one latency in both runs, over the answered requests.
 
     Attributes:
-        low_s, high_s: 95 % interval of second less first.
-        p_value: of this one alone, two-sided.
-        significant: more than chance at 5 % for all figures of the comparison together.
+        low_s, high_s: 95 % interval of second minus first.
+        p_value: of this statistic alone, two-sided.
+        significant: at 5 % for all statistics of the comparison together.
     """
 
     metric: str
@@ -55,11 +55,11 @@ class Change:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GoodChange:
     """
-    The share of requests that met the SLO, second less first; one without an answer did not.
+    The fraction of requests that met the SLO, second minus first; no answer is a miss.
 
     Attributes:
         low, high: its 95 % interval.
-        p_value, significant: as of a `Change`.
+        p_value, significant: as in `Change`.
     """
 
     difference: float
@@ -71,7 +71,7 @@ class GoodChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
-    """One run: its load and how much of it met the SLO."""
+    """One run: its load, and the fraction of it that met the SLO."""
 
     name: str
     requests: int
@@ -84,13 +84,13 @@ class Side:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Versus:
+class RunComparison:
     """
     Two runs compared; `loadtest compare --json` prints exactly this.
 
     Attributes:
-        paired: both had the same schedule, so that request by request is compared.
-        notes: what makes the comparison weaker than it looks.
+        paired: whether both had the same schedule, and are compared request by request.
+        notes: reasons why the comparison is weaker than it looks.
     """
 
     schema_version: int
@@ -102,21 +102,21 @@ class Versus:
     notes: tuple[str, ...]
 
 
-def compare_runs(first: Run, second: Run, names: tuple[str, str]) -> Versus:
+def compare_runs(first: Run, second: Run, names: tuple[str, str]) -> RunComparison:
     """
-    Compare *second* with *first*, judged by the SLO of each.
+    Compare *second* with *first*, each judged by its own SLO.
 
-    Runs of the same schedule are compared request by request: what chance did to arrivals and
+    Runs of the same schedule are compared request by request: the randomness of arrivals and
     lengths is the same in both and cancels.
 
     Raises:
-        InputError: nothing was answered in one of them.
+        InputError: one of the runs has no answered request.
     """
     runs = (first, second)
-    answered = [evidence_of(run).answered for run in runs]
+    answered = [measurement_window(run).answered for run in runs]
     for name, each in zip(names, answered, strict=True):
         if not each:
-            raise InputError(name, "no request answered", "a run to compare with")
+            raise InputError(name, "no request answered", "a run with at least one answer")
     paired = _same_schedule(first, second)
     sides = (_side(first, names[0]), _side(second, names[1]))
     good = _good_change(runs, sides, paired=paired)
@@ -126,13 +126,13 @@ def compare_runs(first: Run, second: Run, names: tuple[str, str]) -> Versus:
         if all(_values(metric, each).size for each in answered)
         for change in _changes(metric, answered, paired=paired)
     ]
-    of_good, *marks = holm([good.p_value, *(change.p_value for change in changes)])
-    return Versus(
+    good_mark, *marks = holm([good.p_value, *(change.p_value for change in changes)])
+    return RunComparison(
         schema_version=SCHEMA_VERSION,
         paired=paired,
         first=sides[0],
         second=sides[1],
-        good=replace(good, significant=of_good),
+        good=replace(good, significant=good_mark),
         changes=tuple(
             replace(change, significant=mark) for change, mark in zip(changes, marks, strict=True)
         ),
@@ -140,9 +140,9 @@ def compare_runs(first: Run, second: Run, names: tuple[str, str]) -> Versus:
     )
 
 
-def to_json(versus: Versus) -> str:
-    """Write *versus* as JSON."""
-    return json.dumps(asdict(versus), indent=2, allow_nan=False) + "\n"
+def to_json(comparison: RunComparison) -> str:
+    """Write *comparison* as JSON."""
+    return json.dumps(asdict(comparison), indent=2, allow_nan=False) + "\n"
 
 
 def _values(metric: str, answered: Sequence[Sample]) -> NDArray[np.float64]:
@@ -160,7 +160,7 @@ def _changes(metric: str, answered: list[tuple[Sample, ...]], *, paired: bool) -
         tested = [_values(metric, [s for s in each if s.index in both]) for each in answered]
     first, second = tested if paired else columns
     apart = differences(first, second, STATISTICS, paired=paired, resamples=MANY_RESAMPLES)
-    ours, theirs = (spread(column.tolist()) for column in columns)
+    ours, theirs = (summarise(column.tolist()) for column in columns)
     for statistic, found in zip(STATISTICS, apart, strict=True):
         yield Change(
             metric=metric,
@@ -174,18 +174,18 @@ def _changes(metric: str, answered: list[tuple[Sample, ...]], *, paired: bool) -
 
 
 def _good_change(runs: tuple[Run, Run], sides: tuple[Side, Side], *, paired: bool) -> GoodChange:
-    """Compare the shares; request by request those are left out that were warm-up in either."""
+    """Compare the good fractions; if paired, without requests that were warm-up in either run."""
     good: list[set[int]] = []
     cut: list[set[int]] = []
     for run in runs:
-        evidence = evidence_of(run)
-        good.append({s.index for s in evidence.answered if count_good(run.job.slo, [s])})
-        cut.append({s.index for s in run.measured} - {s.index for s in evidence.sent})
+        window = measurement_window(run)
+        good.append({s.index for s in window.answered if count_good(run.job.slo, [s])})
+        cut.append({s.index for s in run.measured} - {s.index for s in window.sent})
     if paired:
         cut = [cut[0] | cut[1]] * 2
     columns = []
-    for run, met, out in zip(runs, good, cut, strict=True):
-        counted = [r.index for r in run.schedule if r.in_window and r.index not in out]
+    for run, met, left_out in zip(runs, good, cut, strict=True):
+        counted = [r.index for r in run.schedule if r.in_window and r.index not in left_out]
         columns.append(np.array([index in met for index in counted], dtype=np.float64))
     first, second = columns
     (found,) = differences(first, second, ("mean",), paired=paired, resamples=MANY_RESAMPLES)
@@ -198,25 +198,25 @@ def _good_change(runs: tuple[Run, Run], sides: tuple[Side, Side], *, paired: boo
 
 
 def _side(run: Run, name: str) -> Side:
-    evidence = evidence_of(run)
-    good = count_good(run.job.slo, evidence.answered)
-    share = good / len(evidence.requests)
-    ttft = np.array([s.ttft_s if s and s.ok else np.inf for s in evidence.requests])
-    around = share_interval(share, len(evidence.requests), design_effect(ttft).reckoned)
+    window = measurement_window(run)
+    good = count_good(run.job.slo, window.answered)
+    good_fraction = good / len(window.requests)
+    ttft = np.array([s.ttft_s if s and s.ok else np.inf for s in window.requests])
+    interval = share_interval(good_fraction, len(window.requests), design_effect(ttft).adjusted)
     return Side(
         name=name,
-        requests=len(evidence.requests),
-        answered=len(evidence.answered),
-        offered_requests_per_s=len(evidence.requests) / evidence.length_s,
-        good_requests_per_s=good / evidence.length_s,
-        good_fraction=share,
-        good_low=around.low,
-        good_high=1.0 if around.high is None else around.high,
+        requests=len(window.requests),
+        answered=len(window.answered),
+        offered_requests_per_s=len(window.requests) / window.length_s,
+        good_requests_per_s=good / window.length_s,
+        good_fraction=good_fraction,
+        good_low=interval.low,
+        good_high=1.0 if interval.high is None else interval.high,
     )
 
 
 def _same_schedule(first: Run, second: Run) -> bool:
-    """Whether both sent the same requests at the same times, and the loop was open."""
+    """Whether both runs sent the same requests at the same times, in an open loop."""
     if first.job.shape.closed or second.job.shape.closed:
         return False
     sides = [
@@ -232,20 +232,20 @@ def _notes(runs: tuple[Run, Run], sides: tuple[Side, Side]) -> tuple[str, ...]:
     if one.model != two.model:
         notes.append(f"the models differ: {one.model} and {two.model}")
     if one.workload != two.workload:
-        notes.append("the workloads differ: so may latencies for that reason alone")
+        notes.append("the workloads differ, which alone may explain other latencies")
     if one.slo != two.slo:
-        notes.append("the SLOs differ: goodput counts what met each run's own")
+        notes.append("the SLOs differ: the goodput of each run is by its own SLO")
     if runs[0].client.machine != runs[1].client.machine:
         notes.append("the client machines differ")
     lost = [f"{side.requests - side.answered} of {side.requests}" for side in sides]
     if len({side.answered / side.requests for side in sides}) > 1:
         notes.append(
             f"{lost[0]} requests of the first run have no answer, {lost[1]} of the second: "
-            "latencies are only of those answered"
+            "latencies cover the answered requests only"
         )
     for run, name in zip(runs, ("first", "second"), strict=True):
         verdict = conclude(run, {}, require_prediction=False)
         if verdict.verdict in PROVES_NOTHING:
             why = "; ".join(verdict.reasons)
-            notes.append(f"the {name} run proves nothing by itself, {verdict.verdict}: {why}")
+            notes.append(f"the {name} run proves nothing by itself, it is {verdict.verdict}: {why}")
     return tuple(notes)

@@ -1,1 +1,1 @@
-"""What a run proves: measurement window, SLO, prediction beside measurement."""
+"""The verdict of a run: measurement window, SLO, prediction beside measurement."""

@@ -1,11 +1,11 @@
-"""What a run proves."""
+"""The verdict of a run and its reasons: met, missed, inconclusive, invalid, failed."""
 
 from __future__ import annotations
 
 import math
 from typing import TYPE_CHECKING
 
-from loadtest.run.client_health import SHORT
+from loadtest.run.client_health import LOST_WORKER
 from minicluster.stats.confidence import samples_needed
 from minicluster.stats.quantiles import LEVELS
 
@@ -18,114 +18,122 @@ if TYPE_CHECKING:
     from loadtest.verdict.window import MeasurementWindow, SteadyState
     from minicluster.workload.samples import Sample
 
-MAX_WRONG_LENGTHS = 0.01
-"""Share of answers that may be of another length than asked."""
+MAX_WRONG_LENGTHS_FRACTION = 0.01
+"""Largest fraction of answers with another length than requested: a p99 still holds."""
 
-MAX_NOT_SENT = 0.01
-"""Share of the scheduled requests that the client may fail to send."""
+MAX_NOT_SENT_FRACTION = 0.01
+"""Largest fraction of the scheduled requests that the client may fail to send."""
 
-MAX_CACHED = 0.05
-"""Share of prompt tokens that may come from the prefix cache beyond those that are meant to."""
+MAX_CACHED_FRACTION = 0.05
+"""Largest fraction of prompt tokens from the prefix cache beyond what the workload shares."""
 
-DAY_MINUTES = 24 * 60
-"""A run that would have to be longer is none that anyone makes."""
+MAX_EXTENSION_MINUTES = 24 * 60
+"""Longest extension of a run that a message suggests."""
 
 
 def decide(
-    run: Run, evidence: MeasurementWindow, promises: tuple[SloResult, ...], own: Health
+    run: Run, window: MeasurementWindow, results: tuple[SloResult, ...], health: Health
 ) -> tuple[str, tuple[str, ...]]:
-    """Return the verdict and why; what makes a run invalid comes before what it seems to say."""
-    measured = [s for s in evidence.requests if s is not None]
+    """
+    Return the verdict and its reasons; a reason that makes a run invalid takes precedence.
+
+    Args:
+        run: the run.
+        window: its requests that count.
+        results: the measurement of each limit of the SLO.
+        health: of the client.
+    """
+    measured = window.sent
     if run.client.stop == "died":
         died_s = max((s.chunk_s[-1] for s in run.samples if s.chunk_s), default=0.0)
         return "failed", (f"{run.job.host} stopped answering {died_s:.1f} s into the run",)
-    if run.client.stop == SHORT:
-        why = "one of its processes ended, or was silent for 5 s; the samples so far are kept"
-        return "invalid", (f"the load client was short of a worker: {why}",)
+    if run.client.stop == LOST_WORKER:
+        return "invalid", (
+            (
+                "the load client was short of a worker: one of its processes ended or was silent "
+                "for 5 s; the samples so far are kept"
+            ),
+        )
     if run.client.stop != "complete":
         return "interrupted", (f"the run was {run.client.stop}; the samples so far are kept",)
     if not any(s.ok for s in measured):
-        seen = next((s.detail for s in measured if s.detail), "no answer")
-        return "failed", (f"{run.job.host} answered no request: {seen}",)
-    if invalid := _invalid(evidence, measured, own):
-        return "invalid", tuple(invalid)
-    return judged(evidence.settling, evidence.length_s, promises)
+        detail = next((s.detail for s in measured if s.detail), "no answer")
+        return "failed", (f"{run.job.host} answered no request: {detail}",)
+    if problems := _invalid(window, measured, health):
+        return "invalid", tuple(problems)
+    return slo_verdict(window.steady_state, window.length_s, results)
 
 
-def judged(
-    settling: SteadyState, window_s: float, promises: tuple[SloResult, ...]
+def slo_verdict(
+    steady_state: SteadyState, window_s: float, results: tuple[SloResult, ...]
 ) -> tuple[str, tuple[str, ...]]:
     """
-    Return what a valid run proves, and why.
+    Return the verdict of a valid run and its reasons.
 
     Args:
-        settling: where and whether it settled.
-        window_s: length of what counts.
-        promises: every limit of the SLO.
+        steady_state: whether and from when on latencies were steady.
+        window_s: length of the measurement window.
+        results: the measurement of each limit of the SLO.
     """
-    missed = [p for p in promises if p.verdict == "missed"]
+    missed = [r for r in results if r.verdict == "missed"]
     if missed:
         return "missed", tuple(map(_miss, missed))
-    if settling.rising and any(p.attained_fraction < LEVELS[p.percentile] for p in promises):
-        return "missed", ("latencies rise without end: more arrives than is answered",)
-    if not settling.settled:
-        return "inconclusive", ("latencies had not settled in the window; a longer one is needed",)
-    unclear = [p for p in promises if p.verdict == "open"]
+    if steady_state.rising and any(r.attained_fraction < LEVELS[r.percentile] for r in results):
+        return "missed", ("latencies rise to the end: more requests arrive than are answered",)
+    if not steady_state.settled:
+        return "inconclusive", ("latencies did not settle in the window; run a longer one",)
+    unclear = [r for r in results if r.verdict == "inconclusive"]
     if unclear:
-        return "inconclusive", tuple(_open(p, window_s) for p in unclear)
+        return "inconclusive", tuple(_inconclusive(r, window_s) for r in unclear)
     return "met", ()
 
 
-def _open(promise: SloResult, window_s: float) -> str:
-    """Say what a limit lacks: requests, and so minutes."""
-    name = f"{promise.metric.upper()} {promise.percentile}"
-    kind = " gaps" if promise.metric == "itl" else ""
-    seen = (
-        f"{promise.attained_fraction:.2%} of {promise.num}{kind} within "
-        f"{1000 * promise.limit_s:g} ms (95 % interval {promise.attained_low:.2%} to "
-        f"{promise.attained_high:.2%}; {promise.design_effect:.1f} weigh as one independent)"
+def _inconclusive(result: SloResult, window_s: float) -> str:
+    """Return what a limit lacks: a number of requests, and the minutes that they take."""
+    name = f"{result.metric.upper()} {result.percentile}"
+    kind = " gaps" if result.metric == "itl" else ""
+    text = (
+        f"{name}: {result.attained_fraction:.2%} of {result.num}{kind} within "
+        f"{1000 * result.limit_s:g} ms ({result.interval_text})"
     )
-    if promise.num_needed is None:
-        return f"{name}: {seen}; exactly on the limit: no length of run tells"
-    fewest = samples_needed(LEVELS[promise.percentile])
-    if promise.num_requests < fewest:
-        seen += f"; fewer than {fewest} requests prove no {promise.percentile}"
-    more = max(1, promise.num_needed - promise.num_requests)
-    minutes = window_s / 60 * more / max(1, promise.num_requests)
-    if minutes > DAY_MINUTES:
-        return f"{name}: {seen}; so close to the limit that a day more would not tell"
+    if result.num_needed is None:
+        return f"{text}; this is exactly the limit, so no longer run decides"
+    least = samples_needed(LEVELS[result.percentile])
+    if result.num_requests < least:
+        text += f"; a {result.percentile} takes at least {least} requests"
+    more = max(1, result.num_needed - result.num_requests)
+    minutes = window_s / 60 * more / max(1, result.num_requests)
+    if minutes > MAX_EXTENSION_MINUTES:
+        return f"{text}; this is so close to the limit that another day would not decide"
     longer = f"{minutes:.1f} minutes" if minutes >= 1 else f"{math.ceil(60 * minutes)} s"
-    return f"{name}: {seen}; needs about {longer} more ({more} requests)"
+    return f"{text}; needs about {longer} more ({more} requests)"
 
 
-def _miss(promise: SloResult) -> str:
-    name = f"{promise.metric.upper()} {promise.percentile}"
-    limit = f"the {1000 * promise.limit_s:g} ms promised"
-    share = f"{promise.num_missed} of {promise.num} missed"
-    if promise.measured_s is None:
-        return f"{name} has no value, too many requests have no answer; {limit} ({share})"
-    return f"{name} is {1000 * promise.measured_s:.1f} ms, more than {limit} ({share})"
+def _miss(result: SloResult) -> str:
+    name = f"{result.metric.upper()} {result.percentile}"
+    limit = f"the SLO limit of {1000 * result.limit_s:g} ms"
+    count = f"{result.num_missed} of {result.num} missed it"
+    if result.measured_s is None:
+        return f"{name} has no value, because too many requests have no answer; {limit} ({count})"
+    return f"{name} is {1000 * result.measured_s:.1f} ms, more than {limit} ({count})"
 
 
-def _invalid(evidence: MeasurementWindow, measured: Sequence[Sample], own: Health) -> list[str]:
-    """Say what keeps the run from proving anything, whatever it seems to show."""
-    problems = [f"the load client was not fit: {problem}" for problem in own.problems]
-    not_sent = len(evidence.requests) - len(measured)
-    if not_sent > MAX_NOT_SENT * len(evidence.requests):
-        problems.append(
-            f"{not_sent} of {len(evidence.requests)} scheduled requests were never sent"
-        )
+def _invalid(window: MeasurementWindow, measured: Sequence[Sample], health: Health) -> list[str]:
+    """Return the reasons why the run proves nothing, whatever it seems to show."""
+    problems = [f"the load client was not fit: {problem}" for problem in health.problems]
+    not_sent = len(window.requests) - len(measured)
+    if not_sent > MAX_NOT_SENT_FRACTION * len(window.requests):
+        problems.append(f"{not_sent} of {len(window.requests)} scheduled requests were never sent")
     problems += _wrong_lengths(measured)
-    if evidence.cached_fraction is not None and evidence.cached_fraction > MAX_CACHED:
+    if window.cached_fraction is not None and window.cached_fraction > MAX_CACHED_FRACTION:
         problems.append(
-            f"{evidence.cached_fraction:.0%} of the prompt tokens came from the prefix cache, "
+            f"{window.cached_fraction:.0%} of the prompt tokens came from the prefix cache, "
             "which the workload does not ask for"
         )
     return problems
 
 
 def _wrong_lengths(measured: Sequence[Sample]) -> list[str]:
-    """Say so if the server did not compute what it was asked to."""
     answered = [s for s in measured if s.ok]
     problems = []
     for side in ("input", "output"):
@@ -133,10 +141,11 @@ def _wrong_lengths(measured: Sequence[Sample]) -> list[str]:
             (getattr(s, f"{side}_tokens"), getattr(s, f"asked_{side}_tokens")) for s in answered
         ]
         wrong = [(got, asked) for got, asked in lengths if got != asked]
-        if len(wrong) > MAX_WRONG_LENGTHS * len(answered):
+        if len(wrong) > MAX_WRONG_LENGTHS_FRACTION * len(answered):
             got, asked = wrong[0]
             problems.append(
-                f"{len(wrong)} of {len(answered)} answers have another {side} length than asked "
-                f"(first: {got} tokens, not {asked}); does the endpoint honour `ignore_eos`?"
+                f"{len(wrong)} of {len(answered)} answers have another {side} length than "
+                f"requested (first: {got} tokens, not {asked}); does the endpoint honour "
+                "`ignore_eos`?"
             )
     return problems

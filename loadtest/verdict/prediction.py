@@ -1,4 +1,4 @@
-"""Predicted against measured."""
+"""Prediction beside measurement: errors of means and percentiles, and whether they are small."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from loadtest.verdict.phases import PhaseTable, compare_phases
 from minicluster.errors import InputError
 from minicluster.specs.slo import PERCENTILES
 from minicluster.stats.bootstrap import differences
-from minicluster.stats.quantiles import LatencySummary, spread
+from minicluster.stats.quantiles import LatencySummary, summarise
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -22,19 +22,20 @@ if TYPE_CHECKING:
 
 PREDICTED = ("ttft", "tpot", "itl", "e2e")
 PAIRED = ("ttft", "tpot", "e2e", "longest_stall")
-"""What a replay tells of each request."""
+"""Latencies that the simulation gives for each request."""
 
 TOLERANCE = {"ttft": 0.35, "tpot": 0.25}
+"""Default tolerance of the predicted means, as fractions of the measured ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
     """
-    One statistic.
+    One statistic of one latency.
 
     Attributes:
         error_fraction: predicted / measured - 1.
-        error_low, error_high: its 95 % interval; `None` without a replay.
+        error_low, error_high: its 95 % interval; `None` for the plan's own prediction.
     """
 
     metric: str
@@ -49,13 +50,13 @@ class Compared:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
     """
-    A prediction and how it held.
+    A prediction and its errors.
 
     Attributes:
-        source: `replayed`: for the run's own arrivals and lengths; `planned`: as in the plan.
-        tolerance: by metric, the error of the mean that is allowed.
-        held: every mean with a tolerance was measured, and lies within it.
-        phases: of the replayed requests.
+        source: `resimulated`: for the run's own arrivals and lengths; `planned`: the plan's own.
+        tolerance: by metric, the largest error of the mean that counts as correct.
+        held: every mean with a tolerance was measured and is within it.
+        phases: of the resimulated requests.
     """
 
     source: str
@@ -65,7 +66,7 @@ class Comparison:
     phases: PhaseTable | None
 
     def row(self, metric: str, statistic: str) -> Compared | None:
-        """Return one row, `None` where nothing was measured."""
+        """Return one row; `None` if it was not measured."""
         found = (r for r in self.rows if (r.metric, r.statistic) == (metric, statistic))
         return next(found, None)
 
@@ -75,15 +76,15 @@ def compare(
     measured: Mapping[str, LatencySummary | None],
     tolerance: dict[str, float],
 ) -> Comparison:
-    """Compare the plan's own prediction at every statistic that both have."""
+    """Compare the plan's own prediction at every statistic that was measured."""
     rows = []
     for metric in PREDICTED:
-        seen = measured[metric]
-        for statistic in PERCENTILES if seen else ():
-            planned_s = getattr(predicted, metric).at(statistic)
-            seen_s = seen.at(statistic) if seen else 0.0
-            if seen_s > 0:
-                rows.append(_row(metric, statistic, planned_s, seen_s))
+        summary = measured[metric]
+        for statistic in PERCENTILES if summary else ():
+            predicted_s = getattr(predicted, metric).at(statistic)
+            measured_s = summary.at(statistic) if summary else 0.0
+            if measured_s > 0:
+                rows.append(_row(metric, statistic, predicted_s, measured_s))
     return Comparison(
         source="planned",
         rows=tuple(rows),
@@ -93,49 +94,52 @@ def compare(
     )
 
 
-def compare_replayed(
-    replay: Resimulation, answered: Sequence[Sample], tolerance: dict[str, float]
+def compare_resimulated(
+    resimulation: Resimulation, answered: Sequence[Sample], tolerance: dict[str, float]
 ) -> Comparison | None:
-    """Compare with the simulation of the same requests; `None` if it knows none of them."""
-    known = [s for s in answered if s.index in replay.requests]
+    """Compare with the simulation of the same requests; `None` if it contains none of them."""
+    known = [s for s in answered if s.index in resimulation.requests]
     if not known:
         return None
-    rows = [row for metric in PAIRED for row in _paired(metric, replay, known)]
-    gaps = spread([gap for s in known for gap in s.gaps_s])
+    rows = [row for metric in PAIRED for row in _paired(metric, resimulation, known)]
+    gaps = summarise([gap for s in known for gap in s.gaps_s])
     if gaps:
         rows += [
-            _row("itl", statistic, replay.itl[statistic], gaps.at(statistic))
+            _row("itl", statistic, resimulation.itl[statistic], gaps.at(statistic))
             for statistic in PERCENTILES
-            if statistic in replay.itl and gaps.at(statistic) > 0
+            if statistic in resimulation.itl and gaps.at(statistic) > 0
         ]
     return Comparison(
-        source="replayed",
+        source="resimulated",
         rows=tuple(rows),
         tolerance=tolerance,
         held=_held(rows, tolerance),
-        phases=compare_phases(replay, known),
+        phases=compare_phases(resimulation, known),
     )
 
 
-def _paired(metric: str, replay: Resimulation, known: Sequence[Sample]) -> Iterator[Compared]:
-    """Compare one metric of the same requests; what chance did to their arrivals cancels."""
+def _paired(metric: str, resimulation: Resimulation, known: Sequence[Sample]) -> Iterator[Compared]:
+    """Compare one metric request by request; the randomness of arrivals cancels."""
     pairs = [
-        (ours, theirs)
+        (predicted_s, measured_s)
         for s in known
-        if (ours := getattr(replay.requests[s.index], f"{metric}_s")) is not None
-        and (theirs := getattr(s, f"{metric}_s")) is not None
+        if (predicted_s := getattr(resimulation.requests[s.index], f"{metric}_s")) is not None
+        and (measured_s := getattr(s, f"{metric}_s")) is not None
     ]
     if not pairs:
         return
     predicted, measured = np.array(pairs).T
-    ours, theirs = spread(predicted.tolist()), spread(measured.tolist())
-    apart = differences(measured, predicted, PERCENTILES, paired=True)
-    for statistic, found in zip(PERCENTILES, apart, strict=True):
-        if not (ours and theirs and theirs.at(statistic) > 0):
+    predicted_summary, measured_summary = (
+        summarise(predicted.tolist()),
+        summarise(measured.tolist()),
+    )
+    errors = differences(measured, predicted, PERCENTILES, paired=True)
+    for statistic, error in zip(PERCENTILES, errors, strict=True):
+        if not (predicted_summary and measured_summary and measured_summary.at(statistic) > 0):
             continue
-        seen_s = theirs.at(statistic)
-        row = _row(metric, statistic, ours.at(statistic), seen_s)
-        yield replace(row, error_low=found.low / seen_s, error_high=found.high / seen_s)
+        measured_s = measured_summary.at(statistic)
+        row = _row(metric, statistic, predicted_summary.at(statistic), measured_s)
+        yield replace(row, error_low=error.low / measured_s, error_high=error.high / measured_s)
 
 
 def _row(metric: str, statistic: str, predicted_s: float, measured_s: float) -> Compared:
@@ -156,18 +160,23 @@ def _held(rows: Sequence[Compared], tolerance: dict[str, float]) -> bool:
 
 
 def parse_tolerance(text: str) -> dict[str, float]:
-    """Read `ttft=0.35,tpot=0.25`, or one number for both."""
+    """
+    Parse `ttft=0.35,tpot=0.25`, or one number for both.
+
+    Raises:
+        InputError: another form, or a fraction that is not positive.
+    """
     expectation = "fractions like ttft=0.35,tpot=0.25, or one for both"
     try:
         if "=" not in text:
-            given = dict.fromkeys(TOLERANCE, float(text))
+            tolerance = dict.fromkeys(TOLERANCE, float(text))
         else:
             pairs = (part.split("=") for part in text.split(","))
-            given = {key.strip(): float(value) for key, value in pairs}
+            tolerance = {key.strip(): float(value) for key, value in pairs}
     except ValueError:
         raise InputError("--tolerance", text, expectation) from None
-    if not set(given) <= set(PREDICTED) or not all(
-        0 < value < float("inf") for value in given.values()
+    if not set(tolerance) <= set(PREDICTED) or not all(
+        0 < value < float("inf") for value in tolerance.values()
     ):
         raise InputError("--tolerance", text, expectation)
-    return given
+    return tolerance

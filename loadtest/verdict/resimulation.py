@@ -1,38 +1,38 @@
-"""The prediction made again, for exactly the requests that a run sent: `sizing simulate`."""
+"""The prediction for exactly the requests that a run sent, by `sizing simulate`."""
 
 from __future__ import annotations
 
 import csv
 import json
-import shutil
 import subprocess
-import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from minicluster.command import find_command
 from minicluster.errors import MiniclusterError
 from minicluster.workload.request_outcome import turned_away
+from minicluster.workload.schedule import ScheduledRequest, write_schedule
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from loadtest.run.schedule import ScheduledRequest
     from minicluster.workload.samples import Sample
 
-LIMIT_S = 600.0
+TIME_LIMIT_S = 600.0
+"""Time limit of one simulation; the longest in the tests takes ten seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictedRequest:
     """
-    One request as the simulator has it.
+    One request as simulated.
 
     Attributes:
-        longest_stall_s: its longest gap between two tokens.
-        phases_s: its TTFT by phase, in the order of the system.
+        longest_stall_s: the longest gap between two tokens.
+        phases_s: the TTFT by phase, in the order of the system.
     """
 
     ttft_s: float
@@ -45,85 +45,92 @@ class PredictedRequest:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resimulation:
     """
-    A run's own requests in the simulator.
+    A run's own requests as simulated.
 
     Attributes:
-        requests: by index of the schedule.
-        itl: mean and percentiles of the gaps, seconds.
+        requests: by index in the schedule.
+        itl: mean and percentiles of the gaps between tokens, in seconds.
     """
 
     requests: Mapping[int, PredictedRequest]
     itl: dict[str, float]
 
 
-def replay(
+def resimulate(
     plan: Path,
     samples: Sequence[Sample],
     *,
-    pace: float = 1.0,
+    speedup: float = 1.0,
     schedule: Sequence[ScheduledRequest] = (),
 ) -> Resimulation:
     """
-    Let the requests of *samples*, when and as long as they were, pass through *plan*.
+    Simulate the requests of *samples*, with their arrival times and lengths, on *plan*.
 
-    What chance did to the arrivals is then the same on both sides: measured less predicted
-    varies far less than measured alone.
+    The random arrivals are then the same on both sides, so that measured minus predicted varies
+    far less than the measurement alone.
 
     Args:
-        plan: file of it.
-        samples: of requests that were sent.
-        pace: how many times as fast they come.
-        schedule: of the run; says what their prompts share.
+        plan: file of the plan.
+        samples: requests that were sent.
+        speedup: factor by which the requests arrive faster.
+        schedule: the run's schedule, which says what prompts share.
 
     Raises:
-        MiniclusterError: there is no simulator, or it refuses; the message is its own.
+        MiniclusterError: the simulator is not installed or refuses; the message is its own.
     """
-    command = shutil.which("sizing", path=str(Path(sys.executable).parent))
-    if command is None:
-        raise MiniclusterError("no `sizing` beside this Python")
+    command = find_command("sizing")
     sent = sorted(samples, key=lambda s: (s.due_s, s.index))
     if not sent:
         raise MiniclusterError("no request was sent")
-    asked = {request.index: request for request in schedule}
-    with TemporaryDirectory(prefix="replay-") as folder:
-        lines, rows = Path(folder) / "schedule.jsonl", Path(folder) / "requests.csv"
-        lines.write_text(
-            "".join(_line(s, pace, asked.get(s.index)) for s in sent), encoding="utf-8"
-        )
-        parts = ["simulate", str(plan), "--schedule", str(lines), "--json", "-o", str(rows)]
+    scheduled = {request.index: request for request in schedule}
+    with TemporaryDirectory(prefix="resimulation-") as folder:
+        file, rows = Path(folder) / "schedule.jsonl", Path(folder) / "requests.csv"
+        write_schedule((_as_sent(s, speedup, scheduled.get(s.index)) for s in sent), file)
+        parts = ["simulate", str(plan), "--schedule", str(file), "--json", "-o", str(rows)]
         try:
             done = subprocess.run(  # noqa: S603  (our own command)
-                [command, *parts], capture_output=True, text=True, timeout=LIMIT_S, check=False
+                [command, *parts], capture_output=True, text=True, timeout=TIME_LIMIT_S, check=False
             )
         except subprocess.TimeoutExpired:
-            raise MiniclusterError(f"the simulator took longer than {LIMIT_S:.0f} s") from None
+            raise MiniclusterError(f"the simulator took longer than {TIME_LIMIT_S:.0f} s") from None
         if done.returncode:
-            said = done.stderr.strip().splitlines()
-            raise MiniclusterError(said[-1] if said else f"exit code {done.returncode}")
+            lines = done.stderr.strip().splitlines()
+            raise MiniclusterError(
+                lines[-1] if lines else f"the simulator ended with exit code {done.returncode}"
+            )
         return _read(rows, json.loads(done.stdout), [s.index for s in sent])
 
 
-def let_in(samples: Sequence[Sample]) -> tuple[Sample, ...]:
-    """Return those of *samples* that came as far as an engine."""
+def reached_engine(samples: Sequence[Sample]) -> tuple[Sample, ...]:
+    """Return the requests among *samples* that were not turned away before an engine saw them."""
     return tuple(s for s in samples if not turned_away(s.outcome, s.detail))
 
 
-def _line(sample: Sample, pace: float, asked: ScheduledRequest | None) -> str:
-    """Write a request as `minicluster.workload.traces` reads it."""
-    row: dict[str, object] = {
-        "due_s": sample.due_s / pace,
-        "input_tokens": sample.asked_input_tokens,
-        "output_tokens": sample.asked_output_tokens,
-    }
-    if asked:
-        row |= {name: getattr(asked, name) for name in ("content", "prefix_tokens", "session")}
-    return json.dumps(row) + "\n"
+def _as_sent(
+    sample: Sample, speedup: float, scheduled: ScheduledRequest | None
+) -> ScheduledRequest:
+    """Return a request at the time it was due, with what its prompt shares by the schedule."""
+    request = ScheduledRequest(
+        index=sample.index,
+        due_s=sample.due_s / speedup,
+        input_tokens=sample.asked_input_tokens,
+        output_tokens=sample.asked_output_tokens,
+        in_window=sample.in_window,
+    )
+    if scheduled is None:
+        return request
+    return replace(
+        request,
+        content=scheduled.content,
+        prefix_tokens=scheduled.prefix_tokens,
+        session=scheduled.session,
+    )
 
 
-def _read(rows: Path, said: dict[str, Any], indices: Sequence[int]) -> Resimulation:
+def _read(rows: Path, summary: dict[str, Any], indices: Sequence[int]) -> Resimulation:
     with rows.open(encoding="utf-8", newline="") as file:
         table = list(csv.DictReader(file))
-    names = list(said["ttft_parts_s"])
+    names = list(summary["ttft_parts_s"])
     requests = {
         index: PredictedRequest(
             ttft_s=float(row["ttft_s"]),
@@ -134,7 +141,7 @@ def _read(rows: Path, said: dict[str, Any], indices: Sequence[int]) -> Resimulat
         )
         for index, row in zip(indices, table, strict=True)
     }
-    itl = said["latencies"].get("itl", {})
+    itl = summary["latencies"].get("itl", {})
     return Resimulation(
         requests=requests, itl={name: float(each["value_s"]) for name, each in itl.items()}
     )

@@ -1,4 +1,4 @@
-"""The SLO, metric by metric: promised, measured, kept or not."""
+"""Each limit of the SLO: measured percentile, attained fraction, and what they prove."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
     from minicluster.workload.samples import Sample
 
-MOST = 0.5
-"""A run too short to judge a percentile by still shows that most requests miss."""
+CLEAR_MISS_FRACTION = 0.5
+"""A run too short for its percentile still proves a miss if fewer requests than this attain it."""
 
 EXAMPLE = "like ttft=1,tpot=0.05,percentile=p99 (seconds)"
 
@@ -35,23 +35,22 @@ EXAMPLE = "like ttft=1,tpot=0.05,percentile=p99 (seconds)"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SloResult:
     """
-    One limit of the SLO and how it fared.
+    The measurement of one limit of the SLO.
 
     Attributes:
-        num: values that it covers, one a request (ITL: one a gap), lost ones included.
-        num_requests: they come from so many requests.
-        num_missed: of these, above the limit or without an answer.
-        measured_s: the percentile over all of them, no answer counting as endless;
-            `None`: the percentile itself is endless.
-        measured_low_s, measured_high_s: its 95 % interval; `None`: open.
-        attained_fraction: share of them within the limit.
+        num: number of values, one per request (ITL: one per gap), those without an answer included.
+        num_requests: number of requests that the values come from.
+        num_missed: number of values above the limit or without an answer.
+        measured_s: the percentile, where no answer counts as infinite; `None`: it is infinite.
+        measured_low_s, measured_high_s: its 95 % interval; `None`: unbounded.
+        attained_fraction: fraction of the values within the limit.
         attained_low, attained_high: its 95 % interval.
-        design_effect: how many of them say as much as one independent request.
-        verdict: `kept` or `missed` if the interval of the share leaves the percentile out;
-            `open` if it holds it, or if the requests are fewer than `samples_needed` and it is not
-            most of the values that missed.
-        num_needed: how many requests it takes until neither is so, `None` where that is known
-            already or the share is the percentile itself.
+        design_effect: number of values that carry as much information as one independent value.
+        verdict: `met` or `missed` if the interval of the attained fraction excludes the
+            percentile; `inconclusive` if it contains it, or if there are fewer requests than
+            `samples_needed` and it is not a clear miss.
+        num_needed: number of requests that would decide; `None` if decided already, or if the
+            attained fraction equals the percentile.
     """
 
     metric: str
@@ -70,26 +69,34 @@ class SloResult:
     verdict: str
     num_needed: int | None
 
+    @property
+    def interval_text(self) -> str:
+        """The interval of the attained fraction, and the effective sample size behind it."""
+        return (
+            f"95 % interval {self.attained_low:.2%} to {self.attained_high:.2%}; design effect "
+            f"{self.design_effect:.1f}, effective n = {self.num / self.design_effect:.0f}"
+        )
+
 
 def judge(slo: SloSpec, requests: Sequence[Sample | None]) -> tuple[SloResult, ...]:
     """
-    Compare what was measured with every limit of *slo*.
+    Compare the measurement with every limit of *slo*.
 
-    A request without a complete answer misses every limit. One whose tokens all came in one
-    chunk has no TPOT, and keeps that limit.
+    A request without a complete answer misses every limit. A request whose tokens all came in one
+    chunk has no TPOT and meets that limit.
 
     Args:
         slo: the limits.
-        requests: of the window in the order of their arrival; `None`: never sent.
+        requests: the window's requests in the order of their arrival; `None`: never sent.
     """
     whole = [s if s is not None and s.ok else None for s in requests]
     ttft = np.array([math.inf if s is None else s.ttft_s for s in whole])
-    promises = [judge_limit("ttft", ttft, limit_s=slo.ttft_s, percentile=slo.percentile)]
+    results = [judge_limit("ttft", ttft, limit_s=slo.ttft_s, percentile=slo.percentile)]
     if slo.tpot_s is not None:
         tpot = np.array([math.inf if s is None else s.tpot_s or 0.0 for s in whole])
-        promises.append(judge_limit("tpot", tpot, limit_s=slo.tpot_s, percentile=slo.percentile))
+        results.append(judge_limit("tpot", tpot, limit_s=slo.tpot_s, percentile=slo.percentile))
     if slo.itl_s is not None:
-        promises.append(
+        results.append(
             judge_limit(
                 "itl",
                 _gaps(requests),
@@ -98,7 +105,7 @@ def judge(slo: SloSpec, requests: Sequence[Sample | None]) -> tuple[SloResult, .
                 num_requests=len(whole),
             )
         )
-    return tuple(promises)
+    return tuple(results)
 
 
 def judge_limit(
@@ -115,23 +122,23 @@ def judge_limit(
     Args:
         metric: its name.
         values: in the order of time, infinite where there is no answer, shape (n,).
-        limit_s: that they are to keep.
-        percentile: how many of them, `p99` and the like.
-        num_requests: that *values* come from; `None`: one each.
+        limit_s: the limit.
+        percentile: fraction of the values that have to meet it, such as `p99`.
+        num_requests: number of requests that *values* come from; `None`: one value per request.
     """
     requests = len(values) if num_requests is None else num_requests
     level, count = LEVELS[percentile], len(values)
     missed = int((values > limit_s).sum())
-    share = 1 - missed / count if count else 0.0
-    found = design_effect(values)
-    effect = found.reckoned
-    attained = share_interval(share, max(1, count), effect)
-    high = 1.0 if attained.high is None else attained.high
-    verdict = proven(level, requests, attained.low, high)
-    enough = count_needed(share, level, effect) if verdict == "open" else None
-    each = count / max(1, requests)
+    attained = 1 - missed / count if count else 0.0
+    effect = design_effect(values)
+    interval = share_interval(attained, max(1, count), effect.adjusted)
+    high = 1.0 if interval.high is None else interval.high
+    verdict = limit_verdict(level, requests, interval.low, high)
+    undecided = verdict == "inconclusive"
+    values_needed = count_needed(attained, level, effect.adjusted) if undecided else None
+    per_request = count / max(1, requests) or 1
     measured_s = quantile(values.tolist(), level) if count else math.inf
-    around = percentile_interval(values, level, effect) if count else None
+    measured = percentile_interval(values, level, effect.adjusted) if count else None
     return SloResult(
         metric=metric,
         limit_s=limit_s,
@@ -140,45 +147,46 @@ def judge_limit(
         num_requests=requests,
         num_missed=missed,
         measured_s=measured_s if math.isfinite(measured_s) else None,
-        measured_low_s=around.low if around and math.isfinite(around.low) else None,
-        measured_high_s=around.high if around else None,
-        attained_fraction=share,
-        attained_low=attained.low,
+        measured_low_s=measured.low if measured and math.isfinite(measured.low) else None,
+        measured_high_s=measured.high if measured else None,
+        attained_fraction=attained,
+        attained_low=interval.low,
         attained_high=high,
-        design_effect=found.seen,
+        design_effect=effect.estimate,
         verdict=verdict,
-        num_needed=enough and max(math.ceil(enough / (each or 1)), samples_needed(level)),
+        num_needed=values_needed
+        and max(math.ceil(values_needed / per_request), samples_needed(level)),
     )
 
 
-def proven(level: float, requests: int, low: float, high: float) -> str:
-    """Say what an interval proves about a share *level*: kept, missed, or neither (open)."""
+def limit_verdict(level: float, requests: int, low: float, high: float) -> str:
+    """Return what the interval of an attained fraction proves: met, missed or inconclusive."""
     if requests < samples_needed(level):
-        return "missed" if high < min(level, MOST) else "open"
-    return "kept" if low >= level else "missed" if high < level else "open"
+        return "missed" if high < min(level, CLEAR_MISS_FRACTION) else "inconclusive"
+    return "met" if low >= level else "missed" if high < level else "inconclusive"
 
 
 def _gaps(requests: Sequence[Sample | None]) -> NDArray[np.float64]:
     """
-    All gaps in the order in which they ended, for what stalls one stream stalls those beside it.
+    Return all gaps in the order in which they ended, because concurrent streams stall together.
 
-    An answer that never came misses as many as answers have on average, when it was due.
+    A missing answer counts as the mean number of gaps, all infinite, at the time it was due.
     """
     answered = [s for s in requests if s is not None and s.ok]
     lost = max(1, math.ceil(sum(len(s.gaps_s) for s in answered) / max(1, len(answered))))
-    seen: list[tuple[float, float]] = []
+    gaps: list[tuple[float, float]] = []
     due_s = 0.0
     for sample in requests:
         due_s = due_s if sample is None else sample.due_s
         if sample is None or not sample.ok:
-            seen += [(due_s, math.inf)] * lost
+            gaps += [(due_s, math.inf)] * lost
         else:
-            seen += zip(sample.gap_ends_s, sample.gaps_s, strict=True)
-    return np.array([gap for _, gap in sorted(seen, key=lambda pair: pair[0])])
+            gaps += zip(sample.gap_ends_s, sample.gaps_s, strict=True)
+    return np.array([gap for _, gap in sorted(gaps, key=lambda pair: pair[0])])
 
 
 def count_good(slo: SloSpec, answered: Sequence[Sample]) -> int:
-    """Count the answers that met every limit of *slo*."""
+    """Return the number of answers that met every limit of *slo* (goodput)."""
     return sum(
         s.ttft_s <= slo.ttft_s
         and (slo.tpot_s is None or (s.tpot_s or 0.0) <= slo.tpot_s)
@@ -189,23 +197,22 @@ def count_good(slo: SloSpec, answered: Sequence[Sample]) -> int:
 
 def parse_slo(text: str) -> SloSpec:
     """
-    Read an SLO as it is given on the command line.
+    Parse an SLO of the command line, such as `ttft=1,tpot=0.05,percentile=p99`.
 
     Raises:
-        InputError: not of the form, or with limits that make no sense.
-
+        InputError: another form, or a limit that is not positive.
     """
-    given: dict[str, str] = {}
+    fields: dict[str, str] = {}
     for part in text.split(","):
         key, equals, value = part.partition("=")
         if not equals or key.strip() not in {"ttft", "tpot", "itl", "percentile"}:
             raise InputError("--slo", part, f"key=value pairs {EXAMPLE}")
-        given[key.strip()] = value.strip()
-    if "ttft" not in given:
+        fields[key.strip()] = value.strip()
+    if "ttft" not in fields:
         raise InputError("--slo", text, f"a ttft, {EXAMPLE}")
     try:
-        limits = {f"{k}_s": float(v) for k, v in given.items() if k != "percentile"}
+        limits = {f"{k}_s": float(v) for k, v in fields.items() if k != "percentile"}
     except ValueError:
         raise InputError("--slo", text, f"seconds as numbers, {EXAMPLE}") from None
-    limits.setdefault("tpot_s", None)  # type: ignore[arg-type]  # not promised unless named
-    return SloSpec(**limits, percentile=given.get("percentile", "p99"))
+    limits.setdefault("tpot_s", None)  # type: ignore[arg-type]  # no limit unless named
+    return SloSpec(**limits, percentile=fields.get("percentile", "p99"))

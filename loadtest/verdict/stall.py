@@ -1,4 +1,4 @@
-"""KV transfers that stalled, as far as a client can tell them from a queue."""
+"""Suspected KV transfer stalls: long first tokens that no queue explains, seen by the client."""
 
 from __future__ import annotations
 
@@ -13,34 +13,37 @@ if TYPE_CHECKING:
     from minicluster.workload.samples import Sample
 
 MIN_STALL_S = 1.0
+"""Least TTFT of a suspected stall; a shorter one is ordinary queueing on any endpoint."""
+
 MEDIANS = 5.0
+"""Least TTFT of a suspected stall, as a multiple of the median."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stalls:
-    """Requests suspected of a stalled transfer, by index, and the TTFT beyond which one is."""
+    """Indices of the requests with a suspected stall, and the TTFT threshold used."""
 
     threshold_s: float
     indices: tuple[int, ...]
 
     @property
     def count(self) -> int:
-        """How many."""
+        """Number of suspected stalls."""
         return len(self.indices)
 
 
 def find_stalls(samples: Sequence[Sample]) -> Stalls:
     """
-    Find requests whose first token took long for no reason that a queue explains.
+    Find requests whose first token took long although no queue explains it.
 
-    Long: TTFT from send above 1 s and above five times the median. No queue: while it waited,
-    nobody else did, or somebody sent later and not long overtook it. A queue delays its
-    neighbours too and is not overtaken; a transfer that stalls hits one request alone.
+    Long means a TTFT from send above 1 s and above five times the median. No queue explains it if
+    no other request waited meanwhile, or if one that was sent later, and was not long itself,
+    overtook it. A queue delays neighbouring requests and is first come, first served; a stalled
+    transfer delays one request alone.
 
     Ignores:
-        Several replicas with queues of unlike length, where overtaking is natural: with both
+        Replicas with queues of different lengths, where overtaking is natural: with both
         thresholds that long it is rare, and the count says "suspected".
-
     """
     if not samples:
         return Stalls(threshold_s=MIN_STALL_S, indices=())
@@ -49,7 +52,7 @@ def find_stalls(samples: Sequence[Sample]) -> Stalls:
     ttft = first - send
     threshold_s = max(MIN_STALL_S, MEDIANS * float(np.median(ttft)))
     long = ttft > threshold_s
-    # A connection refused or a bad status ended the wait, it did not stall.
+    # A refused connection or a bad status ended the wait; it did not stall.
     waited = np.array([bool(s.chunk_s) or s.outcome in {"timeout", "unfinished"} for s in samples])
     stalled = []
     for i in np.flatnonzero(long & waited):

@@ -1,4 +1,4 @@
-"""How busy the pools were: as planned, and as seen from the client."""
+"""Utilisation of the pools: planned, and estimated from the client's samples."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ Span = tuple[float, float]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolLoad:
     """
-    One pool.
+    Load of one pool.
 
     Attributes:
-        predicted_utilisation_fraction: share of its capacity in use, according to the plan.
-        measured_utilisation_fraction: the same for what really arrived; see `pool_loads`.
-        predicted_concurrent: mean number of requests in it, by Little's law on the prediction.
+        predicted_utilisation_fraction: fraction of the capacity in use, according to the plan.
+        measured_utilisation_fraction: the same for the requests that arrived; see `pool_loads`.
+        predicted_concurrent: mean number of requests in the pool, by Little's law.
         measured_concurrent: the same, averaged over the window.
-        busy_fraction: share of the window with at least one request in it.
+        busy_fraction: fraction of the window with at least one request in the pool.
     """
 
     role: str
@@ -43,17 +43,16 @@ class PoolLoad:
 
 def pool_loads(plan: Plan, samples: Sequence[Sample], window: Window) -> tuple[PoolLoad, ...]:
     """
-    Compare how busy the pools were with what the plan said.
+    Compare the load of the pools with the plan.
 
-    Measured utilisation puts the lengths that arrived in the window, and how busy the other pool
-    was seen to be, into the plan's own step model (eq. T6 and T8 of docs/model.md): the client
-    cannot see steps. What it does see is how many requests are in a pool.
+    The client cannot see engine steps, so the measured utilisation puts the lengths that arrived
+    in the window, and the utilisation of the other pool, into the plan's own step model (eq. T6
+    and T8 of docs/model.md). The number of requests in a pool is measured directly.
 
     Ignores:
-        What happens on the way: the client cannot tell prefill's queue from prefill, nor the
-        KV transfer from either; all of it counts as being in the prefill pool. A mixed pool has
-        no measured utilisation.
-
+        The phases before the first token: the client cannot separate prefill's queue, prefill and
+        KV transfer, so all of them count for the prefill pool. A mixed pool has no measured
+        utilisation.
     """
     planned = plan.prediction
     spans = {
@@ -83,10 +82,10 @@ def pool_loads(plan: Plan, samples: Sequence[Sample], window: Window) -> tuple[P
 
 def utilisations(plan: Plan, arrived: Sequence[Sample], window_s: float) -> dict[str, float]:
     """
-    Return the share of each pool's capacity that *arrived* takes; nothing for a mixed pool.
+    Return the fraction of each pool's capacity that *arrived* takes; none for a mixed pool.
 
     Interference as in eq. T12: decode is slowed by prefill's utilisation and by each request that
-    joins; prefill by serving at all, by each sequence that decode has, and by each request.
+    joins; prefill by serving at all, by each sequence in decode, and by each request.
     """
     pools = {pool.role: pool for pool in plan.pools}
     if not arrived or "mixed" in pools:
@@ -104,7 +103,7 @@ def utilisations(plan: Plan, arrived: Sequence[Sample], window_s: float) -> dict
 
 
 def _prefill_share(plan: Plan, pool: Pool, arrived: Sequence[Sample]) -> float:
-    """Seconds of prefill per replica, every batch filled (eq. T5, T6)."""
+    """Return the seconds of prefill per replica, if every batch is full (eq. T5, T6)."""
     step, cached = plan.step_model.prefill, plan.workload.prefix_tokens
     asked = np.array([s.asked_input_tokens for s in arrived], dtype=np.float64)
     n = np.maximum(1.0, asked - cached)
@@ -117,7 +116,7 @@ def _prefill_share(plan: Plan, pool: Pool, arrived: Sequence[Sample]) -> float:
 
 
 def _decode_share(plan: Plan, pool: Pool, arrived: Sequence[Sample]) -> float:
-    """Seconds of full decode batches per replica (eq. T7, T8)."""
+    """Return the seconds of full decode batches per replica (eq. T7, T8)."""
     n = np.array([s.asked_input_tokens for s in arrived], dtype=np.float64)
     out = np.array([s.asked_output_tokens for s in arrived], dtype=np.float64)
     context = float(n.mean() + (out**2).mean() / (2 * out.mean()))
@@ -126,12 +125,12 @@ def _decode_share(plan: Plan, pool: Pool, arrived: Sequence[Sample]) -> float:
 
 
 def mean_concurrent(spans: Iterable[Span], window: Window) -> float:
-    """Return how many *spans* are open at a time, averaged over the window."""
+    """Return the number of concurrent *spans*, averaged over the window."""
     return sum(end - start for start, end in _clip(spans, window)) / window.length_s
 
 
 def busy_fraction(spans: Iterable[Span], window: Window) -> float:
-    """Return the share of the window in which at least one of *spans* is open."""
+    """Return the fraction of the window that *spans* cover."""
     busy_s, until_s = 0.0, window.start_s
     for start, end in sorted(_clip(spans, window)):
         if end > until_s:

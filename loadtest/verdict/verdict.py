@@ -1,4 +1,4 @@
-"""The verdict: what was measured, against the SLO and against the plan."""
+"""The verdict: the measurement against the SLO and against the prediction."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from loadtest.run.client_health import Health, health
-from loadtest.run.metadata import RunMetadata, setting_of
+from loadtest.run.metadata import RunMetadata, run_metadata
 from loadtest.verdict.decision import decide
-from loadtest.verdict.prediction import Comparison, compare, compare_replayed
+from loadtest.verdict.prediction import Comparison, compare, compare_resimulated
 from loadtest.verdict.slo import SloResult, count_good, judge
 from loadtest.verdict.stall import Stalls, find_stalls
 from loadtest.verdict.utilisation import PoolLoad, pool_loads
-from loadtest.verdict.window import evidence_of
+from loadtest.verdict.window import measurement_window
 from minicluster.errors import Exit
-from minicluster.stats.quantiles import LatencySummary, spread
+from minicluster.stats.quantiles import LatencySummary, summarise
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from loadtest.verdict.window import MeasurementWindow
     from minicluster.workload.samples import Sample
 
-SCHEMA_VERSION = 2
-"""2: intervals, attainment, phases, replayed predictions (docs/loadtest.md)."""
+SCHEMA_VERSION = 3
+"""Version of `verdict.json`; 3 has `slo` and `metadata` for `promises` and `setting`."""
 VERDICTS = {
     "met": Exit.DONE,
     "missed": Exit.NEGATIVE,
@@ -41,12 +41,13 @@ VERDICTS = {
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Throughput:
     """
-    Of the requests that arrived in the window, per second of it; good: met every limit.
+    Requests that arrived in the window, per second; a good one met every limit of the SLO.
 
     Attributes:
-        good_fraction: share of all of them that met every limit (SLO attainment).
-        predicted_output_tokens_per_s: what the simulator finishes in the window; `None`: no replay.
-        finished_output_tokens_per_s: what was finished in it, whenever it arrived.
+        good_fraction: fraction of all requests that are good (SLO attainment).
+        finished_output_tokens_per_s: tokens of requests that finished in the window, whenever
+            they arrived.
+        predicted_output_tokens_per_s: the same as simulated; `None`: not simulated.
     """
 
     offered_requests_per_s: float
@@ -60,7 +61,7 @@ class Throughput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counted:
-    """The part of the run that counts, after MSER-5 has cut what had not settled."""
+    """The part of the run that counts, without what MSER-5 cut as unsettled."""
 
     start_s: float
     length_s: float
@@ -71,23 +72,24 @@ class Counted:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """
-    The whole answer; `verdict.json` holds exactly this.
+    The whole answer; `verdict.json` contains exactly this.
 
     Attributes:
         verdict: a key of `VERDICTS`.
-        reasons: why, in sentences.
+        reasons: the reasons, in sentences.
+        slo: the measurement of each limit.
         latency: by metric, over answered requests of the window; failures are in `outcomes`
-            and in the promises, never in these.
-        outcomes: requests of the window by how they ended, `not_sent` among them.
+            and in `slo`, never in these.
+        outcomes: number of requests of the window by outcome, `not_sent` among them.
         window: the part of the run that counts.
-        notes: what a reader of the numbers has to know.
+        notes: remarks that a reader of the numbers needs.
     """
 
     schema_version: int
     verdict: str
     exit_code: int
     reasons: tuple[str, ...]
-    promises: tuple[SloResult, ...]
+    slo: tuple[SloResult, ...]
     latency: dict[str, LatencySummary | None]
     comparison: Comparison | None
     pools: tuple[PoolLoad, ...]
@@ -97,7 +99,7 @@ class Verdict:
     client: Health
     window: Counted
     notes: tuple[str, ...]
-    setting: RunMetadata
+    metadata: RunMetadata
 
     @property
     def exit(self) -> Exit:
@@ -110,24 +112,24 @@ def conclude(
     tolerance: dict[str, float],
     *,
     require_prediction: bool,
-    replay: Resimulation | None = None,
+    resimulation: Resimulation | None = None,
 ) -> Verdict:
     """
     Judge *run*.
 
     Args:
-        run: as it lies in its folder.
-        tolerance: by metric, the error of the predicted mean that is allowed.
-        require_prediction: a larger one is a miss.
-        replay: the prediction for the run's own requests; without it the plan's own is compared.
+        run: the run as its folder contains it.
+        tolerance: by metric, the largest error of the predicted mean that counts as correct.
+        require_prediction: whether a larger error is a miss.
+        resimulation: the prediction for the run's own requests; `None`: the plan's own is compared.
     """
-    evidence = evidence_of(run)
-    answered = evidence.answered
+    window = measurement_window(run)
+    answered = window.answered
     latency = latencies(answered)
-    own = health(run.client, evidence.sent, run.job.slo)
-    promises = judge(run.job.slo, evidence.requests)
-    comparison = _comparison(run, replay, answered, latency, tolerance)
-    verdict, reasons = decide(run, evidence, promises, own)
+    client = health(run.client, window.sent, run.job.slo)
+    results = judge(run.job.slo, window.requests)
+    comparison = _comparison(run, resimulation, answered, latency, tolerance)
+    verdict, reasons = decide(run, window, results, client)
     code = VERDICTS[verdict]
     if verdict == "met" and require_prediction and not (comparison and comparison.held):
         code = Exit.NEGATIVE
@@ -137,71 +139,73 @@ def conclude(
         verdict=verdict,
         exit_code=int(code),
         reasons=reasons,
-        promises=promises,
+        slo=results,
         latency=latency,
         comparison=comparison,
         pools=pool_loads(run.plan, run.samples, run.job.window) if run.plan else (),
-        stalls=find_stalls(evidence.sent),
-        outcomes=_outcomes(evidence),
-        throughput=_throughput(run, evidence, replay),
-        client=own,
+        stalls=find_stalls(window.sent),
+        outcomes=_outcomes(window),
+        throughput=_throughput(run, window, resimulation),
+        client=client,
         window=Counted(
-            start_s=evidence.settling.start_s,
-            length_s=evidence.length_s,
-            settled=evidence.settling.settled,
-            cached_fraction=evidence.cached_fraction,
+            start_s=window.steady_state.start_s,
+            length_s=window.length_s,
+            settled=window.steady_state.settled,
+            cached_fraction=window.cached_fraction,
         ),
-        notes=_notes(run, evidence),
-        setting=setting_of(run.job, run.client),
+        notes=_notes(run, window),
+        metadata=run_metadata(run.job, run.client),
     )
 
 
 def _comparison(
     run: Run,
-    replay: Resimulation | None,
+    resimulation: Resimulation | None,
     answered: Sequence[Sample],
     latency: dict[str, LatencySummary | None],
     tolerance: dict[str, float],
 ) -> Comparison | None:
     if run.plan is None:
         return None
-    replayed = compare_replayed(replay, answered, tolerance) if replay else None
-    return replayed or compare(run.plan.prediction, latency, tolerance)
+    paired = compare_resimulated(resimulation, answered, tolerance) if resimulation else None
+    return paired or compare(run.plan.prediction, latency, tolerance)
 
 
 def latencies(answered: Sequence[Sample]) -> dict[str, LatencySummary | None]:
     """Summarise every latency of docs/model.md over the requests answered."""
     return {
-        "ttft": spread([s.ttft_s for s in answered]),
-        "ttft_from_send": spread([s.ttft_send_s for s in answered]),
-        "tpot": spread([s.tpot_s for s in answered if s.tpot_s is not None]),
-        "itl": spread([gap for s in answered for gap in s.gaps_s]),
-        "longest_stall": spread([s.longest_stall_s for s in answered]),
-        "e2e": spread([s.e2e_s for s in answered]),
+        "ttft": summarise([s.ttft_s for s in answered]),
+        "ttft_from_send": summarise([s.ttft_send_s for s in answered]),
+        "tpot": summarise([s.tpot_s for s in answered if s.tpot_s is not None]),
+        "itl": summarise([gap for s in answered for gap in s.gaps_s]),
+        "longest_stall": summarise([s.longest_stall_s for s in answered]),
+        "e2e": summarise([s.e2e_s for s in answered]),
     }
 
 
-def _outcomes(evidence: MeasurementWindow) -> dict[str, int]:
-    counted = Counter(s.outcome for s in evidence.sent)
-    not_sent = len(evidence.requests) - len(evidence.sent)
+def _outcomes(window: MeasurementWindow) -> dict[str, int]:
+    counted = Counter(s.outcome for s in window.sent)
+    not_sent = len(window.requests) - len(window.sent)
     return dict(counted) | ({"not_sent": not_sent} if not_sent else {})
 
 
-def _throughput(run: Run, evidence: MeasurementWindow, replay: Resimulation | None) -> Throughput:
-    window_s, scheduled, answered = evidence.length_s, len(evidence.requests), evidence.answered
+def _throughput(
+    run: Run, window: MeasurementWindow, resimulation: Resimulation | None
+) -> Throughput:
+    window_s, scheduled, answered = window.length_s, len(window.requests), window.answered
     good = count_good(run.job.slo, answered)
-    end_s = evidence.settling.start_s + window_s
+    start_s = window.steady_state.start_s
     done = [(s.chunk_s[-1], s.output_tokens or 0) for s in run.samples if s.ok]
-    foretold = []
-    if replay:
-        foretold = [
-            (s.due_s + replay.requests[s.index].e2e_s, s.asked_output_tokens)
+    predicted = []
+    if resimulation:
+        predicted = [
+            (s.due_s + resimulation.requests[s.index].e2e_s, s.asked_output_tokens)
             for s in run.samples
-            if s.index in replay.requests
+            if s.index in resimulation.requests
         ]
 
     def finished(ends: list[tuple[float, int]]) -> float:
-        return sum(n for at_s, n in ends if evidence.settling.start_s <= at_s < end_s) / window_s
+        return sum(n for at_s, n in ends if start_s <= at_s < start_s + window_s) / window_s
 
     return Throughput(
         offered_requests_per_s=scheduled / window_s,
@@ -210,32 +214,33 @@ def _throughput(run: Run, evidence: MeasurementWindow, replay: Resimulation | No
         good_fraction=good / scheduled if scheduled else 0.0,
         output_tokens_per_s=sum(s.output_tokens or 0 for s in answered) / window_s,
         finished_output_tokens_per_s=finished(done),
-        predicted_output_tokens_per_s=finished(foretold) if replay else None,
+        predicted_output_tokens_per_s=finished(predicted) if resimulation else None,
     )
 
 
-def _notes(run: Run, evidence: MeasurementWindow) -> tuple[str, ...]:
-    answered, notes = evidence.answered, []
-    num_unanswered = len(evidence.requests) - len(answered)
-    if evidence.settling.start_s > run.job.window.start_s:
-        cut_s = evidence.settling.start_s - run.job.window.start_s
-        notes.append(f"{cut_s:.1f} s more of warm-up were cut: latencies settled only then")
+def _notes(run: Run, window: MeasurementWindow) -> tuple[str, ...]:
+    answered, notes = window.answered, []
+    num_unanswered = len(window.requests) - len(answered)
+    if window.steady_state.start_s > run.job.window.start_s:
+        cut_s = window.steady_state.start_s - run.job.window.start_s
+        notes.append(f"the warm-up was extended by {cut_s:.1f} s, until latencies had settled")
     if num_unanswered and answered:
         notes.append(
-            f"the table shows the {len(answered)} requests answered; the SLO is judged on all, "
-            f"and the {num_unanswered} without a complete answer count as endless"
+            f"the table covers the {len(answered)} answered requests; the SLO is judged on all, "
+            f"and the {num_unanswered} without a complete answer count as infinitely late"
         )
-    untold = sum(not s.chunk_tokens for s in answered)
-    if untold:
+    uncounted = sum(not s.chunk_tokens for s in answered)
+    if uncounted:
         notes.append(
-            f"{untold} streams carry no running token total: their first chunk counts as one token"
+            f"{uncounted} streams carry no running token total, so that their first chunk counts "
+            "as one token"
         )
     chunks = sum(len(s.chunk_tokens) for s in answered)
     merged = sum(tokens > 1 for s in answered for tokens in s.chunk_tokens)
     if merged:
         notes.append(f"{merged / chunks:.1%} of the chunks carried several tokens")
-    if answered and evidence.cached_fraction is None:
-        notes.append("the endpoint does not tell what its prefix cache held")
+    if answered and window.cached_fraction is None:
+        notes.append("the endpoint does not report the hits of its prefix cache")
     return tuple(notes)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from minicluster.errors import InputError
 from minicluster.specs.checks import STRICT, not_negative
@@ -19,6 +19,24 @@ class StepModel:
     decode: StepCoefficients
     path: PathCoefficients
     interference: Interference
+
+    def slowed(self, *, prefill: float, decode: float, mixed: bool) -> StepModel:
+        """
+        Return the model with steps that take longer.
+
+        Args:
+            prefill: factor on prefill steps.
+            decode: factor on decode steps.
+            mixed: one pool does both: its step holds prompts, whose part grows by *prefill*.
+        """
+        slow = self.decode.scaled(decode)
+        if mixed:
+            slow = replace(
+                slow,
+                per_prefill_token_s=self.decode.per_prefill_token_s * prefill,
+                per_pair_s=self.decode.per_pair_s * prefill,
+            )
+        return replace(self, prefill=self.prefill.scaled(prefill), decode=slow)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

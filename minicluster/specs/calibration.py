@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import csv
+import io
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 from minicluster.errors import InputError
+from minicluster.files import write_atomically
 from minicluster.specs.checks import STRICT, not_negative, one_of, positive
 from minicluster.specs.step import Interference, PathCoefficients, StepCoefficients
 
@@ -169,11 +171,10 @@ def _value(name: str, text: str, place: str) -> str | int | float:
 
 def write_measurements(path: Path, rows: Iterable[Measurement]) -> None:
     """Write steps.csv, whole or not at all."""
-    partial = path.with_suffix(".partial")
-    with partial.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(OWN + KEY)
-        for row in rows:
-            own = [getattr(row, name) for name in OWN]
-            writer.writerow(own + [getattr(row.key, name) for name in KEY])
-    partial.replace(path)
+    text = io.StringIO(newline="")
+    writer = csv.writer(text)
+    writer.writerow(OWN + KEY)
+    for row in rows:
+        own = [getattr(row, name) for name in OWN]
+        writer.writerow(own + [getattr(row.key, name) for name in KEY])
+    write_atomically(path, text.getvalue())

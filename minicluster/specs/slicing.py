@@ -46,3 +46,16 @@ class Slicing:
     def moe_tp(self) -> int:
         """Ways that one expert is sliced."""
         return self.tp * self.dp // self.ep
+
+
+def stage_layers(num_layers: int, pp: int) -> list[int]:
+    """
+    Deal layers out over *pp* stages as vLLM does: what is left goes to the last but one, backwards.
+
+    Source:
+        vLLM 0.29.0 distributed/utils.py, get_pp_indices: the first and last stage also hold tables.
+    """
+    layers = [num_layers // pp] * pp
+    for extra in range(num_layers % pp):
+        layers[max(0, pp - 2 - extra)] += 1
+    return layers

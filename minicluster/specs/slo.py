@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from minicluster.specs.checks import STRICT, one_of, positive
+from minicluster.stats.quantiles import LEVELS
 
-PERCENTILES = ("mean", "p50", "p90", "p95", "p99")
+PERCENTILES = ("mean", *LEVELS)
 """Statistics that are predicted, measured and reported everywhere."""
 
 
@@ -32,4 +33,20 @@ class SloSpec:
     def __post_init__(self) -> None:
         """Check limits and percentile."""
         positive(**{"slo.ttft_s": self.ttft_s, "slo.tpot_s": self.tpot_s, "slo.itl_s": self.itl_s})
-        one_of(("p50", "p90", "p95", "p99"), **{"slo.percentile": self.percentile})
+        one_of(tuple(LEVELS), **{"slo.percentile": self.percentile})
+
+    @property
+    def level(self) -> float:
+        """Share of the requests that must stay below the limits."""
+        return LEVELS[self.percentile]
+
+    @property
+    def limits_s(self) -> dict[str, float]:
+        """Limits by metric, `ttft`, `tpot` and `itl`, without those that are not set."""
+        limits = {"ttft": self.ttft_s, "tpot": self.tpot_s, "itl": self.itl_s}
+        return {metric: limit_s for metric, limit_s in limits.items() if limit_s is not None}
+
+    @property
+    def per_token_s(self) -> float | None:
+        """Limit on the time that a token takes: the TPOT's, else the ITL's; `None`: neither."""
+        return self.tpot_s or self.itl_s

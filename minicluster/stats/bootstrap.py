@@ -1,4 +1,4 @@
-"""Whether a difference is more than chance, where requests depend on one another."""
+"""Block bootstrap of differences between two runs, whose requests depend on one another."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from minicluster.stats.confidence import CONFIDENCE
-from minicluster.stats.quantiles import LEVELS
+from minicluster.stats.quantiles import LEVELS, quantiles
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,26 +16,26 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 BLOCKS = 20
-"""Stretches that are drawn again as a whole, so that what depends on another stays with it."""
+"""Number of blocks of a run; a block is resampled as a whole, with the dependence inside."""
 
 RESAMPLES = 400
-"""Enough for a 95 % interval."""
+"""Resamples for a 95 % interval."""
 
 MANY_RESAMPLES = 2000
-"""Enough for p-values that are told apart where several tests share the 5 %."""
+"""Resamples for p-values of several tests that share the 5 %."""
 
 SEED = 0
 MOST_VALUES = 20_000
-"""Longer series are thinned: their percentiles are known well enough from so many."""
+"""Largest length of a series; a longer one is thinned, as its percentiles are precise enough."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BootstrapDifference:
     """
-    A difference and its 95 % interval, in the unit of what was compared; significant if 0 is out.
+    A difference and its 95 % interval, in the unit of the values; significant if it excludes 0.
 
     Attributes:
-        p_value: two-sided; an interval of this level just reaches 0.
+        p_value: two-sided; the interval of confidence 1 - p just reaches 0.
     """
 
     value: float
@@ -45,7 +45,7 @@ class BootstrapDifference:
 
     @property
     def significant(self) -> bool:
-        """Whether it is more than chance, as the only one that was looked at."""
+        """Whether the difference is significant, as the only one tested."""
         return not self.low <= 0 <= self.high
 
 
@@ -58,17 +58,17 @@ def differences(
     resamples: int = RESAMPLES,
 ) -> tuple[BootstrapDifference, ...]:
     """
-    Compare means or percentiles of two series: second less first.
+    Return differences of means or percentiles of two series, second minus first.
 
     Args:
         first: in the order of time, shape (n,).
         second: shape (m,); n if *paired*.
-        statistics: as `Spread.at`.
-        paired: the k-th values of both are of the same request, and are drawn together.
-        resamples: how often both are drawn again.
+        statistics: names as in `LatencySummary.at`.
+        paired: whether the k-th values belong to the same request, and are resampled together.
+        resamples: number of resamples.
 
     Returns:
-        One for each of *statistics*.
+        One difference for each of *statistics*.
 
     Source:
         Block bootstrap, basic percentile intervals: Kuensch (1989), Annals of Statistics 17.
@@ -76,7 +76,7 @@ def differences(
         (1997), *Bootstrap Methods and their Application*.
 
     Ignores:
-        What depends on one another over more than 1/20 of the series.
+        Dependence over more than 1/20 of the series.
     """
     rng = np.random.default_rng(SEED)
     first, second = (_thinned(each) for each in (first, second))
@@ -98,10 +98,9 @@ def differences(
 
 def holm(p_values: Sequence[float]) -> tuple[bool, ...]:
     """
-    Say which of several differences are more than chance, looked at together.
+    Return which of several differences are significant when tested together.
 
-    That chance marks any of them is as rare as for a single one (5 %), however they depend on
-    one another.
+    The probability of any false mark is that of a single test (5 %), however they are dependent.
 
     Source:
         Holm (1979), Scandinavian Journal of Statistics 6.
@@ -120,7 +119,7 @@ def _thinned(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _drawn(rng: np.random.Generator, count: int) -> NDArray[np.int64]:
-    """Places of the values of blocks drawn with replacement."""
+    """Return the indices of the values in blocks drawn with replacement."""
     length = max(1, count // BLOCKS)
     starts = rng.integers(0, count - length + 1, size=-(-count // length))
     return np.asarray((starts[:, None] + np.arange(length)).ravel()[:count])
@@ -128,6 +127,7 @@ def _drawn(rng: np.random.Generator, count: int) -> NDArray[np.int64]:
 
 def _values(values: NDArray[np.float64], statistics: Sequence[str]) -> NDArray[np.float64]:
     """Return *statistics* of *values*, in their order."""
-    quantiles = np.quantile(values, list(LEVELS.values()), method="inverted_cdf")
-    at = dict(zip(LEVELS, quantiles, strict=True)) | {"mean": values.mean()}
+    at = dict(zip(LEVELS, quantiles(values, list(LEVELS.values())), strict=True)) | {
+        "mean": values.mean()
+    }
     return np.array([at[statistic] for statistic in statistics])

@@ -1,4 +1,4 @@
-"""How a latency is spread: its mean and percentiles, from the raw samples."""
+"""Quantiles of raw samples, and the summary of a latency: mean, percentiles, maximum."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from numpy.typing import ArrayLike, NDArray
+
 LEVELS = {"p50": 0.50, "p90": 0.90, "p95": 0.95, "p99": 0.99}
+"""Fraction of the values that do not exceed each percentile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,27 +35,56 @@ class LatencySummary:
         return value
 
 
-def quantile(values: Sequence[float], level: float) -> float:
+def quantile(values: ArrayLike, level: float) -> float:
     """
     Return the smallest value that at least a share *level* of the values does not exceed.
 
     With this definition "p99 <= limit" and "99 % are within the limit" are the same statement;
     an interpolated percentile is not.
+
+    Args:
+        values: in any order, shape (n,).
+        level: above 0, at most 1.
+
+    Returns:
+        0 if there are no values.
     """
-    if not len(values):
-        return 0.0
+    array = np.asarray(values, dtype=np.float64)
+    return float(quantiles(array, [level])[0]) if len(array) else 0.0
+
+
+def quantiles(values: NDArray[np.float64], levels: Sequence[float]) -> NDArray[np.float64]:
+    """Return `quantile` at each of *levels*, shape (len(levels),); *values* are not empty."""
     # Rounding as 0.95 * 20 = 19.000000000000004 must not take the next value.
-    place = math.ceil(round(level * len(values), 9)) - 1
-    return float(np.partition(np.asarray(values, dtype=np.float64), place)[place])
+    places = [math.ceil(round(level * len(values), 9)) - 1 for level in levels]
+    return np.asarray(np.partition(values, places)[places])
 
 
-def spread(values: Sequence[float]) -> LatencySummary | None:
+def weighted_quantile(
+    ascending: NDArray[np.float64], level: float, weights: NDArray[np.float64]
+) -> float:
+    """
+    Return the smallest value that at least a share *level* of the weight does not exceed.
+
+    Args:
+        ascending: values in ascending order, shape (n,), n > 0.
+        level: at least 0, at most 1.
+        weights: how often each value counts, shape (n,).
+    """
+    cumulative = np.cumsum(weights)
+    at = int(np.searchsorted(cumulative, level * cumulative[-1] * (1 - 1e-12)))
+    return float(ascending[min(at, len(ascending) - 1)])
+
+
+def summarise(values: Sequence[float]) -> LatencySummary | None:
     """Summarise *values*; `None` if there are none."""
     if not len(values):
         return None
+    array = np.asarray(values, dtype=np.float64)
+    found = quantiles(array, list(LEVELS.values())).tolist()
     return LatencySummary(
-        count=len(values),
-        mean_s=float(np.mean(values)),
-        max_s=float(np.max(values)),
-        **{f"{name}_s": quantile(values, level) for name, level in LEVELS.items()},
+        count=len(array),
+        mean_s=float(array.mean()),
+        max_s=float(array.max()),
+        **{f"{name}_s": value for name, value in zip(LEVELS, found, strict=True)},
     )

@@ -1,4 +1,4 @@
-"""Who arrives when, and how long: one seed gives simulator and load test the same requests."""
+"""Arrivals and lengths; the same seed gives the simulator and the load test the same requests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 CONTENT_TOKENS = 512
-"""Of a block that has an id, as in the published Mooncake traces."""
+"""Tokens of a content block with an id, as in the published Mooncake traces."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,13 +27,13 @@ class Arrivals:
         due_s: arrival times from the start, ascending, shape (n,).
         input_tokens: prompt lengths, shape (n,).
         output_tokens: lengths to generate, shape (n,).
-        previous: index of the request that has to be done first, -1: none, shape (n,); `None`:
-            nobody waits for another. Of those that wait, `due_s` says nothing.
+        previous: index of the request that has to be answered first, -1: none, shape (n,);
+            `None`: no request waits for another. `due_s` of a waiting request has no meaning.
         think_s: from the end of the previous request to the arrival of this one, shape (n,).
-        prefix_tokens: of the prompt, in the prefix cache wherever it goes, shape (n,).
+        prefix_tokens: prompt tokens that are in the prefix cache of every replica, shape (n,).
         session: conversation, whose earlier turns are a prefix of the prompt; -1: none, shape (n,).
-        content: per request, ids of its prompt's whole blocks of `CONTENT_TOKENS`; equal ids: equal
-            tokens from the first on. `None`: nothing is known of what prompts share.
+        content: for each request, ids of its prompt's whole blocks of `CONTENT_TOKENS`; equal ids
+            mean equal tokens. `None`: unknown.
     """
 
     due_s: NDArray[np.float64]
@@ -64,7 +64,7 @@ def length_quantiles(lengths: Lengths, count: int) -> NDArray[np.float64]:
     """
     Return *count* equally likely lengths: the quantiles at (k + 1/2) / count, shape (count,).
 
-    For closed forms that average over lengths without drawing any.
+    Closed forms average over these lengths instead of drawing random ones.
     """
     levels = (np.arange(count) + 0.5) / count
     if lengths.distribution == "fixed":
@@ -78,7 +78,7 @@ def length_quantiles(lengths: Lengths, count: int) -> NDArray[np.float64]:
 
 def poisson_arrivals(workload: WorkloadSpec, *, duration_s: float, seed: int) -> Arrivals:
     """
-    Poisson arrivals over *duration_s* seconds.
+    Draw Poisson arrivals over *duration_s* seconds.
 
     Gaps, prompt lengths and output lengths come from three independent streams of *seed*, so
     that changing one distribution leaves the draws of the others as they were.

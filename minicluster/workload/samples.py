@@ -1,4 +1,4 @@
-"""What was measured: one request, one line of `samples.jsonl`."""
+"""Samples: the measurement of one request is one line of `samples.jsonl`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OUTCOMES = {
     "client": "client out of files or memory",
     "unfinished": "unfinished when the run ended",
 }
-"""Every way a request can end, and how we say it."""
+"""Outcomes of a request, and their text in reports."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,17 +39,17 @@ class Sample:
         due_s: scheduled arrival.
         send_s: when the client began to send it; later than `due_s` by the client's own lag.
         end_s: when its stream closed, or it failed.
-        asked_input_tokens: prompt length sent.
-        asked_output_tokens: output length asked for.
+        asked_input_tokens: scheduled prompt length, which was sent.
+        asked_output_tokens: scheduled output length, which was requested.
         input_tokens: prompt length in the server's `usage`.
         output_tokens: tokens generated according to `usage`.
         chunk_s: arrival of each chunk that carried tokens.
         chunk_tokens: tokens in each of them; empty where the server sends no running total.
         outcome: one of `OUTCOMES`.
-        detail: what was seen, where the outcome is not ok.
-        phases_s: what the server says of its own phases; empty where it says nothing. From the
-            `Server-Timing` header, and from `metrics` in the stream (vLLM), by their names.
-        cached_tokens: prompt tokens that the server had in its prefix cache, where it tells.
+        detail: details of an outcome that is not ok.
+        phases_s: the server's own phases, from the `Server-Timing` header and from `metrics` in
+            the stream (vLLM), by their names; empty if it reports none.
+        cached_tokens: prompt tokens from the server's prefix cache; `None`: not reported.
     """
 
     index: int
@@ -70,7 +70,7 @@ class Sample:
 
     @property
     def ok(self) -> bool:
-        """Whether the whole answer came."""
+        """Whether the answer is complete."""
         return self.outcome == "ok"
 
     @property
@@ -85,14 +85,18 @@ class Sample:
 
     @property
     def first_chunk_tokens(self) -> int:
-        """Tokens in the first chunk; 1 where the server does not tell."""
+        """Tokens in the first chunk; 1 if the server does not report them."""
         return self.chunk_tokens[0] if self.chunk_tokens else 1
 
     @property
     def tpot_s(self) -> float | None:
-        """(last - first chunk) / (tokens after the first chunk); `None` if there are none."""
+        """
+        (last - first chunk) / (tokens after the first chunk); `None` if there are none.
+
+        Of a single chunk there are none either, where the server does not say what it holds.
+        """
         after_first = (self.output_tokens or 0) - self.first_chunk_tokens
-        if after_first <= 0:
+        if after_first <= 0 or len(self.chunk_s) == 1:
             return None
         return (self.chunk_s[-1] - self.chunk_s[0]) / after_first
 
@@ -101,8 +105,7 @@ class Sample:
         """
         Gaps between consecutive tokens after the first chunk (ITL); their mean is the TPOT.
 
-        Tokens that came in one chunk came at once: the first of them waited for the whole gap,
-        the others for nothing.
+        Tokens of one chunk arrived together: the first of them has the whole gap, the others 0.
         """
         gaps: list[float] = []
         for k, (before_s, after_s) in enumerate(pairwise(self.chunk_s), 1):
@@ -113,14 +116,14 @@ class Sample:
 
     @property
     def gap_ends_s(self) -> tuple[float, ...]:
-        """When each of `gaps_s` ended."""
+        """End of each of `gaps_s`."""
         tokens = self.chunk_tokens or (1,) * len(self.chunk_s)
         later = zip(self.chunk_s[1:], tokens[1:], strict=True)
         return tuple(at_s for at_s, count in later for _ in range(count))
 
     @property
     def longest_stall_s(self) -> float:
-        """Longest of the gaps; 0 where there are none."""
+        """Longest gap; 0 without gaps."""
         return max(self.gaps_s, default=0.0)
 
     @property
@@ -168,8 +171,12 @@ def read_samples(path: Path) -> tuple[Sample, ...]:
 def _from_line(line: str, place: str) -> Sample:
     try:
         row = json.loads(line)
-        return Sample(
-            **row | {"chunk_s": tuple(row["chunk_s"]), "chunk_tokens": tuple(row["chunk_tokens"])}
-        )
-    except (KeyError, TypeError, ValueError) as error:
+        lists = {"chunk_s": tuple(row["chunk_s"]), "chunk_tokens": tuple(row["chunk_tokens"])}
+        sample = Sample(**row | lists)
+        # Fails where something else stands in the place of a number.
+        sum(sample.chunk_s, sample.due_s + sample.send_s + sample.end_s)
+        sum(sample.chunk_tokens, sample.asked_input_tokens + sample.asked_output_tokens)
+        sum(sample.phases_s.values(), sample.index + (sample.output_tokens or 0))
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise InputError(place, str(error), "a sample as `loadtest run` writes it") from None
+    return sample

@@ -1,4 +1,4 @@
-"""How requests come: at what gaps, from how many users, in how many turns."""
+"""Sources of requests: open loop with random gaps, closed loop of users, conversations."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class RequestSource:
     think_s: float = 0.0
 
     def __post_init__(self) -> None:
-        """Check that the keys fit one another."""
+        """Check that the keys are consistent."""
         one_of(PROCESSES, process=self.process)
         positive(gap_cv=self.gap_cv, users=self.users, turns=self.turns)
         not_negative(think_s=self.think_s)
@@ -69,30 +69,34 @@ def drawn(workload: WorkloadSpec, source: RequestSource, *, count: int, seed: in
     gaps, prompts, outputs = (
         np.random.default_rng(child) for child in np.random.SeedSequence(seed).spawn(3)
     )
-    inputs = sample_lengths(workload.input_tokens, count, prompts)
-    answers = sample_lengths(workload.output_tokens, count, outputs)
-    prefix = np.full(count, workload.prefix_tokens, dtype=np.int64)
+    input_tokens = sample_lengths(workload.input_tokens, count, prompts)
+    output_tokens = sample_lengths(workload.output_tokens, count, outputs)
+    prefix_tokens = np.full(count, workload.prefix_tokens, dtype=np.int64)
     if source.users is not None:
         number = np.arange(count)
         return Arrivals(
             due_s=np.zeros(count),
-            input_tokens=inputs,
-            output_tokens=answers,
+            input_tokens=input_tokens,
+            output_tokens=output_tokens,
             previous=np.where(number < source.users, -1, number - source.users),
             think_s=np.full(count, source.think_s),
-            prefix_tokens=prefix,
+            prefix_tokens=prefix_tokens,
         )
     starts = -(-count // source.turns)
     due = np.cumsum(_gaps_s(source, starts, source.turns / workload.requests_per_s, gaps))
     if source.turns == 1:
-        return Arrivals(due_s=due, input_tokens=inputs, output_tokens=answers, prefix_tokens=prefix)
-    return _conversations(source, due, inputs, answers, prefix)
+        return Arrivals(
+            due_s=due,
+            input_tokens=input_tokens,
+            output_tokens=output_tokens,
+            prefix_tokens=prefix_tokens,
+        )
+    return _conversations(source, due, input_tokens, output_tokens, prefix_tokens)
 
 
 def _gaps_s(
     source: RequestSource, count: int, mean_s: float, rng: np.random.Generator
 ) -> NDArray[np.float64]:
-    """Draw gaps, shape (count,)."""
     if source.process == "constant":
         return np.full(count, mean_s)
     if source.gap_cv is not None:
@@ -104,22 +108,22 @@ def _gaps_s(
 def _conversations(
     source: RequestSource,
     starts: NDArray[np.float64],
-    inputs: NDArray[np.int64],
-    answers: NDArray[np.int64],
-    prefix: NDArray[np.int64],
+    input_tokens: NDArray[np.int64],
+    output_tokens: NDArray[np.int64],
+    prefix_tokens: NDArray[np.int64],
 ) -> Arrivals:
-    """Chain each conversation's turns; every prompt holds what was said before it."""
-    count = len(inputs)
+    """Chain each conversation's turns; a prompt contains all earlier turns."""
+    count = len(input_tokens)
     number = np.arange(count)
     session, turn = number // source.turns, number % source.turns
-    said = np.cumsum(inputs + answers)
-    before = np.concatenate([[0], said])[session * source.turns]
+    total = np.cumsum(input_tokens + output_tokens)
+    before = np.concatenate([[0], total])[session * source.turns]
     return Arrivals(
         due_s=np.where(turn == 0, starts[session], np.inf),
-        input_tokens=said - answers - before,
-        output_tokens=answers,
+        input_tokens=total - output_tokens - before,
+        output_tokens=output_tokens,
         previous=np.where(turn == 0, -1, number - 1),
         think_s=np.full(count, source.think_s),
-        prefix_tokens=prefix,
+        prefix_tokens=prefix_tokens,
         session=session,
     )

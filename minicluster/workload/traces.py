@@ -15,7 +15,7 @@ from minicluster.errors import InputError
 from minicluster.workload.arrivals import CONTENT_TOKENS, Arrivals
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
 MS = 1e-3
@@ -25,9 +25,9 @@ FORMATS = (
     " input_length, output_length) or a schedule.jsonl of `loadtest run`"
 )
 MAX_TOKENS = 100_000_000
-"""More than this in one request is a slip."""
+"""Largest length of a prompt or an answer; a larger number in a trace is a mistake."""
 MAX_SESSIONS = 1 << 31
-"""Likewise, of a number of a conversation."""
+"""Bound of the numbers of conversations; a larger one is a mistake."""
 SKIP = "--skip-unanswered leaves such requests out"
 
 
@@ -100,17 +100,19 @@ def read_trace(path: Path, *, skip_unanswered: bool = False) -> Trace:
         rows.append(row)
     if not rows:
         raise InputError(str(path), "a trace without requests", "at least one request")
+    return Trace(arrivals=arrivals_of(rows), skipped=skipped)
+
+
+def arrivals_of(rows: Sequence[TraceRow]) -> Arrivals:
+    """Return the arrivals of at least one row, in the order of time, the first at 0 seconds."""
     due, inputs, outputs, content, prefix, session = zip(*rows, strict=True)
-    return Trace(
-        arrivals=Arrivals(
-            due_s=np.array(due) - due[0],
-            input_tokens=np.array(inputs, dtype=np.int64),
-            output_tokens=np.array(outputs, dtype=np.int64),
-            content=content if any(content) else None,
-            prefix_tokens=np.array(prefix, dtype=np.int64) if any(prefix) else None,
-            session=np.array(session, dtype=np.int64) if max(session) >= 0 else None,
-        ),
-        skipped=skipped,
+    return Arrivals(
+        due_s=np.array(due, dtype=np.float64) - due[0],
+        input_tokens=np.array(inputs, dtype=np.int64),
+        output_tokens=np.array(outputs, dtype=np.int64),
+        content=content if any(content) else None,
+        prefix_tokens=np.array(prefix, dtype=np.int64) if any(prefix) else None,
+        session=np.array(session, dtype=np.int64) if max(session) >= 0 else None,
     )
 
 
@@ -197,17 +199,17 @@ def _from_burstgpt(record: dict[str, str]) -> TraceRow:
 
 def _from_mooncake(record: dict[str, Any]) -> TraceRow:
     """Read a line of Mooncake: milliseconds; the last id is of a block that may not be full."""
-    inputs, outputs = _whole(record["input_length"]), _whole(record["output_length"])
+    input_tokens, output_tokens = _whole(record["input_length"]), _whole(record["output_length"])
     ids = record.get("hash_ids", [])
     if not isinstance(ids, list):
         raise TypeError(ids)
-    content = tuple(map(_whole, ids[: max(0, inputs) // CONTENT_TOKENS]))
-    return TraceRow(float(record["timestamp"]) * MS, inputs, outputs, content)
+    content = tuple(map(_whole, ids[: max(0, input_tokens) // CONTENT_TOKENS]))
+    return TraceRow(float(record["timestamp"]) * MS, input_tokens, output_tokens, content)
 
 
 def _from_schedule(record: dict[str, Any]) -> TraceRow:
     """Read a line of our own schedule."""
-    inputs, outputs = _whole(record["input_tokens"]), _whole(record["output_tokens"])
+    input_tokens, output_tokens = _whole(record["input_tokens"]), _whole(record["output_tokens"])
     if record.get("previous") is not None:
         raise InputError(
             "previous",
@@ -216,14 +218,14 @@ def _from_schedule(record: dict[str, Any]) -> TraceRow:
             "draw the requests anew: --users or --turns, and --seed, in place of the file",
         )
     ids = record.get("content", [])
-    if not isinstance(ids, list) or len(ids) * CONTENT_TOKENS > max(0, inputs):
+    if not isinstance(ids, list) or len(ids) * CONTENT_TOKENS > max(0, input_tokens):
         raise TypeError(ids)
     prefix = _whole(record.get("prefix_tokens", 0))
     session = -1 if record.get("session") is None else _whole(record["session"])
-    if not 0 <= prefix <= max(0, inputs) or not -1 <= session < MAX_SESSIONS:
+    if not 0 <= prefix <= max(0, input_tokens) or not -1 <= session < MAX_SESSIONS:
         raise ValueError(prefix, session)
     content = tuple(map(_whole, ids))
-    return TraceRow(float(record["due_s"]), inputs, outputs, content, prefix, session)
+    return TraceRow(float(record["due_s"]), input_tokens, output_tokens, content, prefix, session)
 
 
 def _whole(value: object) -> int:

@@ -89,7 +89,7 @@ class AdmissionController:
         self._front = front
         self._rng = random.Random(seed)  # noqa: S311  (load balancing, not a secret)
         self._choose = chooser("power-of-two")
-        share = 0.99 if front.slo is None else float(f"0.{front.slo.percentile[1:]}")
+        share = 0.99 if front.slo is None else front.slo.level
         self._ttft, self._tpot = ResidualWindow(share), ResidualWindow(share)
         self._turn = 0
 
@@ -99,7 +99,7 @@ class AdmissionController:
         front = self._front
         if front.slo is None or front.step_model is None:
             return Margin()
-        step, pace_s = front.step_model, front.slo.tpot_s or front.slo.itl_s or 0.0
+        step, pace_s = front.step_model, front.slo.per_token_s or 0.0
         return Margin(
             ttft_s=self._ttft.margin_s(step.prefill.error_fraction * front.slo.ttft_s),
             tpot_s=self._tpot.margin_s(step.decode.error_fraction * pace_s),

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from minicluster.errors import InputError
+from minicluster.http_client.authorization import bearer
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
 KEYS = "MINICLUSTER_API_KEYS"
 """Environment variable: keys, one a line or apart by commas."""
@@ -50,21 +51,7 @@ def read_keys(environment: Mapping[str, str]) -> tuple[ApiKey, ...]:
         InputError: a file that cannot be read, a key that is too short, a limit that is no number,
             or a variable that is set and holds no key, which would let everybody in.
     """
-    found: list[ApiKey] = []
-    for variable in (KEYS, KEYS_FILE):
-        value = environment.get(variable)
-        if value is None:
-            continue
-        lines = value.replace(",", "\n") if variable == KEYS else _text(value)
-        keys = [
-            _key(line.strip(), f"{variable} line {number}")
-            for number, line in enumerate(lines.splitlines(), start=1)
-            if line.strip() and not line.lstrip().startswith("#")
-        ]
-        if not keys:
-            raise InputError(variable, "empty", "at least one key", "unset it to let everybody in")
-        found += keys
-    return tuple(found)
+    return tuple(_key(line, place) for place, line in _lines(environment))
 
 
 def refuse_open(host: str, environment: Mapping[str, str]) -> None:
@@ -96,18 +83,12 @@ def authorization(environment: Mapping[str, str]) -> dict[str, str]:
     Return the header by which our own commands ask the endpoint: the first key, if there is one.
 
     Raises:
-        InputError: as `read_keys`.
+        InputError: as `read_keys`, or no header can hold the key.
     """
     if not read_keys(environment):
         return {}
-    lines = environment.get(KEYS, "").replace(",", "\n").splitlines()
-    if KEYS_FILE in environment:
-        lines += _text(environment[KEYS_FILE]).splitlines()
-    first = next(
-        line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")
-    )
-    parts = first.split(":")
-    return {"Authorization": f"Bearer {parts[0] if len(parts) == 1 else parts[1]}"}
+    place, line = next(_lines(environment))
+    return bearer(_secret(line), place=place)
 
 
 def key_of(keys: tuple[ApiKey, ...], authorization: str | None) -> ApiKey | None:
@@ -125,6 +106,21 @@ def key_of(keys: tuple[ApiKey, ...], authorization: str | None) -> ApiKey | None
     return found
 
 
+def _lines(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield the place and the text of every line that holds a key."""
+    for variable in (KEYS, KEYS_FILE):
+        value = environment.get(variable)
+        if value is None:
+            continue
+        text = value.replace(",", "\n") if variable == KEYS else _text(value)
+        lines = [(number, line.strip()) for number, line in enumerate(text.splitlines(), start=1)]
+        lines = [(number, line) for number, line in lines if line and not line.startswith("#")]
+        if not lines:
+            raise InputError(variable, "empty", "at least one key", "unset it to let everybody in")
+        for number, line in lines:
+            yield f"{variable} line {number}", line
+
+
 def _text(path: str) -> str:
     """Read a file of keys."""
     try:
@@ -138,7 +134,7 @@ def _key(line: str, place: str) -> ApiKey:
     parts = line.split(":")
     if len(parts) > 3:  # noqa: PLR2004  (name, key, limit)
         raise InputError(place, f"{len(parts)} parts", "key, name:key or name:key:limit")
-    secret = parts[0] if len(parts) == 1 else parts[1]
+    secret = _secret(line)
     if len(secret) < SHORTEST:
         raise InputError(place, f"{len(secret)} characters", f"a key of at least {SHORTEST}")
     digest = hashlib.sha256(secret.encode()).digest()
@@ -147,3 +143,8 @@ def _key(line: str, place: str) -> ApiKey:
     if limit is not None and (not limit.isascii() or not limit.isdigit() or int(limit) < 1):
         raise InputError(place, limit, "a number of requests, at least 1")
     return ApiKey(name=name, digest=digest, max_ongoing=int(limit) if limit else None)
+
+
+def _secret(line: str) -> str:
+    parts = line.split(":")
+    return parts[0] if len(parts) == 1 else parts[1]

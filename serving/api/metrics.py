@@ -38,8 +38,7 @@ class Metrics:
     def __init__(self, front: EndpointConfig) -> None:
         """Make every series, so that a scrape before the first request finds them."""
         self._registry = CollectorRegistry()
-        slo = front.slo
-        limits = {} if slo is None else {"ttft": slo.ttft_s, "tpot": slo.tpot_s, "itl": slo.itl_s}
+        limits = {} if front.slo is None else front.slo.limits_s
         self._seconds = {
             "ttft": self._histogram("ttft", "Request to first token.", limits.get("ttft")),
             "tpot": self._histogram("tpot", "Per token after the first.", limits.get("tpot")),
@@ -60,14 +59,13 @@ class Metrics:
         self._replicas = self._gauge("replicas", "Replicas.", "role domain kind")
         self._plan(front, limits)
 
-    def _plan(self, front: EndpointConfig, limits: Mapping[str, float | None]) -> None:
+    def _plan(self, front: EndpointConfig, limits: Mapping[str, float]) -> None:
         """Set what was planned, once."""
         planned = self._gauge("planned_seconds", "Predicted latency.", "quantity percentile")
         slo = self._gauge("slo_seconds", "Limit.", "quantity")
         rate = self._gauge("planned_requests_per_second", "Load of the plan.", "kind")
         for quantity, limit_s in limits.items():
-            if limit_s is not None:
-                slo.labels(quantity).set(limit_s)
+            slo.labels(quantity).set(limit_s)
         for pool in front.pools:
             for domain, replicas in pool.replicas.items():
                 self._replicas.labels(pool.role, domain, "planned").set(replicas)

@@ -6,14 +6,15 @@ from collections import Counter, deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from minicluster.specs.slo import PERCENTILES
+from minicluster.stats.quantiles import summarise
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 LAST = 1_000
 LAST_GAPS = 10_000
 """Answers, and gaps between their tokens, that are looked at."""
-
-QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,11 +62,6 @@ class Measured:
 
 
 def _statistics(values: list[float]) -> dict[str, float] | None:
-    """Return mean and percentiles, as upper order statistics."""
-    if not values:
-        return None
-    ranked = sorted(values)
-    found = {"mean_s": sum(ranked) / len(ranked)}
-    for name, share in QUANTILES.items():
-        found[f"{name}_s"] = ranked[min(len(ranked) - 1, int(share * len(ranked)))]
-    return found
+    """Return mean and percentiles; `None` where there is nothing."""
+    found = summarise(values)
+    return None if found is None else {f"{name}_s": found.at(name) for name in PERCENTILES}

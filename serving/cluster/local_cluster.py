@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from minicluster.errors import InputError, NegativeAnswer, TargetFailed
+from minicluster.files import write_atomically
 from serving.cluster.processes import marked, stop
 from serving.cluster.raylets import new_session, start_nodes
 from serving.cluster.state import HOME, TOKEN, read_state
@@ -156,9 +157,7 @@ def token_file(address: str) -> Path | None:
 def _write(cluster: LocalCluster) -> None:
     """Write the cluster down, whole or not at all."""
     HOME.mkdir(parents=True, exist_ok=True)
-    draft = CLUSTER.with_suffix(".draft")
-    draft.write_text(json.dumps(asdict(cluster), indent=2) + "\n", encoding="utf-8")
-    draft.replace(CLUSTER)
+    write_atomically(CLUSTER, json.dumps(asdict(cluster), indent=2) + "\n")
 
 
 def _remove(cluster: LocalCluster) -> None:

@@ -13,9 +13,21 @@ from typing import Any
 
 import ray
 from ray._private.state import available_resources_per_node
+from ray.llm._internal.serve.utils.broadcast import broadcast
 from ray.serve._private.common import DeploymentID
 from ray.serve._private.constants import SERVE_LOGGER_NAME
 from ray.serve.context import _get_global_client
+
+__all__ = [
+    "STRAIGHT",
+    "broadcast",
+    "deployment_options",
+    "free_resources",
+    "keep_log",
+    "live_replicas",
+    "set_replicas",
+    "with_version",
+]
 
 STRAIGHT = {"_by_reference": False}
 """

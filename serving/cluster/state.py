@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from minicluster.errors import InputError
+from minicluster.files import write_atomically
 
 HOME = Path(".minicluster/serving")
 STATE = HOME / "state.json"
@@ -81,9 +82,7 @@ def read_state() -> State | None:
 def write_state(state: State) -> None:
     """Write the state, whole or not at all."""
     HOME.mkdir(parents=True, exist_ok=True)
-    draft = STATE.with_suffix(".draft")
-    draft.write_text(json.dumps(asdict(state), indent=2) + "\n", encoding="utf-8")
-    draft.replace(STATE)
+    write_atomically(STATE, json.dumps(asdict(state), indent=2) + "\n")
 
 
 def forget(state: State) -> None:

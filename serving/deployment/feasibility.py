@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from minicluster.engine_model.kv_cache import kv_bytes_per_sequence
+from minicluster.engine_model.parallelism import nixl_rule, tp_rule
 from minicluster.errors import NegativeAnswer
-from minicluster.specs.model import DTYPE_BYTES, architecture_hash
+from minicluster.specs.model import architecture_hash
 from serving.deployment.engine_args import DTYPES
 from serving.deployment.target import is_directory
 from serving.protocol.app_spec import NODE_LABEL, ROLE_LABEL
@@ -110,18 +113,11 @@ def _model(deployment: Deployment) -> Iterator[str]:
 
 
 def _pairing(deployment: Deployment) -> Iterator[str]:
-    """Check what NIXL can transfer between the pools (vLLM 0.29, nixl/base_worker.py)."""
+    """Check what NIXL can transfer between the pools."""
     prefill, decode = deployment.pool("prefill"), deployment.pool("decode")
-    if max(prefill.tp, decode.tp) % min(prefill.tp, decode.tp):
-        yield f"tp: prefill {prefill.tp} and decode {decode.tp}; one must divide the other"
-    architecture = deployment.architecture
-    if prefill.tp > decode.tp and architecture.mla is None:
-        kv_heads = architecture.num_kv_heads
-        if prefill.tp > kv_heads:
-            yield (
-                f"tp: prefill {prefill.tp} above decode {decode.tp} needs at least {prefill.tp} "
-                f"KV heads; the model has {kv_heads}"
-            )
+    rule = nixl_rule(deployment.architecture, prefill_tp=prefill.tp, decode_tp=decode.tp)
+    if rule is not None:
+        yield f"tp: prefill {prefill.tp} and decode {decode.tp}; expected {rule}"
     if prefill.dtype != decode.dtype:
         yield f"dtype: prefill {prefill.dtype}, decode {decode.dtype}; a KV cache has one dtype"
 
@@ -135,9 +131,9 @@ def _pool(deployment: Deployment, pool: Pool, target: Target) -> Iterator[str]:
         yield f"{place}.ep: {pool.ep}; serving deploys ep 1"
     if pool.dp != 1:
         yield f"{place}.dp: {pool.dp}; serving deploys dp 1 (more replicas instead)"
-    heads = deployment.architecture.num_heads
-    if heads % pool.tp:
-        yield f"{place}.tp: {pool.tp} does not divide {heads} attention heads"
+    rule = tp_rule(deployment.architecture, pool.tp)
+    if rule is not None:
+        yield f"{place}.tp: {pool.tp}; expected {rule}"
     if pool.max_batched_tokens < pool.max_batch_size:
         yield (
             f"{place}.max_batched_tokens: {pool.max_batched_tokens}; "
@@ -159,24 +155,17 @@ def _numbers(deployment: Deployment, pool: Pool, kind: str) -> Iterator[str]:
     kv_dtypes = {pool.dtype} | ({"fp8"} if kind == "gpu" else set())
     if engine.kv_dtype not in kv_dtypes:
         yield f"engine.kv_dtype: {engine.kv_dtype} with weights in {pool.dtype} on a {kind}"
-    needed = _kv_bytes_of_one(deployment, pool)
+    needed = kv_bytes_per_sequence(
+        replace(deployment.architecture, kv_dtype=engine.kv_dtype),
+        engine.max_model_len,
+        slicing=pool.slicing,
+        block_size=engine.block_size,
+    )
     if needed > pool.kv_bytes:
         yield (
             f"{place}.kv_bytes: {pool.kv_bytes:.0f}; one sequence of {engine.max_model_len} tokens "
             f"needs {needed:.0f}"
         )
-
-
-def _kv_bytes_of_one(deployment: Deployment, pool: Pool) -> float:
-    """Return the KV cache of one full sequence on one GPU; 0 where heads do not tell (MLA)."""
-    architecture = deployment.architecture
-    if architecture.mla is not None:
-        return 0.0
-    heads = max(1, architecture.num_kv_heads // pool.tp)
-    per_token = 2 * architecture.num_layers * heads * architecture.head_dim
-    blocks = -(-deployment.engine.max_model_len // deployment.engine.block_size)
-    tokens = blocks * deployment.engine.block_size
-    return per_token * DTYPE_BYTES[deployment.engine.kv_dtype] * tokens
 
 
 def _room(deployment: Deployment, target: Target) -> Iterator[str]:

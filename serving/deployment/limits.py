@@ -76,6 +76,6 @@ def limits(
 
 def _answer_s(plan: Plan, token_limit: int | None) -> float:
     """Return how long the longest answer takes that a client may ask for, planned or not."""
-    step_s = plan.slo.tpot_s or plan.slo.itl_s or plan.prediction.tpot.p99_s
+    step_s = plan.slo.per_token_s or plan.prediction.tpot.p99_s
     context = plan.engine.max_model_len
     return min(token_limit or context, context) * step_s

@@ -13,6 +13,7 @@ import aiohttp
 import numpy as np
 
 from minicluster.errors import TargetFailed
+from minicluster.http_client.sse import DONE, EventParser
 
 FIRST_ID = 300
 """Prompts are made of token ids from here on, clear of special tokens and single bytes."""
@@ -89,10 +90,11 @@ class Stopwatch:
         stream.sent_s = time.monotonic()
         async with self.session.post(url, json=body) as answer:
             await _check(answer)
-            async for line in answer.content:
-                if line.startswith(b"data: {"):
-                    now = time.monotonic()
-                    tokens = _tokens(json.loads(line[6:]), url)
+            parser = EventParser()
+            async for received in answer.content.iter_any():
+                now = time.monotonic()
+                for event in parser.feed(received):
+                    tokens = 0 if event == DONE else _tokens(json.loads(event), url)
                     if tokens > stream.tokens:
                         stream.stamps.append((now, tokens))
                         stream.begun.set()

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from minicluster.errors import TargetFailed
+from minicluster.files import write_atomically
 from minicluster.plan import to_json
 from serving.cluster.local_cluster import read_cluster
 from serving.cluster.log_errors import why
@@ -134,8 +135,8 @@ def _described(
     """Return *state* with what is to be deployed now, and keep plan and deployment beside it."""
     text = to_json(plan or deployment)
     HOME.mkdir(parents=True, exist_ok=True)
-    Path(state.plan).write_text(text, encoding="utf-8")
-    Path(state.deployment).write_text(to_json(deployment), encoding="utf-8")
+    write_atomically(Path(state.plan), text)
+    write_atomically(Path(state.deployment), to_json(deployment))
     return replace(
         state,
         base_url=site.base_url,

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 from ray import serve
 
 from minicluster.errors import TargetFailed
+from minicluster.http_client.sse import DONE, EventParser, EventTooLongError
 from serving.api.api_keys import authorization
+from serving.cluster.serve_compat import broadcast
 from serving.protocol.app_spec import APP
 from serving.protocol.phases import STALL_S, Readiness, RequestPhases
-from serving.replicas.engine_compat import broadcast
 from serving.replicas.serve_backend import NOBODY
 from serving.request.token_limit import read_token_limit
 
@@ -48,6 +49,9 @@ STALL_FACTOR = 10.0
 
 PROMPT_TOKENS = 100
 """Of a probe: several KV blocks, the last of them not full."""
+
+BLOCK_BYTES = 65536
+"""Most that is read of the stream at once; what has come is taken at once."""
 
 OUTPUT_TOKENS = 4
 """Of the completion at the end, if the operator's limit allows it."""
@@ -163,16 +167,17 @@ def stream_completion(
     started = time.perf_counter()
     try:
         with urllib.request.urlopen(request, timeout=limit_s) as answer:  # noqa: S310
+            parser = EventParser()
             arrivals = [
-                (time.perf_counter() - started, line.removeprefix(b"data: "))
-                for raw in answer
-                if (line := raw.strip())
+                (time.perf_counter() - started, event)
+                for received in iter(lambda: answer.read1(BLOCK_BYTES), b"")
+                for event in parser.feed(received)
             ]
     except urllib.error.HTTPError as error:
         raise TargetFailed(f"{base_url} answered {error.code}: {error.read()!r}") from None
-    except OSError as error:
+    except (OSError, EventTooLongError) as error:
         raise TargetFailed(f"{base_url} does not answer: {error}") from None
-    if len(arrivals) < 2 or arrivals[-1][1] != b"[DONE]":  # noqa: PLR2004  (a token, the end)
+    if len(arrivals) < 2 or arrivals[-1][1] != DONE:  # noqa: PLR2004  (a token, the end)
         raise TargetFailed(f"{base_url}: the stream broke off: {arrivals[-1:]}")
     return arrivals[0][0]
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minicluster.errors import InputError, NegativeAnswer, TargetFailed
+from minicluster.files import write_atomically
 from minicluster.plan import Placement, Pool, read_deployment, to_json
 from serving.cluster.local_cluster import read_cluster, token_file
 from serving.cluster.processes import RAYLET, environment, stop
@@ -257,7 +258,7 @@ def _deployment_name(state: State, role: str) -> str:
 
 def _record(state: State, planned: Deployment, now: Deployment) -> State:
     """Write down what is deployed now, for `verify` and `status`."""
-    Path(state.deployment).write_text(to_json(now), encoding="utf-8")
+    write_atomically(Path(state.deployment), to_json(now))
     scaled = tuple(
         f"pools[{pool.role}].replicas: {now.pool(pool.role).replicas} instead of {pool.replicas} "
         f"{SCALED}"

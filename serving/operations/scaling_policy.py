@@ -88,7 +88,7 @@ def advise(seen: Seen, shares: Mapping[str, Share], slo: SloSpec) -> Advice:
     if seen.requests < FEWEST:
         reason = f"{seen.requests} requests seen; {FEWEST} are needed to judge"
         return Advice(replicas=now, reason=reason, holds=True, conclusive=False)
-    wanted = int(slo.percentile[1:]) / 100
+    wanted = slo.level
     late, slow = seen.ttft_fraction < wanted, seen.tpot_fraction < wanted
     told = f"TTFT met by {seen.ttft_fraction:.1%}, TPOT by {seen.tpot_fraction:.1%} of requests"
     if not late and not slow:
@@ -107,7 +107,7 @@ def advise(seen: Seen, shares: Mapping[str, Share], slo: SloSpec) -> Advice:
     if source == "prefill" and queue > SHORT_QUEUE:
         reason = f"{told}: decode is short and prefill queues too; plan again"
         return Advice(replicas=now, reason=reason, holds=False)
-    limit_s = slo.tpot_s or slo.itl_s or math.inf
+    limit_s = slo.per_token_s or math.inf
     if source == "decode" and seen.tpot_s * now["decode"] / moved["decode"] > limit_s:
         reason = f"{told}: prefill is short and decode has no TPOT to spare; plan again"
         return Advice(replicas=now, reason=reason, holds=False)

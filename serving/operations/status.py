@@ -149,7 +149,7 @@ def _facts(name: str) -> list[dict[str, Any]] | None:
     # vLLM, which this imports, would log on stdout, and that is for data.
     os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
-    from serving.replicas.engine_compat import broadcast  # noqa: PLC0415
+    from serving.cluster.serve_compat import broadcast  # noqa: PLC0415
     from serving.replicas.serve_backend import NOBODY  # noqa: PLC0415
 
     handle = serve.get_deployment_handle(name, APP)

@@ -1,5 +1,5 @@
 """
-Everything we take from Ray Serve LLM and vLLM that they do not promise to keep.
+What we take from vLLM, and from Ray's server of an engine, that they do not promise to keep.
 
 Ray 2.60.0, vLLM 0.29.0; tests/serving/test_ray_compat.py says which name is gone after an upgrade.
 """
@@ -8,10 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ray.llm._internal.serve.utils.broadcast import broadcast
 from vllm.exceptions import VLLMClientError
-
-__all__ = ["broadcast", "engine_is_dead", "first_token_seen", "prompt_tokens", "skip_download"]
 
 
 def skip_download(llm_config: Any) -> None:  # noqa: ANN401

@@ -14,7 +14,7 @@ from ray import serve
 from ray.serve.llm.deployment import PDDecodeServer, PDPrefillServer
 from ray.serve.llm.openai_api_models import CompletionRequest
 
-from serving.cluster.serve_compat import keep_log
+from serving.cluster.serve_compat import broadcast, keep_log
 from serving.protocol.app_spec import CORES, planned_cores
 from serving.protocol.backend import EngineFailed
 from serving.protocol.endpoint_config import front_from
@@ -22,7 +22,7 @@ from serving.protocol.phases import Prefilled, PrefillTiming, RequestPhases
 from serving.protocol.refusal import Refusal
 from serving.protocol.request_policy import order_of
 from serving.replicas.end_with_replica import REPLICA
-from serving.replicas.engine_compat import broadcast, engine_is_dead, skip_download
+from serving.replicas.engine_compat import engine_is_dead, skip_download
 from serving.replicas.engine_facts import engine_facts
 from serving.replicas.engine_request import engine_request, for_decode, for_prefill, refusal_of
 from serving.replicas.generation import Answering

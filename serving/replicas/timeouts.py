@@ -67,7 +67,7 @@ def patience_of(front: EndpointConfig) -> Timeouts:
     """Take from what the front door knows how long to wait."""
     token_s = UNPLANNED_TOKEN_S
     if front.slo is not None and front.promise is not None:
-        token_s = PACE_FACTOR * (front.slo.tpot_s or front.slo.itl_s or front.promise.tpot.p99_s)
+        token_s = PACE_FACTOR * (front.slo.per_token_s or front.promise.tpot.p99_s)
     return Timeouts(
         prefill_s=front.prefill_deadline_s,
         first_token_s=front.prefill_deadline_s + front.kv_wait_deadline_s + SLACK_S,

@@ -12,11 +12,11 @@ import typer
 from rich.table import Table
 
 from minicluster.errors import InputError
+from minicluster.files import write_atomically
 from minicluster.machine import this_machine
 from minicluster.shell import talk
 from minicluster.specs.calibration import read_measurements
 from sizing.cli.inputs import read_inputs
-from sizing.cli.plan import write_whole
 from sizing.cli.refit import recalibrate
 from sizing.cli.timing import timed_engine
 from sizing.latency.calibration import fit_calibration, read_calibration
@@ -82,7 +82,7 @@ def calibrate(  # noqa: PLR0913  (a command's options)
                 if engine
                 else _from_steps(scenario, inputs.model, steps, name=out.stem)
             )
-            write_whole(out, json.dumps(asdict(fitted), indent=2, sort_keys=True) + "\n")
+            write_atomically(out, json.dumps(asdict(fitted), indent=2, sort_keys=True) + "\n")
             _print(fitted, out)
         if as_json:
             sys.stdout.write(out.read_text(encoding="utf-8"))

@@ -12,12 +12,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from minicluster.engine_model.kv_cache import kv_bytes_per_token
 from minicluster.errors import InputError
 from minicluster.shell import talk
 from minicluster.specs.parameters import num_active_parameters, num_parameters
 from sizing import catalog
 from sizing.catalog.schema import scenario_keys
-from sizing.latency.memory import kv_bytes_per_token
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 
 from minicluster.errors import InputError
+from minicluster.files import write_atomically
 from sizing import catalog
 from sizing.latency.collectives import CROSSES
 from sizing.latency.library import left_out, with_gpu_points
@@ -173,7 +174,7 @@ def rail_only(
     found = study(catalog.find_study(name, overrides or []), price_ratio=price_ratio)
     for path, text in ((html, page), (svg, drawing)):
         if path is not None:
-            _write(path, text(found))
+            write_atomically(path, text(found))
     _show(asdict(found), study_tables(found), as_json=as_json)
 
 
@@ -192,14 +193,6 @@ def ecmp(
         for count in flows or [1, 16]
     ]
     _show([asdict(one) for one in found], [collisions_table(found)], as_json=as_json)
-
-
-def _write(path: Path, text: str) -> None:
-    """Write a file, or say why not."""
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise InputError(str(path), error.strerror, "a file that can be written") from None
 
 
 def _show(data: object, tables: Iterable[Table], *, as_json: bool) -> None:

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from minicluster.config import parse, read_toml
+from minicluster.engine_model.kv_cache import kv_bytes_per_token
 from minicluster.errors import InputError
+from minicluster.files import write_atomically
 from minicluster.plan import read_plan
 from minicluster.shell import talk
 from minicluster.specs.checks import not_negative
@@ -23,8 +25,6 @@ from sizing import catalog
 from sizing.cli.console import wide_console
 from sizing.cli.inputs import naming
 from sizing.cli.keys import with_keys
-from sizing.cli.plan import write_whole
-from sizing.latency.memory import kv_bytes_per_token
 from sizing.network import emission
 from sizing.network.network_cost import crossing
 from sizing.network.pools import PoolPlan, PoolRules, place_pools
@@ -260,4 +260,4 @@ def _give(text: str, out: Path | None) -> None:
     if out is None:
         sys.stdout.write(text)
     else:
-        write_whole(out, text)
+        write_atomically(out, text)

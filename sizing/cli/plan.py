@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -12,7 +11,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from minicluster.errors import Exit, InputError, NegativeAnswer
+from minicluster.errors import Exit, NegativeAnswer
+from minicluster.files import write_atomically
 from minicluster.plan import Plan, to_json
 from minicluster.shell import talk
 from sizing.cli.inputs import naming, read_inputs
@@ -62,12 +62,12 @@ def plan(  # noqa: PLR0913, PLR0917  (a command's options)
             f" way out: {found.way_out}"
         )
     if out is not None:
-        write_whole(out, to_json(proposed))
+        write_atomically(out, to_json(proposed))
     if html is not None:
         from sizing.report.page import plan_page  # noqa: PLC0415  (charts take time to import)
 
         with naming(scenario), talk.status("simulating and drawing"):
-            write_whole(html, plan_page(proposed))
+            write_atomically(html, plan_page(proposed))
     _show(proposed, as_json=as_json)
     if found.interrupted:
         _say_interrupted(
@@ -95,14 +95,3 @@ def _show(proposed: Plan, *, as_json: bool) -> None:
     if proposed.inputs.cluster.tiers:
         for line in crossing_lines(crossing(proposed)):
             console.print(line, highlight=False)
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file whole or not at all."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(path)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise InputError(str(path), error.strerror, "a file that can be written") from None

@@ -14,10 +14,11 @@ from rich.console import Console
 
 from minicluster.errors import InputError
 from minicluster.specs.slicing import Slicing
+from minicluster.units import seconds
 from sizing.cli.inputs import naming, read_inputs
 from sizing.cli.plan import CALIBRATION, OVERRIDES  # noqa: TC001  (Typer reads the annotations)
 from sizing.planner.given import Size, given
-from sizing.report.tables import latency_table, layout_table, parts_table, seconds
+from sizing.report.tables import latency_table, layout_table, parts_table
 
 SIZE = re.compile(
     r"(?P<replicas>[1-9]\d*)xTP(?P<tp>[1-9]\d*)(?:xPP(?P<pp>[1-9]\d*))?(?:xDP(?P<dp>[1-9]\d*))?"

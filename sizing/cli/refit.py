@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from rich.table import Table
 
+from minicluster.files import write_atomically
 from minicluster.shell import talk
-from sizing.cli.plan import write_whole
 from sizing.evidence.refit.evidence import SOUND, check_runs
 from sizing.evidence.refit.fit import RunResidual, fit_scales, recalibrated, residuals
 from sizing.evidence.refit.observed import Observed, read_observed
@@ -58,10 +58,10 @@ def recalibrate(
         "held_out": residuals(model, scaled(model, scales), others) or _left_out(model, runs),
     }
     fitted = recalibrated(before, scales, runs, name=out.stem)
-    write_whole(out, json.dumps(asdict(fitted), indent=2, sort_keys=True) + "\n")
+    write_atomically(out, json.dumps(asdict(fitted), indent=2, sort_keys=True) + "\n")
     kept = {"scales": asdict(scales)} | {k: [asdict(r) for r in v] for k, v in found.items()}
     text = json.dumps(kept, indent=2) + "\n"
-    write_whole(out.with_suffix(".residuals.json"), text)
+    write_atomically(out.with_suffix(".residuals.json"), text)
     if as_json:
         sys.stdout.write(text)
     else:

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import json
-import shutil
 import signal
 import subprocess
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from minicluster.command import run_child
-from minicluster.errors import Exit, InputError, TargetFailed
+from minicluster.command import find_command, run_child
+from minicluster.errors import Exit, TargetFailed
+from minicluster.files import write_atomically
 from minicluster.plan import StepModel, step_time, to_json
 from minicluster.shell import talk
 from minicluster.specs.calibration import read_measurements
 from minicluster.workload.arrivals import length_quantiles
+from minicluster.workload.run_verdict import read_run_verdict
+from minicluster.workload.schedule import ScheduledRequest, write_schedule
 from minicluster.workload.sources import RequestSource, drawn
-from sizing.cli.plan import write_whole
 from sizing.evidence.refit.evidence import SOUND
 from sizing.evidence.refit.fit import fit_scales, recalibrated
 from sizing.evidence.refit.observed import FEWEST, observed
@@ -27,6 +27,8 @@ from sizing.latency.calibration import fit_calibration
 from sizing.planner.draft import draft_deployment
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from minicluster.plan import Deployment, Inputs
     from minicluster.specs.calibration import CalibrationSpec
     from minicluster.specs.workload import WorkloadSpec
@@ -66,7 +68,7 @@ def timed_engine(inputs: Inputs, steps: Path, *, name: str, keep: bool) -> Calib
     """
     deployment = draft_deployment(inputs)
     draft = steps.with_suffix(".deployment.json")
-    write_whole(draft, to_json(deployment))
+    write_atomically(draft, to_json(deployment))
     kept = _status() is not None  # what was up before us is not ours to take down
     try:
         _command("serving", "up", draft, "--port", 0)
@@ -99,18 +101,18 @@ def _with_burst(
         )
         return fitted
     schedule = folder.with_suffix(".schedule.jsonl")
-    write_schedule(schedule, load, rate)
+    write_burst(schedule, load, rate)
     _command(
         *("loadtest", "run", "--trace", schedule, "--warmup", WARM_UP_S, "-o", folder),
         *("--host", _endpoint(), "--model", deployment.model.id),
         *("--vocab-size", inputs.model.vocab_size),
-        *("--slo", f"ttft={slo.ttft_s},tpot={slo.tpot_s or slo.itl_s},percentile=p90"),
+        *("--slo", f"ttft={slo.ttft_s},tpot={slo.per_token_s},percentile=p90"),
         endings=RUN_ENDINGS,
         silent=True,
     )
-    verdict = json.loads((folder / "verdict.json").read_text(encoding="utf-8"))
-    if verdict["verdict"] not in SOUND:
-        talk.print(f"burst left out: {'; '.join(verdict['reasons'])}", soft_wrap=True)
+    found = read_run_verdict(folder / "verdict.json")
+    if found is not None and found.verdict not in SOUND:
+        talk.print(f"burst left out: {'; '.join(found.reasons)}", soft_wrap=True)
         return fitted
     run = observed(folder / "samples.jsonl", deployment, model, fitted)
     return recalibrated(fitted, fit_scales(model, [run]), [run], name=fitted.name)
@@ -133,17 +135,25 @@ def burst_rate(model: StepModel, load: WorkloadSpec) -> float:
     return min(BURST_UTILISATION / prefill_s, BURST_SEQUENCES / (step_s * float(answers.mean())))
 
 
-def write_schedule(path: Path, load: WorkloadSpec, rate: float) -> None:
+def write_burst(path: Path, load: WorkloadSpec, rate: float) -> None:
     """Write Poisson arrivals of the scenario's lengths as a trace that `loadtest run` sends."""
     length_s = min(BURST_LIMIT_S, WARM_UP_S + BURST_REQUESTS / rate)
     arrivals = drawn(load, RequestSource(), count=round(length_s * rate), seed=0)
     due_s = arrivals.due_s * load.requests_per_s / rate
     rows = zip(due_s, arrivals.input_tokens, arrivals.output_tokens, strict=True)
-    lines = [
-        json.dumps({"due_s": float(at), "input_tokens": int(prompt), "output_tokens": int(answer)})
-        for at, prompt, answer in rows
-    ]
-    write_whole(path, "\n".join(lines) + "\n")
+    write_schedule(
+        (
+            ScheduledRequest(
+                index=index,
+                due_s=float(at),
+                input_tokens=int(prompt),
+                output_tokens=int(answer),
+                in_window=True,
+            )
+            for index, (at, prompt, answer) in enumerate(rows)
+        ),
+        path,
+    )
 
 
 def _endpoint() -> str:
@@ -156,7 +166,7 @@ def _endpoint() -> str:
 
 def _status() -> dict[str, Any] | None:
     """Return what `serving status` says of this directory; `None`: nothing is deployed from it."""
-    line = [_found("serving"), "status", "--json"]
+    line = [find_command("serving"), "status", "--json"]
     done = subprocess.run(line, check=False, capture_output=True)  # noqa: S603  (ours)
     if done.returncode:
         return None
@@ -175,17 +185,9 @@ def _command(
         KeyboardInterrupt: it was interrupted.
     """
     options = {"stdout": subprocess.DEVNULL} if silent else {"stdout": sys.stderr}
-    code = run_child([_found(name), *map(str, arguments)], **options)
+    code = run_child([find_command(name), *map(str, arguments)], **options)
     if code in (-signal.SIGINT, Exit.INTERRUPTED):
         raise KeyboardInterrupt
     if code not in endings:
         line = " ".join([name, *map(str, arguments[:2])])
         raise TargetFailed(f"`{line}` ended with exit code {code}")
-
-
-def _found(name: str) -> str:
-    """Return the command of ours beside this one, or the one on the path."""
-    found = shutil.which(name, path=str(Path(sys.executable).parent)) or shutil.which(name)
-    if found is None:
-        raise InputError(name, None, f"the {name} command beside this one", "run `make setup`")
-    return found

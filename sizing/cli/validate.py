@@ -16,8 +16,8 @@ import typer
 from rich.console import Console
 from rich.progress import track
 
+from minicluster.files import write_atomically
 from minicluster.shell import talk
-from sizing.cli.plan import write_whole
 from sizing.evidence.coverage import tried
 from sizing.evidence.evidence import evidence_of, read_evidence, to_json
 from sizing.evidence.row import read_rows
@@ -71,11 +71,11 @@ def validate(
     ]
     fit, answers = calibrated(verdicts) if calibrate else (None, verdicts)
     if out is not None:
-        write_whole(out, to_csv(answers))
+        write_atomically(out, to_csv(answers))
     found = tried(residuals(verdicts))
     if evidence is not None:
         today = f"{datetime.now(UTC):%Y-%m-%d}"
-        write_whole(evidence, to_json(evidence_of(verdicts, found, date=today)))
+        write_atomically(evidence, to_json(evidence_of(verdicts, found, date=today)))
     _doubt(verdicts)
     if as_json:
         document = _document(verdicts, answers, found)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from minicluster.engine_model.kv_cache import kv_bytes_per_sequence
 from minicluster.errors import InputError
 from minicluster.specs.cluster import ClusterSpec
 from minicluster.specs.model import DTYPE_BYTES, ModelSpec, with_weight_dtype
 from sizing import catalog
 from sizing.catalog import release
-from sizing.latency.memory import kv_bytes_per_sequence, kv_space_bytes
+from sizing.latency.memory import kv_space_bytes
 from sizing.latency.step import Machine
 
 if TYPE_CHECKING:

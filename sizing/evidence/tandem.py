@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from minicluster.engine_model.kv_cache import kv_bytes_per_token
 from sizing.evidence.load import REQUEST_S, REQUESTS_PER_USER, requests
 from sizing.evidence.replay import ReplayedRequest, Served
 from sizing.evidence.slots import decode_slots
 from sizing.evidence.steps import seconds_of
 from sizing.latency.collectives import kv_pull_s_per_byte
 from sizing.latency.load import decode_load, prefill_load
-from sizing.latency.memory import kv_bytes_per_token
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from minicluster.engine_model.kv_cache import INDEX_SCALE_BYTES
 from minicluster.specs.model import DTYPE_BYTES
 from sizing.latency.load import keys_in_reach, pairs
 from sizing.latency.op import ACTIVATION_BYTES, Op, Work, gemm
@@ -104,8 +105,6 @@ class Scores:
 
 SPARSE_HEADS = 64
 """FlashMLA's sparse kernels pad heads to a multiple of it on Hopper (vLLM 0.29.0, SGLang 0.5)."""
-INDEX_SCALE_BYTES = 4
-"""One fp32 scale per key of the index, beside its fp8 values (vLLM 0.29.0)."""
 
 
 def latent_ops(model: ModelSpec, mla: MlaSpec, load: StepLoad, *, tp: int) -> tuple[Op, ...]:

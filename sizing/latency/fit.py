@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from minicluster.engine_model.kv_cache import kv_bytes_per_sequence
 from minicluster.specs.step import PathCoefficients, StepCoefficients
 from sizing.latency.collectives import kv_pull_s_per_byte
 from sizing.latency.least_squares import fit_bent_line
 from sizing.latency.load import decode_load, pairs, prefill_load
-from sizing.latency.memory import kv_bytes_per_sequence
 from sizing.latency.step import Machine, step_s
 
 if TYPE_CHECKING:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from minicluster.engine_model.kv_cache import kv_bytes_per_sequence
 from minicluster.specs.model import DTYPE_BYTES, weight_value_bytes
 from minicluster.specs.parameters import parameters
-from minicluster.specs.slicing import Slicing
-from sizing.latency.attention import INDEX_SCALE_BYTES
+from minicluster.specs.slicing import Slicing, stage_layers
 from sizing.latency.op import ACTIVATION_BYTES
 
 if TYPE_CHECKING:
@@ -80,27 +80,13 @@ def stage_weight_bytes(model: ModelSpec, slicing: Slicing) -> tuple[float, ...]:
     for number in layers:
         num_dense = min(left, number)
         left -= num_dense
-        feedforward = (
-            num_dense * dense * _size(model, model.dense_dtype) + (number - num_dense) * experts
-        )
+        dense_bytes = num_dense * dense * _size(model, model.dense_dtype)
+        feedforward = dense_bytes + (number - num_dense) * experts
         stages.append(number * (attention + norms) + feedforward)
     head = counts.lm_head if counts.lm_head or slicing.pp == 1 else counts.embedding
     stages[0] += counts.embedding * a / slicing.tp
     stages[-1] += head * a / slicing.tp
     return tuple(stages)
-
-
-def stage_layers(num_layers: int, pp: int) -> list[int]:
-    """
-    Deal layers out over *pp* stages as vLLM does: what is left goes to the last but one, backwards.
-
-    Source:
-        vLLM 0.29.0 distributed/utils.py, get_pp_indices: the first and last stage also hold tables.
-    """
-    layers = [num_layers // pp] * pp
-    for extra in range(num_layers % pp):
-        layers[max(0, pp - 2 - extra)] += 1
-    return layers
 
 
 def _per_layer(count: int, layers: int) -> float:
@@ -109,6 +95,7 @@ def _per_layer(count: int, layers: int) -> float:
 
 
 def _size(model: ModelSpec, dtype: str) -> float:
+    """Bytes of one weight of *dtype*, scales included."""
     return weight_value_bytes(dtype, model.weight_group)
 
 
@@ -140,7 +127,7 @@ def _attention_bytes(model: ModelSpec, tp: int) -> float:
 
 SAMPLER_BYTES_PER_LOGIT = 38.4
 """
-Bytes that sampling keeps per logit of a full batch: copies in 16 and 32 bits, sorted with indices.
+What sampling keeps per logit of a full batch: copies in 16 and 32 bits, sorted with indices.
 
 Source: 7 of the 8 rows of llm-d-planner docs/empirical-vllm-memory-results.md (vLLM, H100,
 tests/published/vllm_memory.toml) give 38.2 to 38.6 with 1,024 sequences, vLLM's default there.
@@ -199,110 +186,6 @@ def exchange_bytes(slicing: Slicing) -> float:
     """
     fitting = [size for group, size in EXCHANGE_BYTES.items() if group <= slicing.gpus]
     return float(fitting[-1]) if fitting else 0.0
-
-
-__all__ = [
-    "kv_bytes_per_sequence",
-    "kv_bytes_per_token",
-    "kv_space_bytes",
-    "max_concurrent_tokens",
-    "state_bytes",
-    "weight_bytes",
-]
-
-
-def kv_bytes_per_token(model: ModelSpec, *, tp: int = 1, slicing: Slicing | None = None) -> float:
-    """
-    KV cache of one token on the fullest GPU, in all layers that keep every token.
-
-        b = 2 L max(1, K / tp) H w;  MLA: L ((r + d_rope) w + d_index + 4)
-        (docs/model.md, eq. M2)
-
-    Past tp = K every rank still holds one whole head, so a wider TP no longer saves KV memory;
-    the latent of MLA and the key of an index have no heads to slice.
-
-    Args:
-        model: L layers, K KV heads, H head dimension, w bytes per value.
-        tp: tensor-parallel degree, where nothing else is sliced.
-        slicing: in place of *tp*; a pipeline stage holds its own layers only.
-
-    Returns:
-        Bytes per token and GPU.
-
-    Source:
-        vLLM: max(1, total_num_kv_heads // tp) heads a rank.
-
-    Ignores:
-        Layers with a sliding window, which keep at most a window, and linear ones (eq. M3);
-        layouts of the fp8 latent that keep part of it in 16 bits (656 bytes in place of 576).
-
-    """
-    sliced = slicing or Slicing(tp=tp)
-    full = model.num_full_layers * _fullest_share(model, sliced)
-    return full * _layer_kv_bytes(model, tp=sliced.tp)
-
-
-def state_bytes(model: ModelSpec, *, tp: int = 1, slicing: Slicing | None = None) -> float:
-    """
-    State of linear attention of one sequence, on the fullest GPU, however long it is.
-
-        M_l = L_l (N_v d_k d_v w + (c - 1) (2 N_k d_k + N_v d_v) a) / tp    (docs/model.md, eq. M6)
-
-    Source:
-        vLLM keeps the recurrent state and the last c - 1 inputs of the convolution.
-
-    Ignores:
-        Pages that are padded to the size of attention's.
-
-    """
-    spec, sliced = model.linear, slicing or Slicing(tp=tp)
-    if spec is None:
-        return 0.0
-    recurrent = spec.num_value_heads * spec.key_head_dim * spec.value_head_dim
-    window = max(0, spec.conv_kernel - 1) * spec.mixed_size
-    layer = recurrent * DTYPE_BYTES[spec.state_dtype] + window * DTYPE_BYTES[model.dtype]
-    return spec.num_layers * _fullest_share(model, sliced) * layer / sliced.tp
-
-
-def kv_bytes_per_sequence(
-    model: ModelSpec,
-    tokens: float,
-    *,
-    tp: int = 1,
-    slicing: Slicing | None = None,
-    block_size: int,
-) -> float:
-    """
-    KV cache of a sequence of *tokens* tokens, in whole blocks, and its linear state.
-
-        M_s = b c ceil(s / c) + b_window c ceil(min(s, w + c) / c) + M_l    (docs/model.md, eq. M3)
-
-    Args:
-        model: shapes.
-        tokens: s.
-        tp: tensor-parallel degree, where nothing else is sliced.
-        slicing: in place of *tp*.
-        block_size: c.
-
-    Returns:
-        Bytes per GPU.
-
-    Source:
-        Paged attention allocates blocks; windowed layers free those that left the window.
-
-    Ignores:
-        Prefixes that sequences share.
-
-    """
-    sliced = slicing or Slicing(tp=tp)
-    kept = block_size * math.ceil(tokens / block_size)
-    size = kept * kv_bytes_per_token(model, slicing=sliced) + state_bytes(model, slicing=sliced)
-    if model.num_window_layers:
-        window = min(tokens, model.window_tokens + block_size)
-        blocks = block_size * math.ceil(window / block_size)
-        layers = model.num_window_layers * _fullest_share(model, sliced)
-        size += blocks * layers * _layer_kv_bytes(model, tp=sliced.tp)
-    return size
 
 
 def kv_space_bytes(
@@ -370,17 +253,3 @@ def max_concurrent_tokens(
         model, sequence_tokens, slicing=slicing, block_size=engine.block_size
     )
     return slicing.dp * sequence_tokens * max(0, math.floor(space / each))
-
-
-def _fullest_share(model: ModelSpec, slicing: Slicing) -> float:
-    """Share of the layers that the fullest pipeline stage holds, every kind alike."""
-    return max(stage_layers(model.num_layers, slicing.pp)) / model.num_layers
-
-
-def _layer_kv_bytes(model: ModelSpec, *, tp: int) -> float:
-    """Keys and values of one token in one layer, on one GPU."""
-    w = DTYPE_BYTES[model.kv_dtype]
-    if model.mla:
-        index = model.index.head_dim + INDEX_SCALE_BYTES if model.index else 0
-        return (model.mla.kv_lora_rank + model.mla.qk_rope_head_dim) * w + index
-    return 2 * max(1.0, model.num_kv_heads / tp) * model.head_dim * w

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from minicluster.units import seconds
 from sizing.planner.candidate import Candidate
 from sizing.planner.evidence import StepErrors
 from sizing.planner.slo import Check
@@ -101,14 +102,14 @@ def below_floor(alone: list[tuple[Check, Candidate]], inputs: Inputs) -> Infeasi
     kinds = " or ".join(inputs.kinds)
     return Infeasible(
         reason=f"no number of {kinds} holds the SLO: {check.name} of requests that meet"
-        f" no other is {_ms(check.seconds)} already",
+        f" no other is {seconds(check.seconds)} already",
         binds="SLO floor",
         nearest=str(start),
         nearest_gpus=start.gpus,
-        missed_by=f"{check.name} {_ms(check.seconds)}, limit {_ms(check.limit_s)}"
+        missed_by=f"{check.name} {seconds(check.seconds)}, limit {seconds(check.limit_s)}"
         f" ({check.ratio:.2f} times)",
-        way_out=f"a limit well above {_ms(check.seconds)}, a faster GPU, a smaller model or fewer"
-        " bytes (model.weight_dtype), shorter prompts",
+        way_out=f"a limit well above {seconds(check.seconds)}, a faster GPU, a smaller model or"
+        " fewer bytes (model.weight_dtype), shorter prompts",
     )
 
 
@@ -121,8 +122,8 @@ def too_many(alone: list[tuple[Check, Candidate]], inputs: Inputs, *, most_gpus:
         binds="SLO",
         nearest=str(start),
         nearest_gpus=start.gpus,
-        missed_by=f"nothing on an idle system ({check.name} {_ms(check.seconds)} of"
-        f" {_ms(check.limit_s)}), too much under load",
+        missed_by=f"nothing on an idle system ({check.name} {seconds(check.seconds)} of"
+        f" {seconds(check.limit_s)}), too much under load",
         way_out="a looser SLO, or a lower workload.requests_per_s",
     )
 
@@ -173,8 +174,3 @@ def far_over_budget(sized: Candidate, inputs: Inputs) -> Infeasible:
         missed_by=f"about {sized.gpus - budget} GPUs",
         way_out=f"cluster.max_gpus = {sized.gpus} or so, a looser SLO, or a lower rate",
     )
-
-
-def _ms(seconds: float) -> str:
-    """Write seconds as milliseconds."""
-    return f"{seconds * 1e3:.1f} ms"

@@ -88,16 +88,9 @@ class Candidate:
 
     def off_by(self, errors: StepErrors) -> Candidate:
         """Return the same with steps that take longer than the model says."""
-        model = self.tandem.step_model
-        if self.layout.prefill is None:
-            decode = replace(
-                model.decode.scaled(errors.decode),
-                per_prefill_token_s=model.decode.per_prefill_token_s * errors.prefill,
-                per_pair_s=model.decode.per_pair_s * errors.prefill,
-            )
-        else:
-            decode = model.decode.scaled(errors.decode)
-        model = replace(model, prefill=model.prefill.scaled(errors.prefill), decode=decode)
+        model = self.tandem.step_model.slowed(
+            prefill=errors.prefill, decode=errors.decode, mixed=self.layout.prefill is None
+        )
         return replace(self, tandem=replace(self.tandem, step_model=model))
 
 

@@ -19,6 +19,22 @@ def deployment(
     inputs: Inputs, chosen: Candidate, *, spares: Mapping[str, int] | None = None
 ) -> Deployment:
     """Return what *chosen* runs, each pool with its *spares* more; none without them."""
+    routing = Routing(
+        policy=chosen.tandem.prefill_policy,
+        local_threshold_tokens=chosen.tandem.local_threshold_tokens,
+    )
+    return deployment_of(
+        inputs,
+        pools(inputs, chosen, spares=spares),
+        routing=routing,
+        context_tokens=max_model_len(inputs),
+    )
+
+
+def deployment_of(
+    inputs: Inputs, placed: tuple[Pool, ...], *, routing: Routing, context_tokens: int
+) -> Deployment:
+    """Return *placed* with model and engine of the inputs, for sequences of *context_tokens*."""
     model, engine = inputs.model, inputs.engine
     return Deployment(
         model=PlanModel(id=model.id, source=model.source, config_hash=model.config_hash),
@@ -26,16 +42,13 @@ def deployment(
         engine=EngineSettings(
             name=engine.name,
             version=engine.version,
-            max_model_len=max_model_len(inputs),
+            max_model_len=context_tokens,
             block_size=block_size(inputs),
             kv_dtype=model.kv_dtype,
             memory_fraction=engine.memory_fraction,
         ),
-        pools=pools(inputs, chosen, spares=spares),
-        routing=Routing(
-            policy=chosen.tandem.prefill_policy,
-            local_threshold_tokens=chosen.tandem.local_threshold_tokens,
-        ),
+        pools=placed,
+        routing=routing,
     )
 
 
@@ -61,7 +74,9 @@ def pools(
             dtype=inputs.model.weight_dtype,
             max_batch_size=stage.max_batch_size * shape.slicing.pp,
             max_batched_tokens=stage.max_batched_tokens,
-            kv_bytes=kv_pool_bytes(inputs, shape, sequences=held),
+            kv_bytes=kv_pool_bytes(
+                inputs, shape, sequences=held, context_tokens=max_model_len(inputs)
+            ),
             placement=placement[role],
             spare_replicas=counts[role],
         )

@@ -11,7 +11,7 @@ from sizing.planner.candidate import Candidate
 from sizing.planner.evidence import StepErrors
 from sizing.planner.layout import profile_rule
 from sizing.planner.objective import total_power_w, total_price_usd_per_hour
-from sizing.planner.slo import level, meets
+from sizing.planner.slo import meets
 from sizing.planner.starts import largest_batch, starting_points
 from sizing.planner.step_models import StepModels
 from sizing.queueing import decode, prefill
@@ -114,8 +114,8 @@ def _evaluate(candidate: Candidate, inputs: Inputs) -> Evaluated | None:
         gpus=candidate.gpus,
         power_w=total_power_w(inputs, candidate.gpus_by_kind),
         price_usd_per_hour=total_price_usd_per_hour(inputs, candidate.gpus_by_kind),
-        ttft_s=predicted.ttft.quantile(level(slo)),
-        tpot_s=predicted.tpot.quantile(level(slo)),
+        ttft_s=predicted.ttft.quantile(slo.level),
+        tpot_s=predicted.tpot.quantile(slo.level),
         output_tokens_per_s=tokens,
         tokens_per_s_per_gpu=tokens / candidate.gpus,
         tokens_per_s_per_user=1 / predicted.tpot.mean,

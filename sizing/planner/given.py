@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from minicluster.errors import InputError, NegativeAnswer
 from minicluster.plan import Pool, Prediction, Validation
 from minicluster.specs.slicing import Slicing
+from minicluster.units import seconds
 from sizing.latency.load import decode_load, prefill_load
 from sizing.latency.step import beyond_hb_domain_s
 from sizing.planner.aggregated import mixed_capacity_requests_per_s, simulated_prediction
@@ -130,10 +131,9 @@ def _answered(inputs: Inputs, chosen: Candidate, answer: Prediction, batch: floa
     """Compare with the SLO."""
     slo = inputs.scenario.slo
     missed = tuple(
-        f"{name.upper()} {slo.percentile} {seconds * 1e3:.1f} ms, limit {limit_s * 1e3:.1f} ms"
-        for name, limit_s in (("ttft", slo.ttft_s), ("tpot", slo.tpot_s), ("itl", slo.itl_s))
-        if limit_s is not None
-        and (seconds := getattr(getattr(answer, name), f"{slo.percentile}_s")) > limit_s
+        f"{name.upper()} {slo.percentile} {seconds(found_s)}, limit {seconds(limit_s)}"
+        for name, limit_s in slo.limits_s.items()
+        if (found_s := getattr(answer, name).at(slo.percentile)) > limit_s
     )
     return Given(
         pools=pools(inputs, chosen),

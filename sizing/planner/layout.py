@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from minicluster.engine_model.kv_cache import kv_bytes_per_sequence
+from minicluster.engine_model.parallelism import nixl_rule, tp_rule
 from minicluster.errors import InputError
 from minicluster.specs.slicing import Slicing
-from sizing.latency.memory import kv_bytes_per_sequence, kv_space_bytes, weight_bytes
+from sizing.latency.memory import kv_space_bytes, weight_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -107,7 +109,7 @@ def legal_shapes(inputs: Inputs) -> tuple[LayoutShape, ...]:
         check_degree(inputs, tp, place="search.tp")
     widest = min(inputs.cluster.gpus_per_hb_domain, inputs.model.num_heads)
     degrees = tuple(sorted(set(asked))) or tuple(
-        tp for tp in range(1, widest + 1) if broken_rule(inputs.model, tp) is None
+        tp for tp in range(1, widest + 1) if tp_rule(inputs.model, tp) is None
     )
     cuts = [Slicing(tp=tp) for tp in degrees]
     if inputs.scenario.search.layouts == "any":
@@ -146,40 +148,19 @@ def profile_rule(inputs: Inputs, layout: Layout) -> str | None:
 
 def check_degree(inputs: Inputs, tp: int, *, place: str) -> None:
     """Refuse a degree that does not divide the model, or that no cluster of this size holds."""
-    rule = broken_rule(inputs.model, tp)
+    rule = tp_rule(inputs.model, tp)
     if rule is not None:
         raise InputError(place, tp, rule)
     if tp > inputs.cluster.max_gpus:
         raise InputError(place, tp, f"at most cluster.max_gpus = {inputs.cluster.max_gpus}")
 
 
-def broken_rule(model: ModelSpec, tp: int) -> str | None:
-    """Return the rule that *tp* breaks for this model, if any."""
-    if model.num_heads % tp:
-        return f"a divisor of the model's {model.num_heads} attention heads"
-    if model.mla is None and model.num_kv_heads % tp and tp % model.num_kv_heads:
-        return f"a divisor or a multiple of the model's {model.num_kv_heads} KV heads"
-    widths = [model.ffn_size, model.moe.expert_ffn_size if model.moe else 0]
-    for width in widths:
-        if width % tp:
-            return f"a divisor of the feed-forward width {width}"
-    return None
-
-
 def pairing_rule(model: ModelSpec, layout: Layout) -> str | None:
-    """Return the rule of the NIXL connector that a pair of degrees breaks, if any."""
+    """Return the rule of the NIXL connector that a pair of pools breaks, if any."""
     if layout.prefill is None:
         return None
     prefill_tp, decode_tp = layout.prefill.slicing.tp, layout.decode.slicing.tp
-    wide, narrow = max(prefill_tp, decode_tp), min(prefill_tp, decode_tp)
-    if wide % narrow:
-        return f"one TP is a multiple of the other (NIXL), not {layout}"
-    if prefill_tp > decode_tp and model.mla is None and prefill_tp > model.num_kv_heads:
-        return (
-            f"a prefill TP wider than decode's is at most the {model.num_kv_heads} KV heads (NIXL),"
-            f" not {layout}"
-        )
-    return None
+    return nixl_rule(model, prefill_tp=prefill_tp, decode_tp=decode_tp)
 
 
 def max_model_len(inputs: Inputs) -> int:
@@ -261,15 +242,17 @@ def decode_slots(inputs: Inputs, shape: LayoutShape, *, context: float, deviatio
     return min(limit, int(root**2))
 
 
-def kv_pool_bytes(inputs: Inputs, shape: LayoutShape, *, sequences: int) -> float:
+def kv_pool_bytes(
+    inputs: Inputs, shape: LayoutShape, *, sequences: int, context_tokens: int
+) -> float:
     """
-    KV cache per GPU: all that memory leaves; on a CPU what *sequences* of full length need.
+    KV cache per GPU: all that memory leaves; on a CPU what *sequences* of *context_tokens* need.
 
     (docs/model.md, eq. M4)
     """
     gpu = inputs.kinds[shape.gpu]
     if gpu.kind == "cpu":
-        return sequences * _sequence_bytes(inputs, max_model_len(inputs), shape)
+        return sequences * _sequence_bytes(inputs, context_tokens, shape)
     return float(np.floor(kv_space_bytes(inputs.model, gpu, inputs.engine, slicing=shape.slicing)))
 
 

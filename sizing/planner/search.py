@@ -22,7 +22,6 @@ from sizing.planner.evidence import step_errors
 from sizing.planner.levels import gpus_at
 from sizing.planner.objective import cost, cost_of
 from sizing.planner.settle import FINE, PoolSizing, mixed_lowest, settle_mixed, settle_split
-from sizing.planner.slo import level
 from sizing.planner.spares import spare_replicas
 from sizing.planner.starts import Starts, starting_points
 from sizing.planner.step_models import StepModels
@@ -219,7 +218,7 @@ class LayoutSearch:
     def _rank(self, chosen: Candidate) -> tuple[float, float, int]:
         """Cheapest first, then lower TTFT to the millisecond, then room in the decode batch."""
         predicted = forecast(chosen.tandem)
-        share = level(self.inputs.scenario.slo)
+        share = self.inputs.scenario.slo.level
         ttft_s = FREE if predicted is None else round(predicted.ttft.quantile(share), 3)
         return cost(self.inputs, chosen), ttft_s, -_limit(chosen)
 

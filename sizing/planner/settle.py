@@ -224,7 +224,7 @@ def fluid_replicas(inputs: Inputs, slow: Candidate, lowest: int) -> int:
         t_d(B) / (1 - rho_p) <= TPOT, B = (lambda / D) E[o] t_d(B) / (1 - rho_p)
         (docs/model.md, eq. L6)
     """
-    limit_s = inputs.scenario.slo.tpot_s or inputs.scenario.slo.itl_s or np.inf
+    limit_s = inputs.scenario.slo.per_token_s or np.inf
     count = lowest
     while count < MOST_REPLICAS:
         tandem = slow.sized(0, count).tandem

@@ -31,14 +31,9 @@ class Check:
         return self.seconds / self.limit_s
 
 
-def level(slo: SloSpec) -> float:
-    """Return the share of requests that must stay below the limits."""
-    return float(slo.percentile.removeprefix("p")) / 100
-
-
 def checks(found: TandemForecast, slo: SloSpec) -> tuple[Check, ...]:
     """Compare a forecast with every limit of *slo*, at its percentile."""
-    share = level(slo)
+    share = slo.level
     limits = {
         "TTFT": (found.ttft, slo.ttft_s),
         "TPOT": (found.tpot, slo.tpot_s),

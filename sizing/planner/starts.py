@@ -10,7 +10,7 @@ import numpy as np
 
 from sizing.planner.candidate import Candidate, smallest
 from sizing.planner.layout import Layout, legal_shapes, memory_rule, pairing_rule, profile_rule
-from sizing.planner.slo import Check, checks, level, under_load
+from sizing.planner.slo import Check, checks, under_load
 from sizing.queueing import decode
 from sizing.queueing.forecast import at_rate, forecast
 from sizing.queueing.spread import constant
@@ -104,7 +104,7 @@ def _idle_checks(start: Candidate, slo: SloSpec) -> tuple[Check, ...]:
 
 def largest_batch(start: Candidate, slo: SloSpec) -> int:
     """Largest batch limit at which requests that always share a full batch keep TPOT and ITL."""
-    share_below = level(slo)
+    share_below = slo.level
     longest = float(start.tandem.output_tokens.max())
     share = decode.averaged_share(start.tandem, longest)
 

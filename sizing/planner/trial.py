@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from minicluster.errors import NegativeAnswer
+from minicluster.stats.batch_means import surely_below
+from minicluster.stats.quantiles import weighted_quantile
 from minicluster.workload.sources import RequestSource, drawn
 from sizing.planner.answer import PlanVerdict
 from sizing.planner.closed_form import MOST_REPLICAS
@@ -18,7 +20,6 @@ from sizing.queueing import decode, prefill
 from sizing.queueing.forecast import forecast
 from sizing.simulation.outcome import simulate
 from sizing.simulation.planned import deployed_system
-from sizing.simulation.statistics import QUANTILES, quantile, surely_below
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -209,12 +210,9 @@ def judge(outcome: Outcome, inputs: Inputs) -> tuple[bool | None, Check]:
 
 def limits_of(outcome: Outcome, slo: SloSpec) -> list[tuple[Check, bool | None]]:
     """Compare a run with every limit; whether it holds, is missed, or chance may decide."""
-    share = QUANTILES[slo.percentile]
+    share = slo.level
     found: list[tuple[Check, bool | None]] = []
-    limits = {"ttft": slo.ttft_s, "tpot": slo.tpot_s, "itl": slo.itl_s}
-    for name, limit_s in limits.items():
-        if limit_s is None:
-            continue
+    for name, limit_s in slo.limits_s.items():
         values, weights = outcome.series(name)
         if len(values):
             check = Check(
@@ -241,7 +239,7 @@ def _percentile(
     """Read a percentile off."""
     order = np.argsort(values, kind="stable")
     mass = np.ones(len(values)) if weights is None else weights
-    return quantile(values[order], share, mass[order])
+    return weighted_quantile(values[order], share, mass[order])
 
 
 def _blame(candidate: Candidate, outcome: Outcome, check: Check) -> str:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from sizing.report.tables import seconds
+from minicluster.units import seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
+from minicluster.units import seconds
 from sizing.network.rail_only_study import savings_range
-from sizing.report.tables import seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
+from minicluster.units import seconds
 from sizing.planner.studies.long_context import SIZES, preferences
-from sizing.report.tables import seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

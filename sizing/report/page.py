@@ -6,6 +6,7 @@ import html
 from importlib import resources
 from typing import TYPE_CHECKING
 
+from minicluster.units import seconds
 from minicluster.workload.sources import RequestSource, drawn
 from sizing.planner.evaluated import evaluated
 from sizing.planner.studies.answer import figures, layout_of
@@ -19,7 +20,7 @@ from sizing.report.page_facts import (
     pool_rows,
     source_rows,
 )
-from sizing.report.tables import free_gpus, kinds_of, seconds
+from sizing.report.tables import free_gpus, kinds_of
 from sizing.simulation.planned import simulate_plan
 
 if TYPE_CHECKING:

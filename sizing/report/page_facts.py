@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from minicluster.units import seconds
 from sizing.planner.studies.cost import DATASHEET, running
-from sizing.report.tables import kinds_of, seconds, size, sliced
+from sizing.report.tables import kinds_of, size, sliced
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from minicluster.plan import Plan
+    from minicluster.stats.batch_means import BatchMeansInterval
     from sizing.simulation.outcome import Outcome
-    from sizing.simulation.statistics import BatchMeansInterval
 
 UNPROVEN = "the search was interrupted before it simulated; sizes by closed forms"
 STATISTICS = ("mean", "p50", "p90", "p95", "p99")
@@ -20,11 +21,10 @@ STATISTICS = ("mean", "p50", "p90", "p95", "p99")
 
 def latency_rows(plan: Plan, outcome: Outcome) -> Iterator[list[str]]:
     """Yield two rows a latency: forecast and simulated."""
-    limits = {"ttft": plan.slo.ttft_s, "tpot": plan.slo.tpot_s, "itl": plan.slo.itl_s}
     simulated = outcome.latencies()
     for name in ("ttft", "tpot", "itl", "e2e"):
         predicted = getattr(plan.prediction, name)
-        limit = limits.get(name)
+        limit = plan.slo.limits_s.get(name)
         yield [
             f"{name.upper()} forecast",
             *(seconds(predicted.at(each)) for each in STATISTICS),

@@ -10,14 +10,14 @@ import numpy as np
 from rich.table import Table
 from rich.text import Text
 
-from sizing.report.tables import seconds
+from minicluster.units import seconds
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from minicluster.specs.slo import SloSpec
+    from minicluster.stats.batch_means import BatchMeansInterval
     from sizing.simulation.outcome import Outcome
-    from sizing.simulation.statistics import BatchMeansInterval
 
 NAMES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2e": "E2E", "stall": "longest stall"}
 
@@ -80,12 +80,11 @@ def simulated_table(outcome: Outcome, slo: SloSpec) -> Table:
     for heading in ("", "mean", "p50", "p95", "p99"):
         table.add_column(heading, justify="right" if heading else "left")
     table.add_column(f"SLO at {slo.percentile}", justify="right")
-    limits = {"ttft": slo.ttft_s, "tpot": slo.tpot_s, "itl": slo.itl_s}
     latencies = outcome.latencies()
     for name in (each for each in NAMES if each in latencies):
         found = latencies[name]
         cells = [_interval(found[each]) for each in ("mean", "p50", "p95", "p99")]
-        verdict = _verdict(outcome, name, slo.percentile, limits.get(name))
+        verdict = _verdict(outcome, name, slo.percentile, slo.limits_s.get(name))
         table.add_row(NAMES[name], *cells, verdict)
     return table
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
+from minicluster.units import seconds
 from sizing.planner.studies.answer import figures
-from sizing.report.tables import seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from minicluster.specs.slo import PERCENTILES
+from minicluster.units import seconds
 from sizing.planner.studies.cost import running
 from sizing.queueing.prefill import CLOSED_FORMS
 
@@ -21,17 +22,7 @@ if TYPE_CHECKING:
 
 GB = 1e9
 MB = 1e6
-MS = 1e-3
 SHOWN = tuple(each for each in PERCENTILES if each != "p90")
-
-
-def seconds(value: float) -> str:
-    """Write seconds as people read them: three figures, ms below a second."""
-    if value >= 1:
-        return f"{value:.2f} s"
-    if value >= MS:
-        return f"{value / MS:.1f} ms"
-    return f"{value * 1e6:.0f} µs"
 
 
 def size(value: float) -> str:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from sizing.report.tables import seconds, size
+from minicluster.units import seconds
+from sizing.report.tables import size
 
 if TYPE_CHECKING:
     from sizing.training.estimate import TrainingEstimate

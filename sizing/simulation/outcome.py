@@ -9,15 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from minicluster.errors import InputError
-from sizing.simulation.event_loop import EventLoop
-from sizing.simulation.statistics import (
-    QUANTILES,
+from minicluster.stats.batch_means import (
     BatchMeansInterval,
     mean_interval,
     quantile_interval,
-    settled_from,
     surely_below,
 )
+from minicluster.stats.quantiles import LEVELS
+from minicluster.stats.warmup import mser5
+from sizing.simulation.event_loop import EventLoop
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -97,7 +97,7 @@ class Outcome:
         if statistic == "mean":
             high_s = mean_interval(values, weights).high_s
             return high_s is not None and high_s <= limit_s
-        return surely_below(values, limit_s, QUANTILES[statistic], weights)
+        return surely_below(values, limit_s, LEVELS[statistic], weights)
 
     def series(self, name: str) -> tuple[Column, Column | None]:
         """Values of a latency that count, in the order of time, and how often each does."""
@@ -123,7 +123,7 @@ class Outcome:
 
 def _statistics(values: Column, weights: Column | None) -> dict[str, BatchMeansInterval]:
     found = {"mean": mean_interval(values, weights)}
-    for name, share in QUANTILES.items():
+    for name, share in LEVELS.items():
         found[name] = quantile_interval(values, share, weights)
     return found
 
@@ -248,7 +248,7 @@ def _counted(
     columns = [ttft[order], e2e[order]]
     if np.isfinite(tpot).all():
         columns.append(tpot[order])
-    cuts = [settled_from(column) for column in columns]
+    cuts = [mser5(column) for column in columns]
     start = max(cut for cut, _ in cuts)
     last_s = due.max() - float(np.quantile(e2e, DRAIN))
     counts = np.zeros(len(due), dtype=np.bool_)

@@ -6,10 +6,10 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from minicluster.engine_model.interference import DecodeWithInterference, PrefillWithInterference
+from minicluster.engine_model.kv_cache import kv_bytes_per_sequence, kv_bytes_per_token
 from minicluster.engine_model.limits import EngineLimits
 from minicluster.engine_model.step_seconds import FittedStep
 from minicluster.errors import InputError
-from sizing.latency.memory import kv_bytes_per_sequence, kv_bytes_per_token
 from sizing.simulation.outcome import simulate
 from sizing.simulation.system import Path, SimulatedPool, System
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import json
 import os
+import subprocess
 import sys
+import time
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -70,3 +72,20 @@ def verdict_in(folder: Path) -> dict[str, Any]:
     """Read the verdict that a run left."""
     verdict: dict[str, Any] = json.loads((folder / "verdict.json").read_text())
     return verdict
+
+
+def start_run(host: str, folder: Path) -> subprocess.Popen[str]:
+    """Start a long run and wait until the first answers are there."""
+    extent = ["--duration", "300", "--slo", PATIENT, "-o", str(folder)]
+    command = [*COMMAND, "run", "--host", host, "--rate", "40", *SHORT, *extent]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    wait_for(lambda: (folder / "samples.jsonl").exists() and len(answered(folder)) > 10)
+    return process
+
+
+def wait_for(condition: Any) -> None:  # noqa: ANN401
+    """Wait for *condition*, at most a minute."""
+    until = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.1)

@@ -16,7 +16,7 @@ import pytest
 from loadtest.run.client_health import Client
 from loadtest.run.folder import PLAN, Run
 from loadtest.run.job import Job
-from loadtest.run.schedule import ScheduledRequest, Window
+from loadtest.run.schedule import Window
 from minicluster.plan import (
     SCHEMA_VERSION,
     CalibrationNote,
@@ -45,6 +45,7 @@ from minicluster.specs.slo import SloSpec
 from minicluster.specs.step import Interference, PathCoefficients, StepCoefficients
 from minicluster.specs.workload import Lengths, WorkloadSpec
 from minicluster.workload.samples import Sample
+from minicluster.workload.schedule import ScheduledRequest
 
 PlanMaker = Callable[..., Plan]
 SampleMaker = Callable[..., Sample]

@@ -1,7 +1,8 @@
-"""A job of the tests: nobody listens where it goes."""
+"""A job of the tests, to an address where nothing listens, and a client that was fit for it."""
 
 from __future__ import annotations
 
+from loadtest.run.client_health import Client
 from loadtest.run.job import Job
 from loadtest.run.schedule import Window
 from minicluster.specs.slo import SloSpec
@@ -23,4 +24,15 @@ JOB = Job(
     window=Window(start_s=5, end_s=10, drain_s=30),
     timeout_s=30.0,
     plan=None,
+)
+CLIENT = Client(
+    stop="complete",
+    started_unix_s=0.0,
+    origin_monotonic_s=0.0,
+    wall_s=10.0,
+    cpu_fraction=0.2,
+    heartbeat_lag_s=(0.001,) * 100,
+    machine="this one",
+    versions={},
+    connections=3,
 )

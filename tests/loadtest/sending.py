@@ -25,9 +25,10 @@ if TYPE_CHECKING:
 
     from loadtest.run.folder import Run
     from loadtest.run.job import ChatForm, Job
-    from loadtest.run.schedule import ArrivalShape, ScheduledRequest
+    from loadtest.run.schedule import ArrivalShape
     from loadtest.verdict.verdict import Verdict
     from minicluster.workload.samples import Sample
+    from minicluster.workload.schedule import ScheduledRequest
 
 WORKLOAD = WorkloadSpec(
     requests_per_s=60.0,

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     from .forks import Forks
 
-pytestmark = pytest.mark.xdist_group("vllm")  # one worker imports it
-
 LOOK = """
 from serving.replicas.vllm_plugin import keep_planned_cores
 keep_planned_cores()

@@ -22,8 +22,6 @@ from .virtual_time import run
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-pytestmark = pytest.mark.xdist_group("vllm")  # one worker imports it
-
 DONE = "data: [DONE]\n\n"
 FAILED = 'data: {"error":{"message":"KeyError in scheduler.py","code":500,"param":null}}\n\n'
 PREFILLED = Prefilled(kv_transfer_params={"at": "p0"}, replica="p0", queue_s=0.1, step_s=0.2)

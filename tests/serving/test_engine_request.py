@@ -13,8 +13,6 @@ from serving.protocol.refusal import Refusal
 from serving.request.answer_length import LENGTHS
 from serving.request.validation import IGNORED
 
-pytestmark = pytest.mark.xdist_group("vllm")  # one worker imports it
-
 TEXT = {"type": "text", "text": "hi"}
 CALL = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 

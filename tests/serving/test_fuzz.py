@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from .conftest import DeploymentMaker, PlanMaker
     from .forks import Forks
 
-pytestmark = pytest.mark.xdist_group("vllm")  # one worker imports it
-
 HERE = Path(__file__).parent
 
 

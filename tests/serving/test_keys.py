@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from minicluster.errors import InputError
-from serving.api.api_keys import KEYS, KEYS_FILE, key_of, read_keys, refuse_open
+from serving.api.api_keys import (
+    KEYS,
+    KEYS_FILE,
+    authorization,
+    key_of,
+    read_keys,
+    refuse_open,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -80,6 +87,20 @@ def test_only_a_key_lets_in(header: str | None, name: str | None) -> None:
     keys = read_keys({KEYS: f"a:{FIRST},b:{SECOND}"})
     found = key_of(keys, header)
     assert (found.name if found else None) == name
+
+
+@pytest.mark.parametrize(
+    "keys", [f"a:{FIRST}:4\n{SECOND}", f"# ours\n\n{FIRST}\nb:{SECOND}", f" {FIRST} "]
+)
+def test_our_own_commands_show_the_first_key(tmp_path: Path, keys: str) -> None:
+    """The header opens the endpoint whose keys these are, wherever they stand."""
+    file = tmp_path / "keys"
+    file.write_text(keys)
+    for environment in ({KEYS: keys}, {KEYS_FILE: str(file)}, {KEYS: keys, KEYS_FILE: str(file)}):
+        header = authorization(environment)
+        assert header == {"authorization": f"Bearer {FIRST}"}
+        assert key_of(read_keys(environment), header["authorization"])
+    assert authorization({}) == {}
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "", "gpu-7.example"])  # noqa: S104

@@ -2,12 +2,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import pytest
-
 if TYPE_CHECKING:
     from .forks import Forks
-
-pytestmark = pytest.mark.xdist_group("vllm")  # one worker imports it
 
 LOOK = """
 import inspect
@@ -49,7 +45,7 @@ print(
     "_asyncio_router" in inspect.getsource(SingletonThreadRouter.__init__),
     hasattr(AsyncioRouter, "running_replicas_populated"),
     isinstance(AsyncioRouter.request_router, property),
-    list(inspect.signature(engine_compat.broadcast).parameters)[:3],
+    list(inspect.signature(serve_compat.broadcast).parameters)[:3],
 )
 """
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
 import warnings
-from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +38,7 @@ def test_it_keeps_the_operators_limit(
         assert timeout > 0
         assert isinstance(request.data, bytes)
         bodies.append(json.loads(request.data))
-        return nullcontext([b'data: {"choices": []}\n', b"\n", b"data: [DONE]\n"])
+        return io.BytesIO(b'data: {"choices": []}\n\ndata: [DONE]\n\n')
 
     monkeypatch.setattr(probe.urllib.request, "urlopen", opened)
     monkeypatch.delenv("MINICLUSTER_MAX_OUTPUT_TOKENS", raising=False)

@@ -2,14 +2,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import pytest
-
 if TYPE_CHECKING:
     from pathlib import Path
 
     from .forks import Forks
-
-pytestmark = pytest.mark.xdist_group("vllm")  # one worker imports it
 
 CHECK = """
 import inspect

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import pytest
-
 if TYPE_CHECKING:
     from .forks import Forks
-
-pytestmark = pytest.mark.xdist_group("vllm")  # one worker imports it
 
 LEAVE = """
 import asyncio

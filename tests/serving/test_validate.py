@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from minicluster.engine_model.kv_cache import kv_bytes_per_sequence
 from minicluster.plan import Placement
 from serving.deployment.feasibility import findings
 from serving.protocol.app_spec import NODE_LABEL, ROLE_LABEL
@@ -60,7 +61,7 @@ def test_target_that_lacks_something(
         ),
         (
             {"tp": 3, "placement": (Placement(node="n", gpus=(1, 2, 3)),)},
-            "3 does not divide 8 attention heads",
+            "tp: 3; expected a divisor of the model's 8 attention heads",
         ),
         ({"dtype": "int4"}, "dtype: int4; on a cpu one of"),
         ({"dtype": "fp32"}, "a KV cache has one dtype"),
@@ -91,7 +92,19 @@ def test_tp_must_nest_between_pools(
     prefill = make_pool("prefill", tp=2, placement=(Placement(node="n", gpus=(0, 1)),))
     decode = make_pool("decode", tp=3, placement=(Placement(node="n", gpus=(2, 3, 4)),))
     found = findings(make_deployment(small_model, prefill=prefill, decode=decode), target)
-    assert any("one must divide the other" in finding for finding in found)
+    assert any("one is a multiple of the other" in finding for finding in found)
+
+
+def test_a_window_of_attention_needs_less_cache(
+    small_model: Path, make_deployment: DeploymentMaker, target: Target
+) -> None:
+    """What the planner says that a sequence needs is enough, layers with a window included."""
+    whole = make_deployment(small_model)
+    model = replace(whole.architecture, num_window_layers=1, window_tokens=64)
+    needed = kv_bytes_per_sequence(model, whole.engine.max_model_len, block_size=32)
+    pools = tuple(replace(pool, kv_bytes=needed) for pool in whole.pools)
+    assert any("one sequence" in each for each in findings(replace(whole, pools=pools), target))
+    assert findings(replace(whole, architecture=model, pools=pools), target) == ()
 
 
 def test_every_reason_at_once(

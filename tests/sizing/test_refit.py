@@ -13,6 +13,8 @@ import pytest
 from minicluster.errors import Exit, InputError
 from minicluster.plan import Plan, read_plan, to_json
 from minicluster.workload.arrivals import poisson_arrivals
+from minicluster.workload.samples import Sample, to_line
+from minicluster.workload.schedule import ScheduledRequest, write_schedule
 from sizing.catalog import find_model
 from sizing.evidence.refit.evidence import check_runs
 from sizing.evidence.refit.fit import fit_scales, residuals
@@ -38,6 +40,10 @@ SMALL = {
     "max_position_embeddings": 2048,
     "torch_dtype": "bfloat16",
 }
+REQUEST = ScheduledRequest(index=0, due_s=0.0, input_tokens=64, output_tokens=8, in_window=True)
+MICROSECOND = 1.1e-6
+"""Times in samples are whole microseconds; a latency is the difference of two."""
+
 TRUTH = Scales(prefill=1.2, decode=0.85, prefill_beside=1.5, decode_beside=1.3)
 
 
@@ -113,7 +119,7 @@ def test_what_a_run_cannot_tell_stays_at_the_prior(plan: Plan) -> None:
     assert found.decode_beside == pytest.approx(1.0, abs=0.1)
 
 
-def written(plan: Plan, run: Observed, folder: Path, **changes: object) -> Path:
+def written(plan: Plan, run: Observed, folder: Path) -> Path:
     """Write *run* as `loadtest run` does."""
     folder.mkdir(exist_ok=True)
     (folder / "plan.json").write_text(to_json(plan))
@@ -121,19 +127,23 @@ def written(plan: Plan, run: Observed, folder: Path, **changes: object) -> Path:
     for k in range(len(run.arrivals)):
         due_s, tokens = float(run.arrivals.due_s[k]), int(run.arrivals.output_tokens[k])
         first_s = due_s + float(run.ttft_s[k])
-        row = {
-            "index": k,
-            "in_window": bool(run.counts[k]),
-            "due_s": due_s,
-            "asked_input_tokens": int(run.arrivals.input_tokens[k]),
-            "asked_output_tokens": tokens,
-            "output_tokens": tokens,
-            "chunk_s": [first_s + i * float(run.tpot_s[k]) for i in range(tokens)],
-            "chunk_tokens": [1] * tokens,
-            "outcome": "ok",
-            "phases_s": {name: float(each[k]) for name, each in run.phases_s.items()},
-        }
-        lines.append(json.dumps(row | changes) + "\n")
+        chunk_s = tuple(first_s + i * float(run.tpot_s[k]) for i in range(tokens))
+        sample = Sample(
+            index=k,
+            in_window=bool(run.counts[k]),
+            due_s=due_s,
+            send_s=due_s,
+            end_s=chunk_s[-1],
+            asked_input_tokens=int(run.arrivals.input_tokens[k]),
+            asked_output_tokens=tokens,
+            input_tokens=int(run.arrivals.input_tokens[k]),
+            output_tokens=tokens,
+            chunk_s=chunk_s,
+            chunk_tokens=(1,) * tokens,
+            outcome="ok",
+            phases_s={name: float(each[k]) for name, each in run.phases_s.items()},
+        )
+        lines.append(to_line(sample) + "\n")
     path = folder / "samples.jsonl"
     path.write_text("".join(lines))
     return path
@@ -144,14 +154,16 @@ def test_the_warm_up_is_the_one_that_the_verdict_cut(plan: Plan, tmp_path: Path)
     run = run_of(plan, Scales(), seed=6, num=200)
     path = written(plan, run, tmp_path / "run")
     without = read_observed(path, None)
-    start_s = float(run.arrivals.due_s[100])
+    start_s = round(float(run.arrivals.due_s[100]), 6)  # as samples have it
     verdict = path.parent / "verdict.json"
-    verdict.write_text(json.dumps({"verdict": "met", "window": {"start_s": start_s}}))
+    verdict.write_text(
+        json.dumps({"verdict": "met", "reasons": [], "window": {"start_s": start_s}})
+    )
 
     found = read_observed(path, None)
 
     assert (without.counts == run.counts).all()
-    assert (found.counts == (run.counts & (run.arrivals.due_s >= start_s))).all()
+    assert (found.counts == (run.counts & (run.arrivals.due_s.round(6) >= start_s))).all()
     verdict.write_text("{}")
     with pytest.raises(InputError, match=r"window\.start_s"):
         read_observed(path, None)
@@ -159,7 +171,7 @@ def test_the_warm_up_is_the_one_that_the_verdict_cut(plan: Plan, tmp_path: Path)
 
 def judged(samples: Path, verdict: str) -> Path:
     """Write *verdict* beside *samples*."""
-    found = {"verdict": verdict, "window": {"start_s": 0.0}}
+    found = {"verdict": verdict, "reasons": [], "window": {"start_s": 0.0}}
     (samples.parent / "verdict.json").write_text(json.dumps(found))
     return samples
 
@@ -182,7 +194,7 @@ def test_requests_turned_away_are_not_simulated(plan: Plan, tmp_path: Path) -> N
     left = np.delete(np.arange(len(run.arrivals)), np.s_[::10])
     assert found.turned_away == len(run.arrivals) - len(left)
     assert found.arrivals.input_tokens.tolist() == run.arrivals.input_tokens[left].tolist()
-    assert found.ttft_s == pytest.approx(run.ttft_s[left])
+    assert found.ttft_s == pytest.approx(run.ttft_s[left], abs=MICROSECOND)
 
 
 def test_many_turned_away_are_refused(plan: Plan, tmp_path: Path) -> None:
@@ -239,7 +251,7 @@ def test_shared_blocks_are_those_of_the_schedule(plan: Plan, tmp_path: Path) -> 
     path = written(plan, run_of(plan, Scales(), seed=7, num=200), tmp_path / "run")
     schedule = path.parent / "schedule.jsonl"
     assert read_observed(path, None).arrivals.content is None
-    schedule.write_text('{"index": 1, "content": [4, 5]}\n{"index": 0, "content": []}\n')
+    write_schedule([REQUEST, replace(REQUEST, index=1, content=(4, 5))], schedule)
 
     found = read_observed(path, None).arrivals.content
 
@@ -254,8 +266,8 @@ def test_prefix_and_conversations_are_those_of_the_schedule(plan: Plan, tmp_path
     """What prompts share is simulated as it was sent."""
     path = written(plan, run_of(plan, Scales(), seed=7, num=200), tmp_path / "run")
     assert read_observed(path, None).arrivals.prefix_tokens is None
-    rows = [{"index": 1, "prefix_tokens": 32, "session": 5}, {"index": 0, "session": None}]
-    (path.parent / "schedule.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    rows = [replace(REQUEST, index=1, prefix_tokens=32, session=5), REQUEST]
+    write_schedule(rows, path.parent / "schedule.jsonl")
 
     found = read_observed(path, None).arrivals
 
@@ -283,9 +295,9 @@ def test_samples_are_read_as_they_were_written(plan: Plan, tmp_path: Path) -> No
     run = run_of(plan, Scales(), seed=6, num=200)
     again = read_observed(written(plan, run, tmp_path), None)
 
-    assert again.ttft_s == pytest.approx(run.ttft_s)
-    assert again.tpot_s == pytest.approx(run.tpot_s, nan_ok=True)
-    assert again.phases_s["prefill"] == pytest.approx(run.phases_s["prefill"])
+    assert again.ttft_s == pytest.approx(run.ttft_s, abs=MICROSECOND)
+    assert again.tpot_s == pytest.approx(run.tpot_s, abs=MICROSECOND, nan_ok=True)
+    assert again.phases_s["prefill"] == pytest.approx(run.phases_s["prefill"], abs=MICROSECOND)
     assert (again.counts == run.counts).all()
 
 
@@ -313,7 +325,7 @@ def test_command_writes_a_calibration(plan: Plan, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("break_it", "says"),
     [
-        (lambda path: path.unlink(), "samples as `loadtest run` writes them"),
+        (lambda path: path.unlink(), "samples written by `loadtest run`"),
         (lambda path: path.write_text(""), "an empty file"),
         (lambda path: path.write_text("{}\n"), "samples.jsonl:1"),
         (lambda path: path.write_bytes(b"\xff\xfe\n"), "binary data"),

@@ -10,7 +10,7 @@ from minicluster.plan import StepModel
 from minicluster.specs.step import Interference, PathCoefficients, StepCoefficients
 from minicluster.specs.workload import Lengths, WorkloadSpec
 from minicluster.workload.traces import read_trace
-from sizing.cli.timing import burst_rate, write_schedule
+from sizing.cli.timing import burst_rate, write_burst
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -62,7 +62,7 @@ def test_slow_decoding_bounds_the_burst() -> None:
 def test_the_schedule_is_a_trace_of_the_rate(tmp_path: Path, rate: float, length_s: float) -> None:
     """270 requests behind 5 s of warm-up, at most 35 s, of the scenario's lengths."""
     file = tmp_path / "burst.schedule.jsonl"
-    write_schedule(file, LOAD, rate)
+    write_burst(file, LOAD, rate)
     arrivals = read_trace(file).arrivals
 
     assert len(arrivals) == round(length_s * rate)

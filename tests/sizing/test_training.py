@@ -89,6 +89,11 @@ def test_sharding_conserves_memory(degrees: tuple[int, int], zero: int, dp: int)
         stages += [stage_parameters(job, layout, "last")]
 
     assert tp * sum(stages) == pytest.approx(trained_parameters(job))
+    if pp == 1:  # Megatron's distributed optimizer, 16-bit weights, 32-bit gradients: 18 bytes
+        each = stages[0]
+        assert (whole.weights, whole.gradients, whole.optimiser) == pytest.approx(
+            (2 * each, 4 * each, 12 * each)
+        )
     for part, least in (("optimiser", 1), ("gradients", 2), ("weights", 3)):
         share = dp if zero >= least else 1
         assert getattr(found, part) == pytest.approx(getattr(whole, part) / share)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from minicluster.stats.quantiles import LEVELS, quantile
 from sizing.evidence.refit.scales import PRIOR, Scales, scaled, scaled_interference, scaled_path
 from sizing.simulation.outcome import simulate
 from sizing.simulation.planned import deployed_system
@@ -39,7 +40,6 @@ PHASES = {
 """Phases that the server reports of a request, and the simulated phases that each spans."""
 
 PHASE_SD = 0.08
-LEVELS = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 BOUND = 2.0
 STEP = 0.05
 ROUNDS = 5
@@ -211,4 +211,4 @@ def _statistic(values: NDArray[np.float64], statistic: str) -> float:
         return 0.0
     if statistic == "mean":
         return float(finite.mean())
-    return float(np.quantile(finite, LEVELS[statistic], method="inverted_cdf"))
+    return quantile(finite, LEVELS[statistic])

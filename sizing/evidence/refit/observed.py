@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,15 +14,20 @@ from minicluster.plan import Deployment, StepModel, read_plan
 from minicluster.specs.calibration import CalibrationSpec
 from minicluster.workload.arrivals import Arrivals
 from minicluster.workload.request_outcome import turned_away
+from minicluster.workload.run_verdict import read_run_verdict
+from minicluster.workload.samples import read_samples
+from minicluster.workload.schedule import read_schedule
+from minicluster.workload.traces import TraceRow, arrivals_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
+
+    from minicluster.workload.samples import Sample
 
 
 FEWEST = 50
 """Answered requests below which a run says nothing about constants."""
-
-WRITTEN = "samples as `loadtest run` writes them"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,15 +87,18 @@ def observed(
 ) -> Observed:
     """Read a run of *deployment*, whose step times are *step_model*; raises as `read_observed`."""
     _check_model(samples, deployment)
-    sent = _rows(samples)
-    rows = [row for row in sent if not turned_away(row["outcome"], str(row.get("detail")))]
-    rows.sort(key=lambda row: (row["due_s"], row["index"]))
-    answered = [row["outcome"] == "ok" and bool(row["chunk_s"]) for row in rows]
-    verdict, start_s = _verdict(samples.parent / "verdict.json")
+    sent = read_samples(samples)
+    if not sent:
+        raise InputError(str(samples), "an empty file", "samples written by `loadtest run`")
+    kept = [sample for sample in sent if not turned_away(sample.outcome, sample.detail)]
+    kept.sort(key=lambda sample: (sample.due_s, sample.index))
+    found = read_run_verdict(samples.parent / "verdict.json")
+    start_s = -np.inf if found is None else found.start_s
+    answered = [sample.ok and bool(sample.chunk_s) for sample in kept]
     counts = np.array(
         [
-            ok and row["in_window"] and row["due_s"] >= start_s
-            for ok, row in zip(answered, rows, strict=True)
+            ok and sample.in_window and sample.due_s >= start_s
+            for ok, sample in zip(answered, kept, strict=True)
         ]
     )
     if counts.sum() < FEWEST:
@@ -100,109 +108,45 @@ def observed(
             f"at least {FEWEST}",
             "a longer `loadtest run`",
         )
-    names = sorted({name for row in rows for name in row.get("phases_s", {})})
+    names = sorted({name for sample in kept for name in sample.phases_s})
     return Observed(
         name=str(samples),
         deployment=deployment,
         step_model=step_model,
         calibration=calibration,
-        arrivals=_arrivals(rows, samples.parent / "schedule.jsonl"),
+        arrivals=_arrivals(kept, samples.parent / "schedule.jsonl"),
         counts=counts,
-        ttft_s=np.array(
-            [
-                row["chunk_s"][0] - row["due_s"] if ok else np.nan
-                for ok, row in zip(answered, rows, strict=True)
-            ]
+        ttft_s=np.array([s.ttft_s if ok else np.nan for ok, s in zip(answered, kept, strict=True)]),
+        tpot_s=np.array(
+            [_number(s.tpot_s) if ok else np.nan for ok, s in zip(answered, kept, strict=True)]
         ),
-        tpot_s=np.array([_tpot_s(row) for row in rows]),
         phases_s={
-            name: np.array([row.get("phases_s", {}).get(name, np.nan) for row in rows])
+            name: np.array([_number(sample.phases_s.get(name)) for sample in kept])
             for name in names
         },
-        verdict=verdict,
-        turned_away=len(sent) - len(rows),
+        verdict=None if found is None else found.verdict,
+        turned_away=len(sent) - len(kept),
     )
 
 
-def _verdict(path: Path) -> tuple[str | None, float]:
-    """Return what was found, and from when on the run was settled; no verdict: `None`, -inf."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        return str(found["verdict"]), float(found["window"]["start_s"])
-    except FileNotFoundError:
-        return None, -np.inf
-    except (OSError, KeyError, TypeError, ValueError) as error:
-        raise InputError(
-            f"{path}: verdict, window.start_s",
-            f"{error}"[:80],
-            "a verdict as `loadtest run` writes it",
-            "`loadtest report` writes it anew",
-        ) from None
+def _number(value: float | None) -> float:
+    return np.nan if value is None else value
 
 
-def _arrivals(rows: list[dict[str, Any]], schedule: Path) -> Arrivals:
+def _arrivals(samples: Sequence[Sample], schedule: Path) -> Arrivals:
     """Return when requests came, how long they were, and what their prompts share."""
-    due = np.array([row["due_s"] for row in rows], dtype=np.float64)
-    content, prefix, session = _shared(schedule, [row["index"] for row in rows])
-    return Arrivals(
-        due_s=due - due[0],
-        input_tokens=np.array([row["asked_input_tokens"] for row in rows], dtype=np.int64),
-        output_tokens=np.array([row["asked_output_tokens"] for row in rows], dtype=np.int64),
-        content=content if any(content) else None,
-        prefix_tokens=np.array(prefix, dtype=np.int64) if any(prefix) else None,
-        session=np.array(session, dtype=np.int64) if max(session) >= 0 else None,
-    )
-
-
-def _shared(
-    schedule: Path, indices: list[int]
-) -> tuple[tuple[tuple[int, ...], ...], list[int], list[int]]:
-    """Return blocks, prefix and conversation of each request; without a schedule it has none."""
-    try:
-        text = schedule.read_text(encoding="utf-8") if schedule.exists() else ""
-        asked = {row["index"]: row for row in map(json.loads, text.splitlines())}
-        those = [asked.get(index, {}) for index in indices]
-        return (
-            tuple(tuple(row.get("content", ())) for row in those),
-            [int(row.get("prefix_tokens", 0)) for row in those],
-            [-1 if row.get("session") is None else int(row["session"]) for row in those],
-        )
-    except (OSError, AttributeError, KeyError, TypeError, ValueError) as error:
-        raise InputError(
-            str(schedule), f"{error}"[:80], "a schedule as `loadtest run` writes it"
-        ) from None
-
-
-def _rows(path: Path) -> list[dict[str, Any]]:
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")[:-1]
-    except OSError as error:
-        raise InputError(str(path), error.strerror, WRITTEN) from None
-    except UnicodeDecodeError:
-        raise InputError(str(path), "binary data", WRITTEN) from None
+    asked = {each.index: each for each in read_schedule(schedule)} if schedule.exists() else {}
     rows = []
-    for number, line in enumerate(lines, 1):
-        try:
-            row = json.loads(line)
-            _tpot_s(row)
-            float(row["due_s"]), int(row["asked_input_tokens"]), int(row["asked_output_tokens"])
-            bool(row["in_window"]), int(row["index"])
-        except (KeyError, IndexError, TypeError, ValueError) as error:
-            raise InputError(f"{path}:{number}", f"{error}"[:80], WRITTEN) from None
+    for s in samples:
+        row = TraceRow(s.due_s, s.asked_input_tokens, s.asked_output_tokens)
+        if (request := asked.get(s.index)) is not None:
+            row = row._replace(
+                content=request.content,
+                prefix_tokens=request.prefix_tokens,
+                session=-1 if request.session is None else request.session,
+            )
         rows.append(row)
-    if not rows:
-        raise InputError(str(path), "an empty file", WRITTEN)
-    return rows
-
-
-def _tpot_s(row: dict[str, Any]) -> float:
-    """TPOT as docs/model.md defines it; nan for one token."""
-    chunks, tokens = row["chunk_s"], row["chunk_tokens"]
-    first = tokens[0] if tokens else 1
-    after = (row["output_tokens"] or 0) - first
-    if row["outcome"] != "ok" or after <= 0 or len(chunks) < 2:  # noqa: PLR2004
-        return float("nan")
-    return float(chunks[-1] - chunks[0]) / after
+    return arrivals_of(rows)
 
 
 def _check_model(samples: Path, deployment: Deployment) -> None:

@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from minicluster.engine_model.kv_cache import kv_bytes_per_sequence
+from minicluster.engine_model.parallelism import tp_rule
 from minicluster.errors import InputError
 from minicluster.specs.slicing import Slicing
 from sizing.latency.load import prefill_load
-from sizing.latency.memory import kv_bytes_per_sequence, kv_space_bytes
+from sizing.latency.memory import kv_space_bytes
 from sizing.latency.pipeline import chunked_prefill, group_of
 from sizing.latency.roofline import multiply_dtype
 from sizing.latency.step import step_terms
-from sizing.planner.layout import broken_rule
 from sizing.planner.step_models import machine
 from sizing.planner.studies.long_decode import token_by_library_s, token_parts_s
 from sizing.planner.studies.rule import RuleAnswer, gpus_by_compute
@@ -175,7 +176,7 @@ def _check(inputs: Inputs, tokens: int, slicings: Sequence[Slicing]) -> None:
             "raise it as an assumption: --set model.assumed_context_tokens=N",
         )
     for slicing in slicings:
-        rule = broken_rule(inputs.model, slicing.tp)
+        rule = tp_rule(inputs.model, slicing.tp)
         if rule is not None:
             raise InputError("--slicing", name_of(slicing), f"a TP that is {rule}")
         if slicing.pp > inputs.model.num_layers:
@@ -208,7 +209,7 @@ def _serves(inputs: Inputs, found: Timed) -> bool:
 def _legal(inputs: Inputs) -> tuple[int, ...]:
     """List the tensor-parallel degrees that divide the model, up to the budget."""
     widest = min(inputs.cluster.max_gpus, inputs.model.num_heads)
-    return tuple(tp for tp in range(1, widest + 1) if broken_rule(inputs.model, tp) is None)
+    return tuple(tp for tp in range(1, widest + 1) if tp_rule(inputs.model, tp) is None)
 
 
 def _fewest(inputs: Inputs, tokens: int) -> Timed | None:

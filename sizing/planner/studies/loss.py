@@ -67,18 +67,15 @@ def losses(plan: Plan, *, requests: int, seed: int) -> Iterator[Loss]:
 
 def as_confident(plan: Plan) -> Plan:
     """Return the plan with steps that take as long as its confidence allows for."""
-    sure, model = plan.confidence, plan.step_model
+    sure = plan.confidence
     if sure is None:
         return plan
-    decode = model.decode.scaled(sure.decode_factor)
-    if plan.pools[0].role == "mixed":
-        decode = replace(
-            decode,
-            per_prefill_token_s=model.decode.per_prefill_token_s * sure.prefill_factor,
-            per_pair_s=model.decode.per_pair_s * sure.prefill_factor,
-        )
-    prefill = model.prefill.scaled(sure.prefill_factor)
-    return replace(plan, step_model=replace(model, prefill=prefill, decode=decode))
+    model = plan.step_model.slowed(
+        prefill=sure.prefill_factor,
+        decode=sure.decode_factor,
+        mixed=plan.pools[0].role == "mixed",
+    )
+    return replace(plan, step_model=model)
 
 
 def without_one(plan: Plan, role: str) -> Plan:
@@ -118,8 +115,8 @@ def _simulated(plan: Plan, lost: str | None, requests: int, seed: int) -> Loss:
 def _misses(plan: Plan, outcome: Outcome) -> Iterator[str]:
     """Yield what is not kept."""
     slo, latencies = plan.slo, outcome.latencies()
-    for name, limit_s in (("ttft", slo.ttft_s), ("tpot", slo.tpot_s), ("itl", slo.itl_s)):
-        if limit_s is not None and name in latencies:
+    for name, limit_s in slo.limits_s.items():
+        if name in latencies:
             found = latencies[name][slo.percentile].value_s
             if found > limit_s:
                 yield f"{name.upper()} {slo.percentile} {found:.3g} s, limit {limit_s:g} s"

@@ -39,7 +39,7 @@ class Driver:
 
     def held(self) -> int:
         """Return of how many replicas some request still holds KV cache."""
-        from serving.replicas.engine_compat import broadcast  # noqa: PLC0415
+        from serving.cluster.serve_compat import broadcast  # noqa: PLC0415
 
         handles = [_handle(name) for name in (PREFILL, DECODE)]
         return [free for each in handles for free in broadcast(each, "kv_is_free")].count(False)

@@ -1,0 +1,37 @@
+"""Writing files whole or not at all."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from minicluster.errors import InputError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """
+    Write *text* so that *path* holds it whole, or what it held before.
+
+    Args:
+        path: of the file; its folder exists.
+        text: written as UTF-8, line ends as they are.
+
+    Raises:
+        InputError: the file cannot be written; nothing is left of it.
+
+    Ignores:
+        Loss of power: the disk may keep the new name and not yet the text.
+    """
+    partial = path.parent / f".{path.name}.{os.getpid()}"
+    try:
+        partial.write_text(text, encoding="utf-8", newline="")
+        partial.replace(path)
+    except OSError as error:
+        raise InputError(str(path), error.strerror, "a file that can be written") from None
+    finally:
+        with suppress(OSError):
+            partial.unlink()

@@ -1,0 +1,1 @@
+"""What a client of an OpenAI-compatible endpoint needs: the key's header, and its stream."""

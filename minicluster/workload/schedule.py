@@ -1,0 +1,63 @@
+"""The requests that a load test sends: one request, one line of `schedule.jsonl`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from minicluster.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduledRequest:
+    """
+    One request to send; `in_window` if it counts.
+
+    Attributes:
+        due_s: scheduled arrival, seconds after the start; 0 if it waits for `previous`.
+        previous: index of the request that has to be answered first; `None`: none.
+        think_s: from that answer to this arrival.
+        session: conversation of which it is a turn; its prompt contains the earlier turns.
+        content: ids of its prompt's first blocks of 512 tokens, from a trace; equal ids mean equal
+            tokens.
+        prefix_tokens: first tokens of its prompt that all prompts of the run have in common.
+    """
+
+    index: int
+    due_s: float
+    input_tokens: int
+    output_tokens: int
+    in_window: bool
+    previous: int | None = None
+    think_s: float = 0.0
+    session: int | None = None
+    content: tuple[int, ...] = ()
+    prefix_tokens: int = 0
+
+
+def write_schedule(requests: Iterable[ScheduledRequest], path: Path) -> None:
+    """Write *requests*, a line each."""
+    path.write_text("".join(json.dumps(asdict(r)) + "\n" for r in requests), encoding="utf-8")
+
+
+def read_schedule(path: Path) -> tuple[ScheduledRequest, ...]:
+    """
+    Read what `write_schedule` wrote; files of others are read by `minicluster.workload.traces`.
+
+    Raises:
+        InputError: no such file, or a line that is no request.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+        return tuple(_request(json.loads(line)) for line in lines)
+    except (OSError, AttributeError, TypeError, ValueError) as error:
+        raise InputError(str(path), f"{error}"[:80], "a schedule of `loadtest run`") from None
+
+
+def _request(row: dict[str, Any]) -> ScheduledRequest:
+    return ScheduledRequest(**row | {"content": tuple(row.get("content", ()))})

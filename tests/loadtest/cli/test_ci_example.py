@@ -1,0 +1,66 @@
+"""The CI example uses commands and options that exist."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+import yaml
+from typer.main import get_command
+
+import loadtest.cli.app
+import serving.cli
+import sizing.cli
+from minicluster.stats.confidence import samples_needed
+from minicluster.stats.quantiles import LEVELS
+
+EXAMPLE = Path(__file__).parents[3] / "docs" / "examples" / "ci.yml"
+APPS = {"loadtest": loadtest.cli.app.app, "serving": serving.cli.app, "sizing": sizing.cli.app}
+
+
+def commands() -> list[list[str]]:
+    """Return our commands in the example's steps."""
+    (job,) = yaml.safe_load(EXAMPLE.read_text(encoding="utf-8"))["jobs"].values()
+    lines = [line for step in job["steps"] for line in step.get("run", "").splitlines()]
+    words = [shlex.split(line) for line in lines]
+    return [line for line in words if line and line[0] in APPS]
+
+
+@pytest.mark.parametrize("line", commands(), ids=" ".join)
+def test_every_command_of_the_example_exists(line: list[str]) -> None:
+    """Command and options are ones that the tools have."""
+    program, name, *rest = line
+    group: Any = get_command(APPS[program])
+    command = group.get_command(click.Context(group), name)
+    known = {option for parameter in command.params for option in parameter.opts}
+    used = {re.sub("=.*", "", word) for word in rest if word.startswith("-")}
+
+    assert used <= known
+
+
+def test_the_run_is_long_enough_for_its_promise() -> None:
+    """As many requests as prove the percentile that is planned for, in the time that is left."""
+    lines = {tuple(line[:2]): line for line in commands()}
+    plan, run = lines["sizing", "plan"], lines["loadtest", "run"]
+    changed = dict(word.split("=") for word in plan if word.count("=") == 1)
+    level = LEVELS[changed["slo.percentile"]]
+    requests = int(run[run.index("--requests") + 1])
+    (job,) = yaml.safe_load(EXAMPLE.read_text(encoding="utf-8"))["jobs"].values()
+
+    assert requests >= samples_needed(level)
+    assert requests / float(changed["workload.requests_per_s"]) < 60 * job["timeout-minutes"] / 3
+
+
+def test_the_example_gates_and_cleans_up() -> None:
+    """The verdict is the job's last word but for stopping what runs, which always happens."""
+    (job,) = yaml.safe_load(EXAMPLE.read_text(encoding="utf-8"))["jobs"].values()
+    steps = job["steps"]
+    load = next(k for k, step in enumerate(steps) if "loadtest run" in step.get("run", ""))
+
+    assert "continue-on-error" not in steps[load]
+    assert all(step.get("if") == "always()" for step in steps[load + 1 :])
+    assert any("serving down" in step.get("run", "") for step in steps[load + 1 :])

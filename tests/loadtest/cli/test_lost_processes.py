@@ -1,0 +1,97 @@
+"""Processes and files that disappear during a run: nothing that is left waits for them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+
+from loadtest.run.folder import prepare
+from minicluster.errors import Exit
+from tests.loadtest.command import FAST, answered, start_run
+from tests.loadtest.sending import order
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from conftest import ServerStarter
+
+CLIENT = [sys.executable, "-m", "loadtest.client.locustfile"]
+
+
+def mock_servers() -> list[psutil.Process]:
+    """Return the mock servers that this process has started."""
+    return [
+        child
+        for child in psutil.Process().children()
+        if "loadtest.selftest.mock_server" in child.cmdline()
+    ]
+
+
+def test_a_killed_server_ends_the_run(start_server: ServerStarter, tmp_path: Path) -> None:
+    """A server killed mid-run ends the run with the samples so far: exit 5."""
+    process = start_run(start_server(**FAST), tmp_path)
+    mock_servers()[0].kill()
+    out, err = process.communicate(timeout=60)
+
+    assert process.returncode == Exit.TARGET_FAILED, err
+    assert "stopped answering" in out
+    assert len(answered(tmp_path)) > 10
+
+
+@pytest.mark.parametrize("kill_server", [False, True], ids=["interrupted", "server killed"])
+def test_a_removed_folder_ends_the_run(
+    start_server: ServerStarter, tmp_path: Path, *, kill_server: bool
+) -> None:
+    """A run whose folder was removed ends, and the message names the folder: exit 2."""
+    folder = tmp_path / "run"
+    process = start_run(start_server(**FAST), folder)
+    client = psutil.Process(process.pid).children()[0]
+    shutil.rmtree(folder)
+    if kill_server:
+        mock_servers()[0].kill()
+    else:
+        client.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=60)
+
+    assert process.returncode == Exit.BAD_INPUT, err
+    assert str(folder) in err
+    assert not client.is_running()
+
+
+def test_the_client_of_a_frozen_server_ends_with_its_parent(
+    start_server: ServerStarter, tmp_path: Path
+) -> None:
+    """A server that stops answering does not keep a client whose parent was killed."""
+    process = start_run(start_server(**FAST), tmp_path)
+    server = mock_servers()[0]
+    server.suspend()
+    client = psutil.Process(process.pid).children()[0]
+    process.kill()
+    process.communicate()
+    client.wait(60)
+    server.resume()
+
+    assert json.loads((tmp_path / "client.json").read_text())["stop"] == "orphaned"
+    assert len(answered(tmp_path)) > 10
+
+
+def test_a_client_without_a_parent_never_begins(
+    start_server: ServerStarter, tmp_path: Path
+) -> None:
+    """A parent that is gone before the client has started is missed as well."""
+    job = order(start_server(**FAST))
+    prepare(tmp_path, job, job.requests(), None)
+    with subprocess.Popen([sys.executable, "-c", ""]) as gone:
+        gone.wait()
+    environment = os.environ | {"LOADTEST_DIR": str(tmp_path), "LOADTEST_PARENT": str(gone.pid)}
+    done = subprocess.run(CLIENT, env=environment, timeout=60, check=False)
+
+    assert done.returncode

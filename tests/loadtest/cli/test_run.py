@@ -1,0 +1,127 @@
+"""Runs against the mock server: measurements for each shape of the load, and how runs end."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from loadtest.verdict import goodput_curve
+from minicluster.errors import Exit
+from minicluster.plan import to_json
+from minicluster.specs.slo import SloSpec
+from tests.loadtest.command import (
+    FAST,
+    PATIENT,
+    answered,
+    loadtest,
+    run,
+    start_run,
+    verdict_in,
+    wait_for,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from conftest import PlanMaker, ServerStarter
+
+
+def test_a_run_by_the_command(start_server: ServerStarter, tmp_path: Path) -> None:
+    """Every request that counts is answered and in the verdict, of which --json prints the file."""
+    done = run(start_server(**FAST, tokens_per_chunk=3), tmp_path, "--json")
+    samples = answered(tmp_path)
+
+    assert done.stdout == (tmp_path / "verdict.json").read_text()
+    assert done.returncode == verdict_in(tmp_path)["exit_code"]
+    assert len(samples) == 100
+    assert {s.chunk_tokens for s in samples} == {(3, 3, 3, 1)}
+    assert any("carried several tokens" in note for note in verdict_in(tmp_path)["notes"])
+    assert verdict_in(tmp_path)["outcomes"] == {"ok": 100}
+
+
+def test_planned_run_compares_with_the_prediction(
+    start_server: ServerStarter,
+    make_plan: PlanMaker,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With a plan the table has all three columns; a prediction far off fails where required."""
+    monkeypatch.setattr(goodput_curve, "LOAD_FACTORS", (1.1,))  # each is a process of its own
+    host = start_server(ttft_s=0.05, itl_s=0.02)
+    plan = tmp_path / "plan.json"
+    plan.write_text(to_json(make_plan(ttft_s=5.0, slo=SloSpec(ttft_s=30.0, tpot_s=5.0))))
+    out = tmp_path / "out"
+    options = ["--host", host, "-o", out, "--warmup", "0.3", "--requests", "30"]
+    done = loadtest("run", plan, *options)
+    again = loadtest("report", out, "--require-prediction", "--json")
+
+    # 30 requests prove no p99, on a machine of any pace.
+    assert done.returncode == Exit.INCONCLUSIVE, done.stderr
+    assert "predicted" in done.stdout
+    assert again.stdout == (out / "verdict.json").read_text()
+    assert not verdict_in(out)["comparison"]["held"]
+    assert [pool["role"] for pool in verdict_in(out)["pools"]] == ["prefill", "decode"]
+    assert (out / "report.html").read_text().count("<svg") == 5
+
+
+def test_a_shape_by_the_command(start_server: ServerStarter, tmp_path: Path) -> None:
+    """Conversations of two processes: all that count are answered, and are in the verdict."""
+    shape = ("--turns", "2", "--prefix-tokens", "8", "--processes", "2")
+    run(start_server(**FAST), tmp_path, "--requests", "60", *shape)
+
+    assert len(answered(tmp_path)) >= 60
+    assert sum(verdict_in(tmp_path)["outcomes"].values()) >= 60
+    assert verdict_in(tmp_path)["client"]["processes"] == 2
+
+
+def test_unanswered_requests_of_a_trace(start_server: ServerStarter, tmp_path: Path) -> None:
+    """A trace with requests without an answer is sent without them, and the command says so."""
+    trace, header = tmp_path / "burst.csv", "Timestamp,Model,Request tokens,Response tokens\n"
+    lines = [f"{k * 0.05},ChatGPT,20,{5 if k % 4 else 0}\n" for k in range(1, 21)]
+    trace.write_text(header + "".join(lines))
+    options = ["--host", start_server(**FAST), "--slo", PATIENT, "--warmup", "0"]
+    done = loadtest("run", *options, "--trace", trace, "--skip-unanswered", "-o", tmp_path)
+
+    assert "left out 5 requests without an answer" in done.stderr
+    assert len(answered(tmp_path)) == 15
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupt_keeps_what_there_is(
+    start_server: ServerStarter, tmp_path: Path, number: signal.Signals
+) -> None:
+    """Ctrl-C and `kill` end the client too, and leave verdict and report of the part: exit 130."""
+    process = start_run(start_server(**FAST), tmp_path)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+
+    assert process.returncode == Exit.INTERRUPTED, err
+    assert "INTERRUPTED" in out
+    assert verdict_in(tmp_path)["verdict"] == "interrupted"
+    assert (tmp_path / "report.html").exists()
+
+
+def test_client_ends_with_its_parent(start_server: ServerStarter, tmp_path: Path) -> None:
+    """Kill the command hard, and the load stops by itself."""
+    process = start_run(start_server(**FAST), tmp_path)
+    process.kill()
+    process.communicate()
+
+    wait_for((tmp_path / "client.json").exists)
+    assert json.loads((tmp_path / "client.json").read_text())["stop"] == "orphaned"
+
+
+def test_importing_the_command_patches_nothing() -> None:
+    """Locust and gevent stay in the client process."""
+    code = (
+        "import loadtest.cli, loadtest.selftest.selftest, sys;"
+        " print({'locust', 'gevent'} & {*sys.modules})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert done.stdout.strip() == "set()"

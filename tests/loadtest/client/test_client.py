@@ -1,0 +1,360 @@
+"""The client against the bundled server: what is sent, and what is kept."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import statistics
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import gevent
+import psutil
+import pytest
+
+from loadtest.client import request
+from loadtest.client.kernel_timestamps import Arrival, receive
+from loadtest.client.launch import launch_client
+from loadtest.run.client_health import health
+from loadtest.run.folder import prepare, read_run
+from loadtest.run.run_config import RunLength
+from loadtest.run.schedule import ArrivalShape
+from loadtest.run.stages import parse_stages
+from loadtest.selftest.mock_stream import MockConfig
+from loadtest.selftest.selftest import mock_server, read_truth
+from minicluster.errors import Exit
+from minicluster.specs.slo import SloSpec
+from minicluster.specs.workload import Lengths
+from minicluster.workload.sources import RequestSource
+from tests.loadtest.sending import SOME, WORKLOAD, judged, order, send
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from conftest import ServerStarter
+
+    from loadtest.client.dispatcher import Dispatcher
+    from loadtest.client.launch import Progress
+    from loadtest.run.folder import Run
+    from loadtest.run.job import Job
+
+FAST = {"ttft_s": 0.05, "itl_s": 0.01}
+FEW = RunLength(num_requests=5, warmup_s=0)
+STRICT = SloSpec(ttft_s=0.05)
+
+
+def drive_through(
+    job: Job, folder: Path, on_progress: Callable[[Progress], None] = lambda _: None
+) -> Run:
+    """Run *job* as the command does, by Locust in a process of its own, or in several."""
+    prepare(folder, job, job.requests(), None)
+    launch_client(folder, on_progress)
+    return read_run(folder)
+
+
+def test_workers_share_one_schedule(start_server: ServerStarter, tmp_path: Path) -> None:
+    """Two processes send, between them, each request of the one schedule once, when it is due."""
+    run = drive_through(order(start_server(**FAST), workers=2), tmp_path)
+    due = {r.index: r.due_s for r in run.schedule}
+
+    assert run.client.processes == 2
+    assert len({s.index for s in run.samples}) == len(run.samples)
+    assert {s.index for s in run.samples} >= {r.index for r in run.schedule if r.in_window}
+    assert all(s.ok for s in run.measured)
+    assert all(s.due_s == pytest.approx(due[s.index], abs=1e-6) for s in run.samples)
+    assert all(s.send_s >= s.due_s - 1e-6 for s in run.samples)
+    assert judged(run).outcomes == {"ok": 60}
+
+
+@pytest.mark.parametrize("tokens_per_chunk", [1, 3])
+def test_what_is_measured_is_what_the_server_did(tmp_path: Path, tokens_per_chunk: int) -> None:
+    """
+    Tokens have the times at which the server sent them, by its own log; merged or not.
+
+    An early empty chunk is no token. The median is compared: either process may be kept from
+    running between a stamp and what it stamps.
+    """
+    log = tmp_path / "log"
+    does = MockConfig(**FAST, tokens_per_chunk=tokens_per_chunk, early_chunk=1)
+    with mock_server(does, log) as host:
+        run = send(order(host, RunLength(num_requests=40, warmup_s=0)), tmp_path / "run")
+    truth, origin_s = read_truth(log), run.client.origin_monotonic_s
+    chunks = [tokens_per_chunk] * (10 // tokens_per_chunk) + [10 % tokens_per_chunk]
+
+    assert len(run.measured) == 40
+    for s in run.measured:
+        assert s.chunk_tokens == tuple(filter(None, chunks))
+        assert (s.input_tokens, s.output_tokens) == (s.asked_input_tokens, 10)
+        assert s.ttft_s >= s.ttft_send_s >= 0.05 + 0.01 * (tokens_per_chunk - 1) - 0.001
+    errors_s = [
+        abs(origin_s + seen - sent)
+        for s in run.measured
+        for seen, sent in zip(s.chunk_s, truth[s.index].chunk_s, strict=True)
+    ]
+    assert statistics.median(errors_s) < 0.002
+    stamps = [truth[s.index].chunk_s for s in run.measured]
+    own_s = [(sent[-1] - sent[0]) / (10 - tokens_per_chunk) for sent in stamps]
+    tpots_s = [s.tpot_s or 0 for s in run.measured]
+    assert statistics.median(tpots_s) == pytest.approx(statistics.median(own_s), rel=0.05)
+
+
+def test_users_wait_for_their_answers(start_server: ServerStarter, tmp_path: Path) -> None:
+    """A closed loop has as many requests in flight as it has users, each after its last answer."""
+    shape = ArrivalShape(source=RequestSource(users=3, think_s=0.05))
+    run = send(order(start_server(**FAST), RunLength(num_requests=30), shape=shape), tmp_path)
+    samples = {s.index: s for s in run.samples}
+    followed = [
+        (samples[r.previous], samples[r.index])
+        for r in run.schedule
+        if r.previous in samples and r.index in samples
+    ]
+
+    assert len(run.measured) == 30
+    assert len(followed) > 30
+    assert all(later.due_s >= before.end_s + 0.05 - 1e-3 for before, later in followed)
+    in_flight = [(s.send_s, 1) for s in run.samples] + [(s.end_s, -1) for s in run.samples]
+    assert max(itertools.accumulate(step for _, step in sorted(in_flight))) <= 3
+    assert run.job.window.length_s > 0
+
+
+@pytest.mark.parametrize("vocab_size", [8, 500])
+def test_turns_follow_each_other(
+    start_server: ServerStarter, tmp_path: Path, vocab_size: int
+) -> None:
+    """Each turn of a conversation is sent after the last one, and is as long as all before it."""
+    shape = ArrivalShape(source=RequestSource(turns=3, think_s=0.02))
+    job = order(start_server(**FAST), shape=shape, vocab_size=vocab_size)
+    run = send(job, tmp_path)
+    samples = {s.index: s for s in run.samples}
+    turns = [
+        (samples[r.previous], samples[r.index])
+        for r in run.schedule
+        if r.in_window and r.previous is not None
+    ]
+
+    assert len(run.measured) >= 60
+    assert all(s.ok and s.input_tokens == s.asked_input_tokens for s in run.measured)
+    assert all(b.due_s >= a.end_s for a, b in turns)
+    assert all(b.asked_input_tokens > a.asked_input_tokens + 10 for a, b in turns)
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        ArrivalShape(source=RequestSource(process="gamma", gap_cv=2.0)),
+        ArrivalShape(source=RequestSource(users=5)),
+        ArrivalShape(source=RequestSource(turns=2)),
+        ArrivalShape(stages=parse_stages("40x1,40-80x0.5")),
+    ],
+    ids=["gamma", "users", "turns", "stages"],
+)
+def test_every_shape_is_judged(
+    start_server: ServerStarter, tmp_path: Path, shape: ArrivalShape
+) -> None:
+    """However requests come, the verdict is on all that count, each of which was answered."""
+    extent = SOME
+    if shape.closed:
+        extent = RunLength(num_requests=60)
+    elif shape.stages:
+        extent = RunLength(warmup_s=0.3)
+    run = send(order(start_server(**FAST), extent, shape=shape), tmp_path)
+    due = [r for r in run.schedule if r.in_window]
+
+    assert len(due) >= 30
+    assert len(run.measured) == len(due)
+    assert all(s.ok for s in run.measured)
+    assert set(judged(run).outcomes) == {"ok"}
+
+
+def test_open_loop_stays_open(start_server: ServerStarter, tmp_path: Path) -> None:
+    """While the server answers nobody requests go out all the same, and the p99 holds the wait."""
+    host = start_server(**FAST, stall_at_s=0.0, stall_s=2.5)
+    run = send(order(host, RunLength(duration_s=1.0, warmup_s=0.0)), tmp_path)
+    first_s = min(s.chunk_s[0] for s in run.measured)
+    waits = judged(run).latency["ttft"]
+
+    assert sum(s.send_s < first_s for s in run.measured) == len(run.measured) > 30
+    assert waits
+    assert waits.p99_s > 1.0
+
+
+def test_connections_are_used_again(start_server: ServerStarter, tmp_path: Path) -> None:
+    """One user keeps its connection; the run says how many were opened."""
+    shape = ArrivalShape(source=RequestSource(users=1))
+    run = send(order(start_server(**FAST), RunLength(num_requests=8), shape=shape), tmp_path)
+
+    assert len(run.samples) > 8
+    assert run.client.connections == 1
+
+
+def test_the_servers_phases_are_kept(start_server: ServerStarter, tmp_path: Path) -> None:
+    """A Server-Timing header is in each sample, in seconds."""
+    run = send(order(start_server(**FAST), FEW), tmp_path)
+
+    assert all(s.phases_s == {"prefill": 0.05, "handoff": 0.0015} for s in run.measured)
+
+
+def test_durations_that_are_none_are_left_out(start_server: ServerStarter, tmp_path: Path) -> None:
+    """A Server-Timing header that is wrong in part costs that part, not the answer."""
+    timing = f"., kept;dur=50, point;dur=., version;dur=1.2.3, ever;dur={'9' * 400}"
+    run = send(order(start_server(**FAST, timing=timing), FEW), tmp_path)
+
+    assert all(s.ok and s.phases_s == {"kept": 0.05} for s in run.measured)
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "outcome", "says"),
+    [
+        ({"endless": 1}, "timeout", "no end after 1 s"),
+        ({"mute_after_tokens": 4}, "timeout", "no end after 1 s"),
+        ({"cut_after_tokens": 4}, "cut", ""),
+        ({"garbage": "text"}, "malformed", "not JSON"),
+        ({"garbage": "deep"}, "malformed", "no completion chunk"),
+        ({"garbage": "leap"}, "malformed", ""),
+        ({"flood": 1, "endless": 1}, "timeout", "no end after 1 s"),
+        ({"usage": 0}, "no_usage", "no usage"),
+        ({"fail_every": 1, "status": 307}, "bad_status", "307"),
+        ({"fail_every": 1, "status": 500}, "bad_status", "configured to fail"),
+        ({"fail_every": 1, "status": 429}, "shed", "429"),
+    ],
+)
+def test_bad_answers_have_names(
+    start_server: ServerStarter,
+    tmp_path: Path,
+    behaviour: dict[str, Any],
+    outcome: str,
+    says: str,
+) -> None:
+    """However a server misbehaves, each request ends under its name, and the run as failed."""
+    extent = RunLength(num_requests=10, warmup_s=0.1, timeout_s=1.0)
+    run = send(order(start_server(**FAST, **behaviour), extent), tmp_path)
+    verdict = judged(run)
+
+    assert {s.outcome for s in run.measured} == {outcome}
+    assert len(run.measured) == 10
+    assert all(s.detail and says in s.detail for s in run.measured)
+    assert run.client.stop == "complete"
+    assert (verdict.verdict, verdict.exit) == ("failed", Exit.TARGET_FAILED)
+    assert says in verdict.reasons[0]
+
+
+@pytest.mark.parametrize(("status", "outcome"), [(500, "bad_status"), (429, "shed")])
+def test_what_fails_now_and_then_is_counted(
+    start_server: ServerStarter, tmp_path: Path, status: int, outcome: str
+) -> None:
+    """Of a server that fails every third request two thirds are answered, and a third is named."""
+    host = start_server(**FAST, fail_every=3, status=status)
+    found = judged(send(order(host, RunLength(num_requests=60, warmup_s=0)), tmp_path)).outcomes
+
+    assert found == {"ok": 40, outcome: 20}
+
+
+def test_a_line_without_end_is_given_up(start_server: ServerStarter, tmp_path: Path) -> None:
+    """Bytes that come to nothing are not kept for ever, however long a request may take."""
+    extent = RunLength(num_requests=3, warmup_s=0.0, timeout_s=300.0)
+    slow = replace(WORKLOAD, requests_per_s=5.0)
+    host = start_server(**FAST, garbage="line", endless=1)
+    run = send(order(host, extent, workload=slow), tmp_path)
+
+    assert {s.outcome for s in run.measured} == {"malformed"}
+    assert all("16 MiB" in (s.detail or "") for s in run.measured)
+
+
+def test_slow_server_is_not_the_clients_fault(start_server: ServerStarter, tmp_path: Path) -> None:
+    """Where a server has too few slots, requests go out all the same, and wait there."""
+    host = start_server(**FAST, slots=3)
+    run = send(order(host, RunLength(num_requests=60, warmup_s=0.0)), tmp_path)
+    moves = sorted([(s.send_s, 1) for s in run.samples] + [(s.end_s, -1) for s in run.samples])
+
+    assert all(s.ok for s in run.measured)
+    assert max(itertools.accumulate(step for _, step in moves)) > 3
+
+
+def test_a_client_that_cannot_keep_up_says_so(start_server: ServerStarter, tmp_path: Path) -> None:
+    """An event loop that is busy with something else makes a run invalid, whatever came back."""
+
+    def keep_busy(dispatcher: Dispatcher) -> None:
+        while dispatcher.window_left:
+            time.sleep(0.05)  # nothing else has a turn meanwhile
+            gevent.sleep(0.01)
+
+    run = send(order(start_server(**FAST)), tmp_path, keep_busy)
+    verdict = judged(run)
+
+    assert run.client.stop == "complete"
+    assert all(s.ok for s in run.measured)
+    assert (verdict.verdict, verdict.exit) == ("invalid", Exit.INCONCLUSIVE)
+    assert any("not fit: it was saturated: its timer's p90" in why for why in verdict.reasons)
+
+
+def test_a_rate_that_the_client_cannot_send(start_server: ServerStarter, tmp_path: Path) -> None:
+    """More than any process can send in time: all goes out, late, which the client says."""
+    extent = RunLength(num_requests=200, warmup_s=0.0, timeout_s=1.0)
+    fast = replace(WORKLOAD, requests_per_s=20_000.0, output_tokens=Lengths.fixed(2))
+    run = send(order(start_server(ttft_s=0.01), extent, workload=fast), tmp_path)
+
+    assert len(run.measured) == 200
+    assert run.client.stop == "complete"
+    assert any("of a TTFT" in why for why in health(run.client, run.measured, STRICT).problems)
+
+
+@pytest.mark.parametrize(("warmup_s", "counted"), [(1000.0, False), (0.0, True)])
+def test_standing_still_counts_from_the_window_on(
+    start_server: ServerStarter, tmp_path: Path, warmup_s: float, *, counted: bool
+) -> None:
+    """A process that is stopped during the warm-up has spoiled nothing that is judged."""
+
+    def stand_still(_: Dispatcher) -> None:
+        gevent.sleep(0.05)
+        time.sleep(0.8)  # as if stopped
+
+    job = order(start_server(**FAST), RunLength(num_requests=60, warmup_s=0.0))
+    window = replace(job.window, start_s=warmup_s, end_s=warmup_s + 1000)
+    run = send(replace(job, window=window), tmp_path, stand_still, job.requests())
+
+    assert (run.client.stalled_s > 0.5) is counted
+    assert counted or run.client.stalled_s == 0.0
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_lost_worker_ends_the_run(
+    start_server: ServerStarter, tmp_path: Path, number: signal.Signals
+) -> None:
+    """One of two workers killed or frozen: the run is invalid, what the other measured is kept."""
+    lost: list[int] = []
+
+    def lose_one(seen: Progress) -> None:
+        if seen.done > 20 and not lost:
+            me = psutil.Process()
+            workers = [p for p in me.children(recursive=True) if "--worker" in p.cmdline()]
+            lost.append(workers[0].pid)
+            os.kill(workers[0].pid, number)
+
+    long = order(start_server(**FAST), RunLength(duration_s=300.0, warmup_s=0.2), workers=2)
+    run = drive_through(long, tmp_path, lose_one)
+
+    assert lost
+    assert run.client.stop == "short of a worker"
+    assert sum(s.ok for s in run.samples) > 20
+    assert judged(run).verdict == "invalid"
+
+
+@pytest.mark.parametrize("answer", [0, 2])
+def test_one_answer_that_the_reader_stamps_is_said(
+    start_server: ServerStarter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: int
+) -> None:
+    """A run has the kernel's stamps only if every answer has them, the first and the later."""
+    running: list[Dispatcher] = []
+
+    def read(sock: Any, size: int, flags: int = 0) -> tuple[bytes, Arrival]:  # noqa: ANN401
+        received, came = receive(sock, size, flags)
+        return received, came._replace(by_kernel=running[0].done != answer)
+
+    monkeypatch.setattr(request, "receive", read)
+    shape = ArrivalShape(source=RequestSource(users=1))
+    job = order(start_server(**FAST), RunLength(num_requests=3), shape=shape)
+
+    assert send(job, tmp_path, running.append).client.stamps == "reader"

@@ -1,0 +1,161 @@
+"""A coordinator with workers that report, leave and get lost, and what it keeps of the run."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from loadtest.client.coordinator import Coordinator
+from loadtest.run.client_health import read_client
+from tests.loadtest.jobs import CLIENT, JOB
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+class Wire:
+    """Locust's runner as the coordinator sees it."""
+
+    def __init__(self) -> None:
+        """Keep what is sent."""
+        self.heard: dict[str, Callable[..., None]] = {}
+        self.sent: list[tuple[str, Any]] = []
+
+    def register_message(self, kind: str, listener: Callable[..., None]) -> None:
+        """Listen."""
+        self.heard[kind] = listener
+
+    def send_message(self, kind: str, data: object, client_id: str | None = None) -> None:
+        """Send to one, or to all."""
+        self.sent.append((kind, client_id or data))
+
+    def report(self, worker: str, *lines: str, left: int) -> None:
+        """Let *worker* report its progress."""
+        data = {"lines": lines, "t_s": 1.0, "sent": 2, "done": 1, "failed": 0, "left": left}
+        self.heard["report"](msg=SimpleNamespace(node_id=worker, data=data))
+
+    def client(self, worker: str, stop: str) -> None:
+        """Let *worker* send its final report."""
+        own = asdict(replace(CLIENT, stop=stop))
+        self.heard["client"](msg=SimpleNamespace(node_id=worker, data=own))
+
+
+@pytest.fixture
+def wire() -> Wire:
+    """Return what connects the coordinator."""
+    return Wire()
+
+
+@pytest.fixture
+def coordinator(wire: Wire, tmp_path: Path) -> Coordinator:
+    """Start a run of two workers."""
+    coordinator = Coordinator(wire, JOB, tmp_path)
+    coordinator.start(("a", "b"))
+    return coordinator
+
+
+def test_a_lost_worker_ends_the_run(wire: Wire, coordinator: Coordinator, tmp_path: Path) -> None:
+    """A run goes on until a worker is missing; then the others' final reports are awaited."""
+    wire.report("a", "1", left=5)
+    wire.report("b", "2", left=5)
+    coordinator.drop_missing(("a", "b"))
+    assert wire.sent[2:] == []
+    for _ in range(2):
+        coordinator.drop_missing(("a",))
+    assert wire.sent[2:] == [("stop", {"reason": "short of a worker"})]
+    assert not coordinator.finished.is_set()
+    wire.client("a", "short of a worker")
+
+    assert coordinator.finished.is_set()
+    assert read_client(tmp_path / "client.json").stop == "short of a worker"
+    wire.report("b", "3", left=4)  # it was but frozen
+    wire.client("b", "short of a worker")
+    assert (tmp_path / "samples.jsonl").read_text() == "1\n2\n"
+    assert read_client(tmp_path / "client.json").processes == 1
+
+
+def test_a_worker_lost_after_the_last_request(
+    wire: Wire, coordinator: Coordinator, tmp_path: Path
+) -> None:
+    """All is measured, but the health of the lost worker is unknown, and the run says so."""
+    wire.report("a", left=0)
+    wire.report("b", left=0)
+    assert wire.sent[2:] == [("stop", {"reason": "complete"})]
+    wire.client("a", "complete")
+    coordinator.drop_missing(("a",))
+
+    assert coordinator.finished.is_set()
+    assert read_client(tmp_path / "client.json").stop == "short of a worker"
+
+
+def test_a_worker_may_leave_after_its_final_report(
+    wire: Wire, coordinator: Coordinator, tmp_path: Path
+) -> None:
+    """A worker that left after its final report is not missing."""
+    wire.report("a", left=0)
+    wire.report("b", left=0)
+    wire.client("a", "complete")
+    coordinator.drop_missing(("b",))
+    assert not coordinator.finished.is_set()
+    wire.client("b", "complete")
+
+    assert read_client(tmp_path / "client.json").stop == "complete"
+
+
+def test_an_interrupted_run_stays_one(wire: Wire, coordinator: Coordinator, tmp_path: Path) -> None:
+    """The first reason to end is kept."""
+    coordinator.end("interrupted")
+    wire.client("a", "interrupted")
+    coordinator.drop_missing(("a",))
+
+    assert coordinator.finished.is_set()
+    assert read_client(tmp_path / "client.json").stop == "interrupted"
+
+
+def test_no_worker_is_missing_between_runs(
+    wire: Wire, coordinator: Coordinator, tmp_path: Path
+) -> None:
+    """Workers come and go before a run and after it; the next one is whole again."""
+    coordinator.drop_missing(("a",))
+    wire.client("a", "short of a worker")
+    coordinator.drop_missing(())
+    coordinator.finished.clear()
+    coordinator.start(("a", "c"))
+    for worker in ("a", "c"):
+        wire.report(worker, left=0)
+    for worker in ("a", "c"):
+        wire.client(worker, "complete")
+
+    assert coordinator.finished.is_set()
+    assert read_client(tmp_path / "client.json").stop == "complete"
+    assert [to for kind, to in wire.sent if kind == "start"] == ["a", "b", "a", "c"]
+
+
+def test_a_run_whose_folder_is_gone_ends(wire: Wire, tmp_path: Path) -> None:
+    """Results that cannot be written are an error, and nothing waits for them any longer."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    coordinator = Coordinator(wire, JOB, folder)
+    coordinator.start(("a",))
+    (folder / "samples.jsonl").unlink()
+    folder.rmdir()
+    wire.report("a", "1", left=0)
+    wire.client("a", "complete")
+
+    assert coordinator.finished.is_set()
+    assert isinstance(coordinator.write_error, FileNotFoundError)
+
+
+def test_a_run_without_a_folder_ends(wire: Wire, tmp_path: Path) -> None:
+    """A folder that is gone before the start ends the run as well; late reports are dropped."""
+    coordinator = Coordinator(wire, JOB, tmp_path / "none")
+    coordinator.start(("a",))
+    wire.report("a", "1", left=0)
+    wire.client("a", "complete")
+
+    assert coordinator.finished.is_set()
+    assert isinstance(coordinator.write_error, FileNotFoundError)

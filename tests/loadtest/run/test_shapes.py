@@ -1,0 +1,262 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loadtest.client.prompts import Prompts
+from loadtest.run.run_config import RunLength, free_load, make_job
+from loadtest.run.schedule import ArrivalShape
+from loadtest.run.stages import RateStage, duration_s, expected_requests, parse_stages, staged
+from minicluster.errors import InputError
+from minicluster.specs.slo import SloSpec
+from minicluster.specs.workload import Lengths, WorkloadSpec
+from minicluster.workload.schedule import read_schedule, write_schedule
+from minicluster.workload.sources import RequestSource
+from minicluster.workload.traces import read_trace
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from loadtest.run.job import Job
+
+LOAD = free_load(
+    WorkloadSpec(
+        requests_per_s=20.0, input_tokens=Lengths.fixed(16), output_tokens=Lengths.fixed(10)
+    ),
+    SloSpec(),
+    model="fake",
+    vocab_size=500,
+)
+RATES = st.floats(0.5, 100)
+STAGES = st.lists(
+    st.builds(RateStage, start_per_s=RATES, end_per_s=RATES, duration_s=st.floats(0.5, 100)),
+    min_size=1,
+    max_size=4,
+)
+
+
+def job(shape: ArrivalShape, extent: RunLength | None = None, trace: Path | None = None) -> Job:
+    """Make a job of that shape."""
+    load = LOAD
+    if trace:
+        workload = WorkloadSpec(
+            requests_per_s=1.0,
+            input_tokens=Lengths.fixed(16),
+            output_tokens=Lengths.fixed(10),
+            trace=str(trace),
+        )
+        load = free_load(workload, SloSpec(), model="fake", vocab_size=500)
+    return make_job(load, extent or RunLength(), host="http://x", model="fake", shape=shape)
+
+
+def count_until(stages: list[RateStage], t: float) -> float:
+    """Integrate the rate up to *t*."""
+    total = 0.0
+    for stage in stages:
+        inside = min(t, stage.duration_s)
+        slope = (stage.end_per_s - stage.start_per_s) / stage.duration_s
+        total += stage.start_per_s * inside + slope * inside**2 / 2
+        t -= inside
+    return total
+
+
+@given(STAGES, st.lists(st.floats(0, 1), min_size=1, max_size=20))
+def test_stages_expect_as_many_before_each_arrival(
+    stages: list[RateStage], at: list[float]
+) -> None:
+    """An arrival with c before it at a constant rate has c before it in the stages."""
+    counts = np.sort(np.array(at)) * count_until(stages, 1e9)
+    moved = staged(counts / 7.0, 7.0, stages)
+
+    assert [count_until(stages, t) for t in moved] == pytest.approx(counts.tolist(), abs=1e-6)
+    assert expected_requests(stages, duration_s(stages)) == pytest.approx(count_until(stages, 1e9))
+
+
+@given(RATES, st.integers(0, 100))
+def test_one_flat_stage_changes_nothing(rate: float, seed: int) -> None:
+    """A stage at the workload's own rate leaves every arrival where it was."""
+    due = np.cumsum(np.random.default_rng(seed).exponential(1 / rate, 50))
+    stage = RateStage(start_per_s=rate, end_per_s=rate, duration_s=10.0)
+
+    assert staged(due, rate, [stage]) == pytest.approx(due)
+
+
+def test_steps_have_their_rates() -> None:
+    """Each step has about as many arrivals as its rate says, the warm-up as the first one."""
+    made = job(
+        ArrivalShape(stages=parse_stages("20x100,60x100,10-30x100")), RunLength(warmup_s=50.0)
+    )
+    due = np.array([r.due_s for r in made.requests()])
+    seen = np.histogram(due, [0, 50, 150, 250, 350])[0]
+    expected = np.array([1000, 2000, 6000, 2000])
+
+    assert np.all(np.abs(seen - expected) < 5 * np.sqrt(expected))
+    assert (made.window.start_s, made.window.end_s) == (50.0, 350.0)
+
+
+def test_a_ramp_from_nothing_needs_no_warm_up() -> None:
+    """A ramp from 0 begins at once: there is no load to warm up with."""
+    made = job(ArrivalShape(stages=parse_stages("0-20x50")))
+
+    assert made.window.start_s == 0
+    assert made.workload.requests_per_s == 10
+
+
+@pytest.mark.parametrize("text", ["", "5", "5x", "x5", "-5x5", "5x0", "0x5", "5xnan", "5-x3"])
+def test_bad_stages_are_refused(text: str) -> None:
+    """A stage says its rate, or two, and its seconds."""
+    with pytest.raises(InputError, match="--stages"):
+        parse_stages(text)
+
+
+@pytest.mark.parametrize(
+    ("shape", "extent", "names"),
+    [
+        (ArrivalShape(source=RequestSource(users=3)), RunLength(duration_s=5), "--duration"),
+        (ArrivalShape(source=RequestSource(users=3)), RunLength(warmup_s=5), "--warmup"),
+        (ArrivalShape(stages=parse_stages("5x5")), RunLength(duration_s=5), "--duration"),
+        (ArrivalShape(stages=parse_stages("5x5")), RunLength(num_requests=5), "--requests"),
+        (ArrivalShape(source=RequestSource(think_s=1)), RunLength(), "--think"),
+        (ArrivalShape(skip_unanswered=True), RunLength(), "--skip-unanswered"),
+    ],
+)
+def test_what_would_be_ignored_is_refused(
+    shape: ArrivalShape, extent: RunLength, names: str
+) -> None:
+    """Options that do not go together are refused by name."""
+    with pytest.raises(InputError, match=names):
+        job(shape, extent)
+
+
+def test_stages_and_users_exclude_each_other() -> None:
+    """A closed loop has no rate that could change."""
+    with pytest.raises(InputError, match="--users"):
+        ArrivalShape(source=RequestSource(users=3), stages=parse_stages("5x5"))
+
+
+def mooncake(path: Path, *rows: dict[str, Any]) -> Path:
+    """Write a trace."""
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def row(t_ms: int, num_input: int = 20, num_output: int = 5) -> dict[str, Any]:
+    """Make a line of a Mooncake trace."""
+    return {"timestamp": t_ms, "input_length": num_input, "output_length": num_output}
+
+
+def test_a_trace_is_sent_as_it_is(tmp_path: Path) -> None:
+    """Arrivals and lengths are the trace's, its silences too; all behind the warm-up count."""
+    path = mooncake(tmp_path / "t.jsonl", row(0), row(500, 30, 7), row(9000), row(9000, 40))
+    made = job(ArrivalShape(), RunLength(warmup_s=0.4), path)
+    sent = made.requests()
+
+    assert [r.due_s for r in sent] == [0.0, 0.5, 9.0, 9.0]
+    assert [(r.input_tokens, r.output_tokens) for r in sent] == [(20, 5), (30, 7), (20, 5), (40, 5)]
+    assert [r.in_window for r in sent] == [False, True, True, True]
+
+
+@pytest.mark.parametrize(
+    ("rows", "names"),
+    [
+        (({"timestamp": 5, "input_length": 3},), "t.jsonl:1"),
+        ((row(5), row(1)), "t.jsonl:2"),
+        ((row(0, 0),), "t.jsonl:1"),
+        ((), "t.jsonl"),
+    ],
+)
+def test_a_trace_with_holes_is_refused(
+    tmp_path: Path, rows: tuple[dict[str, int], ...], names: str
+) -> None:
+    """A line that lacks something is named."""
+    with pytest.raises(InputError, match=names):
+        job(ArrivalShape(), trace=mooncake(tmp_path / "t.jsonl", *rows))
+
+
+def test_shared_blocks_of_a_trace_reach_prompts_and_simulation(tmp_path: Path) -> None:
+    """Schedule, simulation and prompts have the ids of the trace; a schedule is read as written."""
+    ids = [[1, 2, 3], [1, 2, 4], [5]]
+    rows = [row(1000 * k, 1100) | {"hash_ids": each} for k, each in enumerate(ids)]
+    trace = mooncake(tmp_path / "t.jsonl", *rows)
+    made = job(ArrivalShape(), RunLength(warmup_s=0), trace)
+    requests = made.requests()
+    write_schedule(requests, tmp_path / "schedule.jsonl")
+
+    assert read_schedule(tmp_path / "schedule.jsonl") == requests
+    content = read_trace(trace).arrivals.content
+    assert read_trace(tmp_path / "schedule.jsonl").arrivals.content == content
+    one, two, other = (Prompts(made).ids(request) for request in requests[:3])
+    assert one[:1024].tolist() == two[:1024].tolist()
+    assert one[1024:1040].tolist() != two[1024:1040].tolist()
+    assert one[:16].tolist() != other[:16].tolist()
+
+
+def test_a_shared_prefix_is_in_the_schedule(tmp_path: Path) -> None:
+    """The simulation of a schedule has the prefix that its prompts share; so has a run of it."""
+    workload = replace(LOAD.workload, prefix_tokens=8)
+    load, extent = replace(LOAD, workload=workload), RunLength(num_requests=5, warmup_s=0)
+    made = make_job(load, extent, host="http://x", model="fake")
+    write_schedule(made.requests(), tmp_path / "schedule.jsonl")
+
+    simulated = read_trace(tmp_path / "schedule.jsonl").arrivals.prefix_tokens
+    again = job(ArrivalShape(), extent, tmp_path / "schedule.jsonl")
+
+    assert simulated is not None
+    assert set(simulated.tolist()) == {8}
+    assert {r.prefix_tokens for r in again.requests()} == {8}
+    one, two = (Prompts(again).ids(request) for request in again.requests()[:2])
+    assert one[:8].tolist() == two[:8].tolist()
+
+
+def test_unanswered_requests_of_a_trace_can_be_left_out(tmp_path: Path) -> None:
+    """With the flag the others are sent, when the trace has them; without it the line is named."""
+    trace = mooncake(tmp_path / "t.jsonl", row(0), row(400, 20, 0), row(900, 30))
+    sent = job(ArrivalShape(skip_unanswered=True), RunLength(warmup_s=0), trace).requests()
+
+    assert [(r.due_s, r.input_tokens, r.in_window) for r in sent] == [
+        (0, 20, True),
+        (0.9, 30, True),
+    ]
+    with pytest.raises(InputError, match="--skip-unanswered"):
+        job(ArrivalShape(), RunLength(warmup_s=0), trace)
+
+
+def test_a_schedule_of_conversations_is_no_trace(tmp_path: Path) -> None:
+    """When turns come, only their answers say: the schedule of such a run is refused as a trace."""
+    made = job(ArrivalShape(source=RequestSource(turns=2)), RunLength(num_requests=4, warmup_s=0))
+    write_schedule(made.requests(), tmp_path / "schedule.jsonl")
+    with pytest.raises(InputError, match="--turns"):
+        job(ArrivalShape(), trace=tmp_path / "schedule.jsonl")
+
+
+def test_a_window_ends_before_its_end(tmp_path: Path) -> None:
+    """What is due just when the window begins counts; what is due just when it ends does not."""
+    trace = mooncake(tmp_path / "t.jsonl", row(0), row(500), row(1000), row(1500))
+    sent = job(ArrivalShape(), RunLength(warmup_s=0.5, duration_s=1.0), trace).requests()
+
+    assert [(r.due_s, r.in_window) for r in sent] == [
+        (0.0, False),
+        (0.5, True),
+        (1.0, True),
+        (1.5, False),
+    ]
+
+
+def test_a_trace_that_is_too_short_is_refused(tmp_path: Path) -> None:
+    """Asked for more requests than a trace has, the job says how many there are."""
+    path = mooncake(tmp_path / "t.jsonl", row(0), row(500), row(900))
+    with pytest.raises(InputError, match="at most 3"):
+        job(ArrivalShape(), RunLength(num_requests=5, warmup_s=0), path)
+
+
+def test_a_silent_window_is_refused(tmp_path: Path) -> None:
+    """A window that falls into a hole of the trace measures nothing."""
+    path = mooncake(tmp_path / "t.jsonl", row(0), row(90_000))
+    with pytest.raises(InputError, match="something arrives"):
+        job(ArrivalShape(), RunLength(duration_s=5, warmup_s=1), path).requests()

@@ -1,0 +1,391 @@
+from __future__ import annotations
+
+import heapq
+import json
+import math
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loadtest.cli import studies
+from loadtest.cli.studies import _exit
+from loadtest.report.compare_page import search_lines
+from loadtest.run.client_health import write_client
+from loadtest.studies.capacity import Probe, capacity, next_rate
+from loadtest.studies.capacity_search import CapacitySearch, resume_search, run_search, to_json
+from minicluster.errors import Exit, Inconclusive, InputError
+from minicluster.plan import to_json as plan_json
+from minicluster.specs.slo import SloSpec
+from minicluster.workload.samples import Sample, to_line
+from minicluster.workload.schedule import read_schedule
+from tests.loadtest.command import loadtest
+from tests.loadtest.jobs import CLIENT
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from random import Random
+
+    from conftest import PlanMaker, ServerStarter
+
+    from loadtest.verdict.verdict import Verdict
+
+
+def probe(rate: float, holds: bool | None) -> Probe:  # noqa: FBT001
+    """Return a try."""
+    return Probe(
+        requests_per_s=rate,
+        num_requests=100,
+        verdict="met" if holds else "missed",
+        holds=holds,
+        attained_fraction=1.0 if holds else 0.5,
+        good_requests_per_s=rate,
+        ttft_s=0.1,
+        tpot_s=0.01,
+        folder="try",
+    )
+
+
+@given(st.floats(0.5, 100), st.floats(0.2, 5), st.sampled_from([0.05, 0.1, 0.3]))
+def test_the_limit_is_found_wherever_it_is(first: float, ratio: float, resolution: float) -> None:
+    """A sharp limit is bracketed to the resolution, in few tries."""
+    limit, probes = first * ratio, []
+    while (rate := next_rate(probes, first=first, resolution_fraction=resolution)) is not None:
+        probes.append(probe(rate, rate <= limit))
+        assert len(probes) < 20
+    found = capacity(probes)
+
+    assert found.low is not None
+    assert found.high is not None
+    assert found.low <= limit < found.high <= found.low * (1 + resolution)
+    assert found.within(resolution)
+    assert found.middle == pytest.approx(limit, rel=resolution)
+
+
+@given(
+    st.floats(0.5, 100),
+    st.floats(0.2, 5),
+    st.floats(0, 0.5),
+    st.sampled_from([0.01, 0.05, 0.1, 0.3]),
+    st.randoms(use_true_random=False),
+)
+def test_a_blurred_limit_is_bracketed(
+    first: float, ratio: float, blur: float, resolution: float, chance: Random
+) -> None:
+    """Where many runs near the limit tell nothing, both sides are narrowed, and hold the truth."""
+    limit, probes = first * ratio, []
+    while (rate := next_rate(probes, first=first, resolution_fraction=resolution)) is not None:
+        near = limit / (1 + blur) < rate < limit * (1 + blur)
+        silent = near and chance.random() < 0.7
+        probes.append(probe(rate, None if silent else rate <= limit))
+        assert len(probes) < 40
+    found = capacity(probes)
+
+    assert found.low is not None
+    assert found.high is not None
+    assert found.low <= limit < found.high
+    assert found.high <= found.low * (1 + blur) ** 2 * (1 + resolution) * (1 + 1e-9)
+    assert found.within(resolution) or found.unclear
+
+
+def test_a_rate_that_nothing_tells_about_is_no_limit() -> None:
+    """An inconclusive rate bounds nothing; the search goes on above and below it."""
+    probes = [probe(8, holds=True), probe(10, holds=None)]
+
+    assert next_rate(probes, first=8, resolution_fraction=0.1) == 12.5
+    probes.append(probe(12.5, holds=False))
+    assert next_rate(probes, first=8, resolution_fraction=0.1) == pytest.approx(80**0.5)
+    found = capacity(probes)
+    assert (found.low, found.high, found.unclear) == (8, 12.5, (10,))
+    assert not found.within(0.1)
+    assert capacity([*probes, probe(11, holds=True)]).unclear == ()
+    assert capacity([probe(10, holds=None)]).middle is None
+
+
+def test_what_held_above_a_miss_is_not_believed() -> None:
+    """Chance may let a rate hold above one that missed: the lower miss bounds the limit."""
+    found = capacity([probe(8, holds=True), probe(10, holds=False), probe(12.5, holds=True)])
+    above = capacity([probe(10, holds=False), probe(12.5, holds=True), probe(14, holds=None)])
+
+    assert (found.low, found.high) == (8, 10)
+    assert (above.low, above.high, above.unclear) == (None, 10, ())
+
+
+def test_nothing_is_out_of_reach_for_ever() -> None:
+    """An SLO that no load holds, or any, or that no run tells of, ends the search."""
+    for holds in (True, False, None):
+        probes: list[Probe] = []
+        while (rate := next_rate(probes, first=10, resolution_fraction=0.1)) is not None:
+            probes.append(probe(rate, holds))
+        assert len(probes) < 20
+        assert (capacity(probes).low is None) == (not holds)
+
+
+SEARCH = CapacitySearch(
+    host="http://127.0.0.1:1",
+    inputs_hash="0",
+    percentile="p50",
+    first_requests_per_s=8.0,
+    resolution_fraction=0.1,
+    most_requests=100,
+    predicted_requests_per_s=10.0,
+    saturation_requests_per_s=12.0,
+    probes=(probe(8, holds=True), probe(10, holds=False), probe(9, holds=True)),
+)
+FRESH = replace(SEARCH, probes=())
+"""The first try has 47 requests: 1.2 times what proves a p50."""
+
+
+def test_a_search_goes_on_where_it_was(tmp_path: Path) -> None:
+    """What was tried is not tried again; a search of something else is refused."""
+    (tmp_path / "search.json").write_text(to_json(SEARCH))
+
+    assert resume_search(FRESH, tmp_path) == SEARCH
+    tried = []
+
+    def measure(rate: float, num: int, name: str) -> Verdict:
+        tried.append((rate, num, name))
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        run_search(SEARCH, measure, tmp_path)
+    assert tried == [(pytest.approx((9 * 10) ** 0.5), 47, "try-4")]
+    for other in (replace(FRESH, host="http://other"), replace(FRESH, most_requests=99)):
+        with pytest.raises(InputError, match="another search"):
+            resume_search(other, tmp_path)
+    (tmp_path / "search.json").write_text("{")
+    with pytest.raises(InputError):
+        resume_search(FRESH, tmp_path)
+
+
+def said(
+    word: str,
+    rate: float,
+    needed: int | None = None,
+    *,
+    counted: int = 47,
+    settled: bool = True,
+) -> Verdict:
+    """Return a verdict as far as a search looks at it."""
+    result = SimpleNamespace(
+        metric="ttft",
+        measured_s=0.1,
+        attained_fraction=0.9,
+        verdict="inconclusive" if word == "inconclusive" else "met",
+        num_needed=needed,
+        num_requests=counted,
+    )
+    throughput = SimpleNamespace(good_requests_per_s=rate)
+    verdict: Any = SimpleNamespace(
+        verdict=word,
+        reasons=(f"{word} it is",),
+        slo=(result,),
+        throughput=throughput,
+        window=SimpleNamespace(settled=settled),
+    )
+    return cast("Verdict", verdict)
+
+
+class Endpoint:
+    """Holds the SLO up to 10 requests/s; n requests tell so at rates 3 / sqrt(n) away from it."""
+
+    def __init__(self) -> None:
+        """Keep what is tried."""
+        self.tried: list[tuple[str, int]] = []
+
+    def __call__(self, rate: float, num: int, name: str) -> Verdict:
+        """Try *rate*."""
+        self.tried.append((name, num))
+        if abs(math.log(rate / 10)) < 3 / math.sqrt(num):
+            return said("inconclusive", rate)
+        return said("met" if rate <= 10 else "missed", rate)
+
+
+def test_more_requests_narrow_what_a_search_found(tmp_path: Path) -> None:
+    """Resumed with longer tries, those that told nothing are made again, from where they were."""
+    endpoint = Endpoint()
+    short = run_search(FRESH, endpoint, tmp_path)
+    assert short.found.low is not None
+    assert short.found.high is not None
+    assert short.found.low <= 10 < short.found.high
+    assert short.found.unclear
+    assert not short.found.within(0.1)
+    unclear = [p for p in short.probes if p.holds is None]
+    assert all(p.num_requests == 100 for p in unclear)
+
+    endpoint.tried.clear()
+    longer = run_search(
+        resume_search(replace(FRESH, most_requests=100_000), tmp_path), endpoint, tmp_path
+    )
+    assert endpoint.tried[0] == (unclear[0].folder, 200)
+    assert longer.found.low is not None
+    assert longer.found.high is not None
+    assert longer.found.low <= 10 < longer.found.high
+    assert longer.found.within(0.1)
+    names = [p.folder for p in longer.probes]
+    assert names == [f"try-{k + 1}" for k in range(len(names))]
+
+
+@pytest.mark.parametrize(
+    ("lacks", "then"),
+    [
+        ({}, 94),
+        ({"needed": 60}, 72),
+        ({"needed": 48}, 58),
+        ({"needed": 48_000}, 188),
+        ({"needed": 10}, 56),
+        ({"needed": 60, "counted": 25}, 135),
+        ({"needed": 48, "settled": False}, 94),
+    ],
+)
+def test_a_try_that_told_nothing_is_as_long_as_it_lacks(
+    tmp_path: Path, lacks: dict[str, Any], then: int
+) -> None:
+    """
+    The next one has a fifth more than were needed, 1.2 to 4 times the last.
+
+    Of those sent as many count as before. Twice as many, if nobody knows what is needed, and at
+    least if latencies had not settled.
+    """
+    tried: list[int] = []
+
+    def measure(rate: float, num: int, _name: str) -> Verdict:
+        tried.append(num)
+        return said("inconclusive" if len(tried) == 1 else "invalid", rate, **lacks)
+
+    with pytest.raises(Inconclusive):
+        run_search(replace(FRESH, most_requests=1000), measure, tmp_path)
+    assert tried == [47, then]
+
+
+def test_an_invalid_try_ends_the_search(tmp_path: Path) -> None:
+    """It is no limit: the reasons are said, and the search goes on from the tries before it."""
+    probes = (*SEARCH.probes[:1], replace(probe(10, holds=None), verdict="invalid"))
+    (tmp_path / "search.json").write_text(to_json(replace(SEARCH, probes=probes)))
+    before = resume_search(FRESH, tmp_path)  # as earlier versions left it
+    assert before.probes == SEARCH.probes[:1]
+
+    tried = []
+
+    def measure(rate: float, _num: int, _name: str) -> Verdict:
+        tried.append(rate)
+        return said("met" if rate <= 10 else "invalid", rate)
+
+    for _ in range(2):
+        with pytest.raises(Inconclusive, match="invalid it is") as stopped:
+            run_search(resume_search(FRESH, tmp_path), measure, tmp_path)
+        assert stopped.value.exit_code == Exit.INCONCLUSIVE
+    assert tried == [10, 12.5, 12.5]
+    assert [p.requests_per_s for p in resume_search(FRESH, tmp_path).probes] == [8, 10]
+
+
+@pytest.mark.parametrize(
+    ("tries", "says", "code"),
+    [
+        ({8: True, 8.5: False}, "holds at 8.00 requests/s and misses at 8.50", Exit.DONE),
+        ({8: True, 8.2: None, 8.5: False}, "misses at 8.50", Exit.DONE),
+        ({8: True, 10: None, 12.5: False}, "100 requests (--most", Exit.INCONCLUSIVE),
+        ({8: True, 10: None}, "holds at 8.00 requests/s; no rate tried misses", Exit.INCONCLUSIVE),
+        ({8: True}, "holds at 8.00 requests/s; no rate tried misses", Exit.INCONCLUSIVE),
+        ({8: False}, "no rate tried holds the SLO", Exit.NEGATIVE),
+        ({8: None}, "no rate tried is known to hold the SLO", Exit.INCONCLUSIVE),
+        ({6: None, 8: False}, "open at 6.00 requests/s: no run of at most", Exit.INCONCLUSIVE),
+    ],
+)
+def test_only_what_held_is_said_to_hold(
+    tries: dict[float, bool | None], says: str, code: Exit
+) -> None:
+    """The limit lies between tries; a rate that told nothing is named as one, and is exit 4."""
+    probes = tuple(probe(rate, holds) for rate, holds in tries.items())
+    search = replace(SEARCH, probes=probes)
+
+    assert says in " ".join(search_lines(search))
+    assert _exit(search, None) == code
+
+
+def test_the_plan_is_compared_with_both_ends() -> None:
+    """10 requests/s predicted: 20 % below one that missed at 12.5, 25 % above 8, which held."""
+    open_ended = replace(SEARCH, probes=SEARCH.probes[:1])
+    closed = replace(SEARCH, probes=(probe(8, holds=True), probe(12.5, holds=False)))
+
+    assert "-20% to +25% off the measured limit" in list(search_lines(closed))[1]
+    assert closed.error_fraction == pytest.approx(0)
+    assert "off the measured" not in list(search_lines(open_ended))[1]
+    assert open_ended.error_fraction is None
+    assert _exit(replace(closed, resolution_fraction=0.6, predicted_requests_per_s=20), 0.15) == 3
+
+
+def queued(folder: Path, slots: int = 8, service_s: float = 0.2) -> None:
+    """Leave in *folder* what a run would that is served by so many slots, in order of arrival."""
+    schedule, free_s, lines = read_schedule(folder / "schedule.jsonl"), [0.0] * slots, []
+    for asked in schedule:
+        begins_s = max(heapq.heappop(free_s), asked.due_s)
+        heapq.heappush(free_s, begins_s + service_s)
+        sample = Sample(
+            index=asked.index,
+            in_window=asked.in_window,
+            due_s=asked.due_s,
+            send_s=asked.due_s,
+            end_s=begins_s + service_s,
+            asked_input_tokens=asked.input_tokens,
+            asked_output_tokens=asked.output_tokens,
+            input_tokens=asked.input_tokens,
+            output_tokens=asked.output_tokens,
+            chunk_s=tuple(begins_s + 0.05 + 0.015 * k for k in range(asked.output_tokens)),
+            chunk_tokens=(1,) * asked.output_tokens,
+            outcome="ok",
+        )
+        lines.append(to_line(sample))
+    (folder / "samples.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    write_client(CLIENT, folder / "client.json")
+
+
+def test_a_server_with_so_many_slots(
+    start_server: ServerStarter,
+    make_plan: PlanMaker,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A server of 8 slots and 0.2 s a request holds 40 requests/s: found, compared, resumed."""
+    monkeypatch.setattr(studies, "run_with_progress_bar", lambda folder, _job: queued(folder))
+    slo = SloSpec(ttft_s=0.5, tpot_s=None, percentile="p50")
+    plan = tmp_path / "plan.json"
+    plan.write_text(plan_json(make_plan(rate=30.0, num_output=11, slo=slo)))
+    out = tmp_path / "search"
+    options = ["--host", start_server(), "--warmup", "2", "--most-requests", "2000", "-o", out]
+    done = loadtest("search", plan, *options, "--resolution", "0.3", "--json")
+    again = loadtest("search", plan, *options, "--resolution", "0.3")
+
+    found = json.loads(done.stdout)["probes"]
+    assert done.returncode == again.returncode == Exit.DONE, done.stderr
+    assert max(p["requests_per_s"] for p in found if p["holds"]) > 30
+    assert 40 < min(p["requests_per_s"] for p in found if p["holds"] is False) < 65
+    assert f"resume_search after {len(found)} runs" in again.stderr
+    assert "<svg" in (out / "search.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--resolution", "0"], "--resolution"),
+        (["--first", "-1"], "--first"),
+        (["--most-requests", "3"], "--most-requests"),
+        (["--tolerance", "-1"], "--tolerance"),
+        ([], "nothing answers"),
+    ],
+)
+def test_bad_options_are_refused(
+    make_plan: PlanMaker, tmp_path: Path, deaf_port: int, options: list[str], says: str
+) -> None:
+    """One line: what it was, and what it has to be."""
+    plan = tmp_path / "plan.json"
+    plan.write_text(plan_json(make_plan()))
+    host = f"http://127.0.0.1:{deaf_port}"
+    done = loadtest("search", plan, "--host", host, *options, "-o", tmp_path / "out")
+
+    assert done.returncode in {Exit.BAD_INPUT, Exit.TARGET_FAILED}
+    assert says in done.stderr
+    assert done.stderr.count("\n") == 1

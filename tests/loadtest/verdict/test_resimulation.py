@@ -1,0 +1,356 @@
+"""The prediction made again, phase by phase; and what CI systems and other runs get of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+from xml.etree import ElementTree as ET
+
+import numpy as np
+import pytest
+
+from loadtest.report.judge import JudgeOptions, judge_run
+from loadtest.report.junit import to_junit
+from loadtest.run.client_health import write_client
+from loadtest.run.folder import prepare
+from loadtest.studies.compare import compare_runs
+from loadtest.verdict.goodput_curve import predict_goodput
+from loadtest.verdict.phases import compare_phases
+from loadtest.verdict.prediction import TOLERANCE
+from loadtest.verdict.resimulation import reached_engine, resimulate
+from loadtest.verdict.verdict import Verdict, conclude
+from minicluster.errors import InputError, MiniclusterError
+from minicluster.plan import to_json
+from minicluster.workload.samples import to_line
+from minicluster.workload.schedule import ScheduledRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from conftest import PlanMaker, RunMaker, SampleMaker
+
+    from loadtest.run.client_health import Client
+    from loadtest.run.folder import Run
+    from minicluster.workload.samples import Sample
+
+QUICK = JudgeOptions(tolerance=TOLERANCE, goodput_curve=False)
+
+
+@pytest.fixture
+def plan_file(make_plan: PlanMaker, tmp_path: Path) -> Path:
+    """Return a plan whose prefill takes 10 ms + 0.1 ms a token, and a decode step 10 ms."""
+    path = tmp_path / "given.json"
+    path.write_text(to_json(make_plan()))
+    return path
+
+
+def as_simulated(make_sample: SampleMaker, *, apart_s: float = 1.0) -> list[Sample]:
+    """Return requests that never meet one another: prefill 13.2 ms, first step, nine more."""
+    told = {"prefill": 0.0132, "handoff": 0.02}
+    return [
+        make_sample(k, k * apart_s, ttft_s=0.0332, itl_s=0.01, phases_s=told) for k in range(60)
+    ]
+
+
+def test_requests_alone_take_what_the_formulas_say(
+    plan_file: Path, make_sample: SampleMaker
+) -> None:
+    """A request that meets no other takes what the step model says, in the run's order."""
+    samples = as_simulated(make_sample)
+    found = resimulate(plan_file, list(reversed(samples)))
+
+    assert sorted(found.requests) == list(range(60))
+    one = found.requests[7]
+    assert one.phases_s["prefill"] == pytest.approx(0.01 + 32e-4)
+    assert one.phases_s["queue"] == pytest.approx(0.0)
+    assert one.tpot_s == pytest.approx(0.01)
+    assert sum(one.phases_s.values()) == pytest.approx(one.ttft_s)
+    assert found.itl["mean"] == pytest.approx(0.01)
+
+
+def ordered(samples: Sequence[Sample], **shared: object) -> list[ScheduledRequest]:
+    """Return the schedule that *samples* are of; their prompts have *shared*."""
+    return [
+        replace(
+            ScheduledRequest(
+                index=s.index,
+                due_s=s.due_s,
+                input_tokens=s.asked_input_tokens,
+                output_tokens=s.asked_output_tokens,
+                in_window=s.in_window,
+            ),
+            **shared,
+        )
+        for s in samples
+    ]
+
+
+def test_a_shared_prefix_is_not_computed(plan_file: Path, make_sample: SampleMaker) -> None:
+    """Of prompts that share two blocks with all others only the third one takes prefill's time."""
+    samples = [replace(s, asked_input_tokens=96) for s in as_simulated(make_sample)]
+    found = resimulate(plan_file, samples, schedule=ordered(samples, prefix_tokens=64))
+    whole = resimulate(plan_file, samples, schedule=ordered(samples))
+
+    assert {round(r.phases_s["prefill"], 6) for r in found.requests.values()} == {0.01 + 32e-4}
+    assert {round(r.phases_s["prefill"], 6) for r in whole.requests.values()} == {0.01 + 96e-4}
+
+
+def test_what_was_said_before_is_not_computed(plan_file: Path, make_sample: SampleMaker) -> None:
+    """The second turn of a conversation computes what is new in it, whatever its index."""
+    turns = [
+        make_sample(4, 0.0, asked_input_tokens=64),
+        make_sample(9, 5.0, asked_input_tokens=160),
+    ]
+    found = resimulate(plan_file, turns, schedule=ordered(turns, session=7))
+    apart = resimulate(plan_file, turns, schedule=ordered(turns))
+
+    assert found.requests[9].phases_s["prefill"] == pytest.approx(0.01 + 96e-4)
+    assert apart.requests[9].phases_s["prefill"] == pytest.approx(0.01 + 160e-4)
+
+
+def test_chance_in_the_arrivals_is_on_both_sides(plan_file: Path, make_sample: SampleMaker) -> None:
+    """Requests that come in a burst wait in the simulation as they waited in the run."""
+    burst = [make_sample(k, 0.001 * (k % 30) + 5 * (k // 30)) for k in range(60)]
+    waits = [each.phases_s["queue"] for each in resimulate(plan_file, burst).requests.values()]
+
+    assert max(waits) > 0.05
+    assert min(waits) == pytest.approx(0.0)
+
+
+def test_what_differs_is_named(plan_file: Path, make_sample: SampleMaker) -> None:
+    """A slow hand-off is called the hand-off, whatever the sum of the phases."""
+    samples = [
+        replace(s, phases_s={"prefill": 0.0132, "handoff": 0.5}, due_s=s.due_s - 0.48)
+        for s in as_simulated(make_sample)
+    ]
+    phases = compare_phases(resimulate(plan_file, samples), samples)
+
+    assert phases
+    assert phases.explains == "KV transfer and first step"
+    assert phases.share_fraction > 0.9
+    assert sum(row.difference_s for row in phases.rows) == pytest.approx(
+        sum(row.predicted_s - row.measured_s for row in phases.rows)
+    )
+
+
+def test_a_finer_server_splits_queue_and_prefill(plan_file: Path, make_sample: SampleMaker) -> None:
+    """Where the server tells its queue and its step, they are compared apart."""
+    told = {"prefill": 0.0132, "handoff": 0.02, "queue": 0.0, "step": 0.0132}
+    samples = [replace(s, phases_s=told) for s in as_simulated(make_sample)]
+    phases = compare_phases(resimulate(plan_file, samples), samples)
+
+    assert phases
+    assert [row.name for row in phases.rows][1:3] == ["prefill queue", "prefill"]
+    assert phases.rows[2].difference_s == pytest.approx(0.0, abs=1e-6)
+
+
+def test_engines_of_both_pools_split_every_phase(plan_file: Path, make_sample: SampleMaker) -> None:
+    """The pull and the first step are apart where decode's engine tells; a slow pull is named."""
+    told = {"prefill": 0.0132, "queue": 0.0, "step": 0.0132, "handoff": 0.12}
+    told |= {"queue_time": 0.108, "time_to_first_token": 0.01}
+    samples = [replace(s, phases_s=told, due_s=s.due_s - 0.1) for s in as_simulated(make_sample)]
+    phases = compare_phases(resimulate(plan_file, samples), samples)
+
+    assert phases
+    assert [row.name for row in phases.rows][3:5] == ["KV transfer", "first decode step"]
+    assert phases.explains == "KV transfer"
+    assert phases.rows[4].difference_s == pytest.approx(0.0, abs=1e-6)
+    assert sum(row.measured_s for row in phases.rows) == pytest.approx(
+        sum(s.e2e_s for s in samples) / len(samples)
+    )
+
+
+def test_a_prompt_that_decode_computes_has_no_pull(
+    plan_file: Path, make_sample: SampleMaker
+) -> None:
+    """A step of 0 in prefill says that decode computed the prompt: its time is prefill's."""
+    told = {"prefill": 0.0, "queue": 0.0, "step": 0.0, "handoff": 0.033}
+    told |= {"time_to_first_token": 0.03}
+    samples = [replace(s, phases_s=told) for s in as_simulated(make_sample)]
+    phases = compare_phases(resimulate(plan_file, samples), samples)
+
+    assert phases
+    seen = {row.name: row.measured_s for row in phases.rows}
+    assert seen["prefill queue"] == pytest.approx(0.003)
+    assert seen["prefill"] == pytest.approx(0.03)
+    assert list(seen)[3:] == ["decode"]
+
+
+def test_without_a_plan_that_can_be_simulated(tmp_path: Path, make_sample: SampleMaker) -> None:
+    """What the simulator refuses is one line, and nothing is made up."""
+    (tmp_path / "plan.json").write_text("{}")
+    with pytest.raises(MiniclusterError):
+        resimulate(tmp_path / "plan.json", as_simulated(make_sample))
+    with pytest.raises(MiniclusterError):
+        resimulate(tmp_path / "plan.json", [])
+
+
+def kept(run: Run, plan: Path, folder: Path) -> Path:
+    """Write *run* as `loadtest run` leaves it."""
+    prepare(folder, run.job, run.schedule, plan)
+    client: Client = run.client
+    write_client(client, folder / "client.json")
+    (folder / "samples.jsonl").write_text("".join(to_line(s) + "\n" for s in run.samples))
+    return folder
+
+
+def test_a_run_is_judged_with_its_resimulation(
+    plan_file: Path, make_run: RunMaker, make_sample: SampleMaker, tmp_path: Path
+) -> None:
+    """A run as the model predicts agrees with its resimulation, whatever the plan predicted."""
+    run = make_run(as_simulated(make_sample, apart_s=0.16))
+    verdict = judge_run(
+        kept(run, plan_file, tmp_path / "run"),
+        JudgeOptions(tolerance=TOLERANCE, junit=tmp_path / "junit.xml"),
+    )
+
+    assert verdict.comparison
+    assert verdict.comparison.source == "resimulated"
+    assert verdict.comparison.held
+    stall = verdict.comparison.row("longest_stall", "p99")
+    assert stall
+    assert stall.predicted_s == pytest.approx(0.01, rel=0.05)
+    row = verdict.comparison.row("tpot", "mean")
+    assert row
+    assert row.error_fraction == pytest.approx(0.0, abs=0.02)
+    assert row.error_low is not None
+    assert "Goodput against load" in (tmp_path / "run" / "report.html").read_text()
+    assert ET.parse(tmp_path / "junit.xml").getroot().get("errors") == "2"  # noqa: S314
+
+
+def test_requests_turned_away_are_not_simulated(
+    plan_file: Path, make_run: RunMaker, make_sample: SampleMaker, tmp_path: Path
+) -> None:
+    """A shed request waits in no simulated queue, and the verdict says how many there were."""
+    samples = as_simulated(make_sample, apart_s=0.16)
+    away = [
+        make_sample(60 + k, s.due_s - 0.01, ttft_s=None, outcome="shed", detail="429: full")
+        for k, s in enumerate(samples[1::3])
+    ]
+    run = make_run([*samples, *away])
+    verdict = judge_run(kept(run, plan_file, tmp_path / "run"), JudgeOptions(tolerance=TOLERANCE))
+    alone = judge_run(kept(make_run(samples), plan_file, tmp_path / "alone"), QUICK)
+
+    assert verdict.comparison
+    assert alone.comparison
+    ours, theirs = (v.comparison.row("ttft", "p99") for v in (verdict, alone))
+    assert ours
+    assert theirs
+    assert ours.predicted_s == pytest.approx(theirs.predicted_s)
+    assert any("20 of 80 requests sent (25%)" in note for note in verdict.notes)
+    assert not any("turned away" in note for note in alone.notes)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "detail", "came_in"),
+    [
+        ("ok", None, True),
+        ("timeout", "no end after 30 s", True),
+        ("bad_status", "500: broken", True),
+        ("bad_status", "413: too long", False),
+        ("shed", "429: full", False),
+        ("refused", "ConnectionRefusedError", False),
+        ("client", "OSError", False),
+    ],
+)
+def test_what_engines_saw(
+    make_sample: SampleMaker, outcome: str, detail: str | None, *, came_in: bool
+) -> None:
+    """Refused at the door or never sent: no engine had anything to do with it."""
+    assert bool(reached_engine([make_sample(outcome=outcome, detail=detail)])) is came_in
+
+
+def test_goodput_breaks_down_where_the_simulation_saturates(
+    plan_file: Path, make_run: RunMaker, make_sample: SampleMaker
+) -> None:
+    """All requests are good below the limit, ever fewer above it; the run's own load is drawn."""
+    run = make_run(as_simulated(make_sample, apart_s=0.16))
+    slo = replace(run.job.slo, ttft_s=0.06)
+    run = replace(run, job=replace(run.job, slo=slo))
+    own = resimulate(plan_file, run.samples)
+
+    found = predict_goodput(
+        plan_file, run, own, offered_requests_per_s=6.25, limit_requests_per_s=1 / 0.0132
+    )
+
+    loads = [load for load, _ in found.points]
+    shares = [good / load for load, good in found.points]
+    assert loads == sorted(loads)
+    assert 6.25 in loads
+    assert shares[:2] == [1, 1]
+    assert shares[-1] < shares[-2] < 1
+
+
+def test_a_plan_of_another_model_is_refused(
+    plan_file: Path, make_run: RunMaker, make_sample: SampleMaker, tmp_path: Path
+) -> None:
+    """Samples of one model are not judged by the plan of another."""
+    run = make_run(as_simulated(make_sample))
+    folder = kept(replace(run, job=replace(run.job, model="other")), plan_file, tmp_path / "run")
+    with pytest.raises(InputError, match="other"):
+        judge_run(folder, JudgeOptions(tolerance=TOLERANCE))
+
+
+def judged(run: Run) -> Verdict:
+    """Judge without a simulation."""
+    return conclude(run, TOLERANCE, require_prediction=False)
+
+
+def cases(verdict: Verdict, *, required: bool = False) -> dict[str, str]:
+    """Return what became of each JUnit case."""
+    suite = ET.fromstring(to_junit(verdict, require_prediction=required))  # noqa: S314
+    found = {}
+    for case in suite.findall("testcase"):
+        marks = [child.tag for child in case if child.tag != "system-out"]
+        found[str(case.get("name"))] = marks[0] if marks else "passed"
+    return found
+
+
+def test_junit(make_run: RunMaker, make_sample: SampleMaker) -> None:
+    """Kept limits pass, missed ones fail, what was not proven is an error."""
+    good = [make_sample(k, k / 480) for k in range(4800)]
+    slow = [make_sample(k, k / 480, ttft_s=0.1 if k % 20 else 1.5) for k in range(4800)]
+    limit = "TTFT p99 < 1000 ms"
+
+    assert set(cases(judged(make_run(good))).values()) == {"passed"}
+    assert cases(judged(make_run(slow)))[limit] == "failure"
+    assert cases(judged(make_run(good[:100])))[limit] == "error"
+    assert cases(judged(make_run(good, cpu_fraction=0.99)))["the run is valid"] == "error"
+    other = [make_sample(k, k / 480, itl_s=0.04) for k in range(4800)]
+    assert cases(judged(make_run(other)))["the prediction held"] == "skipped"
+    assert cases(judged(make_run(other)), required=True)["the prediction held"] == "failure"
+
+
+def test_junit_of_a_run_that_did_not_settle(make_run: RunMaker, make_sample: SampleMaker) -> None:
+    """A build is not green because every limit was kept in a run that proves nothing."""
+    verdict = replace(
+        judged(make_run([make_sample(k, k / 480) for k in range(4800)])),
+        verdict="inconclusive",
+        reasons=("latencies had not settled in the window; a longer one is needed",),
+    )
+    found = cases(verdict)
+
+    assert found["the run is valid"] == "error"
+    assert "failure" not in found.values()
+
+
+def test_two_runs(make_run: RunMaker, make_sample: SampleMaker) -> None:
+    """A change of 5 % shows between runs of one schedule; another schedule is said to be one."""
+    rng = np.random.default_rng(0)
+    drawn = rng.exponential(0.1, 1000).tolist()
+    first = make_run([make_sample(k, k / 100, ttft_s=v) for k, v in enumerate(drawn)])
+    second = make_run([make_sample(k, k / 100, ttft_s=1.05 * v) for k, v in enumerate(drawn)])
+    found = compare_runs(first, second, ("a", "b"))
+    change = next(c for c in found.changes if (c.metric, c.statistic) == ("ttft", "mean"))
+    other = make_run([make_sample(k, k / 50, ttft_s=v) for k, v in enumerate(drawn[:400])])
+
+    assert found.paired
+    assert change.significant
+    assert change.low_s > 0
+    assert not any(c.significant for c in found.changes if c.metric == "tpot")
+    assert not compare_runs(first, other, ("a", "b")).paired
+    with pytest.raises(InputError):
+        compare_runs(
+            first, make_run([replace(s, outcome="cut") for s in other.samples]), ("a", "b")
+        )

@@ -1,0 +1,177 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loadtest.verdict.slo import count_good, judge, judge_limit, parse_slo
+from minicluster.errors import InputError
+from minicluster.specs.slo import SloSpec
+from minicluster.stats.confidence import design_effect, samples_needed
+from minicluster.stats.quantiles import LEVELS
+from minicluster.workload.samples import Sample
+
+if TYPE_CHECKING:
+    from conftest import SampleMaker
+
+SLO = SloSpec(ttft_s=1.0, tpot_s=0.05, percentile="p90")
+
+
+def answered(ttfts: list[float]) -> list[Sample]:
+    """Answer one request with each TTFT."""
+    return [
+        Sample(
+            index=index,
+            in_window=True,
+            due_s=0.0,
+            send_s=0.0,
+            end_s=ttft,
+            asked_input_tokens=1,
+            asked_output_tokens=1,
+            input_tokens=1,
+            output_tokens=1,
+            chunk_s=(ttft,),
+            chunk_tokens=(1,),
+            outcome="ok",
+        )
+        for index, ttft in enumerate(ttfts)
+    ]
+
+
+@given(st.lists(st.floats(0, 2), max_size=200), st.integers(0, 50))
+def test_the_percentile_says_what_the_share_says(ttfts: list[float], num_lost: int) -> None:
+    """A p90 within its limit, and 90 % of all requests, lost ones too, within it, are the same."""
+    result = judge(SLO, [*answered(ttfts), *[None] * num_lost])[0]
+    within = sum(ttft <= 1.0 for ttft in ttfts)
+    measured = result.measured_s
+
+    assert result.num == len(ttfts) + num_lost
+    assert result.num_missed == result.num - within
+    assert result.attained_low <= result.attained_fraction <= result.attained_high
+    assert (measured is not None and measured <= 1.0) == (
+        result.num > 0 and 10 * within >= 9 * result.num
+    )
+
+
+@given(st.lists(st.floats(0, 2), min_size=10, max_size=500), st.sampled_from(["p50", "p90", "p99"]))
+def test_a_verdict_is_what_the_interval_leaves_no_doubt_of(
+    ttfts: list[float], percentile: str
+) -> None:
+    """Kept and missed say on which side the interval lies; open says how many would tell."""
+    result = judge_limit("ttft", np.array(ttfts), limit_s=1.0, percentile=percentile)
+    level = LEVELS[percentile]
+
+    enough = len(ttfts) >= samples_needed(level)
+    proven_below = level if enough else min(level, 0.5)
+
+    assert (result.verdict == "met") == (enough and result.attained_low >= level)
+    assert (result.verdict == "missed") == (result.attained_high < proven_below)
+    if result.verdict == "inconclusive" and result.num_needed is not None:
+        assert result.num_needed > result.num
+
+
+def test_requests_without_an_answer_are_no_latency(make_sample: SampleMaker) -> None:
+    """Lost requests move the percentile to no value at all, never to a number."""
+    result = judge(SLO, [make_sample()] * 80 + [None] * 20)[0]
+
+    assert result.measured_s is None
+    assert result.num_missed == 20
+
+
+def test_answer_in_one_chunk_keeps_its_tpot(make_sample: SampleMaker) -> None:
+    """Where there is no second chunk there is no time between chunks to miss."""
+    _, tpot = judge(SLO, [make_sample(num_output=1)] * 400)
+
+    assert tpot.verdict == "met"
+
+
+def test_lost_answers_lose_their_gaps(make_sample: SampleMaker) -> None:
+    """An ITL promise counts the gaps that a lost answer never showed."""
+    slo = SloSpec(tpot_s=None, itl_s=0.05, percentile="p90")
+    itl = judge(slo, [*[make_sample()] * 8, None, None])[1]
+
+    assert (itl.num, itl.num_missed) == (90, 18)
+
+
+def test_gaps_of_few_requests_prove_nothing(make_sample: SampleMaker) -> None:
+    """Thousands of gaps are no p99 if a hundred requests made them."""
+    slo = SloSpec(tpot_s=None, itl_s=0.05, percentile="p99")
+    itl = judge(slo, [make_sample(k, k / 10, num_output=51) for k in range(100)])[1]
+
+    assert (itl.num, itl.num_requests, itl.verdict) == (5000, 100, "inconclusive")
+    assert itl.num_needed == samples_needed(0.99)
+
+
+def test_a_stall_of_many_streams_is_one_event(make_sample: SampleMaker) -> None:
+    """Gaps that end together say as much as few: request by request they lie far apart."""
+    slo = SloSpec(tpot_s=None, itl_s=0.1, percentile="p90")
+    stalled = []
+    for k in range(500):
+        sample = make_sample(k, k / 50, num_output=40, itl_s=0.05)
+        late = [t + 0.2 * sum(t > stall for stall in range(1, 12, 2)) for t in sample.chunk_s]
+        stalled.append(replace(sample, chunk_s=tuple(late), end_s=late[-1]))
+    itl = judge(slo, stalled)[1]
+    requests = np.concatenate([s.gaps_s for s in stalled])
+
+    assert itl.design_effect > 3 * design_effect(requests).estimate
+
+
+@pytest.mark.parametrize(
+    ("num", "num_lost", "verdict"),
+    [
+        (4000, 0, "met"),
+        (3000, 0, "inconclusive"),
+        (4, 36, "missed"),
+        (100, 2, "inconclusive"),
+        (900, 100, "inconclusive"),
+        (3900, 200, "inconclusive"),
+    ],
+)
+def test_too_few_requests_prove_nothing(num: int, num_lost: int, verdict: str) -> None:
+    """p99 takes thousands of requests, or that most miss; one burst of lost ones is one event."""
+    lost: list[Sample | None] = [None] * num_lost
+    result = judge(SloSpec(tpot_s=None), [*answered([0.1] * num), *lost])[0]
+
+    assert result.verdict == verdict
+
+
+@pytest.mark.parametrize(("num", "verdict"), [(2000, "inconclusive"), (6000, "missed")])
+def test_misses_all_over_a_run_that_is_long_enough_prove_a_miss(num: int, verdict: str) -> None:
+    """One request in twenty, here and there, is too many for a p99."""
+    missed = np.random.default_rng(0).random(num) < 0.05
+    result = judge_limit("ttft", 0.1 + 2 * missed, limit_s=1.0, percentile="p99")
+
+    assert result.verdict == verdict
+
+
+def test_good_requests_meet_every_limit(make_sample: SampleMaker) -> None:
+    """Goodput counts the requests that kept all of their limits."""
+    samples = [
+        make_sample(),
+        make_sample(ttft_s=1.5),
+        make_sample(itl_s=0.06),
+        make_sample(lag_s=0.99),
+    ]
+
+    assert count_good(SLO, samples) == 1
+
+
+def test_slo_is_read() -> None:
+    """What is named is promised, what is not is not."""
+    assert parse_slo("ttft=2") == SloSpec(ttft_s=2, tpot_s=None)
+    assert parse_slo("ttft=1, tpot=0.05,itl=0.1,percentile=p95") == SloSpec(
+        ttft_s=1, tpot_s=0.05, itl_s=0.1, percentile="p95"
+    )
+
+
+@pytest.mark.parametrize(
+    "text", ["", "ttft", "ttft=x", "tpot=0.05", "ttft=1,e2e=3", "ttft=-1", "ttft=1,percentile=p42"]
+)
+def test_bad_slo_is_refused(text: str) -> None:
+    """Anything else gets one line."""
+    with pytest.raises(InputError):
+        parse_slo(text)

@@ -1,0 +1,62 @@
+"""Percentiles: what they say of the values, alone, together and weighted."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minicluster.stats.quantiles import LEVELS, quantile, quantiles, summarise, weighted_quantile
+
+SECONDS = st.lists(st.floats(0, 1e3), min_size=1, max_size=300)
+LEVEL = st.integers(1, 100).map(lambda percent: percent / 100)
+
+
+@given(SECONDS, st.sampled_from(sorted(LEVELS)), st.floats(0, 1e3))
+def test_percentile_and_share_say_the_same(values: list[float], name: str, limit: float) -> None:
+    """A percentile is within a limit exactly if that share of the values is."""
+    within = sum(value <= limit for value in values)
+    needed = round(LEVELS[name] * 100) * len(values)
+
+    assert (quantile(values, LEVELS[name]) <= limit) == (100 * within >= needed)
+
+
+@given(SECONDS)
+def test_percentiles_are_ordered_samples(values: list[float]) -> None:
+    """Percentiles ascend to the maximum, and each is one of the values."""
+    found = summarise(values)
+
+    assert found is not None
+    ladder = [found.p50_s, found.p90_s, found.p95_s, found.p99_s, found.max_s]
+    assert ladder == sorted(ladder)
+    assert set(ladder) <= set(values)
+
+
+def test_closed_form() -> None:
+    """Of 1 to 100 the k-th percentile is k and the mean 50.5."""
+    found = summarise(list(range(100, 0, -1)))
+
+    assert found is not None
+    assert (found.p50_s, found.p90_s, found.p95_s, found.p99_s) == (50, 90, 95, 99)
+    assert found.mean_s == 50.5
+
+
+def test_nothing_has_no_spread() -> None:
+    """No values, no numbers."""
+    assert summarise([]) is None
+
+
+@given(SECONDS, st.lists(st.sampled_from(sorted(LEVELS)), min_size=1))
+def test_several_levels_at_once_are_each_alone(values: list[float], names: list[str]) -> None:
+    """Percentiles read off together are those read off one by one."""
+    array = np.array(values)
+    found = quantiles(array, [LEVELS[name] for name in names])
+    assert found.tolist() == [quantile(array, LEVELS[name]) for name in names]
+
+
+@given(st.lists(st.tuples(st.floats(0, 1e3), st.integers(1, 9)), min_size=1, max_size=60), LEVEL)
+def test_weights_count_as_repetitions(pairs: list[tuple[float, int]], level: float) -> None:
+    """A weighted percentile is that of the values repeated."""
+    values, weights = np.array(sorted(pairs)).T
+    repeated = np.repeat(values, weights.astype(int))
+    assert weighted_quantile(values, level, weights) == quantile(repeated, level)

@@ -1,0 +1,64 @@
+"""Files written whole or not at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minicluster.errors import InputError
+from minicluster.files import write_atomically
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"])))
+def test_the_text_is_what_is_read(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
+    """Every text comes back, line ends included, over what was there; nothing else is left."""
+    path = tmp_path_factory.getbasetemp() / "whole" / "file.json"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("before")
+    write_atomically(path, text)
+    assert path.read_bytes().decode() == text
+    assert list(path.parent.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        lambda folder: folder,
+        lambda folder: folder / "none" / "file",
+        lambda folder: folder / "file" / "below",
+        lambda _: Path(),
+        lambda folder: folder / ("x" * 300),
+    ],
+)
+def test_what_cannot_be_written_is_named(tmp_path: Path, place: Callable[[Path], Path]) -> None:
+    """A folder, a folder that is none, and a name too long are refused; nothing is left."""
+    (tmp_path / "file").write_text("before")
+    with pytest.raises(InputError, match="a file that can be written"):
+        write_atomically(place(tmp_path), "text")
+    assert [each.name for each in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, OSError])
+def test_an_interrupt_leaves_the_old_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: type[BaseException]
+) -> None:
+    """Whatever ends the writing, readers find the old text and no second file."""
+    path = tmp_path / "file"
+    path.write_text("before")
+
+    def replace(*_: object) -> None:
+        assert path.read_text() == "before"
+        raise stop
+
+    monkeypatch.setattr(Path, "replace", replace)
+    with pytest.raises((KeyboardInterrupt, InputError)):
+        write_atomically(path, "after")
+    assert path.read_text() == "before"
+    assert list(tmp_path.iterdir()) == [path]
