@@ -138,7 +138,7 @@ def _override(raw: dict[str, Any], override: str) -> None:
     for part in parts[:-1]:
         table = table.setdefault(part, {})
         if not isinstance(table, dict):
-            raise InputError(f"--set {key}", text, f"a key inside a table; {part} is none")
+            raise InputError(f"--set {key}", text, f"a key inside a table; {part} is not a table")
     table[parts[-1]] = _toml_value(text.strip())
 
 

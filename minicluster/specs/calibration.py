@@ -140,7 +140,9 @@ def read_measurements(path: Path) -> tuple[Measurement, ...]:
     if not rows:
         raise InputError(str(path), "no rows", "the timed steps of `serving measure`")
     if len({row.key for row in rows}) > 1:
-        raise InputError(str(path), "several machines or models", "one a file")
+        raise InputError(
+            str(path), "several machines or models", "the rows of one machine and one model"
+        )
     return rows
 
 

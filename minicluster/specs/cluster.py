@@ -72,7 +72,7 @@ class ClusterSpec:
             self._check_network()
         elif self.pools_meet_in is not None or self.nodes:
             key = "nodes" if self.nodes else "pools_meet_in"
-            raise InputError(f"cluster.{key}", getattr(self, key), "[[tiers]] beside it")
+            raise InputError(f"cluster.{key}", getattr(self, key), "no such key without [[tiers]]")
         if self.nodes:
             Inventory(nodes=self.nodes, tiers=tuple(tier.name for tier in self.tiers))
 
@@ -109,7 +109,11 @@ class ClusterSpec:
             )
         for key in ("scale_out_bytes_per_s", "scale_out_latency_s"):
             if getattr(self, key) is not None:
-                raise InputError(f"cluster.{key}", getattr(self, key), "nothing: the tiers say it")
+                raise InputError(
+                    f"cluster.{key}",
+                    getattr(self, key),
+                    "no such key beside [[tiers]], which give it",
+                )
         self._check_names({*names, "node"})
 
     def _check_names(self, known: set[str]) -> None:
@@ -224,6 +228,8 @@ def _implied(cluster: ClusterSpec, gpu: GpuSpec) -> Tier:
 def _needed(value: float | None, cluster: ClusterSpec, key: str) -> float:
     if value is None:
         raise InputError(
-            f"cluster {cluster.name}: {key}", None, "a number of the cluster or its GPU"
+            f"cluster {cluster.name}: {key}",
+            None,
+            "a number in the file of the cluster or of its GPU",
         )
     return value

@@ -157,16 +157,18 @@ class SearchChoice:
         prices = self.prices_usd_per_gpu_hour
         positive(**{f"search.prices_usd_per_gpu_hour.{gpu}": prices[gpu] for gpu in prices})
         if len(set(self.gpus)) != len(self.gpus):
-            raise InputError("search.gpus", self.gpus, "each GPU named once")
+            raise InputError("search.gpus", self.gpus, "no GPU named twice")
         if self.spare_replicas and self.availability_fraction is not None:
             raise InputError(
-                "search.spare_replicas", self.spare_replicas, "none beside availability_fraction"
+                "search.spare_replicas",
+                self.spare_replicas,
+                "0 beside availability_fraction, which decides the spares",
             )
         if self.pools == "mixed" and self.local_threshold_tokens:
             raise InputError(
                 "search.local_threshold_tokens",
                 self.local_threshold_tokens,
-                'none beside search.pools = "mixed": those compute every prompt where they decode',
+                '0 with search.pools = "mixed": its replicas compute every prompt themselves',
             )
 
 

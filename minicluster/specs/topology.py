@@ -66,9 +66,11 @@ class TierSpec:
         fraction(**{f"{place}.efficiency_fraction": self.efficiency_fraction})
         not_negative(**{f"{place}.latency_s": self.latency_s})
         if len(units) > 1:
-            raise InputError(f"{place}: {' and '.join(units)}", "both", "one of them")
+            raise InputError(
+                f"{place}: {' and '.join(units)}", "given together", "exactly one bandwidth"
+            )
         if self.two_way and not units:
-            raise InputError(f"{place}.two_way", "true", "a bandwidth beside it")
+            raise InputError(f"{place}.two_way", "true", "a bandwidth in the same table")
         if not self.oversubscription >= 1:
             raise InputError(
                 f"{place}.oversubscription",

@@ -112,7 +112,9 @@ def _failures(choice: ClusterChoice, preset: FailureSpec | None, place: str) -> 
         return None
     if mtbf_s is None or repair_s is None:
         key = "gpu_mtbf_s" if mtbf_s is None else "repair_s"
-        raise InputError(f"{place}.{key}", None, "a number beside the other of the two")
+        raise InputError(
+            f"{place}.{key}", None, "a number: gpu_mtbf_s and repair_s are given together"
+        )
     base = preset or FailureSpec(gpu_mtbf_s=mtbf_s, node_repair_s=repair_s)
     return replace(base, gpu_mtbf_s=mtbf_s, node_repair_s=repair_s)
 

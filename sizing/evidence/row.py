@@ -297,7 +297,7 @@ def _check(columns: Sequence[str], path: Path) -> None:
     for name in SECONDS:
         for column in columns:
             if name not in columns and column.rpartition("_")[0] == name.rpartition("_")[0]:
-                raise InputError(f"{path}: column", column, f"{name}: this schema knows seconds")
+                raise InputError(f"{path}: column", column, f"{name}: times are in seconds")
 
 
 def _entry(raw: dict[str | None, object], place: str) -> MeasuredRow | RefusedRow:

@@ -76,7 +76,9 @@ def spares(
     while availability_of(needed, high, ratio=ratio, crews=crews) < availability:
         low, high = high, 2 * high + 1
         if high > MOST_SPARES:
-            raise InputError("availability", availability, "one that spares can reach")
+            raise InputError(
+                "availability", availability, "a lower availability: no number of spares reaches it"
+            )
     while high - low > 1:
         middle = (low + high) // 2
         enough = availability_of(needed, middle, ratio=ratio, crews=crews) >= availability

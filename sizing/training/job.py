@@ -61,8 +61,7 @@ class TrainingJob:
         if self.model.linear or self.model.index:
             raise InputError(
                 f"model {self.model.id}", "sparse or linear attention",
-                "attention over all keys or a window: what else keeps for its gradients is not"
-                " modelled",
+                "attention over all keys or a window; the memory of other kinds is not modelled",
             )  # fmt: skip
         if self.overlap_experts and self.model.moe is None:
             raise InputError("overlap_experts", "true", "a model with experts")

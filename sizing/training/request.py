@@ -180,7 +180,7 @@ class TrainingRequest:
         if self.model is not None:
             given = [name for name, value in shape.items() if value is not None]
             if given:
-                raise InputError(given[0], shape[given[0]], "nothing beside a model's name")
+                raise InputError(given[0], shape[given[0]], "no such option beside a model's name")
             found = catalog.find_model(self.model, place="model")
             return replace(
                 found, weight_dtype=self.dtype, dtype="bf16",

@@ -50,7 +50,7 @@ def test_files_that_are_none(
         (("workload.input_tokens=1000000000000",), 2, "from 1 to 100,000,000"),
         (("slo.percentile=p101",), 2, "one of p50, p90, p95, p99"),
         (("search.confidence_fraction=1",), 2, "from 0.5 to 0.99"),
-        (("search.pools=mixed", "search.local_threshold_tokens=100"), 2, "none beside"),
+        (("search.pools=mixed", "search.local_threshold_tokens=100"), 2, "expected 0 with"),
         (("search.layouts=[]",), 2, "search.layouts"),
         (("workload.requests_per_s=1e5",), 3, "nearest: --mixed"),
         (("slo.ttft_s=1e-6",), 3, "no number of h100-sxm holds the SLO"),

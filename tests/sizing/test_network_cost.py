@@ -58,7 +58,7 @@ def test_with_a_spare_the_loss_of_a_replica_breaks_nothing() -> None:
     assert spare.prediction == plain.prediction
     assert not all(each.holds for each in losses(plain, requests=4000, seed=0))
     assert all(each.holds for each in losses(spare, requests=4000, seed=0))
-    with pytest.raises(InputError, match="none beside availability_fraction"):
+    with pytest.raises(InputError, match="0 beside availability_fraction"):
         planned("search.spare_replicas=1", "search.availability_fraction=0.999")
 
 
@@ -120,7 +120,7 @@ def test_pools_meet_in_a_tier_that_there_is() -> None:
     """An unknown tier, or tiers that a preset does not have, are refused."""
     with pytest.raises(InputError, match="one of"):
         zoned("cluster.pools_meet_in=region")
-    with pytest.raises(InputError, match="beside it"):
+    with pytest.raises(InputError, match="no such key without"):
         planned("cluster.pools_meet_in=pod")
 
 

@@ -51,7 +51,7 @@ def test_bandwidths_are_converted_by_name(keys: dict[str, float], expected: floa
         ("gbit_per_s = 400", "bandwidth = 400", "a key that says its unit"),
         ("gbit_per_s = 400", "bw_GBps = 50", "gbit_per_s"),
         ("gbit_per_s = 400", "bytes_per_s = 400", "a link of a GPU"),
-        ("gbit_per_s = 400", "gbit_per_s = 400\ngbyte_per_s = 50", "one of them"),
+        ("gbit_per_s = 400", "gbit_per_s = 400\ngbyte_per_s = 50", "exactly one bandwidth"),
         ("gbyte_per_s = 450", "gbyte_per_s = 900", "two_way = true"),
         ("gpus = 3072", "gpus = 3000", "sizes nest"),
         ("gpus = 16\n", "gpus = 8\n", "sizes nest"),

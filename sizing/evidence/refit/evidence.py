@@ -46,7 +46,8 @@ def check_runs(fitted: Sequence[Observed], held_out: Sequence[Observed]) -> Cali
             raise InputError(
                 f"{run.name}: the plan's calibration",
                 f"{found.name} of {found.date}",
-                f"that of {fitted[0].name}, {base.name} of {base.date}: one fit has one beginning",
+                f"that of {fitted[0].name}, {base.name} of {base.date}: a fit starts from one"
+                " calibration",
                 "compare with this run by --hold-out, or fit to each alone",
             )
         _check_sound(run)
@@ -91,6 +92,6 @@ def _check_sound(run: Observed) -> None:
         raise InputError(
             f"{run.name}: requests turned away",
             f"{run.turned_away:,} of {sent:,}",
-            f"at most {MOST_TURNED_AWAY:.0%}: the simulation has no door",
+            f"at most {MOST_TURNED_AWAY:.0%}: the simulation admits every request",
             "load again at a lower rate",
         )
