@@ -113,7 +113,6 @@ def assign_roles(environment: Environment, **_: object) -> None:
 
 
 def _workers(runner: Runner) -> tuple[str, ...]:
-    """Return the Locust ids of the processes that send."""
     if not isinstance(runner, MasterRunner):
         return ("local",)  # as LocalRunner signs its messages
     clients = runner.clients
@@ -179,7 +178,6 @@ def _coordinate(
 
 
 def _print_progress(progress: dict[str, float]) -> None:
-    """Print the progress on stdout as one JSON line."""
     with contextlib.suppress(BrokenPipeError):  # the parent is gone; see _end_with_parent
         sys.stdout.write(json.dumps(progress) + "\n")
         sys.stdout.flush()
