@@ -67,7 +67,6 @@ def servers(deployment: Deployment, pools: tuple[Pool, ...], logs: Path) -> Iter
 
 
 def _command(deployment: Deployment, pool: Pool, port: int) -> list[str]:
-    """Return the command line of one server."""
     options = []
     for name, value in engine_kwargs(deployment, pool, DeployTarget(target="cpu")).items():
         option = f"--{name.replace('_', '-')}"
@@ -84,7 +83,6 @@ def _command(deployment: Deployment, pool: Pool, port: int) -> list[str]:
 
 
 def _wait(server: subprocess.Popen[bytes], url: str) -> None:
-    """Wait until a server answers."""
     until = time.monotonic() + STARTS_WITHIN_S
     while time.monotonic() < until and server.poll() is None:
         try:
@@ -96,7 +94,6 @@ def _wait(server: subprocess.Popen[bytes], url: str) -> None:
 
 
 def _stop(server: subprocess.Popen[bytes]) -> None:
-    """End a server and what it has started."""
     server.terminate()
     server.wait(timeout=60)
 

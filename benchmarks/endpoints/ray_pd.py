@@ -47,7 +47,6 @@ def main(deployment: Path, port: int, interval: str) -> None:
 
 
 def _config(deployment: Any, role: str, interval: str) -> dict[str, Any]:  # noqa: ANN401
-    """Return the fields of one `LLMConfig`."""
     pool, ground = deployment.pool(role), DeployTarget(target="cpu")
     core = pool.placement[0].gpus[0]
     settings = {

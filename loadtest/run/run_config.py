@@ -240,7 +240,6 @@ def check_options(load: TestLoad, length: RunLength, shape: ArrivalShape) -> Non
 
 
 def _check_shape(load: TestLoad, shape: ArrivalShape) -> None:
-    """Refuse arrivals that this load cannot have."""
     source = shape.source
     if load.chat and source.turns > 1:
         raise InputError(

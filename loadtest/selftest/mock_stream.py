@@ -198,7 +198,6 @@ class MockStream:
         )
 
     def _send(self, data: bytes) -> None:
-        """Write one event as one HTTP chunk."""
         self.writer.write(b"%x\r\ndata: %s\n\n\r\n" % (len(data) + 8, data))
 
     def _flood(self, data: bytes) -> None:
