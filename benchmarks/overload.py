@@ -53,7 +53,8 @@ def main() -> int:
     plan, root = read_plan(given.plan), Path.cwd()
     with tempfile.TemporaryDirectory() as place:
         source = str(root / plan.model.source)
-        plan = replace(plan, model=replace(plan.model, source=source))
+        model = replace(plan.model, source=source)
+        plan = replace(plan, inputs=replace(plan.inputs, model=model))
         os.chdir(place)  # where `serving` keeps its state
         [port] = free_ports(1)
         site = Site(target=plan.inputs.gpu.kind, host="127.0.0.1", port=port)
@@ -75,7 +76,7 @@ async def run(plan: Plan, url: str, factor: float, seconds: float) -> list[Sampl
         load = replace(plan.workload, requests_per_s=rate)
         arrivals = poisson_arrivals(load, duration_s=length_s, seed=seed)
         rng = np.random.default_rng(seed)
-        vocabulary = plan.inputs.model.vocab_size
+        vocabulary = plan.model.vocab_size
         asked = [
             body(plan.model.id, rng.integers(FIRST_ID, vocabulary, size=size), output)
             for size, output in zip(arrivals.input_tokens, arrivals.output_tokens, strict=True)

@@ -13,7 +13,6 @@ from minicluster.plan import (
     Deployment,
     EngineSettings,
     Placement,
-    PlanModel,
     Pool,
     Routing,
     to_json,
@@ -68,8 +67,7 @@ def demo(model: Path, *pools: Pool, policy: str = "power-of-two") -> Deployment:
     config = json.loads((model / "config.json").read_text())
     fingerprint = architecture_hash(config)
     return Deployment(
-        model=PlanModel(id="demo", source=str(model), config_hash=fingerprint),
-        architecture=ModelSpec(
+        model=ModelSpec(
             id="demo",
             source=str(model),
             config_hash=fingerprint,

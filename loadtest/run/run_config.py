@@ -97,7 +97,7 @@ def planned_load(plan: Plan) -> TestLoad:
     """Return the load and the SLO of *plan*."""
     return TestLoad(
         model=plan.model.id,
-        vocab_size=plan.inputs.model.vocab_size,
+        vocab_size=plan.model.vocab_size,
         workload=plan.workload,
         slo=plan.slo,
         e2e_s=plan.prediction.e2e.mean_s,

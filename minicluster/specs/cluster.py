@@ -8,9 +8,9 @@ from minicluster.errors import InputError
 from minicluster.specs.checks import STRICT, not_negative, positive
 from minicluster.specs.fabric import FabricSpec, FailureSpec
 from minicluster.specs.gpu import NumberSource
-from minicluster.specs.inventory import Inventory, Node
+from minicluster.specs.inventory import Inventory, Node, node_number
 from minicluster.specs.tier import TierSpec
-from minicluster.specs.topology import check_tiers
+from minicluster.specs.topology import DOMAIN, NETWORK, check_tiers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +25,6 @@ class ClusterSpec:
         max_gpus: the budget.
         scale_out_bytes_per_s: network per GPU, one direction; `None`: the GPU's own entry.
         scale_out_latency_s: one hop between nodes.
-        price_usd_per_gpu_hour: only where the scenario gives it.
         tiers: the network from the HB domain outwards; empty: one network around all domains.
         pools_meet_in: tier within which prefill and decode replicas are placed; `None`: the
             innermost one that holds max_gpus.
@@ -43,7 +42,6 @@ class ClusterSpec:
     max_gpus: int
     scale_out_bytes_per_s: float | None = None
     scale_out_latency_s: float | None = None
-    price_usd_per_gpu_hour: float | None = None
     tiers: tuple[TierSpec, ...] = ()
     pools_meet_in: str | None = None
     fabric: FabricSpec | None = None
@@ -58,7 +56,6 @@ class ClusterSpec:
             gpus_per_hb_domain=self.gpus_per_hb_domain,
             max_gpus=self.max_gpus,
             scale_out_bytes_per_s=self.scale_out_bytes_per_s,
-            price_usd_per_gpu_hour=self.price_usd_per_gpu_hour,
         )
         not_negative(scale_out_latency_s=self.scale_out_latency_s)
         if self.gpus_per_hb_domain % self.gpus_per_node and (
@@ -71,11 +68,28 @@ class ClusterSpec:
             )
         if self.tiers:
             self._check_network()
-        elif self.pools_meet_in is not None or self.nodes:
-            key = "nodes" if self.nodes else "pools_meet_in"
-            raise InputError(f"cluster.{key}", getattr(self, key), "[[tiers]] beside it")
+        elif self.pools_meet_in is not None:
+            raise InputError("cluster.pools_meet_in", self.pools_meet_in, "[[tiers]] beside it")
         if self.nodes:
-            Inventory(nodes=self.nodes, tiers=tuple(tier.name for tier in self.tiers))
+            Inventory(nodes=self.nodes, tiers=tuple(name for name, _ in self.tier_sizes))
+
+    @property
+    def tier_sizes(self) -> tuple[tuple[str, int | None], ...]:
+        """Names of the tiers from the HB domain outwards, with the GPUs of a unit; `None`: all."""
+        if self.tiers:
+            return tuple((tier.name, tier.gpus) for tier in self.tiers)
+        return ((DOMAIN, self.gpus_per_hb_domain), (NETWORK, None))
+
+    def hb_domain(self, node: str) -> int | None:
+        """Return the number of the HB domain that a node (its first GPU) is in; `None`: unknown."""
+        if self.nodes:
+            inner = self.tier_sizes[0][0]
+            domains = {each.name: each.units.get(inner, each.name) for each in self.nodes}
+            numbers = {name: n for n, name in enumerate(dict.fromkeys(domains.values()))}
+            return numbers[domains[node]] if node in domains else None
+        number = node_number(node)
+        nodes = max(1, self.gpus_per_hb_domain // self.gpus_per_node)
+        return None if number is None else number // nodes
 
     def with_nodes(self, gpus_per_node: int, gpus_per_hb_domain: int) -> ClusterSpec:
         """Return the cluster with other nodes; tiers describe the old ones and are left out."""

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from minicluster.specs.gpu import GpuSpec
     from minicluster.specs.tier import TierSpec
 
+DOMAIN, NETWORK = "hb", "network"
+"""Tiers of a cluster that names none."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topology:
@@ -184,7 +187,7 @@ def _domain(cluster: ClusterSpec, gpu: GpuSpec) -> Tier:
         achieved = achieved or efficiency.scale_up_fraction
         latency = efficiency.collective_latency_s if latency is None else latency
     return Tier(
-        name=spec.name if spec else "hb",
+        name=spec.name if spec else DOMAIN,
         gpus=cluster.gpus_per_hb_domain,
         bytes_per_s=gpu.require("scale_up_bytes_per_s") if said is None else said,
         efficiency_fraction=_needed(achieved, cluster, "hb.efficiency_fraction"),
@@ -218,7 +221,7 @@ def _implied(cluster: ClusterSpec, gpu: GpuSpec) -> Tier:
     domain = cluster.gpus_per_hb_domain
     achieved = gpu.efficiency.scale_out_fraction if gpu.efficiency else None
     return Tier(
-        name="network",
+        name=NETWORK,
         gpus=math.ceil(cluster.max_gpus / domain) * domain,
         bytes_per_s=_needed(
             cluster.scale_out_bytes_per_s or gpu.scale_out_bytes_per_s,

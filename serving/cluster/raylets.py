@@ -9,11 +9,12 @@ from tempfile import mkdtemp
 from typing import TYPE_CHECKING
 
 from minicluster.errors import TargetFailed
+from minicluster.plan import NODE_LABEL, ROLE_LABEL
 from serving.cluster.log_errors import first_error
 from serving.cluster.ports import LOOPBACK, free_ports
 from serving.cluster.processes import MARK, RAYLET, environment
 from serving.cluster.token import write_token
-from serving.protocol.app_spec import DEVICES_LABEL, NODE_LABEL, ROLE_LABEL
+from serving.protocol.app_spec import DEVICES_LABEL
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

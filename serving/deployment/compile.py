@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
-from minicluster.plan import to_json
+from minicluster.plan import NODE_LABEL, ROLE_LABEL, to_json
 from serving.cluster.ports import NIXL_PORTS, NIXL_PORTS_APART
 from serving.deployment.engine_args import accelerator, engine_kwargs, environment
 from serving.deployment.limits import limits
-from serving.protocol.app_spec import NODE_LABEL, ROLE_LABEL, RayNode, ServedApp, ServedPool
+from serving.protocol.app_spec import RayNode, ServedApp, ServedPool
 from serving.protocol.endpoint_config import front_door, replicas_by_domain
 
 if TYPE_CHECKING:
@@ -21,9 +20,6 @@ if TYPE_CHECKING:
     from serving.deployment.engine_args import DeployTarget
 
 ONE_DOMAIN = "d0"
-NUMBERED = re.compile(r"node-(\d+)")
-"""How `sizing` names the nodes of a placement."""
-
 IN_ONE_THREAD = {
     "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
     "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
@@ -95,12 +91,10 @@ def domains(deployment: Deployment, plan: Plan | None) -> dict[str, str]:
     """
     nodes = {placement.node for pool in deployment.pools for placement in pool.placement}
     one = dict.fromkeys(sorted(nodes), ONE_DOMAIN)
-    numbers = {node: NUMBERED.fullmatch(node) for node in nodes}
-    if plan is None or not all(numbers.values()):
+    numbers = {} if plan is None else {n: plan.inputs.cluster.hb_domain(n) for n in nodes}
+    if not numbers or None in numbers.values():
         return one
-    cluster = plan.inputs.cluster
-    wide = max(1, cluster.gpus_per_hb_domain // cluster.gpus_per_node)
-    found = {node: f"d{int(match[1]) // wide}" for node, match in numbers.items() if match}
+    found = {node: f"d{number}" for node, number in numbers.items()}
     shares = [
         {at: Fraction(n, pool.replicas) for at, n in replicas_by_domain(pool, found).items()}
         for pool in deployment.pools

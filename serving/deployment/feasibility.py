@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 from minicluster.engine_model.kv_cache import kv_bytes_per_sequence
 from minicluster.engine_model.parallelism import nixl_rule, tp_rule
 from minicluster.errors import NegativeAnswer
+from minicluster.plan import NODE_LABEL, ROLE_LABEL
 from minicluster.specs.architecture import architecture_hash
 from serving.deployment.engine_args import DTYPES
 from serving.deployment.target import is_directory
-from serving.protocol.app_spec import NODE_LABEL, ROLE_LABEL
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -115,7 +115,7 @@ def _model(deployment: Deployment) -> Iterator[str]:
 def _pairing(deployment: Deployment) -> Iterator[str]:
     """Check what NIXL can transfer between the pools."""
     prefill, decode = deployment.pool("prefill"), deployment.pool("decode")
-    rule = nixl_rule(deployment.architecture, prefill_tp=prefill.tp, decode_tp=decode.tp)
+    rule = nixl_rule(deployment.model, prefill_tp=prefill.tp, decode_tp=decode.tp)
     if rule is not None:
         yield f"tp: prefill {prefill.tp} and decode {decode.tp}; expected {rule}"
     if prefill.dtype != decode.dtype:
@@ -131,7 +131,7 @@ def _pool(deployment: Deployment, pool: Pool, target: Target) -> Iterator[str]:
         yield f"{place}.ep: {pool.ep}; serving deploys ep 1"
     if pool.dp != 1:
         yield f"{place}.dp: {pool.dp}; serving deploys dp 1 (more replicas instead)"
-    rule = tp_rule(deployment.architecture, pool.tp)
+    rule = tp_rule(deployment.model, pool.tp)
     if rule is not None:
         yield f"{place}.tp: {pool.tp}; expected {rule}"
     if pool.max_batched_tokens < pool.max_batch_size:
@@ -156,7 +156,7 @@ def _numbers(deployment: Deployment, pool: Pool, kind: str) -> Iterator[str]:
     if engine.kv_dtype not in kv_dtypes:
         yield f"engine.kv_dtype: {engine.kv_dtype} with weights in {pool.dtype} on a {kind}"
     needed = kv_bytes_per_sequence(
-        replace(deployment.architecture, kv_dtype=engine.kv_dtype),
+        replace(deployment.model, kv_dtype=engine.kv_dtype),
         engine.max_model_len,
         slicing=pool.slicing,
         block_size=engine.block_size,

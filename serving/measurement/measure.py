@@ -75,7 +75,7 @@ async def time_deployment(
                 session=session,
                 base_url=state.base_url,
                 model=deployment.model.id,
-                vocab_size=deployment.architecture.vocab_size,
+                vocab_size=deployment.model.vocab_size,
                 rng=np.random.default_rng(SEED),
             )
             return await time_grid(watch, tell, clock)

@@ -99,7 +99,7 @@ def deploy(
             )
             state = replace(state, address=address)
             write_state(state)
-        readiness = _serve(served, site, state, deployment.architecture.vocab_size, told)
+        readiness = _serve(served, site, state, deployment.model.vocab_size, told)
     except BaseException:
         told("stopping what was started")
         take_down(state)

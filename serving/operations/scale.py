@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from minicluster.errors import InputError, NegativeAnswer, TargetFailed
 from minicluster.files import write_atomically
-from minicluster.plan import Placement, Pool, read_deployment, to_json
+from minicluster.plan import NODE_LABEL, ROLE_LABEL, Placement, Pool, read_deployment, to_json
 from serving.cluster.local_cluster import read_cluster, token_file
 from serving.cluster.processes import RAYLET, environment, stop
 from serving.cluster.raylets import join_nodes, raylet_mark
 from serving.cluster.state import write_state
 from serving.deployment.compile import replica_places
 from serving.operations.status import by_role, look
-from serving.protocol.app_spec import APP, NODE_LABEL, ROLE_LABEL, RayNode
+from serving.protocol.app_spec import APP, RayNode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

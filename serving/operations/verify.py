@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from minicluster.plan import NODE_LABEL, ROLE_LABEL
 from serving.deployment.compile import replica_devices
 from serving.deployment.engine_args import DTYPES, KV_ROLES
 from serving.operations.status import FACTS_LIMIT_S
-from serving.protocol.app_spec import NODE_LABEL, ROLE_LABEL
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

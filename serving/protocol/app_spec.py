@@ -6,13 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from minicluster.plan import NODE_LABEL, ROLE_LABEL
 from serving.protocol.endpoint_config import EndpointConfig
 
 APP = "minicluster"
 """Name of the Ray Serve application."""
 
-ROLE_LABEL = "minicluster-role"
-NODE_LABEL = "minicluster-node"
 CORES = "MINICLUSTER_CORES"
 """Environment variable: cores of each replica, replicas apart by `;`, workers by `|`."""
 

@@ -99,7 +99,7 @@ def source_rows(plan: Plan) -> Iterator[tuple[str, str]]:
     """Yield where the numbers of GPU, cluster and engine come from."""
     inputs = plan.inputs
     engine = f"engine {inputs.engine.name} {inputs.engine.version}"
-    kinds = {gpu.name: gpu for gpu in (inputs.gpu, *inputs.gpus)}
+    kinds = {gpu.name: gpu for gpu in (inputs.gpu, *inputs.other_gpus)}
     for name, sources in (
         *((f"GPU {name}", kinds[name].sources) for name in kinds_of(plan)),
         (f"cluster {inputs.cluster.name}", inputs.cluster.sources),

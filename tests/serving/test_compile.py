@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minicluster.plan import Placement
+from minicluster.plan import NODE_LABEL, ROLE_LABEL, Placement
 from minicluster.specs.slo import SloSpec
 from serving.deployment.compile import compile_app, domains, replica_devices
 from serving.deployment.engine_args import DeployTarget
-from serving.protocol.app_spec import CORES, DEVICES_LABEL, NODE_LABEL, ROLE_LABEL, planned_cores
+from serving.protocol.app_spec import CORES, DEVICES_LABEL, planned_cores
 from serving.protocol.endpoint_config import front_from, to_plain
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def test_a_plan_compiles_to_these_options(
     else:
         deployment = _gpu_deployment(small_model, make_deployment, make_pool)
         ground = DeployTarget(target="gpu", one_host=False)
-    app = compile_app(deployment, ground, plan=replace(make_plan(deployment), slo=SloSpec()))
+    app = compile_app(deployment, ground, plan=make_plan(deployment).under(slo=SloSpec()))
     said = {"nodes": app.nodes, "pools": {pool.role: asdict(pool) for pool in app.pools}}
     text = json.dumps(said, default=asdict).replace(str(small_model), "MODEL")
     flat = dict(_flat(json.loads(text)))

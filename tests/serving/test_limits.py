@@ -79,7 +79,7 @@ def test_the_queue_ends_where_the_deadline_does(
 
 def test_a_load_beyond_the_capacity_bounds_the_queue(plan: Plan) -> None:
     """Of a plan for five requests a second, which saturates at two, 35 come in 7 s."""
-    busier = replace(plan, workload=replace(plan.workload, requests_per_s=5.0))
+    busier = plan.under(workload=replace(plan.workload, requests_per_s=5.0))
     found = limits(plan.deployment.pool("prefill"), busier, deadlines_s=(7.0, None))
     assert found["max_ongoing_requests"] == 4 + 35
 

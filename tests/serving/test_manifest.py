@@ -14,7 +14,7 @@ import yaml
 
 from loadtest.client.api_key import VARIABLES
 from minicluster.errors import InputError, NegativeAnswer
-from minicluster.plan import Deployable, plan_from, to_json
+from minicluster.plan import NODE_LABEL, ROLE_LABEL, Deployable, plan_from, to_json
 from serving.api.api_keys import KEYS_FILE
 from serving.cli.manifest import manifest_of
 from serving.cluster.token import MODE, TOKEN_PATH
@@ -22,7 +22,6 @@ from serving.deployment.compose import compose
 from serving.deployment.import_path import imported
 from serving.deployment.kubernetes import ray_service
 from serving.deployment.manifest import as_yaml, ray_serve
-from serving.protocol.app_spec import NODE_LABEL, ROLE_LABEL
 
 if TYPE_CHECKING:
     from minicluster.plan import Plan
@@ -43,7 +42,8 @@ def demo_plan(make_deployment: DeploymentMaker, make_plan: PlanMaker, small_mode
         replace(pool, placement=tuple(replace(p, node="node-0") for p in pool.placement))
         for pool in plan.pools
     )
-    return replace(plan, pools=pools, model=replace(plan.model, source=SOURCE))
+    inputs = replace(plan.inputs, model=replace(plan.model, source=SOURCE))
+    return replace(plan, pools=pools, inputs=inputs)
 
 
 @pytest.fixture
@@ -206,7 +206,7 @@ def test_the_cluster_refuses_what_up_would(
     """A plan that cannot be realised there, or that would be open unasked, is not built."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "plan.json").write_text(to_json(demo_plan))
-    rule = Deployable(profile="x", ok=False, rule_broken="pp = 2")
+    rule = Deployable(profile="x", rule_broken="pp = 2")
     (tmp_path / "no.json").write_text(to_json(replace(demo_plan, deployable=rule)))
     good = {"plan": "plan.json", "target": "cpu", "model": str(small_model), "access": "open"}
     with pytest.raises((InputError, NegativeAnswer), match=says):
@@ -318,7 +318,7 @@ def test_files_that_compose_mounts_are_there() -> None:
     [
         ({}, ("--format", "helm"), 2, "--format is 'helm'; expected one of ray-serve"),
         (
-            {"deployable": Deployable(profile="x", ok=False, rule_broken="pp = 2")},
+            {"deployable": Deployable(profile="x", rule_broken="pp = 2")},
             ("--format", "kuberay"),
             3,
             "pp = 2",

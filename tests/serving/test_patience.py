@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -50,7 +49,7 @@ def test_limits_are_the_plans(
     A token has ten times the promised pace; without a plan a second.
     """
     deployment = make_deployment(small_model)
-    plan = replace(make_plan(deployment), slo=SloSpec(ttft_s=0.5, tpot_s=0.05))
+    plan = make_plan(deployment).under(slo=SloSpec(ttft_s=0.5, tpot_s=0.05))
     front = front_door(deployment, domains={"laptop": "d0"}, plan=plan)
     assert patience_of(front) == Timeouts(
         prefill_s=1.0,

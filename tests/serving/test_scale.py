@@ -186,8 +186,8 @@ def test_replicas_move_under_load(
     cluster_spec = replace(plan.inputs.cluster, gpus_per_hb_domain=8)  # one for all nodes
     # Loose for a machine that starts engines meanwhile; a TPOT as planned, so that an answer is
     # long beyond all that was planned.
-    slo = replace(plan.slo, ttft_s=8.0, tpot_s=None)
-    plan = replace(plan, slo=slo, inputs=replace(plan.inputs, cluster=cluster_spec))
+    plan = replace(plan, inputs=replace(plan.inputs, cluster=cluster_spec))
+    plan = plan.under(slo=replace(plan.slo, ttft_s=8.0, tpot_s=None))
     (tmp_path / "plan.json").write_text(to_json(plan))
     assert shell("cluster", "up", "plan.json").returncode == 0
     cluster = shell.data("cluster", "status")

@@ -68,7 +68,7 @@ def test_every_reason_is_listed(tmp_path: Path, plan: Plan, make_pool: PoolMaker
 
 def test_plan_that_says_no_itself(tmp_path: Path, plan: Plan) -> None:
     """A plan that is not deployable by its own account is refused with the rule it breaks."""
-    no = Deployable(profile="vllm-0.29-nixl", ok=False, rule_broken="pp = 2")
+    no = Deployable(profile="vllm-0.29-nixl", rule_broken="pp = 2")
     done = _up(tmp_path, replace(plan, deployable=no))
     assert done.returncode == 3
     assert "pp = 2" in done.stderr

@@ -111,7 +111,8 @@ def test_anything_else_that_runs_is_not_replaced(
     elif change == "not ready":
         write_state(replace(running, ready=False))
     elif change == "model":
-        other = replace(plan, model=replace(plan.model, id="another"))
+        model = replace(plan.model, id="another")
+        other = replace(plan, inputs=replace(plan.inputs, model=model))
     elif change == "routing":
         other = replace(plan, routing=replace(plan.routing, policy="round-robin"))
     else:

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from minicluster.plan import NODE_LABEL, ROLE_LABEL
 from serving.operations.status import Deployed
 from serving.operations.verify import differences
-from serving.protocol.app_spec import NODE_LABEL, ROLE_LABEL
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sizing.network.pairing import Counted
-from sizing.network.room import Room
+from sizing.network.pair_gains import Counts
+from sizing.network.topology_units import TopologyUnit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -17,7 +17,7 @@ TRIES = 200_000
 
 
 @dataclass(slots=True, kw_only=True)
-class Climb:
+class LocalSearch:
     """
     Counts of two roles in leaves, and in the units that these are in.
 
@@ -29,13 +29,15 @@ class Climb:
         tries: left.
     """
 
-    root: Room
+    root: TopologyUnit
     gain: Sequence[float]
-    widths: Counted
-    fits: Callable[[Room, int, int], bool]
+    widths: Counts
+    fits: Callable[[TopologyUnit, int, int], bool]
     tries: int = TRIES
 
-    def improved(self, leaves: Sequence[tuple[Room, Counted]]) -> list[tuple[Room, Counted]]:
+    def improved(
+        self, leaves: Sequence[tuple[TopologyUnit, Counts]]
+    ) -> list[tuple[TopologyUnit, Counts]]:
         """
         Exchange replicas of two leaves, or move one, while sum_j gain_j M_j rises (eq. D2).
 
@@ -43,22 +45,22 @@ class Climb:
             Leaves with their counts, worth at least as much as before.
 
         """
-        rooms = {room.first: room for room in self.root.domains()}
-        held: dict[int, Counted] = dict.fromkeys(rooms, (0, 0))
-        held.update({room.first: counts for room, counts in leaves})
+        domains = {unit.first: unit for unit in self.root.domains()}
+        held: dict[int, Counts] = dict.fromkeys(domains, (0, 0))
+        held.update({unit.first: counts for unit, counts in leaves})
         units = self._units()
         sums: dict[tuple[int, int], list[int]] = {}
         for leaf, counts in held.items():
             self._add(sums, units[leaf], counts)
         while self.tries > 0:
-            change = next(self._better(rooms, held, units, sums), None)
+            change = next(self._better(domains, held, units, sums), None)
             if change is None:
                 break
             for leaf, counts in change:
                 before = held[leaf]
                 held[leaf] = counts
                 self._add(sums, units[leaf], (counts[0] - before[0], counts[1] - before[1]))
-        return [(rooms[leaf], counts) for leaf, counts in held.items() if any(counts)]
+        return [(domains[leaf], counts) for leaf, counts in held.items() if any(counts)]
 
     def _units(self) -> dict[int, tuple[int, ...]]:
         """Return the units of the tiers that count, for each leaf."""
@@ -70,7 +72,7 @@ class Climb:
         return found
 
     def _add(
-        self, sums: dict[tuple[int, int], list[int]], units: Sequence[int], counts: Counted
+        self, sums: dict[tuple[int, int], list[int]], units: Sequence[int], counts: Counts
     ) -> None:
         """Count replicas in all units that a leaf is in."""
         for tier, unit in enumerate(units):
@@ -80,13 +82,13 @@ class Climb:
 
     def _better(
         self,
-        rooms: dict[int, Room],
-        held: dict[int, Counted],
+        domains: dict[int, TopologyUnit],
+        held: dict[int, Counts],
         units: dict[int, tuple[int, ...]],
         sums: dict[tuple[int, int], list[int]],
-    ) -> Iterator[tuple[tuple[int, Counted], ...]]:
+    ) -> Iterator[tuple[tuple[int, Counts], ...]]:
         """Yield exchanges of two leaves that gain; leaves alike are tried once."""
-        alike = {(units[leaf], counts, rooms[leaf].free): leaf for leaf, counts in held.items()}
+        alike = {(units[leaf], counts, domains[leaf].free): leaf for leaf, counts in held.items()}
         firsts = [leaf for leaf in alike.values() if any(held[leaf])]
         for a in firsts:
             for b in alike.values():
@@ -101,10 +103,10 @@ class Climb:
                     step = (taken[0] - given[0], taken[1] - given[1])
                     if self._gained(units[a], units[b], step, sums) <= 0:
                         continue
-                    if self.fits(rooms[a], *here) and self.fits(rooms[b], *there):
+                    if self.fits(domains[a], *here) and self.fits(domains[b], *there):
                         yield (a, here), (b, there)
 
-    def _moves(self) -> tuple[tuple[Counted, Counted], ...]:
+    def _moves(self) -> tuple[tuple[Counts, Counts], ...]:
         """Return what one leaf gives and what it takes: equal widths, or a replica alone."""
         p, d = self.widths
         wide = max(p, d)
@@ -115,7 +117,7 @@ class Climb:
         self,
         here: Sequence[int],
         there: Sequence[int],
-        step: Counted,
+        step: Counts,
         sums: dict[tuple[int, int], list[int]],
     ) -> float:
         """Return what an exchange adds to sum_j gain_j M_j."""

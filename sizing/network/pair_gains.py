@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from sizing.network.room import Room
+from sizing.network.topology_units import TopologyUnit
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-Counted = tuple[int, int]
+Counts = tuple[int, int]
 """Replicas of the first and of the second role."""
 
 
@@ -32,7 +32,7 @@ class Table:
     steps: tuple[tuple[Table, NDArray[np.int64]], ...] = ()
 
     @property
-    def options(self) -> list[Counted]:
+    def options(self) -> list[Counts]:
         """Counts that there is room for, the most valuable use of each."""
         return [(int(p), int(d)) for p, d in np.argwhere(np.isfinite(self.value))]
 
@@ -52,16 +52,16 @@ class Objective:
         caps: most replicas of each role in one unit, by tier.
     """
 
-    total: Counted
+    total: Counts
     leaf: int
-    fits: Callable[[Room, int, int], bool]
+    fits: Callable[[TopologyUnit, int, int], bool]
     gain: tuple[float, ...]
     opening: float = 0.0
     evenness: float = 0.0
-    caps: dict[int, Counted] | None = None
+    caps: dict[int, Counts] | None = None
 
 
-class Counter:
+class GainTables:
     """Makes tables, one for each kind of unit; counts the additions that they take."""
 
     def __init__(self, objective: Objective) -> None:
@@ -71,46 +71,46 @@ class Counter:
         self._tables: dict[tuple[object, ...], Table] = {}
         self._keys: dict[tuple[object, ...], int] = {}
 
-    def table(self, room: Room) -> Table:
+    def table(self, unit: TopologyUnit) -> Table:
         """
         Return the table of a unit.
 
             f_u(P, D) = max over shares of the units inside of sum f + (c_(j+1) - c_j) P D
             (docs/model.md, eq. D3)
         """
-        key = self._key(room)
+        key = self._key(unit)
         if key not in self._tables:
-            made = self._leaf(room) if room.tier == self.objective.leaf else self._joined(room)
-            self._tables[key] = self._capped(room.tier, made)
+            made = self._leaf(unit) if unit.tier == self.objective.leaf else self._joined(unit)
+            self._tables[key] = self._capped(unit.tier, made)
         return self._tables[key]
 
-    def _key(self, room: Room) -> tuple[object, ...]:
+    def _key(self, unit: TopologyUnit) -> tuple[object, ...]:
         """Name what makes two units alike."""
-        if room.tier == 0:
-            return (0, room.free)
-        inside = tuple(self._keys.setdefault(self._key(r), len(self._keys)) for r in room.rooms)
-        return (room.tier, inside)
+        if unit.tier == 0:
+            return (0, unit.free)
+        inside = tuple(self._keys.setdefault(self._key(r), len(self._keys)) for r in unit.inner)
+        return (unit.tier, inside)
 
-    def _leaf(self, room: Room) -> Table:
+    def _leaf(self, unit: TopologyUnit) -> Table:
         """List what fits."""
         first, second = self.objective.total
         value = np.full((first + 1, second + 1), -np.inf)
         for p in range(first + 1):
             for d in range(second + 1):
-                if not self.objective.fits(room, p, d):
+                if not self.objective.fits(unit, p, d):
                     break
                 value[p, d] = -self.objective.opening if p or d else 0.0
         # Whatever meets in a leaf is taken to meet in one HB domain.
-        return self._worth(value, range(room.tier + 1))
+        return self._worth(value, range(unit.tier + 1))
 
-    def _joined(self, room: Room) -> Table:
+    def _joined(self, unit: TopologyUnit) -> Table:
         """Join the units inside, one after the other."""
         first, second = self.objective.total
         acc = np.full((first + 1, second + 1), -np.inf)
         acc[0, 0] = 0.0
         reach = (0, 0)
         steps = []
-        for inner in room.rooms:
+        for inner in unit.inner:
             child = self.table(inner)
             new = np.full_like(acc, -np.inf)
             choice = np.zeros(acc.shape, dtype=np.int64)
@@ -127,7 +127,7 @@ class Counter:
             reach = (int(filled[:, 0].max()), int(filled[:, 1].max()))
             acc = new
             steps.append((child, choice))
-        return self._worth(acc, range(room.tier, room.tier + 1), tuple(steps))
+        return self._worth(acc, range(unit.tier, unit.tier + 1), tuple(steps))
 
     def _worth(
         self,
@@ -152,13 +152,13 @@ class Counter:
         return Table(value=value, steps=table.steps)
 
 
-def shares(room: Room, table: Table, counts: Counted) -> list[tuple[Room, Counted]]:
+def shares(unit: TopologyUnit, table: Table, counts: Counts) -> list[tuple[TopologyUnit, Counts]]:
     """Return the leaves that hold replicas in the best placement of *counts*, with theirs."""
     if not table.steps:
-        return [(room, counts)] if any(counts) else []
-    found: list[tuple[Room, Counted]] = []
+        return [(unit, counts)] if any(counts) else []
+    found: list[tuple[TopologyUnit, Counts]] = []
     p, d = counts
-    for inner, (child, choice) in reversed(list(zip(room.rooms, table.steps, strict=True))):
+    for inner, (child, choice) in reversed(list(zip(unit.inner, table.steps, strict=True))):
         taken = child.options[int(choice[p, d])]
         found = shares(inner, child, taken) + found
         p, d = p - taken[0], d - taken[1]
@@ -166,7 +166,7 @@ def shares(room: Room, table: Table, counts: Counted) -> list[tuple[Room, Counte
 
 
 def bound_gain(
-    total: Counted, widths: Counted, gain: Sequence[float], roomiest: Sequence[int]
+    total: Counts, widths: Counts, gain: Sequence[float], roomiest: Sequence[int]
 ) -> float:
     """
     Bound the gain of any placement without searching.

@@ -6,12 +6,17 @@ import json
 import re
 from typing import TYPE_CHECKING, Any
 
+from minicluster.plan import NODE_LABEL
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from minicluster.specs.inventory import Inventory
+    from sizing.network.gpu_groups import Gpu, GpuGroup
     from sizing.network.ranks import RankPlan
-    from sizing.network.seats import Gpu, Seat
+
+PREFIX = "minicluster-"
+"""Prefix of the Ray labels that say which unit of a tier a node is in."""
 
 LABEL = "minicluster.dev"
 """Prefix of the Kubernetes labels that say which unit of a tier a node is in."""
@@ -20,37 +25,37 @@ LABEL = "minicluster.dev"
 def ray_labels(inventory: Inventory, nodes: set[str]) -> dict[str, dict[str, str]]:
     """Return the labels to start each node with: `ray start --labels`."""
     return {
-        node.name: {"ps.node": node.name, **{f"ps.{t}": u for t, u in node.units.items()}}
+        node.name: {NODE_LABEL: node.name, **{f"{PREFIX}{t}": u for t, u in node.units.items()}}
         for node in inventory.nodes
         if node.name in nodes
     }
 
 
-def ray(inventory: Inventory, seats: Sequence[Seat]) -> dict[str, Any]:
+def ray(inventory: Inventory, groups: Sequence[GpuGroup]) -> dict[str, Any]:
     """
     Labels of nodes, and a placement group for every replica.
 
     A replica on one node is one bundle, STRICT_PACK; on several one bundle a node, PACK, each
     pinned by `bundle_label_selector` (one entry a bundle, as Ray 2.60 wants it).
     """
-    groups = []
-    for (role, replica), own in _by_replica(seats).items():
-        nodes = _by_node([gpu for seat in own for gpu in seat.gpus])
-        groups.append(
+    placement_groups = []
+    for (role, replica), own in _by_replica(groups).items():
+        nodes = _by_node([gpu for group in own for gpu in group.gpus])
+        placement_groups.append(
             {
                 "role": role,
                 "replica": replica,
                 "strategy": "STRICT_PACK" if len(nodes) == 1 else "PACK",
                 "bundles": [{"GPU": len(gpus)} for gpus in nodes.values()],
-                "bundle_label_selector": [{"ps.node": node} for node in nodes],
+                "bundle_label_selector": [{NODE_LABEL: node} for node in nodes],
                 "gpus": [{"node": node, "gpus": gpus} for node, gpus in nodes.items()],
             }
         )
-    used = {node for seat in seats for node, _ in seat.gpus}
-    return {"node_labels": ray_labels(inventory, used), "placement_groups": groups}
+    used = {node for group in groups for node, _ in group.gpus}
+    return {"node_labels": ray_labels(inventory, used), "placement_groups": placement_groups}
 
 
-def kueue(inventory: Inventory, seats: Sequence[Seat]) -> dict[str, Any]:
+def kueue(inventory: Inventory, groups: Sequence[GpuGroup]) -> dict[str, Any]:
     """
     Topology levels, node labels, and the annotations of each role's pod set (TAS).
 
@@ -58,8 +63,8 @@ def kueue(inventory: Inventory, seats: Sequence[Seat]) -> dict[str, Any]:
     """
     levels = [f"{LABEL}/{tier}" for tier in reversed(inventory.tiers)]
     pod_sets = {}
-    for role, (replicas, pods) in _pods(seats).items():
-        within = inventory.tiers[_within(inventory, seats, role)]
+    for role, (replicas, pods) in _pods(groups).items():
+        within = inventory.tiers[_within(inventory, groups, role)]
         pod_sets[role] = {
             "count": replicas * pods,
             "annotations": {
@@ -75,18 +80,18 @@ def kueue(inventory: Inventory, seats: Sequence[Seat]) -> dict[str, Any]:
         "spec": {"levels": [*({"nodeLabel": level} for level in levels),
                             {"nodeLabel": "kubernetes.io/hostname"}]},
         "podSets": pod_sets,
-        "nodeLabels": _kubernetes_labels(inventory, seats),
+        "nodeLabels": _kubernetes_labels(inventory, groups),
     }  # fmt: skip
 
 
-def volcano(inventory: Inventory, seats: Sequence[Seat]) -> dict[str, Any]:
+def volcano(inventory: Inventory, groups: Sequence[GpuGroup]) -> dict[str, Any]:
     """
     HyperNodes of every tier that is used, and a pod group with a policy for each role.
 
     Pods say their role and replica as labels: those of one replica are a subgroup, which has to
     stay in the innermost tier that each of them was placed in.
     """
-    pods = _pods(seats)
+    pods = _pods(groups)
     policies = [
         {
             "name": role,
@@ -96,13 +101,13 @@ def volcano(inventory: Inventory, seats: Sequence[Seat]) -> dict[str, Any]:
             "minSubGroups": replicas,
             "networkTopology": {
                 "mode": "hard",
-                "highestTierAllowed": _within(inventory, seats, role) + 1,
+                "highestTierAllowed": _within(inventory, groups, role) + 1,
             },
         }
         for role, (replicas, each) in pods.items()
     ]
     return {
-        "hyperNodes": _hyper_nodes(inventory, seats),
+        "hyperNodes": _hyper_nodes(inventory, groups),
         "podGroup": {
             "apiVersion": "scheduling.volcano.sh/v1beta1",
             "kind": "PodGroup",
@@ -115,9 +120,9 @@ def volcano(inventory: Inventory, seats: Sequence[Seat]) -> dict[str, Any]:
     }
 
 
-def _hyper_nodes(inventory: Inventory, seats: Sequence[Seat]) -> list[dict[str, Any]]:
+def _hyper_nodes(inventory: Inventory, groups: Sequence[GpuGroup]) -> list[dict[str, Any]]:
     """Return the units of every tier that hold a node in use, from the inside out."""
-    used = {node for seat in seats for node, _ in seat.gpus}
+    used = {node for group in groups for node, _ in group.gpus}
     members: dict[tuple[int, str], list[str]] = {}
     for node in inventory.nodes:
         if node.name not in used:
@@ -215,22 +220,22 @@ def as_text(data: Mapping[str, Any]) -> str:
     return json.dumps(data, indent=2) + "\n"
 
 
-def _pods(seats: Sequence[Seat]) -> dict[str, tuple[int, int]]:
+def _pods(groups: Sequence[GpuGroup]) -> dict[str, tuple[int, int]]:
     """Return replicas of each role, and pods of one: a pod takes a replica's GPUs of one node."""
     found: dict[str, tuple[int, int]] = {}
-    for (role, _), own in _by_replica(seats).items():
+    for (role, _), own in _by_replica(groups).items():
         replicas, pods = found.get(role, (0, 0))
-        nodes = len(_by_node([gpu for seat in own for gpu in seat.gpus]))
+        nodes = len(_by_node([gpu for group in own for gpu in group.gpus]))
         found[role] = (replicas + 1, max(pods, nodes))
     return found
 
 
-def _within(inventory: Inventory, seats: Sequence[Seat], role: str) -> int:
+def _within(inventory: Inventory, groups: Sequence[GpuGroup], role: str) -> int:
     """Return the innermost tier of which one unit holds each replica of a role."""
     units = {node.name: node.units for node in inventory.nodes}
     held = [
-        {node for seat in own for node, _ in seat.gpus}
-        for (name, _), own in _by_replica(seats).items()
+        {node for group in own for node, _ in group.gpus}
+        for (name, _), own in _by_replica(groups).items()
         if name == role
     ]
     last = len(inventory.tiers) - 1
@@ -244,11 +249,11 @@ def _within(inventory: Inventory, seats: Sequence[Seat], role: str) -> int:
     )
 
 
-def _by_replica(seats: Sequence[Seat]) -> dict[tuple[str, int], list[Seat]]:
-    """Group seats by replica."""
-    found: dict[tuple[str, int], list[Seat]] = {}
-    for seat in seats:
-        found.setdefault((seat.role, seat.replica), []).append(seat)
+def _by_replica(groups: Sequence[GpuGroup]) -> dict[tuple[str, int], list[GpuGroup]]:
+    """Gather the groups of each replica."""
+    found: dict[tuple[str, int], list[GpuGroup]] = {}
+    for group in groups:
+        found.setdefault((group.role, group.replica), []).append(group)
     return found
 
 
@@ -260,9 +265,11 @@ def _by_node(gpus: Sequence[Gpu]) -> dict[str, list[int]]:
     return found
 
 
-def _kubernetes_labels(inventory: Inventory, seats: Sequence[Seat]) -> dict[str, dict[str, str]]:
+def _kubernetes_labels(
+    inventory: Inventory, groups: Sequence[GpuGroup]
+) -> dict[str, dict[str, str]]:
     """Return the labels of the nodes that are used."""
-    used = {node for seat in seats for node, _ in seat.gpus}
+    used = {node for group in groups for node, _ in group.gpus}
     return {
         node.name: {f"{LABEL}/{tier}": unit for tier, unit in node.units.items()}
         for node in inventory.nodes

@@ -1,8 +1,8 @@
-"""Where there is room: free GPUs as a tree of units, from the whole site to the HB domain."""
+"""Free GPUs as a tree of units: the whole site, its pods and racks, down to HB domains."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from minicluster.errors import InputError
@@ -14,50 +14,56 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Room:
+class TopologyUnit:
     """
     One unit of a tier.
 
     Attributes:
         name: of the unit.
         tier: 0 for an HB domain.
-        rooms: units of the tier below; empty for an HB domain.
+        inner: units of the tier below; empty for an HB domain.
         gpus: free ones of an HB domain, (node, GPU of the node) each.
         first: number of its first GPU in the inventory's order.
     """
 
     name: str
     tier: int
-    rooms: tuple[Room, ...] = ()
+    inner: tuple[TopologyUnit, ...] = ()
     gpus: tuple[tuple[str, int], ...] = ()
     first: int = 0
 
     @property
     def free(self) -> int:
         """Free GPUs."""
-        return len(self.gpus) if self.tier == 0 else sum(room.free for room in self.rooms)
+        return len(self.gpus) if self.tier == 0 else sum(unit.free for unit in self.inner)
 
-    def domains(self) -> Iterator[Room]:
+    def domains(self) -> Iterator[TopologyUnit]:
         """Yield its HB domains in order."""
         if self.tier == 0:
             yield self
-        for room in self.rooms:
-            yield from room.domains()
+        for unit in self.inner:
+            yield from unit.domains()
 
     def atoms(self, gpus: int) -> int:
         """Count the groups of *gpus* that fit, none of them across HB domains."""
-        return sum(room.free // gpus for room in self.domains())
+        return sum(unit.free // gpus for unit in self.domains())
 
-    def at(self, tier: int) -> Iterator[Room]:
+    def at(self, tier: int) -> Iterator[TopologyUnit]:
         """Yield its units of a tier."""
         if self.tier == tier:
             yield self
         else:
-            for room in self.rooms:
-                yield from room.at(tier)
+            for unit in self.inner:
+                yield from unit.at(tier)
 
 
-def rooms(inventory: Inventory, *, spare_nodes: int = 0, spare_tier: str | None = None) -> Room:
+def unit_tree(
+    inventory: Inventory,
+    *,
+    spare_nodes: int = 0,
+    spare_tier: str | None = None,
+    gpus_per_hb_domain: int | None = None,
+) -> TopologyUnit:
     """
     Return the free GPUs of an inventory as a tree; nodes that are down or spare have none.
 
@@ -65,6 +71,7 @@ def rooms(inventory: Inventory, *, spare_nodes: int = 0, spare_tier: str | None 
         inventory: nodes and the names of the tiers.
         spare_nodes: further nodes to keep free, the last ones that are `ok`.
         spare_tier: of each unit of this tier; `None`: of the whole inventory.
+        gpus_per_hb_domain: at most; a node with more has several domains. `None`: nodes have one.
 
     Raises:
         InputError: a tier that there is not, or more spares than nodes.
@@ -77,11 +84,32 @@ def rooms(inventory: Inventory, *, spare_nodes: int = 0, spare_tier: str | None 
         placed.append((node, first))
         first += node.gpus
     tiers = inventory.tiers or ("hb",)
-    return _room("all", len(tiers) - 1, placed, tiers, kept)
+    whole = _unit("all", len(tiers) - 1, placed, tiers, kept)
+    widest = max(node.gpus for node in inventory.nodes)
+    if gpus_per_hb_domain is None or gpus_per_hb_domain >= widest:
+        return whole
+    return _cut_domains(whole, gpus_per_hb_domain)
+
+
+def _cut_domains(unit: TopologyUnit, size: int) -> TopologyUnit:
+    """Cut nodes, an HB domain each so far, into domains of *size*."""
+    if unit.tier > 1:
+        return replace(unit, inner=tuple(_cut_domains(each, size) for each in unit.inner))
+    parts = [
+        TopologyUnit(
+            name=f"{domain.name}.{start // size}",
+            tier=0,
+            gpus=domain.gpus[start : start + size],
+            first=domain.first + start,
+        )
+        for domain in unit.domains()
+        for start in range(0, len(domain.gpus), size)
+    ]
+    return replace(unit, inner=tuple(parts)) if unit.tier else unit
 
 
 def _kept(inventory: Inventory, spare_nodes: int, spare_tier: str | None) -> set[str]:
-    """Return the names of nodes without room: down, spare, or kept free now."""
+    """Return the names of nodes without free GPUs: down, spare, or kept free now."""
     if spare_tier is not None and spare_tier not in inventory.tiers:
         raise InputError("--spare-tier", spare_tier, "one of " + ", ".join(inventory.tiers))
     units: dict[str, list[str]] = {}
@@ -100,13 +128,13 @@ def _kept(inventory: Inventory, spare_nodes: int, spare_tier: str | None) -> set
     return kept
 
 
-def _room(
+def _unit(
     name: str,
     tier: int,
     placed: Sequence[tuple[Node, int]],
     tiers: Sequence[str],
     kept: set[str],
-) -> Room:
+) -> TopologyUnit:
     """Make one unit from its nodes, each with the number of its first GPU."""
     if tier == 0:
         free = tuple(
@@ -115,11 +143,11 @@ def _room(
             if node.name not in kept
             for gpu in range(node.gpus)
         )
-        return Room(name=name, tier=0, gpus=free, first=placed[0][1])
+        return TopologyUnit(name=name, tier=0, gpus=free, first=placed[0][1])
     inner: dict[str, list[tuple[Node, int]]] = {}
     for node, first in placed:
         # A node that names no HB domain is one.
         unit = node.units.get(tiers[tier - 1]) or (node.name if tier == 1 else f"{name}'s")
         inner.setdefault(unit, []).append((node, first))
-    below = tuple(_room(unit, tier - 1, found, tiers, kept) for unit, found in inner.items())
-    return Room(name=name, tier=tier, rooms=below, first=placed[0][1])
+    below = tuple(_unit(unit, tier - 1, found, tiers, kept) for unit, found in inner.items())
+    return TopologyUnit(name=name, tier=tier, inner=below, first=placed[0][1])

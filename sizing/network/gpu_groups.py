@@ -10,14 +10,14 @@ from minicluster.specs.checks import positive
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sizing.network.room import Room
+    from sizing.network.topology_units import TopologyUnit
 
 Gpu = tuple[str, int]
 """A node and a GPU of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Want:
+class PoolRequest:
     """
     Replicas of one role.
 
@@ -25,7 +25,7 @@ class Want:
         role: `prefill`, `decode` or `mixed`.
         replicas: how many.
         tp: GPUs of one group, inside an HB domain.
-        pp: groups of one replica.
+        pp: groups of one replica: its pipeline stages, times its copies of attention.
     """
 
     role: str
@@ -44,7 +44,7 @@ class Want:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seat:
+class GpuGroup:
     """One group of tp GPUs: whose it is, and its GPUs in rank order."""
 
     role: str
@@ -53,7 +53,9 @@ class Seat:
     gpus: tuple[Gpu, ...]
 
 
-def packed(room: Room, wants: Sequence[Want], counts: tuple[int, int]) -> tuple[Seat, ...] | None:
+def packed(
+    unit: TopologyUnit, requests: Sequence[PoolRequest], counts: tuple[int, int]
+) -> tuple[GpuGroup, ...] | None:
     """
     Put replicas into a unit, the widest groups first; `None` if they do not fit.
 
@@ -61,8 +63,8 @@ def packed(room: Room, wants: Sequence[Want], counts: tuple[int, int]) -> tuple[
     narrow group is on a rail of one of the k ranks that share its keys and values.
 
     Args:
-        room: free GPUs.
-        wants: of up to two roles.
+        unit: free GPUs.
+        requests: of up to two roles.
         counts: replicas of each.
 
     Returns:
@@ -72,29 +74,33 @@ def packed(room: Room, wants: Sequence[Want], counts: tuple[int, int]) -> tuple[
         Widths that do not divide each other may be refused although they fit.
 
     """
-    if sum(n * want.tp * want.pp for n, want in zip(counts, wants, strict=False)) > room.free:
+    left = [(request, n * request.pp) for n, request in zip(counts, requests, strict=False)]
+    if sum(request.tp * needed for request, needed in left) > unit.free:
         return None
-    left = [(want, n * want.pp) for n, want in zip(counts, wants, strict=False)]
     left.sort(key=lambda each: -each[0].tp)
-    widest = max(want.tp for want in wants)
-    seats: list[Seat] = []
-    done = dict.fromkeys((want.role for want in wants), 0)
-    for domain in room.domains():
+    widest = max(request.tp for request in requests)
+    groups: list[GpuGroup] = []
+    done = dict.fromkeys((request.role for request in requests), 0)
+    for domain in unit.domains():
         free = list(domain.gpus)
-        for index, (want, needed) in enumerate(left):
-            groups = min(needed, len(free) // want.tp)
-            if not groups:
+        for index, (request, needed) in enumerate(left):
+            count = min(needed, len(free) // request.tp)
+            if not count:
                 continue
-            taken, free = _groups(free, want.tp, groups, widest)
+            taken, free = _groups(free, request.tp, count, widest)
             for gpus in taken:
-                number = done[want.role]
-                done[want.role] += 1
-                seats.append(
-                    Seat(role=want.role, replica=number // want.pp, stage=number % want.pp,
-                         gpus=gpus)
-                )  # fmt: skip
-            left[index] = (want, needed - groups)
-    return None if any(needed for _, needed in left) else tuple(seats)
+                number = done[request.role]
+                done[request.role] += 1
+                groups.append(
+                    GpuGroup(
+                        role=request.role,
+                        replica=number // request.pp,
+                        stage=number % request.pp,
+                        gpus=gpus,
+                    )
+                )
+            left[index] = (request, needed - count)
+    return None if any(needed for _, needed in left) else tuple(groups)
 
 
 def _groups(
