@@ -1,13 +1,14 @@
-"""The verdict as one self-contained HTML page: nothing is loaded from anywhere."""
+"""The page of a run: verdict, charts, errors, plan."""
 
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from datetime import UTC, datetime
+from importlib import metadata
 from typing import TYPE_CHECKING
 
-from loadtest.report.chart import FOUND, distribution, goodput, over_time
-from loadtest.report.html import document, escape, facts, legend, paragraph, section, table
+from loadtest.report.charts import goodput_against_load, requests_over_time
 from loadtest.report.table import (
     client_text,
     confidence_text,
@@ -20,6 +21,9 @@ from loadtest.report.table import (
     prediction_text,
     stall_text,
 )
+from minicluster.pages.figure import BLUE, ORANGE
+from minicluster.pages.latency import LatencyCurve, latency_distribution
+from minicluster.pages.page import ChartRow, DataTable, FactTable, Page, Section, Text, Tile
 from minicluster.stats.quantiles import LEVELS
 from minicluster.units import seconds
 from minicluster.workload.samples import OUTCOMES
@@ -33,95 +37,97 @@ if TYPE_CHECKING:
     from loadtest.verdict.resimulation import Resimulation
     from loadtest.verdict.slo import SloResult
     from loadtest.verdict.verdict import Verdict
+    from minicluster.pages.figure import Figure
     from minicluster.plan import Plan
     from minicluster.workload.samples import Sample
 
 MOST_ERRORS = 8
 """Kinds of errors listed."""
+MOST_DETAIL = 160
+"""Characters shown of what an endpoint said of an error."""
 
 NAMES = {"ttft": "TTFT", "tpot": "TPOT"}
 HELD = {"met": True, "missed": False}
-"""Whether the SLO held, by verdict; of others nobody knows."""
+"""Whether the SLO held, by verdict; of others it is not known."""
 
 
-def page(
+def run_page(
     run: Run,
     verdict: Verdict,
     replay: Resimulation | None = None,
     foreseen: GoodputCurve | None = None,
-) -> str:
-    """Draw the whole page."""
-    word, _ = headline(verdict)
-    body = [
-        _header(verdict),
-        section("Predicted, measured, promised", _latency_table(verdict)),
-        _phases(verdict),
-        _charts(run, verdict, replay, foreseen),
-        _errors(run),
+) -> Page:
+    """Return the whole page of a run."""
+    word, why = headline(verdict)
+    lines = [why, prediction_text(verdict) or "", *map(confidence_text, verdict.slo)]
+    parts: list[Section | ChartRow] = [
+        Section("Predicted, measured, promised", (_latency_table(verdict),)),
+        *_phases(verdict),
+        *_charts(run, verdict, replay, foreseen),
+        *_errors(run),
     ]
     if run.plan:
-        body.append(section("The plan", facts(_plan_facts(run.plan))))
-    body.append(section("The run", facts(_run_facts(run, verdict))))
-    return document(f"{word}: {verdict.metadata.model}", *body)
-
-
-def _header(verdict: Verdict) -> str:
-    word, why = headline(verdict)
-    lines = [paragraph(why)]
-    if said := prediction_text(verdict):
-        lines.append(paragraph(said))
-    lines += [paragraph(confidence_text(promise)) for promise in verdict.slo]
-    lines += [paragraph(note, "soft") for note in (outcome_text(verdict), *verdict.notes)]
-    return (
-        f'<header class="{escape(verdict.verdict)}"><h1>{escape(word)}</h1>{"".join(lines)}'
-        f'<div class="tiles">{"".join(_tiles(verdict))}</div></header>'
+        parts.append(Section("The plan", (FactTable(tuple(_plan_facts(run.plan))),)))
+    parts.append(Section("The run", (FactTable(tuple(_run_facts(run, verdict))),)))
+    return Page(
+        title=f"{word}: {verdict.metadata.model}",
+        headline=word,
+        status=verdict.verdict,
+        lines=tuple(map(sentence, filter(None, lines))),
+        notes=tuple(map(sentence, (outcome_text(verdict), *verdict.notes))),
+        tiles=tuple(_tiles(verdict)),
+        parts=tuple(parts),
+        footer=footer(),
     )
 
 
-def _tiles(verdict: Verdict) -> Iterator[str]:
+def footer() -> str:
+    """Say which program wrote a page."""
+    return f"minicluster {metadata.version('minicluster')}, loadtest"
+
+
+def sentence(text: str) -> str:
+    """Begin *text* with a capital letter, unless with an address; no line breaks before its %."""
+    address = "://" in text.partition(" ")[0]
+    begun = text if address else text[:1].upper() + text[1:]
+    return begun.replace(" %", "\N{NO-BREAK SPACE}%")
+
+
+def _tiles(verdict: Verdict) -> Iterator[Tile]:
     for promise in verdict.slo:
         measured = promise.measured_s
-        yield _tile(
-            f"{promise.metric.upper()} {promise.percentile}",
-            "endless" if measured is None else seconds(measured),
-            f"SLO {seconds(promise.limit_s)}, 95 % interval {interval_text(promise)}",
+        yield Tile(
+            name=f"{promise.metric.upper()} {promise.percentile}",
+            value="endless" if measured is None else seconds(measured),
+            below=f"SLO {seconds(promise.limit_s)}, 95 % interval {interval_text(promise)}",
             bad=promise.verdict == "missed",
         )
     done = verdict.throughput
-    yield _tile(
-        "goodput",
-        f"{done.good_requests_per_s:.2f}/s",
-        f"{done.good_fraction:.2%} of {done.offered_requests_per_s:.2f} requests/s",
-        bad=False,
+    yield Tile(
+        name="goodput",
+        value=f"{done.good_requests_per_s:.2f}/s",
+        below=f"{done.good_fraction:.2%} of {done.offered_requests_per_s:.2f} requests/s",
     )
     stall = verdict.latency["longest_stall"]
-    yield _tile(
-        "longest stall",
-        seconds(stall.max_s) if stall else "-",
-        f"{verdict.stalls.count} suspected KV-transfer stalls",
+    yield Tile(
+        name="longest stall",
+        value=seconds(stall.max_s) if stall else "-",
+        below=f"{verdict.stalls.count} suspected KV-transfer stalls",
         bad=verdict.stalls.count > 0,
     )
 
 
-def _tile(name: str, value: str, below: str, *, bad: bool) -> str:
-    mark = ' class="bad"' if bad else ""
-    return (
-        f'<div class="tile"><span class="soft">{escape(name)}</span><b{mark}>{escape(value)}</b>'
-        f'<span class="soft">{escape(below)}</span></div>'
-    )
-
-
-def _latency_table(verdict: Verdict) -> str:
+def _latency_table(verdict: Verdict) -> DataTable:
     heads = ("", "predicted", "measured", "error", "SLO")
-    return table(heads, (*latency_rows(verdict), *load_rows(verdict)))
+    return DataTable(heads, (*latency_rows(verdict), *load_rows(verdict)))
 
 
-def _phases(verdict: Verdict) -> str:
+def _phases(verdict: Verdict) -> Iterator[Section]:
     """Show where predicted and measured time went, where the endpoint tells."""
     phases = verdict.comparison.phases if verdict.comparison else None
     if phases is None:
-        return ""
-    rows = [
+        return
+    rows = tuple(
         (
             row.name,
             seconds(row.predicted_s),
@@ -129,73 +135,60 @@ def _phases(verdict: Verdict) -> str:
             f"{1000 * row.difference_s:+z.1f} ms",
         )
         for row in phases.rows
-    ]
-    said = paragraph(phases_text(verdict) or "", "soft")
-    drawn = table(("", "predicted", "measured", "difference"), rows)
-    return section("Phase by phase, means", drawn + said)
-
-
-def _errors(run: Run) -> str:
-    """List what went wrong, most frequent first."""
-    seen = Counter(
-        f"{OUTCOMES[s.outcome]}: {(s.detail or '')[:160]}" for s in run.samples if _failed(s)
     )
-    if not seen:
-        return ""
-    rows = [(f"{count} x", what) for what, count in seen.most_common(MOST_ERRORS)]
-    return section("Errors", facts(rows))
+    drawn = DataTable(("", "predicted", "measured", "difference"), rows)
+    said = Text(sentence(phases_text(verdict) or ""))
+    yield Section("Phase by phase, means", (drawn, said))
+
+
+def _errors(run: Run) -> Iterator[Section]:
+    """List what went wrong, most frequent first."""
+    seen = Counter(_how_it_ended(s) for s in run.samples if _failed(s))
+    if seen:
+        rows = tuple((f"{count} x", what) for what, count in seen.most_common(MOST_ERRORS))
+        yield Section("Errors", (FactTable(rows),))
 
 
 def _charts(
     run: Run, verdict: Verdict, replay: Resimulation | None, foreseen: GoodputCurve | None
-) -> str:
+) -> Iterator[ChartRow]:
     """Draw distribution and course of TTFT and TPOT, where anything was measured, and goodput."""
     answered = [s for s in run.measured if s.ok and s.due_s >= verdict.window.start_s]
     promises = {p.metric: p for p in verdict.slo}
-    drawn = []
-    for metric, name in NAMES.items():
+    figures = []
+    for metric in NAMES:
         values = [v for s in answered if (v := getattr(s, f"{metric}_s")) is not None]
         if values:
-            foretold = _foretold(metric, answered, replay)
-            chart = _distribution(metric, values, foretold, promises.get(metric), run.plan)
-            marks = {
-                "measured": "measured",
-                **({"predicted": "predicted"} if run.plan else {}),
-                **({"limit": "SLO"} if metric in promises else {}),
-            }
-            drawn.append(section(f"{name}: distribution", legend(marks) + chart))
-    for metric, name in NAMES.items():
-        if course := _course(metric, run, promises.get(metric)):
-            drawn.append(section(f"{name} over time", course))
+            replayed = _replayed(metric, answered, replay)
+            promise = promises.get(metric)
+            figures.append(_distribution(metric, values, replayed, promise, run.plan))
+    for metric in NAMES:
+        figures += _course(metric, run, promises.get(metric))
+    if figures:
+        yield ChartRow(tuple(figures))
     if foreseen:
-        drawn.append(_goodput(verdict, foreseen))
-    return f'<div class="charts">{"".join(drawn)}</div>' if drawn else ""
+        yield from _goodput(verdict, foreseen)
 
 
-def _goodput(verdict: Verdict, foreseen: GoodputCurve) -> str:
+def _goodput(verdict: Verdict, foreseen: GoodputCurve) -> Iterator[ChartRow]:
     """Draw what of a load meets the SLO: predicted at several, measured at this run's."""
     done, limit = verdict.throughput, foreseen.limit_requests_per_s
     held = HELD.get(verdict.verdict)
-    marks = {
-        FOUND[held]: "this run",
-        "predicted": "predicted",
-        "limit-predicted": "the SLO holds up to here, by the plan",
-        "ideal": "all that is offered",
-    }
-    drawn = goodput(
+    drawn = goodput_against_load(
         [(done.offered_requests_per_s, done.good_requests_per_s, held)],
-        {"predicted": limit},
-        foreseen.points,
+        {held: "this run"},
+        limits={"the SLO holds up to here, by the plan": (limit, ORANGE)},
+        predicted=foreseen.points,
     )
     said = (
-        f"Predicted: this run's own requests, simulated at other rates without the front door's "
-        f"shedding. The plan has the SLO hold up to {limit:.2f} requests/s; beyond, queues grow "
-        "as long as the load lasts."
+        f"{drawn.caption}. Predicted: this run's own requests, simulated at other rates without"
+        f" the front door's shedding. The plan has the SLO hold up to {limit:.2f} requests/s;"
+        " beyond, queues grow as long as the load lasts."
     )
-    return section("Goodput against load", legend(marks) + drawn + paragraph(said, "soft"))
+    yield ChartRow((replace(drawn, caption=said),))
 
 
-def _foretold(metric: str, answered: Sequence[Sample], replay: Resimulation | None) -> list[float]:
+def _replayed(metric: str, answered: Sequence[Sample], replay: Resimulation | None) -> list[float]:
     """Return the simulated latency of each request answered."""
     if replay is None:
         return []
@@ -206,41 +199,43 @@ def _foretold(metric: str, answered: Sequence[Sample], replay: Resimulation | No
 def _distribution(
     metric: str,
     values: Sequence[float],
-    foretold: Sequence[float],
+    replayed: Sequence[float],
     promise: SloResult | None,
     plan: Plan | None,
-) -> str:
-    predicted = getattr(plan.prediction, metric) if plan else None
-    return distribution(
-        values,
-        foretold_s=foretold,
-        predicted_s={p: predicted.at(n) for n, p in LEVELS.items()}
-        if predicted and not foretold
-        else {},
+) -> Figure:
+    curves = [LatencyCurve(name="measured", values_s=values, colour=BLUE)]
+    predicted = None
+    if replayed:
+        curves.append(LatencyCurve(name="predicted", values_s=replayed, colour=ORANGE, dash="dash"))
+    elif plan:
+        planned = getattr(plan.prediction, metric)
+        predicted = {p: planned.at(n) for n, p in LEVELS.items()}
+    return latency_distribution(
+        f"{NAMES[metric]}: distribution",
+        curves,
+        predicted_s=predicted,
         limit=(LEVELS[promise.percentile], promise.limit_s) if promise else None,
     )
 
 
-def _course(metric: str, run: Run, promise: SloResult | None) -> str | None:
+def _course(metric: str, run: Run, promise: SloResult | None) -> Iterator[Figure]:
     points = [
         (s.due_s, v) for s in run.samples if s.ok and (v := getattr(s, f"{metric}_s")) is not None
     ]
-    if not points:
-        return None
-    window = run.job.window
-    failed_s = [s.due_s for s in run.samples if _failed(s)]
-    marks = {
-        "point": "a request",
-        **({"failed": "one that failed"} if failed_s else {}),
-        **({"limit": "SLO"} if promise else {}),
-    }
-    return legend(marks) + over_time(
-        points,
-        failed_s=failed_s,
-        window=(window.start_s, window.end_s),
-        limit_s=promise.limit_s if promise else None,
-        end_s=max(window.end_s, *(s.due_s for s in run.samples)),
-    )
+    if points:
+        window = run.job.window
+        yield requests_over_time(
+            f"{NAMES[metric]} over time",
+            points,
+            failed=[(s.due_s, _how_it_ended(s)) for s in run.samples if _failed(s)],
+            window_s=(window.start_s, window.end_s),
+            limit_s=promise.limit_s if promise else None,
+            end_s=max(window.end_s, *(s.due_s for s in run.samples)),
+        )
+
+
+def _how_it_ended(sample: Sample) -> str:
+    return f"{OUTCOMES[sample.outcome]}: {(sample.detail or '')[:MOST_DETAIL]}"
 
 
 def _failed(sample: Sample) -> bool:
