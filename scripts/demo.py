@@ -32,7 +32,7 @@ from typing import IO, Any
 from minicluster.command import run_child, terminable
 from minicluster.contention import CpuTimes, cpu_times, others_fraction
 from minicluster.errors import Exit
-from serving.cluster.processes import marked
+from serving.cluster.processes import cluster_processes
 
 BIN = Path(sys.executable).parent
 OUT = Path("out/demo")
@@ -159,7 +159,7 @@ class Demo:
 
     def clock(self) -> CpuTimes:
         """Return the processor times at this moment."""
-        return cpu_times({*marked(self.mark, MARK), os.getpid()})
+        return cpu_times({*cluster_processes(self.mark, MARK), os.getpid()})
 
     def disturbed_fraction(self) -> float:
         """Return the fraction of the cores that other processes used since the start."""

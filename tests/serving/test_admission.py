@@ -142,7 +142,7 @@ def test_who_is_shed_is_told_when_the_queue_is_short_enough(
         # Of the room between 41.28, which an idle cluster takes, and the limit six tenths at most.
         (Margin(ttft_s=1.0), 41.28 + (84.68675 - 41.28) / 0.4),
         # What is typical counts whole, up to nine tenths.
-        (Margin(ttft_s=1.0, typical_ttft_s=1.0), 41.28 + (84.68675 - 41.28) / 0.1),
+        (Margin(ttft_s=1.0, median_ttft_s=1.0), 41.28 + (84.68675 - 41.28) / 0.1),
     ],
 )
 def test_a_request_is_admitted_up_to_the_limit_less_the_margin(

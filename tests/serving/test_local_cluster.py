@@ -8,7 +8,7 @@ import pytest
 
 from minicluster.errors import InputError, NegativeAnswer
 from minicluster.plan import to_json
-from serving.api.api_keys import KEYS_FILE
+from serving.api.auth import KEYS_FILE
 from serving.cluster.local_cluster import CLUSTER, current_cluster, numbered_nodes, read_cluster
 from serving.cluster.raylets import ray_lines, raylet_mark
 from serving.cluster.state import HOME

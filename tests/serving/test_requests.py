@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.protocol.refusal import Refusal
-from serving.request.validation import RequestRefused, check, parse_body
+from serving.protocol.messages import Refusal, RequestRefused
+from serving.request.validation import check, parse_body
 
 LIMITS = {"model_id": "demo", "max_model_len": 100}
 HI = [{"role": "user", "content": "hi"}]

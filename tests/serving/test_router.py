@@ -15,8 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minicluster.routing import POLICIES, chooser, counts_tokens
-from serving.replicas.outstanding import Outstanding
-from serving.request.prompt_length import prompt_tokens
+from serving.request.length import prompt_tokens
 
 from .virtual_time import run
 
@@ -30,7 +29,7 @@ with warnings.catch_warnings():
     )
     from ray.serve.request_router import PendingRequest
 
-    from serving.replicas.router import PlannedRouter
+    from serving.replicas.router import Outstanding, PlannedRouter
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -75,7 +74,7 @@ def test_replicas_that_are_gone_are_forgotten() -> None:
     books = Outstanding()
     books.add("a", 1, 100.0)
     books.add("b", 2, 100.0)
-    books.forget({"b"})
+    books.keep_only({"b"})
     assert (books.requests("a"), books.tokens("a")) == (0, 0)
     assert (books.requests("b"), books.tokens("b")) == (1, 100)
 
@@ -121,19 +120,19 @@ class Routed:
         self.router.update_replicas(self.replicas)
         self._sent = 0
 
-    def pending(self, tokens: int = 1, asked: list[ReplicaID] | None = None) -> PendingRequest:
+    def pending(self, tokens: int = 1, tried: list[ReplicaID] | None = None) -> PendingRequest:
         """Return a call with a prompt, as Ray Serve hands it to its router."""
         self._sent += 1
         name = f"request-{self._sent}"
         return PendingRequest(
             args=[SimpleNamespace(prompt=[1] * tokens)],
-            kwargs={} if asked is None else {"asked": asked},
+            kwargs={} if tried is None else {"tried": tried},
             metadata=RequestMetadata(request_id=name, internal_request_id=name),
         )
 
-    async def route(self, tokens: int = 1, asked: list[ReplicaID] | None = None) -> str:
+    async def route(self, tokens: int = 1, tried: list[ReplicaID] | None = None) -> str:
         """Return where a call with a prompt of so many tokens goes."""
-        replica = await self.router._choose_replica_for_request(self.pending(tokens, asked))
+        replica = await self.router._choose_replica_for_request(self.pending(tokens, tried))
         return str(replica.replica_id.unique_id)
 
     async def order(self) -> str:
@@ -304,9 +303,9 @@ def test_a_call_that_is_tried_again_goes_elsewhere() -> None:
 
     async def tried() -> tuple[list[str], list[str]]:
         routed = Routed("least-tokens", *_named("a", "b", "c"))
-        asked: list[ReplicaID] = []
-        went = [await routed.route(100, asked) for _ in range(4)]
-        return went, [replica.unique_id for replica in asked]
+        tried: list[ReplicaID] = []
+        went = [await routed.route(100, tried) for _ in range(4)]
+        return went, [replica.unique_id for replica in tried]
 
     assert run(tried()) == (["a", "b", "c", "a"], ["a", "b", "c", "a"])
 

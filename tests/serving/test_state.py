@@ -7,7 +7,7 @@ import pytest
 
 from minicluster.errors import InputError, NegativeAnswer, TargetFailed
 from serving.cluster.logs import replica_logs
-from serving.cluster.state import HOME, LOGS, STATE, State, forget, read_state, write_state
+from serving.cluster.state import HOME, LOGS, STATE, State, read_state, remove_state, write_state
 from serving.operations.status import current, is_gone
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def test_forgetting_keeps_only_the_logs(tmp_path: Path) -> None:
     state = _state(str(session))
     write_state(state)
     assert [title for title, _ in replica_logs(1)] == [f"app:Decode err: {logs}/worker-1.err"]
-    forget(state)
+    remove_state(state)
     assert not session.exists()
     assert not STATE.exists()
     assert [(text, LOGS.is_dir()) for _, text in replica_logs(1)] == [("bad", True)]
@@ -88,7 +88,7 @@ def test_logs_that_cannot_be_kept_keep_no_state(tmp_path: Path) -> None:
     state = _state(str(tmp_path / "session"))
     write_state(state)
     LOGS.write_text("a file where the directory of logs would be")
-    forget(state)
+    remove_state(state)
     assert read_state() is None
     assert not (tmp_path / "session").exists()
 

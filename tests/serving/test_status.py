@@ -90,6 +90,6 @@ def test_verify_lists_what_does_not_run_or_answer(
     assert negative.value.exit_code == 3
     found = json.loads(capsys.readouterr().out)["differences"]
     assert "prefill.replicas: deployed 0, planned 1" in found
-    assert "Decode:demo.facts: deployed not told within 30 s, planned not compared" in found
+    assert "Decode:demo.facts: not reported within 30 s, so not compared" in found
     assert not any(each.startswith("decode.") for each in found)  # what nobody told is not wrong
     assert asked == ["Decode:demo", "no more"]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from serving.protocol.phases import STALL_S
+from serving.protocol.messages import STALL_S
 from tests.serving.client import send
 
 from .conftest import TTFT_S
