@@ -132,5 +132,6 @@ class StatusRoutes:
 def _planned(config: EndpointConfig) -> dict[str, Any]:
     """Return the plan for people: without step times, and routing among the other settings."""
     plain = to_plain(config)
+    routing: dict[str, Any] = plain.pop("routing")
     del plain["step_model"]
-    return plain | plain.pop("routing")
+    return plain | routing
