@@ -1,4 +1,4 @@
-"""Admission: what it never does, whatever the numbers; and what the guard learns."""
+"""Admission: what it never does, whatever the numbers; and what the admission learns."""
 
 from __future__ import annotations
 
@@ -178,9 +178,9 @@ def test_faster_steps_never_admit_less(
 def test_an_idle_cluster_admits_what_its_floor_allows(
     model: StepModel, slo: SloSpec, asked: RequestCost, load: InflightLoad, margin: Margin
 ) -> None:
-    """With nobody ahead a request is admitted exactly if the steps alone keep the SLO."""
-    nobody = {"prefill_work_s": 0.0, "local_work_s": 0.0, "local_per_token_s": 0.0}
-    idle = replace(load, sequences=0, context_tokens=0.0, **nobody)
+    """On an idle cluster a request is admitted exactly if the steps alone keep the SLO."""
+    none = {"prefill_work_s": 0.0, "local_work_s": 0.0, "local_per_token_s": 0.0}
+    idle = replace(load, sequences=0, context_tokens=0.0, **none)
     floor = forecast(model, asked, idle)
     holds = floor.ttft_s <= slo.ttft_s and floor.tpot_s <= (slo.tpot_s or 1e9)
     found = decide(model, slo, asked, idle, margin)
@@ -214,7 +214,7 @@ def test_more_replicas_less_margin_and_a_looser_slo_never_admit_less(  # noqa: P
 
 
 @given(MODELS, SLOS, REQUESTS, LOADS, MARGINS)
-def test_what_is_shed_is_told_when_to_come_back(
+def test_a_shed_request_gets_when_to_retry(
     model: StepModel, slo: SloSpec, asked: RequestCost, load: InflightLoad, margin: Margin
 ) -> None:
     """A request that might do later is given whole seconds, up to a minute."""
@@ -226,51 +226,51 @@ def test_what_is_shed_is_told_when_to_come_back(
 
 
 @pytest.fixture
-def guard(config: EndpointConfig) -> AdmissionController:
-    """Return a guard that has seen nobody, of one replica each: 10 ms a step, 0.1 ms a token."""
+def admission(config: EndpointConfig) -> AdmissionController:
+    """Return admission control for one replica each: 10 ms a step, 0.1 ms a token."""
     return AdmissionController(config, seed=1)
 
 
 ASKED = RequestCost(prompt_tokens=400, output_tokens=10)
 
 
-def test_admits_until_the_queue_is_as_long_as_the_promise(guard: AdmissionController) -> None:
-    """Prompts of 50 ms each fill 0.5 s; the books empty when all have left, and it starts anew."""
-    visits = []
-    while isinstance(found := guard.admit(ASKED), InflightRequest):
-        visits.append(found)
+def test_admits_until_the_queue_reaches_the_slo(admission: AdmissionController) -> None:
+    """Prompts of 50 ms each fill 0.5 s; the counts are 0 when all have ended."""
+    admitted = []
+    while isinstance(found := admission.admit(ASKED), InflightRequest):
+        admitted.append(found)
     # own prefill 50 ms, one step of 10 ms, margin 10 % of 500 ms: at most 0.39 s ahead
-    assert len(visits) == 8
+    assert len(admitted) == 8
     assert found.reason == "ttft"
-    assert guard.inflight.waiting == 8
-    for visit in visits:
-        guard.first_token(visit, 0.1)
-        guard.first_token(visit, 0.1)  # seen twice, counted once
-    assert guard.inflight.waiting == 0
-    assert guard.inflight.sequences == 8
-    for visit in visits:
-        guard.end(visit, 0.01)
-    assert guard.inflight.load("d0").idle
-    assert guard.inflight.load("d0").context_tokens == 0
+    assert admission.inflight.waiting == 8
+    for request in admitted:
+        admission.first_token(request, 0.1)
+        admission.first_token(request, 0.1)  # seen twice, counted once
+    assert admission.inflight.waiting == 0
+    assert admission.inflight.sequences == 8
+    for request in admitted:
+        admission.end(request, 0.01)
+    assert admission.inflight.load("d0").idle
+    assert admission.inflight.load("d0").context_tokens == 0
 
 
-def test_learns_what_its_forecasts_miss(guard: AdmissionController) -> None:
+def test_learns_what_its_forecasts_miss(admission: AdmissionController) -> None:
     """Requests that take longer than forecast make the next ones be shed earlier, up to a bound."""
-    fast = _capacity(guard)
+    fast = _capacity(admission)
     for missed_s in (0.1, 60.0):
-        _miss(guard, requests=40, by_s=missed_s)
-    assert guard.margin.ttft_s == pytest.approx(60)
-    assert 1 <= _capacity(guard) < fast
+        _miss(admission, requests=40, by_s=missed_s)
+    assert admission.margin.ttft_s == pytest.approx(60)
+    assert 1 <= _capacity(admission) < fast
 
 
-def test_twenty_requests_are_a_lesson(guard: AdmissionController) -> None:
+def test_twenty_requests_are_a_lesson(admission: AdmissionController) -> None:
     """Until 20 forecasts were tried the fit's error stands in for what they miss: 10 % of 0.5 s."""
-    _miss(guard, requests=19, by_s=0.2)
-    assert guard.margin.ttft_s == pytest.approx(0.05)
-    assert guard.margin.median_ttft_s == 0
-    _miss(guard, requests=1, by_s=0.2)
-    assert guard.margin.ttft_s == pytest.approx(0.2)
-    assert guard.margin.median_ttft_s == pytest.approx(0.2)
+    _miss(admission, requests=19, by_s=0.2)
+    assert admission.margin.ttft_s == pytest.approx(0.05)
+    assert admission.margin.median_ttft_s == 0
+    _miss(admission, requests=1, by_s=0.2)
+    assert admission.margin.ttft_s == pytest.approx(0.2)
+    assert admission.margin.median_ttft_s == pytest.approx(0.2)
 
 
 def test_a_promise_of_gaps_alone_has_a_margin(config: EndpointConfig) -> None:
@@ -279,14 +279,14 @@ def test_a_promise_of_gaps_alone_has_a_margin(config: EndpointConfig) -> None:
     assert gaps.margin.tpot_s == pytest.approx(0.004)
 
 
-def _miss(guard: AdmissionController, *, requests: int, by_s: float) -> None:
+def _miss(admission: AdmissionController, *, requests: int, by_s: float) -> None:
     """Have requests come one by one, whose first token takes so much longer than forecast."""
     for _ in range(requests):
-        visit = guard.admit(ASKED)
-        assert isinstance(visit, InflightRequest), "an idle door lets in, whatever it has learned"
-        assert visit.forecast is not None
-        guard.first_token(visit, visit.forecast.ttft_s + by_s)
-        guard.end(visit, None)
+        request = admission.admit(ASKED)
+        assert isinstance(request, InflightRequest), "an idle cluster admits, whatever the margin"
+        assert request.forecast is not None
+        admission.first_token(request, request.forecast.ttft_s + by_s)
+        admission.end(request, None)
 
 
 def _flat(base_s: float, per_sequence_s: float) -> StepCoefficients:
@@ -306,9 +306,7 @@ def _flat(base_s: float, per_sequence_s: float) -> StepCoefficients:
 
 
 @pytest.mark.parametrize(("typical_s", "admitted"), [(0.0, True), (0.5, False)])
-def test_hiccups_shut_out_nobody_but_a_wrong_model_does(
-    *, typical_s: float, admitted: bool
-) -> None:
+def test_stalls_shed_nothing_but_a_wrong_model_does(*, typical_s: float, admitted: bool) -> None:
     """Paces beyond every limit are no reason to shed if few requests met them, at any load."""
     path = PathCoefficients(
         request_s=0.01, transfer_base_s=0.0, transfer_per_token_s=0.0, error_fraction=0.0
@@ -366,14 +364,14 @@ def test_the_last_four_hundred_requests_count() -> None:
     assert misses.margin_s(0.0) == 0.0
 
 
-def _capacity(guard: AdmissionController) -> int:
+def _capacity(admission: AdmissionController) -> int:
     """Count how many are let in at once; all leave again."""
-    visits = []
-    while isinstance(found := guard.admit(ASKED), InflightRequest):
-        visits.append(found)
-    for visit in visits:
-        guard.inflight.end(visit)
-    return len(visits)
+    admitted = []
+    while isinstance(found := admission.admit(ASKED), InflightRequest):
+        admitted.append(found)
+    for request in admitted:
+        admission.inflight.end(request)
+    return len(admitted)
 
 
 def test_without_a_plan_everything_is_admitted(
@@ -381,15 +379,17 @@ def test_without_a_plan_everything_is_admitted(
 ) -> None:
     """A deployment that nothing is promised of sheds nothing."""
     config = endpoint_config(make_deployment(small_model), domains={"laptop": "laptop"})
-    guard = AdmissionController(config)
-    assert all(isinstance(guard.admit(ASKED), InflightRequest) for _ in range(500))
+    admission = AdmissionController(config)
+    assert all(isinstance(admission.admit(ASKED), InflightRequest) for _ in range(500))
 
 
-def test_a_guard_that_is_off_keeps_its_books(config: EndpointConfig) -> None:
-    """Everything is admitted, and counted, and teaches the guard nothing."""
+def test_admission_that_is_off_still_counts(config: EndpointConfig) -> None:
+    """Everything is admitted, and counted, and teaches the admission nothing."""
     off = AdmissionController(config, sheds=False)
-    visits = [off.admit(ASKED) for _ in range(100)]
-    assert all(isinstance(visit, InflightRequest) and visit.forecast is None for visit in visits)
+    admitted = [off.admit(ASKED) for _ in range(100)]
+    assert all(
+        isinstance(request, InflightRequest) and request.forecast is None for request in admitted
+    )
     assert (off.inflight.waiting, off.inflight.sequences) == (100, 100)
     assert sum(off.inflight.backlog_s().values()) > 1.0
 
@@ -410,20 +410,20 @@ def test_admitted_requests_keep_their_slo_under_any_load(
     At three times capacity 99 % of the admitted keep the SLO, and prefill is never idle for long.
 
     One prefill replica, first come first served, whose steps take *slower* times the plan's and
-    vary; the first requests teach the guard and do not count.
+    vary; the first requests make the margin and do not count.
     """
     rng = random.Random(4)  # noqa: S311
     step_s = 0.05 * slower
-    now_s, free_s, door = 0.0, 0.0, AdmissionController(config, seed=2)
+    now_s, free_s, admission = 0.0, 0.0, AdmissionController(config, seed=2)
     ends: list[tuple[float, int, InflightRequest, float]] = []
     ttfts, served_s = list[float](), 0.0
     for number in range(7000):
         now_s += rng.expovariate(3 / step_s)
         while ends and ends[0][0] <= now_s:
-            at_s, _, visit, came_s = heappop(ends)
-            door.first_token(visit, at_s - came_s)
-            door.end(visit, 0.01)
-        found = door.admit(ASKED)
+            at_s, _, request, came_s = heappop(ends)
+            admission.first_token(request, at_s - came_s)
+            admission.end(request, 0.01)
+        found = admission.admit(ASKED)
         if isinstance(found, InflightRequest):
             took_s = step_s * rng.lognormvariate(0, 0.3)
             free_s = max(free_s, now_s) + took_s

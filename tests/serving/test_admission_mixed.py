@@ -53,86 +53,88 @@ def split(
 
 
 def _alone(config: EndpointConfig, slo: SloSpec) -> AdmissionController:
-    """Return a guard of one replica of an aggregated plan."""
-    guard = AdmissionController(replace(config, slo=slo), seed=2)
-    guard.inflight.set_replicas({("mixed", "d0"): 1})
-    return guard
+    """Return a admission of one replica of an aggregated plan."""
+    admission = AdmissionController(replace(config, slo=slo), seed=2)
+    admission.inflight.set_replicas({("mixed", "d0"): 1})
+    return admission
 
 
-def _let_in(guard: AdmissionController, asked: RequestCost) -> tuple[list[InflightRequest], Shed]:
+def _let_in(
+    admission: AdmissionController, asked: RequestCost
+) -> tuple[list[InflightRequest], Shed]:
     """Let requests in until one is shed."""
-    visits = []
-    while isinstance(found := guard.admit(asked), InflightRequest):
-        visits.append(found)
-    return visits, found
+    admitted = []
+    while isinstance(found := admission.admit(asked), InflightRequest):
+        admitted.append(found)
+    return admitted, found
 
 
 def test_prompts_that_wait_are_seen(mixed: EndpointConfig) -> None:
-    """Each adds its 40 ms, and four tenths of a step; when they have begun nobody waits."""
-    guard = _alone(mixed, SloSpec(ttft_s=0.5, tpot_s=2.0))
-    visits, shed = _let_in(guard, RequestCost(prompt_tokens=400, output_tokens=1, local=True))
+    """Each adds its 40 ms, and four tenths of a step; after their first tokens none waits."""
+    admission = _alone(mixed, SloSpec(ttft_s=0.5, tpot_s=2.0))
+    admitted, shed = _let_in(admission, RequestCost(prompt_tokens=400, output_tokens=1, local=True))
     # own prompt 50 ms, one step of 10 ms, margin 10 % of 500 ms: at most 0.39 s ahead
-    assert len(visits) == 9
+    assert len(admitted) == 9
     assert shed.reason == "ttft"
-    load = guard.inflight.load("d0")
+    load = admission.inflight.load("d0")
     assert load.local_work_s == pytest.approx(9 * (0.04 + 0.4 * BASE_S))
     assert load.prefill_work_s == 0
-    assert guard.inflight.waiting == 9
-    for visit in visits:
-        guard.first_token(visit, 0.1)
-    assert guard.inflight.load("d0").local_work_s == 0
-    for visit in visits:
-        guard.end(visit, None)
-    assert guard.inflight.load("d0").idle
+    assert admission.inflight.waiting == 9
+    for request in admitted:
+        admission.first_token(request, 0.1)
+    assert admission.inflight.load("d0").local_work_s == 0
+    for request in admitted:
+        admission.end(request, None)
+    assert admission.inflight.load("d0").idle
 
 
 def test_prompts_of_others_are_between_the_tokens(mixed: EndpointConfig) -> None:
-    """Where each answer is followed by another one, its prompt comes between everybody's tokens."""
-    guard = _alone(mixed, SloSpec(ttft_s=30.0, tpot_s=0.05))
-    visits, shed = _let_in(guard, RequestCost(prompt_tokens=400, output_tokens=9, local=True))
+    """Where each answer is followed by another one, its prompt comes between all tokens."""
+    admission = _alone(mixed, SloSpec(ttft_s=30.0, tpot_s=0.05))
+    admitted, shed = _let_in(admission, RequestCost(prompt_tokens=400, output_tokens=9, local=True))
     # a step of 10 ms, 10 % of 50 ms for the margin: 35 ms for prompts, each 44 ms in ten tokens
-    assert len(visits) == 8
+    assert len(admitted) == 8
     assert shed.reason == "tpot"
-    for visit in visits:
-        guard.end(visit, None)
-    assert guard.inflight.load("d0").local_per_token_s == 0
+    for request in admitted:
+        admission.end(request, None)
+    assert admission.inflight.load("d0").local_per_token_s == 0
 
 
 def test_no_step_computes_more_than_it_has_room_for(mixed: EndpointConfig) -> None:
     """However many prompts wait, a token takes no longer than a full step."""
-    guard = _alone(mixed, SloSpec(ttft_s=30.0, tpot_s=0.2))
-    visits, shed = _let_in(guard, RequestCost(prompt_tokens=400, output_tokens=1, local=True))
+    admission = _alone(mixed, SloSpec(ttft_s=30.0, tpot_s=0.2))
+    admitted, shed = _let_in(admission, RequestCost(prompt_tokens=400, output_tokens=1, local=True))
     assert shed.reason == "ttft"
-    longest = max(visit.forecast.tpot_s for visit in visits if visit.forecast is not None)
+    longest = max(request.forecast.tpot_s for request in admitted if request.forecast is not None)
     assert longest == pytest.approx(BASE_S + STEP_TOKENS * PER_TOKEN_S)
 
 
 def test_a_list_takes_the_time_of_all_its_prompts(mixed: EndpointConfig) -> None:
     """Others wait for all of them; the first token of the list for one."""
-    guard = _alone(mixed, SloSpec(ttft_s=0.5, tpot_s=2.0))
+    admission = _alone(mixed, SloSpec(ttft_s=0.5, tpot_s=2.0))
     body = {"prompt": [[5] * 400, *([[5] * 100] * 10)], "max_tokens": 3}
     asked = request_cost("completions", body, mixed, DEFAULT_ESTIMATE)
     assert (asked.prompt_tokens, asked.sequences, sum(asked.other_tokens)) == (400, 11, 1000)
-    visit = guard.admit(asked)
-    assert isinstance(visit, InflightRequest)
-    assert visit.forecast is not None
-    assert visit.forecast.ttft_s == pytest.approx(0.06)
-    load = guard.inflight.load("d0")
+    request = admission.admit(asked)
+    assert isinstance(request, InflightRequest)
+    assert request.forecast is not None
+    assert request.forecast.ttft_s == pytest.approx(0.06)
+    load = admission.inflight.load("d0")
     assert load.local_work_s == pytest.approx(0.14 + 1.4 * BASE_S)
 
 
 def test_local_prompts_are_no_work_of_the_prefill_pool(split: EndpointConfig) -> None:
-    """They hold up the tokens of everybody whose answer is decoded beside them, and each other."""
-    guard = AdmissionController(split, seed=1)
+    """They delay the tokens of all answers decoded beside them, and each other."""
+    admission = AdmissionController(split, seed=1)
     remote = RequestCost(prompt_tokens=400, output_tokens=10)
-    alone = guard.admit(replace(remote, prompt_tokens=1))
-    local = guard.admit(RequestCost(prompt_tokens=400, output_tokens=19, local=True))
+    alone = admission.admit(replace(remote, prompt_tokens=1))
+    local = admission.admit(RequestCost(prompt_tokens=400, output_tokens=19, local=True))
     assert isinstance(alone, InflightRequest)
     assert isinstance(local, InflightRequest)
-    load = guard.inflight.load("d0")
+    load = admission.inflight.load("d0")
     assert load.prefill_work_s == pytest.approx(BASE_S + PER_TOKEN_S)
     assert load.local_work_s == pytest.approx(0.04 + 400 / 2048 * BASE_S)
-    beside, second = guard.admit(remote), guard.admit(local.cost)
+    beside, second = admission.admit(remote), admission.admit(local.cost)
     assert isinstance(beside, InflightRequest)
     assert isinstance(second, InflightRequest)
     assert beside.forecast is not None
@@ -146,25 +148,25 @@ def test_dead_mixed_replicas_are_noticed(mixed: EndpointConfig) -> None:
     """One replica of two lets half as many in."""
     asked = RequestCost(prompt_tokens=400, output_tokens=1, local=True)
     both, _ = _let_in(AdmissionController(mixed, seed=1), asked)
-    guard = AdmissionController(mixed, seed=1)
-    guard.inflight.set_replicas({("mixed", "d0"): 1})
-    assert guard.inflight.load("d0").decode_replicas == 1
-    one, _ = _let_in(guard, asked)
+    admission = AdmissionController(mixed, seed=1)
+    admission.inflight.set_replicas({("mixed", "d0"): 1})
+    assert admission.inflight.load("d0").decode_replicas == 1
+    one, _ = _let_in(admission, asked)
     assert len(both) == 2 * len(one)
 
 
-def test_the_backlog_is_told_wherever_it_is(mixed: EndpointConfig) -> None:
+def test_the_backlog_is_reported_in_any_pool(mixed: EndpointConfig) -> None:
     """Prometheus sees what an aggregated pool has to compute."""
-    guard, metrics = AdmissionController(mixed, seed=1), Metrics(mixed)
-    guard.admit(RequestCost(prompt_tokens=400, output_tokens=1, local=True))
-    assert b'minicluster_prefill_backlog_seconds{domain="d0"} 0.044' in metrics.text(guard)
+    admission, metrics = AdmissionController(mixed, seed=1), Metrics(mixed)
+    admission.admit(RequestCost(prompt_tokens=400, output_tokens=1, local=True))
+    assert b'minicluster_prefill_backlog_seconds{domain="d0"} 0.044' in metrics.text(admission)
 
 
 @dataclass(slots=True)
 class Running:
     """A request at the simulated engine: tokens of its prompt and of its answer still to make."""
 
-    visit: InflightRequest
+    request: InflightRequest
     came_s: float
     prompt: int
     output: int
@@ -174,9 +176,9 @@ class Running:
 class Engine:
     """One aggregated replica, step by step as vLLM schedules it: tokens first, then prompts."""
 
-    def __init__(self, guard: AdmissionController, slower: float) -> None:
+    def __init__(self, admission: AdmissionController, slower: float) -> None:
         """Steps take *slower* times the plan's, and vary."""
-        self._guard = guard
+        self._admission = admission
         self._slower = slower
         self._rng = random.Random(5)  # noqa: S311
         self._waiting = deque[Running]()
@@ -190,7 +192,7 @@ class Engine:
         self._waiting.append(request)
 
     def step_s(self) -> float:
-        """Begin a step; return how long it takes, 0 with nobody there."""
+        """Begin a step; return how long it takes, 0 without requests."""
         while self._waiting and len(self._running) < PLACES:
             self._running.append(self._waiting.popleft())
         if not self._running:
@@ -212,27 +214,27 @@ class Engine:
             if not each.prompt and not each.first_s:
                 each.first_s = now_s
                 self.ttfts.append(now_s - each.came_s)
-                self._guard.first_token(each.visit, now_s - each.came_s)
+                self._admission.first_token(each.request, now_s - each.came_s)
         for each in [each for each in self._running if not each.output]:
             self._running.remove(each)
-            after = each.visit.cost.output_tokens - 1
+            after = each.request.cost.output_tokens - 1
             self.tpots.append((now_s - each.first_s) / after)
-            self._guard.end(each.visit, self.tpots[-1])
+            self._admission.end(each.request, self.tpots[-1])
 
 
 def _overloaded(
-    guard: AdmissionController, asked: RequestCost, per_s: float, slower: float
+    admission: AdmissionController, asked: RequestCost, per_s: float, slower: float
 ) -> tuple[Engine, float]:
     """Have 5,000 requests arrive at one engine; return it, and when the last one came."""
     rng = random.Random(4)  # noqa: S311
-    engine, now_s, end_s = Engine(guard, slower), 0.0, 0.0
+    engine, now_s, end_s = Engine(admission, slower), 0.0, 0.0
     for _ in range(5000):
         now_s += rng.expovariate(per_s)
         while end_s and end_s <= now_s:
             engine.end(end_s)
             took_s = engine.step_s()
             end_s = end_s + took_s if took_s else 0.0
-        found = guard.admit(asked)
+        found = admission.admit(asked)
         if isinstance(found, InflightRequest):
             came = Running(found, now_s, int(asked.prompt_tokens), int(asked.output_tokens))
             engine.add(came)
@@ -260,6 +262,6 @@ def test_an_overloaded_mixed_pool_keeps_its_slo(
 
 
 def _p99(values: list[float]) -> float:
-    """Return the 99th percentile, without the first fifth, which taught the guard."""
+    """Return the 99th percentile, without the first fifth, which taught the admission."""
     kept = sorted(values[len(values) // 5 :])
     return kept[int(0.99 * len(kept))]

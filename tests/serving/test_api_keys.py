@@ -50,7 +50,9 @@ def test_no_keys_no_lock() -> None:
         ({KEYS_FILE: "not/there"}, "a file of keys"),
     ],
 )
-def test_what_would_leave_the_door_open_is_refused(environment: dict[str, str], says: str) -> None:
+def test_keys_that_would_leave_the_endpoint_open_are_refused(
+    environment: dict[str, str], says: str
+) -> None:
     """Keys that were meant and are not there, or could be guessed, stop the start."""
     with pytest.raises(InputError, match=says) as refused:
         read_keys(environment)

@@ -39,7 +39,7 @@ def test_a_good_value_is_not_asked_for_again() -> None:
 
 
 def test_an_old_value_is_asked_for_again() -> None:
-    """Who wants it then gets the new one, for that comes at once."""
+    """A stale value is refreshed first, if that is quick."""
     ask, _ = _asking(1, 2)
 
     async def ask_on() -> list[int]:
@@ -49,7 +49,7 @@ def test_an_old_value_is_asked_for_again() -> None:
     assert run(ask_on()) == [1, 2]
 
 
-def test_a_question_that_hangs_keeps_nobody() -> None:
+def test_a_refresh_that_hangs_blocks_no_reader() -> None:
     """The last value has to do meanwhile; it is not asked twice, and its answer counts late."""
 
     async def ask_on() -> None:
@@ -76,7 +76,7 @@ def test_a_question_that_fails_leaves_the_last_value() -> None:
     assert len(given) == 3
 
 
-def test_who_leaves_does_not_end_the_question() -> None:
+def test_a_cancelled_reader_does_not_end_the_refresh() -> None:
     """A scrape that is given up has still asked."""
 
     async def ask_on() -> int:

@@ -51,7 +51,7 @@ def test_only_its_owner_reads_a_token(tmp_path: Path) -> None:
     assert file.read_text() != first
 
 
-def test_processes_are_told_where_the_token_lies(
+def test_processes_get_the_path_of_the_token(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What we start authenticates by the cluster's file, whatever the shell says of others."""

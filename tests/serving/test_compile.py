@@ -86,7 +86,7 @@ def _flat(value: object, name: str = "") -> Iterator[tuple[str, object]]:
         yield name, value
 
 
-def test_the_front_door_gets_what_is_planned(
+def test_the_endpoint_gets_the_plan(
     small_model: Path, make_deployment: DeploymentMaker, make_plan: PlanMaker
 ) -> None:
     """Each prediction under its own name, the load, limits, steps, and the sizes of the pools."""
@@ -297,7 +297,7 @@ def test_a_substitution_keeps_no_promise(
     assert app.endpoint.slo is None
 
 
-def test_the_front_door_reads_what_was_compiled(
+def test_the_endpoint_reads_what_was_compiled(
     small_model: Path, make_deployment: DeploymentMaker, make_plan: PlanMaker
 ) -> None:
     """What crosses to the endpoint as plain data comes back as the same value."""

@@ -168,7 +168,7 @@ def test_a_key_has_as_many_requests_as_its_limit(config: EndpointConfig) -> None
     ("origin", "status"),
     [
         (None, 200),
-        ("http://door", 200),
+        ("http://endpoint", 200),
         ("https://ours.example", 200),
         ("https://evil.example", 403),
         ("null", 403),
@@ -234,7 +234,7 @@ def test_answers_keep_the_operators_limit(
 @pytest.mark.parametrize("depth", [63, 100, 900])
 @pytest.mark.parametrize("param", ["messages", "logit_bias", "prompt"])
 def test_deep_bodies_are_refused(config: EndpointConfig, depth: int, param: str) -> None:
-    """What recurses behind the door never meets a body that is too deep for it."""
+    """Code that recurses over a body never gets one that is too deep for it."""
     raw = f'{{"prompt": [5], "{param}": {"[" * depth}{"]" * depth}}}'.encode()
     answer = one(config, "/v1/completions", raw)
     deep = "nested too deeply" in answer.text
@@ -250,7 +250,7 @@ def test_half_characters_are_refused(config: EndpointConfig, body: dict[str, Any
     assert "surrogate" in answer.json()["error"]["message"]
 
 
-def test_overload_is_shed_at_once_and_the_door_recovers(config: EndpointConfig) -> None:
+def test_overload_is_shed_at_once_and_the_endpoint_recovers(config: EndpointConfig) -> None:
     """Of 40 prompts at once as many get in as the promise allows; later ones get in again."""
     body = {"prompt": [5] * 400, "max_tokens": 2, "stream": True}
     servers = FakeServers(ttft_s=0.2)
@@ -276,7 +276,7 @@ def test_overload_is_shed_at_once_and_the_door_recovers(config: EndpointConfig) 
     assert servers.open == 0
 
 
-def test_what_never_fits_is_told_not_to_come_back(config: EndpointConfig) -> None:
+def test_what_never_fits_is_not_to_be_retried(config: EndpointConfig) -> None:
     """A prompt whose prefill alone takes longer than promised is refused for good."""
     slow = replace(config, slo=SloSpec(ttft_s=0.1, tpot_s=0.05))
     answer = one(slow, "/v1/completions", {"prompt": [5] * 1500, "max_tokens": 1})
@@ -332,9 +332,9 @@ def test_refusals_for_a_guessed_size_do_not_last(config: EndpointConfig) -> None
     assert 200 in statuses[51:]
 
 
-@pytest.mark.parametrize(("patience_s", "path"), [(0.5, "none"), (1.5, "remote")])
+@pytest.mark.parametrize(("wait_s", "path"), [(0.5, "none"), (1.5, "remote")])
 def test_clients_that_leave_are_counted_out(
-    config: EndpointConfig, patience_s: float, path: str
+    config: EndpointConfig, wait_s: float, path: str
 ) -> None:
     """A client that goes before or during its answer leaves nothing behind."""
     servers = FakeServers(ttft_s=1.0, itl_s=1.0)
@@ -342,7 +342,7 @@ def test_clients_that_leave_are_counted_out(
     async def use(client: httpx.AsyncClient) -> str:
         ask = client.post("/v1/completions", json={**ONE, "max_tokens": 50, "stream": True})
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(ask, patience_s)
+            await asyncio.wait_for(ask, wait_s)
         return (await client.get("/metrics")).text
 
     metrics = used(config, servers, use)

@@ -27,7 +27,7 @@ def vllm() -> Any:  # noqa: ANN401
 
 
 @pytest.mark.parametrize(("kind", "unnamed"), [("chat", None), ("completions", 16)])
-def test_vllm_reads_what_the_door_reads(vllm: Any, kind: str, unnamed: int | None) -> None:  # noqa: ANN401
+def test_vllm_reads_what_the_endpoint_reads(vllm: Any, kind: str, unnamed: int | None) -> None:  # noqa: ANN401
     """Its own fields and none of the other endpoint's; a length that is not named is as long."""
     fields = vllm.SCHEMAS[kind].model_fields
     assert not set(IGNORED[kind]) & set(fields)

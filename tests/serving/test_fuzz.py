@@ -52,7 +52,7 @@ def url(
 
 
 def _wait(url: str, log: Path) -> None:
-    """Wait until somebody answers."""
+    """Wait until the server answers."""
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         try:

@@ -143,7 +143,7 @@ def test_an_engine_that_fails_at_once_is_a_refusal(ask: Any) -> None:  # noqa: A
 
 
 def test_an_engine_that_is_dead_says_come_again(ask: Any) -> None:  # noqa: ANN401
-    """Who asks a dead engine gets 503 with Retry-After."""
+    """A request to a dead engine gets 503 with Retry-After."""
     from vllm.v1.engine.exceptions import EngineDeadError  # noqa: PLC0415
 
     [refusal], _ = ask(STREAM, EngineDeadError())

@@ -1,4 +1,4 @@
-"""The endpoint's own server: answers, lets go of who hangs up, and its port."""
+"""The endpoint's own server: answers, clients that disconnect, and its port."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_who_hangs_up_ends_the_work(path: str) -> None:
     asyncio.run(asyncio.wait_for(asked(), LIMIT_S))
 
 
-def test_an_exception_is_a_500_and_nothing_is_told() -> None:
+def test_an_exception_is_a_500_without_details() -> None:
     """The endpoint answers its own; this is for what it did not foresee."""
 
     async def asked() -> None:

@@ -212,7 +212,7 @@ def test_the_cluster_refuses_what_up_would(
         compile_from_args(good | change, {})
 
 
-def test_nobody_comes_in_without_a_key_unless_asked_for(
+def test_the_endpoint_needs_a_key_unless_open(
     tmp_path: Path, demo: Manifest, demo_plan: Plan
 ) -> None:
     """Every format has a file of keys where the endpoint is, there alone; or says it is open."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from serving.protocol.messages import PATH_HEADER, RequestPhases
 
 
-def test_prefill_is_told_with_its_queue_and_its_step() -> None:
+def test_prefill_is_reported_with_its_queue_and_its_step() -> None:
     """Milliseconds as W3C wants them; queue and step are parts of prefill."""
     phases = RequestPhases(
         prefill_s=0.0451,

@@ -52,7 +52,7 @@ def test_phases_stand_beside_what_was_planned(
     make_plan: PlanMaker,
     small_model: Path,
 ) -> None:
-    """Whoever predicted them; where no prompt goes elsewhere they are not measured either."""
+    """From either predictor; without remote prompts they are not measured either."""
     deployment = make_deployment(small_model)
     config = endpoint_config(deployment, domains={"laptop": "d0"}, plan=make_plan(deployment))
     assert config.prediction is not None

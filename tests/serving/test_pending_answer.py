@@ -51,7 +51,7 @@ def test_the_first_token_is_waited_for() -> None:
     assert run(wait()) == ["one", "two"]
 
 
-def test_a_late_first_token_is_told() -> None:
+def test_a_late_first_token_is_reported() -> None:
     """After the limit TimeoutError is raised and the engine still works on the request."""
 
     async def wait() -> str:
@@ -125,7 +125,7 @@ def test_a_stream_is_closed_midway() -> None:
     assert run(leave()) == "closed"
 
 
-def test_what_never_arrives_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_never_arrives_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """An answer is stuck if its KV cache is on its way for longer than any takes."""
 
     async def look() -> tuple[bool, bool, bool, bool]:

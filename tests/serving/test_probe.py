@@ -44,7 +44,7 @@ def test_it_keeps_the_operators_limit(
     monkeypatch.delenv("MINICLUSTER_MAX_OUTPUT_TOKENS", raising=False)
     if limit is not None:
         monkeypatch.setenv("MINICLUSTER_MAX_OUTPUT_TOKENS", limit)
-    assert probe.stream_completion("http://door", "demo", [1, 2]) >= 0
+    assert probe.stream_completion("http://endpoint", "demo", [1, 2]) >= 0
     assert [body["max_tokens"] for body in bodies] == [asked]
 
 
@@ -74,7 +74,7 @@ def test_replicas_that_do_not_answer_are_named_in_a_line(
     failure: Exception | None,
     says: str,
 ) -> None:
-    """No traceback: exit 5, with the pool and what it did; nobody goes on looking for one."""
+    """No traceback: exit 5, with the pool and what it did; the router stops looking for one."""
     cancelled: list[str] = []
 
     def result(*, timeout_s: float) -> None:
@@ -97,7 +97,7 @@ def test_replicas_that_do_not_answer_are_named_in_a_line(
     monkeypatch.setattr(probe, "broadcast", broadcast)
     with pytest.raises(TargetFailed, match=says) as failed:
         probe.wait_until_ready(
-            served, base_url="http://door", vocab_size=500, report=lambda _: None
+            served, base_url="http://endpoint", vocab_size=500, report=lambda _: None
         )
 
     assert "\n" not in str(failed.value)

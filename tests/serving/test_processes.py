@@ -56,7 +56,7 @@ def test_others_are_left_alone(cluster_id: str) -> None:
 
 
 def test_a_zombie_is_no_process(cluster_id: str) -> None:
-    """A process that has ended, and that nobody has waited for, does not count."""
+    """A zombie process does not count."""
     child = subprocess.Popen([sys.executable, "-c", ""], env=environment(cluster_id, TOKEN))
     deadline = time.monotonic() + 20
     while cluster_processes(cluster_id) and time.monotonic() < deadline:

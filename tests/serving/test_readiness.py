@@ -1,4 +1,4 @@
-"""Whether requests would get through: what is probed, what proves it, and who waits for it."""
+"""Readiness: what is probed, what proves it, and what does not wait for it."""
 
 from __future__ import annotations
 
@@ -138,19 +138,19 @@ def test_every_domain_is_probed(config: EndpointConfig) -> None:
     assert len(servers.seen) == 3
 
 
-def test_a_probe_keeps_nobody_from_looking(config: EndpointConfig) -> None:
-    """While one hangs, what runs and with which settings is told at once, and the guard learns."""
+def test_a_probe_does_not_block_status(config: EndpointConfig) -> None:
+    """While one hangs, replicas and settings are reported at once, to admission control too."""
     servers = FakeServers(ttft_s=3600.0, up={("prefill", "d0"): 3, ("decode", "d0"): 1})
 
     async def look() -> None:
-        guard = AdmissionController(config)
-        check = ReadyCheck(config, servers, guard, Metrics(config))
+        admission = AdmissionController(config)
+        check = ReadyCheck(config, servers, admission, Metrics(config))
         ready = asyncio.create_task(check.lacking())
         while not servers.open:  # noqa: ASYNC110  (the fake has no event for it)
             await asyncio.sleep(0)
         assert await check.running() == servers.up
         assert set(await check.facts()) == set(servers.up)
-        assert guard.inflight.load("d0").prefill_replicas == 3
+        assert admission.inflight.load("d0").prefill_replicas == 3
         assert not ready.done()
         ready.cancel()
         await asyncio.wait({ready})

@@ -38,7 +38,7 @@ class Replicas:
         self.given_up_s: list[float] = []
 
     def live(self) -> Mapping[str, int | None]:
-        """Return who lives."""
+        """Return the live replicas."""
         return self._live
 
     async def call(self, domain: str, _kind: str, _request: Any, tried: list[Any]) -> Any:  # noqa: ANN401
@@ -65,7 +65,7 @@ def _ask(replicas: Replicas, fallback: str = "fail") -> object:
 
 
 def test_the_first_replica_that_answers_is_enough() -> None:
-    """Nobody is asked twice without need."""
+    """No second call is made without need."""
     replicas = Replicas({"a": 2}, DONE)
     assert _ask(replicas) == RemotePrefill(prefilled=DONE, failures=())
     assert replicas.asked == ["a"]
@@ -95,7 +95,7 @@ def test_never_more_than_two_attempts() -> None:
 
 
 def test_the_last_replica_that_dies_leaves_none() -> None:
-    """Where nobody is left there is no second attempt, and the reason is told."""
+    """Without another replica there is no second attempt, and the reason is reported."""
     replicas = Replicas({"a": 1}, DIES)
     refusal = _ask(replicas)
     assert isinstance(refusal, Refusal)
@@ -119,7 +119,7 @@ def test_what_the_client_did_wrong_is_not_tried_again() -> None:
 
 
 def test_a_client_that_leaves_ends_the_call() -> None:
-    """Whoever is cancelled cancels prefill."""
+    """Cancelling the request cancels prefill."""
     replicas = Replicas({"a": 2}, HANGS)
     config = unplanned(prefill_deadline_s=60.0, kv_wait_deadline_s=1.0)
 

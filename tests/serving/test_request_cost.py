@@ -36,7 +36,7 @@ def _asked(
     config: EndpointConfig,
     size: TokenEstimate = DEFAULT_ESTIMATE,
 ) -> RequestCost:
-    """Size a request as the door does."""
+    """Return the cost of a request as the endpoint does."""
     limits = {"model_id": config.model_id, "max_model_len": config.max_model_len}
     return request_cost(kind, check(kind, body, **limits), config, size)
 

@@ -55,7 +55,7 @@ def test_a_second_replica_has_half_of_the_time() -> None:
         ([TIMEOUT], 1, 504, TIMEOUT),
     ],
 )
-def test_the_policy_is_told(failures: list[str], live: int, status: int, reason: str) -> None:
+def test_the_fallback_is_reported(failures: list[str], live: int, status: int, reason: str) -> None:
     """Without prefill a request fails with the reason, or is computed locally and says so."""
     left_s = 0.0 if failures == [TIMEOUT] else 1.0
     refusal = next_step(failures, live=live, left_s=left_s, config=FAIL)
@@ -97,7 +97,7 @@ def test_everything_else_goes_through_prefill(body: dict[str, object]) -> None:
 
 
 def test_threshold() -> None:
-    """Prompts up to the threshold stay, longer ones go, and without one nobody counts."""
+    """Prompts up to the threshold are local, longer ones remote; without one nothing is counted."""
     assert short_enough(8, 8) == LocalPrefill(path="local", reason="short")
     assert short_enough(9, 8) is None
     assert short_enough(1, 0) is None

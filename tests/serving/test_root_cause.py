@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def test_the_root_is_named_not_its_echo(tmp_path: Path) -> None:
-    """The error of the worker is the reason, not the errors of those who waited for it."""
+    """The error of the worker is the cause, not the errors of the processes that waited for it."""
     (tmp_path / "worker-a.err").write_text(
         "RuntimeError: Engine core initialization failed. See root cause above.\n"
     )

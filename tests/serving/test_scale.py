@@ -1,4 +1,4 @@
-"""Replicas come and go under load; whoever asks meanwhile is answered."""
+"""Scaling under load: requests are answered meanwhile."""
 
 from __future__ import annotations
 
@@ -219,7 +219,7 @@ def test_replicas_move_under_load(
         failed = load.stop()
     print(f"\n{len(load.replies)} requests while pools were scaled, {len(failed)} failed")  # noqa: T201
     assert not failed
-    assert shell("scale", "--advise", "--window", "1").returncode == 4  # nobody asks any more
+    assert shell("scale", "--advise", "--window", "1").returncode == 4  # no more requests
     assert shell("scale", "--apply", "--decode", "3").returncode == 2
     assert shell("down").returncode == 0
     assert shell("cluster", "down").returncode == 0

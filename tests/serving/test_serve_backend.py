@@ -1,4 +1,4 @@
-"""Ray Serve's handles behind the endpoint: who is asked, what is cancelled, what is refused."""
+"""Ray Serve's handles behind the endpoint: calls, cancellations and refusals."""
 
 from __future__ import annotations
 
@@ -104,13 +104,13 @@ def ask(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[list[Any], Respo
 
 
 def test_an_answer_that_ends_is_not_cancelled(ask: Callable[..., Any]) -> None:
-    """Everything comes through, and nobody touches the call again."""
+    """Everything comes through, and the call is not cancelled."""
     taken, response = ask(Response([1, 2, 3], None))
     assert (taken, response.cancelled) == ([1, 2, 3], False)
 
 
-def test_an_answer_that_nobody_wants_is_cancelled(ask: Callable[..., Any]) -> None:
-    """Who stops listening ends the call."""
+def test_an_answer_that_is_not_read_is_cancelled(ask: Callable[..., Any]) -> None:
+    """Closing the stream cancels the call."""
     taken, response = ask(Response([1, 2, 3], None), take=2)
     assert (taken, response.cancelled) == ([1, 2], True)
 
@@ -144,7 +144,7 @@ def test_the_last_replica_may_die_while_a_call_waits_in_serve(ask: Callable[...,
 
 
 def test_a_death_midway_is_no_refusal(ask: Callable[..., Any]) -> None:
-    """After the first item the failure is the stream's: the door ends it with an error event."""
+    """After the first item the stream fails: the endpoint ends it with an error event."""
     with pytest.raises(RayActorError):
         ask(Response([1, 2], RayActorError()))
 

@@ -42,7 +42,7 @@ def test_without_requests_every_promise_is_kept() -> None:
     assert (seen.requests, seen.ttft_fraction, seen.tpot_fraction) == (0, 1.0, 1.0)
 
 
-def test_another_endpoint_is_told() -> None:
+def test_another_endpoint_is_reported() -> None:
     """Metrics that are not ours are a failed target, by name."""
     with pytest.raises(TargetFailed, match="minicluster_queue_seconds"):
         read_histograms(_text({"ttft": [], "tpot": []}))

@@ -85,7 +85,7 @@ def test_every_ray_server_wants_the_token(listening: list[dict[str, Any]]) -> No
 
 
 def test_no_process_has_the_token_in_its_environment(base_url: str, place: Path) -> None:  # noqa: ARG001
-    """The processes know where the token lies; whoever sees their environment does not see it."""
+    """The processes know where the token lies; their environment does not show it."""
     home = place / ".minicluster/serving"
     token = home / "token"
     assert token.stat().st_mode & 0o777 == 0o600

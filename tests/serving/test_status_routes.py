@@ -77,10 +77,10 @@ def test_ready_needs_both_pools_and_an_answer(config: EndpointConfig) -> None:
     ):
         answer = one(config, "/ready", servers=servers)
         assert (answer.status_code, answer.json()["lacking"]) == (503, [lacking])
-    assert one(config, "/health", servers=without).status_code == 200  # the door itself is well
+    assert one(config, "/health", servers=without).status_code == 200  # the process is alive
 
 
-def test_who_asks_often_whether_it_is_ready_costs_one_probe(config: EndpointConfig) -> None:
+def test_frequent_readiness_checks_cost_one_probe(config: EndpointConfig) -> None:
     """Readiness is probed once in a while, and not at all while clients are answered."""
     servers = FakeServers()
 

@@ -52,7 +52,7 @@ def test_no_answer_teaches_more_than_a_token_a_byte(texts: list[tuple[int, int]]
     assert 0 <= size.overhead_tokens <= 256
 
 
-def test_what_nobody_confirms_is_forgotten() -> None:
+def test_what_no_answer_confirms_is_discounted() -> None:
     """A text of dense tokens does not shut the others out for ever: four bytes a token again."""
     counts = _counted((4000, 4000))
     assert counts.estimate.tokens_per_byte == pytest.approx(1, rel=0.01)

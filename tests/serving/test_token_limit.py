@@ -20,7 +20,7 @@ JSON = st.recursive(
 
 @given(st.sampled_from(["prompt", "messages"]), JSON)
 def test_whatever_a_prompt_is_the_engine_refuses_not_we(name: str, given_: object) -> None:
-    """No JSON breaks the bound on the length of answers; nobody gets more than the limit."""
+    """No JSON breaks the bound on the length of answers; no answer exceeds the limit."""
     kind = "chat" if name == "messages" else "completions"
     limited = apply_token_limit(kind, {name: given_, "max_tokens": None}, 16, CONTEXT)
     assert limited[name] == given_
@@ -42,7 +42,7 @@ def test_whatever_a_prompt_is_the_engine_refuses_not_we(name: str, given_: objec
         ({"messages": [{"content": "x" * 110}], "tools": [{"type": "function"}]}, 4),
     ],
 )
-def test_who_names_no_length_gets_the_limit_or_what_fits(
+def test_a_request_without_length_gets_the_limit_or_what_fits(
     body: dict[str, object], tokens: int
 ) -> None:
     """The longest prompt and 64 tokens of a template decide; of text each byte may be a token."""
@@ -80,7 +80,7 @@ def test_a_completion_that_names_none_gets_no_more_than_the_engine_makes() -> No
         ("chat", {"max_completion_tokens": 16, "max_tokens": 1}, None),
     ],
 )
-def test_who_asks_for_more_is_refused(
+def test_a_request_for_more_is_refused(
     kind: str, lengths: dict[str, object], param: str | None
 ) -> None:
     """With the parameter at fault, whichever the engine reads here; up to the limit it stays."""

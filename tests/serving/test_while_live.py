@@ -62,7 +62,7 @@ def test_what_the_call_raises_is_raised(live: list[int | None]) -> None:
 
 
 @pytest.mark.usefixtures("live")
-def test_who_stops_waiting_ends_the_call() -> None:
+def test_a_deadline_ends_the_call() -> None:
     """A deadline around it cancels what it waits for."""
     ended = []
 

@@ -83,7 +83,7 @@ def _handle(name: str) -> Any:  # noqa: ANN401
 
 
 def operate() -> None:
-    """Answer what is asked until nobody asks."""
+    """Answer calls until stdin ends."""
     from serving.cluster.connection import connected  # noqa: PLC0415
     from serving.operations.status import current  # noqa: PLC0415
 

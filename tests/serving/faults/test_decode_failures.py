@@ -1,4 +1,4 @@
-"""Failures 4 and 13: whoever answers dies midway, or whoever manages."""
+"""Failures 4 and 13: the decode replica or the controller dies midway."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ TOLERANCE = 1e-3
 """Of a log-probability: float32 sums in another order differ by far less."""
 
 REFUSED = {"tools"}
-"""Classes of request that want settings of vLLM's that nobody made: a parser for the model."""
+"""Classes of request that need vLLM settings which are not made: a parser for the model."""
 
 SPOILED = (2, 33, 64, 200, 768, 2024)
 """Prompt lengths: each with a block that decode does not compute itself."""

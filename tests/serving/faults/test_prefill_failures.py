@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.campaign]
 
 @pytest.fixture(autouse=True)
 def whole(wide: Split) -> Iterator[None]:
-    """Start and end with all replicas, and with nobody holding KV cache."""
+    """Start and end with all replicas, and without held KV cache."""
     wide.wait_until_whole()
     yield
     wide.wait_until_whole()
