@@ -26,8 +26,7 @@ from minicluster.errors import Exit
 from minicluster.plan import read_plan
 from minicluster.workload.arrivals import poisson_arrivals
 from serving.cluster.ports import free_ports
-from serving.operations.deploy import Site
-from serving.operations.deployed import bring_up
+from serving.operations.deploy import Site, bring_up
 from serving.operations.down import take_down
 
 if TYPE_CHECKING:
@@ -58,7 +57,7 @@ def main() -> int:
         os.chdir(place)  # where `serving` keeps its state
         [port] = free_ports(1)
         site = Site(target=plan.inputs.gpu.kind, host="127.0.0.1", port=port)
-        endpoint = bring_up(plan.deployment, site, told=lambda _text: None, plan=plan)
+        endpoint = bring_up(plan.deployment, site, report=lambda _text: None, plan=plan)
         try:
             samples = asyncio.run(run(plan, endpoint.base_url, given.factor, given.seconds))
         finally:

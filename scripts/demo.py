@@ -33,7 +33,7 @@ from minicluster.contention import CpuTimes, cpu_times, others_fraction
 from minicluster.errors import Exit
 from minicluster.pages.page import Page
 from minicluster.pages.write import write_page
-from serving.cluster.processes import marked
+from serving.cluster.processes import cluster_processes
 
 BIN = Path(sys.executable).parent
 OUT = Path("out/demo")
@@ -160,7 +160,7 @@ class Demo:
 
     def clock(self) -> CpuTimes:
         """Return the processor times at this moment."""
-        return cpu_times({*marked(self.mark, MARK), os.getpid()})
+        return cpu_times({*cluster_processes(self.mark, MARK), os.getpid()})
 
     def disturbed_fraction(self) -> float:
         """Return the fraction of the cores that other processes used since the start."""

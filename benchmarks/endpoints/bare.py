@@ -48,7 +48,7 @@ def servers(deployment: Deployment, pools: tuple[Pool, ...], logs: Path) -> Iter
             log = stack.enter_context((logs / f"bare-{pool.role}-{port}.txt").open("w"))
             core = pool.placement[0].gpus[0]
             settings = {
-                **environment(deployment, [(core,)], DeployTarget(target="cpu")),
+                **environment(deployment, [(core,)], DeployTarget(kind="cpu")),
                 "VLLM_CPU_OMP_THREADS_BIND": str(core),
                 "VLLM_NIXL_SIDE_CHANNEL_PORT": str(side),
                 "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
@@ -68,7 +68,7 @@ def servers(deployment: Deployment, pools: tuple[Pool, ...], logs: Path) -> Iter
 
 def _command(deployment: Deployment, pool: Pool, port: int) -> list[str]:
     options = []
-    for name, value in engine_kwargs(deployment, pool, DeployTarget(target="cpu")).items():
+    for name, value in engine_kwargs(deployment, pool, DeployTarget(kind="cpu")).items():
         option = f"--{name.replace('_', '-')}"
         if isinstance(value, bool):
             options += [option] if value else []

@@ -37,7 +37,7 @@ from minicluster.specs.step import Interference, PathCoefficients, StepCoefficie
 from minicluster.specs.workload import Lengths, WorkloadSpec
 from serving.deployment.target import Target
 from serving.measurement.demo_model import DemoShape, make_demo_model
-from serving.protocol.endpoint_config import EndpointConfig, front_door
+from serving.protocol.endpoint_config import EndpointConfig, endpoint_config
 
 from .deployed import Shared, Split, driven, up
 from .faults.reference import FEW_LENGTHS, Reference, ask_bare_server
@@ -272,13 +272,13 @@ def exact_plan(demo_model: Path, make_deployment: DeploymentMaker, make_plan: Pl
 
 
 @pytest.fixture(scope="session")
-def front(
+def config(
     make_deployment: DeploymentMaker, make_plan: PlanMaker, small_model: Path
 ) -> EndpointConfig:
     """Return a plan of one replica each: 10 ms a step and 0.1 ms a prompt token."""
     deployment = make_deployment(small_model)
     plan = make_plan(deployment).under(slo=SloSpec(ttft_s=0.5, tpot_s=0.05))
-    return front_door(deployment, domains={"laptop": "d0"}, plan=plan, plan_hash="cafe")
+    return endpoint_config(deployment, domains={"laptop": "d0"}, plan=plan, plan_hash="cafe")
 
 
 @pytest.fixture(scope="session")
