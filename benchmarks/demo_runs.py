@@ -27,7 +27,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from minicluster.machine import processor
-from serving.cluster.processes import marked
+from serving.cluster.processes import cluster_processes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -111,7 +111,7 @@ def demo(loops: int) -> DemoRun:
         exit_code=child.returncode,
         verdict=str(first.get("verdict", "")),
         others_fraction=float(_read(OUT / "demo.json").get("others_fraction", 0.0)),
-        left=len(marked(mark, MARK)),
+        left=len(cluster_processes(mark, MARK)),
         first=_means(first, "error_fraction"),
         second=_means(second, "error_fraction"),
         first_s=_means(first, "measured_s"),

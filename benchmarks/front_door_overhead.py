@@ -73,14 +73,12 @@ def main() -> int:
 
 
 async def _ask(url: str, session: aiohttp.ClientSession, asked: dict[str, Any]) -> Sample:
-    """Send one completion now."""
     return await stream(session, url, asked, 0.0, time.perf_counter())
 
 
 async def _ask_pair(
     urls: list[str], session: aiohttp.ClientSession, asked: dict[str, Any]
 ) -> Sample:
-    """Send one completion through a pair now."""
     return await split_stream(session, urls, asked)
 
 
@@ -102,7 +100,6 @@ async def _in_turn(systems: dict[str, Ask], rounds: int) -> dict[str, list[Sampl
 
 @contextmanager
 def _ray_pd(deployment: Deployment, interval: str, place: Path) -> Iterator[str]:
-    """Have Ray's own application up."""
     given = place / "deployment.json"
     given.write_text(to_json(deployment))
     [port] = free_ports(1)

@@ -26,8 +26,7 @@ from minicluster.errors import Exit
 from minicluster.plan import read_plan
 from minicluster.workload.arrivals import poisson_arrivals
 from serving.cluster.ports import free_ports
-from serving.operations.deploy import Site
-from serving.operations.deployed import bring_up
+from serving.operations.deploy import Site, bring_up
 from serving.operations.down import take_down
 
 if TYPE_CHECKING:
@@ -53,11 +52,12 @@ def main() -> int:
     plan, root = read_plan(given.plan), Path.cwd()
     with tempfile.TemporaryDirectory() as place:
         source = str(root / plan.model.source)
-        plan = replace(plan, model=replace(plan.model, source=source))
+        model = replace(plan.model, source=source)
+        plan = replace(plan, inputs=replace(plan.inputs, model=model))
         os.chdir(place)  # where `serving` keeps its state
         [port] = free_ports(1)
         site = Site(target=plan.inputs.gpu.kind, host="127.0.0.1", port=port)
-        endpoint = bring_up(plan.deployment, site, told=lambda _text: None, plan=plan)
+        endpoint = bring_up(plan.deployment, site, report=lambda _text: None, plan=plan)
         try:
             samples = asyncio.run(run(plan, endpoint.base_url, given.factor, given.seconds))
         finally:
@@ -75,7 +75,7 @@ async def run(plan: Plan, url: str, factor: float, seconds: float) -> list[Sampl
         load = replace(plan.workload, requests_per_s=rate)
         arrivals = poisson_arrivals(load, duration_s=length_s, seed=seed)
         rng = np.random.default_rng(seed)
-        vocabulary = plan.inputs.model.vocab_size
+        vocabulary = plan.model.vocab_size
         asked = [
             body(plan.model.id, rng.integers(FIRST_ID, vocabulary, size=size), output)
             for size, output in zip(arrivals.input_tokens, arrivals.output_tokens, strict=True)

@@ -13,7 +13,20 @@ from minicluster.errors import Exit, MiniclusterError
 USAGE_ERRORS: Any = typer.BadParameter.__mro__[2]
 """Click's root of everything wrong with a command line: newer Typers bring a Click of their own."""
 
-talk = Console(stderr=True)
+
+class ErrorConsole(Console):
+    """A console on stderr that falls silent if its reader is gone: the exit code stays ours."""
+
+    def __init__(self) -> None:
+        """Write to stderr."""
+        super().__init__(stderr=True)
+
+    def on_broken_pipe(self) -> None:
+        """Print nothing more; Rich would end the process with exit code 1."""
+        self.quiet = True
+
+
+talk = ErrorConsole()
 """Console for messages, on stderr; data goes to stdout. No colour under NO_COLOR or a pipe."""
 
 

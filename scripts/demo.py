@@ -25,14 +25,15 @@ import sys
 import threading
 import time
 from dataclasses import dataclass, field
-from html import escape
 from pathlib import Path
 from typing import IO, Any
 
 from minicluster.command import run_child, terminable
 from minicluster.contention import CpuTimes, cpu_times, others_fraction
 from minicluster.errors import Exit
-from serving.cluster.processes import marked
+from minicluster.pages.page import Page
+from minicluster.pages.write import write_page
+from serving.cluster.processes import cluster_processes
 
 BIN = Path(sys.executable).parent
 OUT = Path("out/demo")
@@ -159,7 +160,7 @@ class Demo:
 
     def clock(self) -> CpuTimes:
         """Return the processor times at this moment."""
-        return cpu_times({*marked(self.mark, MARK), os.getpid()})
+        return cpu_times({*cluster_processes(self.mark, MARK), os.getpid()})
 
     def disturbed_fraction(self) -> float:
         """Return the fraction of the cores that other processes used since the start."""
@@ -360,9 +361,8 @@ def give_up(demo: Demo, failed: StepFailed) -> int:
     reasons += [str(failed), *failed.said[-3:]]
     record = {"verdict": verdict, "exit_code": int(code), "reasons": reasons}
     (OUT / "verdict.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-    items = "".join(f"<li>{escape(reason)}</li>" for reason in reasons)
-    page = f"<!doctype html><meta charset=utf-8><title>demo</title><h1>{verdict.upper()}</h1>"
-    (OUT / "report.html").write_text(f"{page}<ul>{items}</ul>\n", encoding="utf-8")
+    page = Page(title="demo", headline=verdict.upper(), status=verdict, lines=tuple(reasons))
+    write_page(OUT / "report.html", page)
     for reason in reasons:
         demo.screen.say(reason)
     demo.screen.say(f"{verdict.upper()}; all that was printed: {LOG}; page: {OUT / 'report.html'}")

@@ -14,11 +14,11 @@ from sizing.latency.collectives import all_reduce_s
 from sizing.network.bom import Bill, NetworkOrder, bill
 from sizing.network.bom_as_built import BuiltBill, built_bill
 from sizing.network.collective import Question, answer
+from sizing.network.gpu_groups import PoolRequest
 from sizing.network.pools import PoolRules, place_pools
 from sizing.network.rail_only import gains, iteration, relative_performance, traffic, with_batch
 from sizing.network.ranks import Degrees, RankPlan, place_ranks
-from sizing.network.room import rooms
-from sizing.network.seats import Want
+from sizing.network.topology_units import unit_tree
 from sizing.planner.studies.rule import find_rule, gpus_by_compute
 from sizing.training.closed_forms import scale_factor, training_s
 from sizing.training.estimate import estimate
@@ -66,7 +66,7 @@ def built() -> BuiltBill:
 def ranks(cluster: str, tp: int, pp: int, dp: int) -> RankPlan:
     """Place a job on a preset."""
     inventory = inventory_of(catalog.find_network(cluster)[1])
-    return place_ranks(Degrees(tp=tp, pp=pp, dp=dp), rooms(inventory), inventory.tiers)
+    return place_ranks(Degrees(tp=tp, pp=pp, dp=dp), unit_tree(inventory), inventory.tiers)
 
 
 def tree(kind: str, gpus: int = 32_768, radix: int = 64, hb_size: int = 256) -> Bill:
@@ -109,12 +109,14 @@ def scaled() -> bool:
 def domains_serve() -> bool:
     """TP beyond the HB domain is refused; within, every replica sits in one domain."""
     inventory = inventory_of(catalog.find_network("roce-24k")[1], 64)
-    root, prices = rooms(inventory), PoolRules(seconds_per_byte=(1.0, 2.0, 2.0, 3.0))
+    root, prices = unit_tree(inventory), PoolRules(seconds_per_byte=(1.0, 2.0, 2.0, 3.0))
     try:
-        place_pools([Want(role="mixed", replicas=1, tp=16)], root, inventory.tiers, prices)
+        place_pools([PoolRequest(role="mixed", replicas=1, tp=16)], root, inventory.tiers, prices)
     except InputError:
-        found = place_pools([Want(role="mixed", replicas=4, tp=8)], root, inventory.tiers, prices)
-        return all(len({node for node, _ in seat.gpus}) == 1 for seat in found.seats)
+        found = place_pools(
+            [PoolRequest(role="mixed", replicas=4, tp=8)], root, inventory.tiers, prices
+        )
+        return all(len({node for node, _ in group.gpus}) == 1 for group in found.groups)
     return False
 
 

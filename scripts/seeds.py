@@ -61,7 +61,6 @@ def claims() -> list[Claim]:
 
 
 def _claim(row: dict[str, str]) -> Claim:
-    """Answer one row."""
     entries = [entry for entry in (*TALKS, *NETWORKS) if entry[0] == row["seed_file"]]
     found = [entry for entry in entries if row["claim"].startswith(entry[1])]
     found.sort(key=lambda entry: -len(entry[1]))
@@ -142,7 +141,6 @@ def page() -> str:
 
 
 def _line(claim: Claim) -> str:
-    """Return one row of the page."""
     cells = (
         claim.seed,
         claim.text,

@@ -116,7 +116,6 @@ def page() -> str:
 
 
 def _rows(run: Run) -> Iterator[str]:
-    """Return the rows of one run, one for each quantity."""
     found = run.estimate()
     at = found.layout
     layout = f"{found.gpus:,} {run.keys['gpu'].upper()}, TP{at.tp} PP{at.pp} DP{at.dp}"

@@ -48,7 +48,7 @@ def servers(deployment: Deployment, pools: tuple[Pool, ...], logs: Path) -> Iter
             log = stack.enter_context((logs / f"bare-{pool.role}-{port}.txt").open("w"))
             core = pool.placement[0].gpus[0]
             settings = {
-                **environment(deployment, [(core,)], DeployTarget(target="cpu")),
+                **environment(deployment, [(core,)], DeployTarget(kind="cpu")),
                 "VLLM_CPU_OMP_THREADS_BIND": str(core),
                 "VLLM_NIXL_SIDE_CHANNEL_PORT": str(side),
                 "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
@@ -67,9 +67,8 @@ def servers(deployment: Deployment, pools: tuple[Pool, ...], logs: Path) -> Iter
 
 
 def _command(deployment: Deployment, pool: Pool, port: int) -> list[str]:
-    """Return the command line of one server."""
     options = []
-    for name, value in engine_kwargs(deployment, pool, DeployTarget(target="cpu")).items():
+    for name, value in engine_kwargs(deployment, pool, DeployTarget(kind="cpu")).items():
         option = f"--{name.replace('_', '-')}"
         if isinstance(value, bool):
             options += [option] if value else []
@@ -84,7 +83,6 @@ def _command(deployment: Deployment, pool: Pool, port: int) -> list[str]:
 
 
 def _wait(server: subprocess.Popen[bytes], url: str) -> None:
-    """Wait until a server answers."""
     until = time.monotonic() + STARTS_WITHIN_S
     while time.monotonic() < until and server.poll() is None:
         try:
@@ -96,7 +94,6 @@ def _wait(server: subprocess.Popen[bytes], url: str) -> None:
 
 
 def _stop(server: subprocess.Popen[bytes]) -> None:
-    """End a server and what it has started."""
     server.terminate()
     server.wait(timeout=60)
 

@@ -13,7 +13,6 @@ from minicluster.plan import (
     Deployment,
     EngineSettings,
     Placement,
-    PlanModel,
     Pool,
     Routing,
     to_json,
@@ -67,8 +66,7 @@ def demo(model: Path, *pools: Pool, policy: str = "power-of-two") -> Deployment:
     config = json.loads((model / "config.json").read_text())
     fingerprint = architecture_hash(config)
     return Deployment(
-        model=PlanModel(id="demo", source=str(model), config_hash=fingerprint),
-        architecture=ModelSpec(
+        model=ModelSpec(
             id="demo",
             source=str(model),
             config_hash=fingerprint,
@@ -101,13 +99,13 @@ def up(deployment: Deployment) -> Iterator[str]:
     """Have it up, on this machine's cores as often as it names them; yields its address."""
     [port] = free_ports(1)
     workers = max(each.gpus for each in deployment.pools)
-    served = compile_app(deployment, DeployTarget(target="cpu", nixl_port=free_nixl_port(workers)))
+    served = compile_app(deployment, DeployTarget(kind="cpu", nixl_port=free_nixl_port(workers)))
     state, _ = deploy(
         served,
         Site(target="cpu", host="127.0.0.1", port=port),
         deployment=deployment,
         plan=to_json(deployment),
-        told=lambda _text: None,
+        report=lambda _text: None,
     )
     try:
         yield state.base_url

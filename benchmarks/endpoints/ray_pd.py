@@ -48,10 +48,10 @@ def main(deployment: Path, port: int, interval: str) -> None:
 
 def _config(deployment: Any, role: str, interval: str) -> dict[str, Any]:  # noqa: ANN401
     """Return the fields of one `LLMConfig`."""
-    pool, ground = deployment.pool(role), DeployTarget(target="cpu")
+    pool, target = deployment.pool(role), DeployTarget(kind="cpu")
     core = pool.placement[0].gpus[0]
     settings = {
-        **environment(deployment, [(core,)], ground),
+        **environment(deployment, [(core,)], target),
         "VLLM_CPU_OMP_THREADS_BIND": str(core),
     }
     batching = {} if interval == "default" else {"stream_batching_interval_ms": int(interval)}
@@ -63,7 +63,7 @@ def _config(deployment: Any, role: str, interval: str) -> dict[str, Any]:  # noq
         },
         "accelerator_config": {"kind": "cpu"},
         "placement_group_config": {"bundle_per_worker": {"CPU": 1}, "strategy": "STRICT_PACK"},
-        "engine_kwargs": engine_kwargs(deployment, pool, ground),
+        "engine_kwargs": engine_kwargs(deployment, pool, target),
         "deployment_config": {"num_replicas": 1, "ray_actor_options": {"num_cpus": 0}},
         "experimental_configs": {**batching, "NIXL_SIDE_CHANNEL_PORT_BASE": base},
         "runtime_env": {"env_vars": settings},

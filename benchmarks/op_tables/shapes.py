@@ -102,7 +102,6 @@ def _kv_heads(table: Table) -> np.ndarray:
 
 
 def _op(kind: str, dtype: str, work: Work, **shape: object) -> Op:
-    """Make an op that runs once."""
     return Op(
         name=kind,
         equation="R1",

@@ -123,7 +123,7 @@ def run(  # noqa: PLR0913  (a command line is its options)
     vocab_size: Annotated[
         int | None,
         typer.Option(
-            help=f"Bound of the prompts' random token ids, by default {VOCAB_SIZE}; without a plan."
+            help=f"Upper bound of random token ids, by default {VOCAB_SIZE}; without a plan."
         ),
     ] = None,
     duration: Annotated[float | None, typer.Option(help="Measured seconds.")] = None,
@@ -304,7 +304,6 @@ def _free_load(options: Mapping[str, object], replaced: Mapping[str, str]) -> Te
 
 
 def _judge(folder: Path, options: JudgeOptions, *, json: bool) -> NoReturn:
-    """Judge the run, print the verdict, and leave with its exit code."""
     verdict = judge_run(folder, options)
     if json:
         typer.echo(to_json(verdict), nl=False)

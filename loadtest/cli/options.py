@@ -43,13 +43,15 @@ PrefixTokens = Annotated[
 ]
 SkipUnanswered = Annotated[
     bool,
-    typer.Option("--skip-unanswered", help="Omission of the trace's requests with 0 tokens."),
+    typer.Option("--skip-unanswered", help="Trace requests with 0 output tokens left out."),
 ]
 Api = Annotated[str, typer.Option(help="Endpoint API: completions (token ids) or chat (words).")]
 Processes = Annotated[int, typer.Option(help="Client processes that share the schedule.")]
 Insecure = Annotated[
     bool,
-    typer.Option("--insecure", help="Any certificate accepted, and no API key sent."),
+    typer.Option(
+        "--insecure", help="Certificate of the endpoint not checked, and no API key sent."
+    ),
 ]
 Timeout = Annotated[
     float | None,

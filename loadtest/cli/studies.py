@@ -34,7 +34,7 @@ from loadtest.studies.capacity_search import (
 from loadtest.verdict.prediction import TOLERANCE
 from minicluster import shell
 from minicluster.errors import Exit, InputError
-from minicluster.files import write_atomically
+from minicluster.pages.write import write_page
 from minicluster.plan import read_plan
 
 if TYPE_CHECKING:
@@ -111,13 +111,13 @@ def search(  # noqa: PLR0913  (a command line is its options)
         job = replace(job, insecure=insecure)
         prepare(output / name, job, job.requests(), plan)
         run_with_progress_bar(output / name, job)
-        options = JudgeOptions(tolerance=TOLERANCE, goodput_curve=False)
+        options = JudgeOptions(tolerance=TOLERANCE, goodput_curve=False, script_folder=output)
         verdict = judge_run(output / name, options)
         shell.talk.print(f"  {verdict.verdict} {'; '.join(verdict.reasons)}", highlight=False)
         return verdict
 
     done = run_search(state, measure, output)
-    write_atomically(output / "search.html", search_page(done))
+    write_page(output / "search.html", search_page(done))
     if json:
         typer.echo(to_json(done), nl=False)
     else:
@@ -154,7 +154,7 @@ def compare(
     runs = read_run(first), read_run(second)
     found = comparing.compare_runs(*runs, (str(first), str(second)))
     if output:
-        write_atomically(output, versus_page(found, *runs))
+        write_page(output, versus_page(found, *runs))
     if json:
         typer.echo(comparing.to_json(found), nl=False)
         return

@@ -58,6 +58,7 @@ class WorkerProcess:
     The part of each sending process: it waits for the start signal, sends its share, reports.
 
     Messages go through Locust's runner, which delivers them in this process or over its network.
+    Their names are none of Locust's own, such as `stop`.
     """
 
     def __init__(self, runner: Runner, job: Job, folder: Path) -> None:
@@ -67,8 +68,8 @@ class WorkerProcess:
         self._dispatcher: Dispatcher | None = None
         self._lines: list[str] = []
         self.running = False
-        runner.register_message("start", self._on_start)
-        runner.register_message("stop", self._on_stop)
+        runner.register_message("start_run", self._on_start)
+        runner.register_message("end_run", self._on_stop)
 
     def run(self, http: HTTPClient, request_event: Any) -> None:  # noqa: ANN401  (Locust's own)
         """Send this process's share of one run through *http*."""
@@ -138,7 +139,7 @@ class WorkerProcess:
             "failed": dispatcher.failed,
             "left": dispatcher.window_left,
         }
-        self._runner.send_message("report", report)
+        self._runner.send_message("progress", report)
 
 
 class Coordinator:
@@ -162,7 +163,7 @@ class Coordinator:
         self._stopping = self._running = self._cancelled = False
         self._lost_worker = False
         self.report: Callable[[dict[str, float]], None] = lambda _: None
-        runner.register_message("report", self._on_report)
+        runner.register_message("progress", self._on_report)
         runner.register_message("client", self._on_client)
 
     def start(self, workers: tuple[str, ...]) -> None:
@@ -183,7 +184,9 @@ class Coordinator:
             salt=self._job.prompt_salt ^ time.time_ns(),
         )
         for part, worker in enumerate(workers):
-            self._runner.send_message("start", asdict(replace(start, part=part)), client_id=worker)
+            self._runner.send_message(
+                "start_run", asdict(replace(start, part=part)), client_id=worker
+            )
 
     def end(self, reason: str) -> None:
         """End the run in every process; a run that has not begun never begins."""
@@ -192,7 +195,7 @@ class Coordinator:
             self.finished.set()
         elif not self._stopping:
             self._stopping = True
-            self._runner.send_message("stop", {"reason": reason})
+            self._runner.send_message("end_run", {"reason": reason})
 
     def drop_missing(self, present: Sequence[str]) -> None:
         """End the run, which proves nothing, if a worker is not *present*; samples are kept."""

@@ -71,8 +71,9 @@ class Sender(locust.FastHttpUser):  # type: ignore[misc]
                 http = self.client.client.clientpool.get_client(self.host)
                 worker.run(http, self.environment.events.request)
             except Exception:  # noqa: BLE001  (Locust would log it and start over)
-                traceback.print_exc()
                 self.environment.process_exit_code = 1
+                with contextlib.suppress(OSError):  # stderr is a pipe, whose reader may be gone
+                    traceback.print_exc()
                 self.environment.runner.quit()
         Event().wait()
 
@@ -112,7 +113,6 @@ def assign_roles(environment: Environment, **_: object) -> None:
 
 
 def _workers(runner: Runner) -> tuple[str, ...]:
-    """Return the Locust ids of the processes that send."""
     if not isinstance(runner, MasterRunner):
         return ("local",)  # as LocalRunner signs its messages
     clients = runner.clients
@@ -157,7 +157,8 @@ def main() -> int:
     for worker in workers:
         _await_exit(worker)
     if coordinator.write_error:
-        sys.stderr.write(f"the results cannot be written: {coordinator.write_error}\n")
+        with contextlib.suppress(OSError):
+            sys.stderr.write(f"the results cannot be written: {coordinator.write_error}\n")
         return Exit.BAD_INPUT
     # A run that never began has written no client.json.
     return environment.process_exit_code or int(not (FOLDER / "client.json").exists())
@@ -177,7 +178,6 @@ def _coordinate(
 
 
 def _print_progress(progress: dict[str, float]) -> None:
-    """Print the progress on stdout as one JSON line."""
     with contextlib.suppress(BrokenPipeError):  # the parent is gone; see _end_with_parent
         sys.stdout.write(json.dumps(progress) + "\n")
         sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""Two runs, or the tries of a search, as tables and self-contained pages."""
+"""Two runs, or the tries of a search, as tables and pages."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from loadtest.report.chart import FOUND, distribution, goodput
-from loadtest.report.html import document, escape, legend, paragraph, section, table
+from loadtest.report.charts import goodput_against_load
+from loadtest.report.run_page import footer, sentence
 from loadtest.verdict.window import measurement_window
+from minicluster.pages.figure import BLUE, ORANGE
+from minicluster.pages.latency import LatencyCurve, latency_distribution
+from minicluster.pages.page import ChartRow, DataTable, Page, Section
 from minicluster.units import seconds
 
 if TYPE_CHECKING:
@@ -78,26 +81,29 @@ def versus_table(versus: RunComparison) -> Table:
     return found
 
 
-def versus_page(versus: RunComparison, first: Run, second: Run) -> str:
-    """Draw both runs: table, and distributions over each other."""
-    lines = "".join(map(paragraph, versus_lines(versus)))
-    drawn = []
+def versus_page(versus: RunComparison, first: Run, second: Run) -> Page:
+    """Return the page of both runs: table, and distributions over each other."""
+    figures = []
     for metric in ("ttft", "tpot"):
         values = [
             [v for s in answered if (v := getattr(s, f"{metric}_s")) is not None]
             for answered in (measurement_window(run).answered for run in (first, second))
         ]
         if all(values):
-            marks = legend({"measured": "first", "predicted": "second"})
-            chart = distribution(values[0], predicted_s={}, foretold_s=values[1], limit=None)
-            drawn.append(section(f"{NAMES[metric]}: distribution", marks + chart))
+            curves = [
+                LatencyCurve(name="first", values_s=values[0], colour=BLUE),
+                LatencyCurve(name="second", values_s=values[1], colour=ORANGE, dash="dash"),
+            ]
+            figures.append(latency_distribution(f"{NAMES[metric]}: distribution", curves))
     differ = [versus.good.significant, *(change.significant for change in versus.changes)]
     title = f"{sum(differ)} of {len(differ)} figures differ"
-    return document(
-        title,
-        f"<header><h1>{escape(title)}</h1>{lines}</header>",
-        section("Second less first", table(CHANGE_HEADS, change_rows(versus))),
-        f'<div class="charts">{"".join(drawn)}</div>',
+    changes = DataTable(CHANGE_HEADS, tuple(change_rows(versus)))
+    return Page(
+        title=title,
+        headline=title,
+        lines=tuple(map(sentence, versus_lines(versus))),
+        parts=(Section("Second less first", (changes,)), ChartRow(tuple(figures))),
+        footer=footer(),
     )
 
 
@@ -158,26 +164,24 @@ def search_table(search: CapacitySearch) -> Table:
     return found
 
 
-def search_page(search: CapacitySearch) -> str:
-    """Draw goodput against load with its knee."""
-    first, *more = search_lines(search)
-    title, middle = first[0].upper() + first[1:], search.found.middle
-    points = [(p.requests_per_s, p.good_requests_per_s, p.holds) for p in search.probes]
-    limits = {"predicted": search.predicted_requests_per_s}
-    if middle is not None:
-        limits["measured"] = middle
-    tried = {holds for _, _, holds in points}
-    marks = {
-        **{FOUND[holds]: word for holds, word in FOUND_WORDS.items() if holds in tried},
-        **({"measured": "measured limit (middle between both)"} if middle is not None else {}),
-        "limit-predicted": "predicted limit",
-        "ideal": "all that is offered",
-    }
-    return document(
-        title,
-        f"<header><h1>{escape(title)}</h1>{''.join(map(paragraph, more))}</header>",
-        section("Goodput against load", legend(marks) + goodput(points, limits)),
-        section("Tries", table(probe_heads(search), probe_rows(search))),
+def search_page(search: CapacitySearch) -> Page:
+    """Return the page of a search: goodput against load with its knee, and every try."""
+    first, *more = map(sentence, search_lines(search))
+    limits = {"predicted limit": (search.predicted_requests_per_s, ORANGE)}
+    if search.found.middle is not None:
+        limits["measured limit (middle between both)"] = (search.found.middle, BLUE)
+    drawn = goodput_against_load(
+        [(p.requests_per_s, p.good_requests_per_s, p.holds) for p in search.probes],
+        FOUND_WORDS,
+        limits=limits,
+    )
+    tries = DataTable(probe_heads(search), tuple(probe_rows(search)))
+    return Page(
+        title=first,
+        headline=first,
+        lines=tuple(more),
+        parts=(ChartRow((drawn,)), Section("Tries", (tries,))),
+        footer=footer(),
     )
 
 

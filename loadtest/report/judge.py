@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from loadtest.report.junit import to_junit
-from loadtest.report.page import page
+from loadtest.report.run_page import run_page
 from loadtest.run.folder import PLAN, Run, read_run
 from loadtest.verdict.goodput_curve import GoodputCurve, predict_goodput
 from loadtest.verdict.resimulation import Resimulation, reached_engine, resimulate
@@ -14,6 +14,7 @@ from loadtest.verdict.verdict import Verdict, conclude, to_json
 from minicluster import shell
 from minicluster.errors import InputError, MiniclusterError
 from minicluster.files import write_atomically
+from minicluster.pages.write import write_page
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,12 +27,14 @@ class JudgeOptions:
         require_prediction: whether a larger error is a miss.
         junit: file for the verdict as JUnit XML; `None`: not written.
         goodput_curve: whether goodput at other request rates is predicted for the report.
+        script_folder: folder of the script that draws the report's charts; `None`: the run's.
     """
 
     tolerance: dict[str, float]
     require_prediction: bool = False
     junit: Path | None = None
     goodput_curve: bool = True
+    script_folder: Path | None = None
 
 
 def judge_run(folder: Path, options: JudgeOptions) -> Verdict:
@@ -60,14 +63,13 @@ def judge_run(folder: Path, options: JudgeOptions) -> Verdict:
         verdict = replace(verdict, notes=(*verdict.notes, *_left_out(run)))
         if options.goodput_curve:
             curve = _predict_goodput(folder, run, resimulation, verdict)
-    files = {
-        folder / "verdict.json": to_json(verdict),
-        folder / "report.html": page(run, verdict, resimulation, curve),
-    }
+    files = {folder / "verdict.json": to_json(verdict)}
     if options.junit:
         files[options.junit] = to_junit(verdict, require_prediction=options.require_prediction)
     for path, text in files.items():
         write_atomically(path, text)
+    page = run_page(run, verdict, resimulation, curve)
+    write_page(folder / "report.html", page, script_folder=options.script_folder)
     return verdict
 
 

@@ -105,5 +105,4 @@ def _add(case: ET.Element, kind: str, text: str) -> None:
 
 
 def _clean(text: str) -> str:
-    """Replace the characters that XML does not allow."""
     return NOT_XML.sub("?", text)

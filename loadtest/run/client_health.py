@@ -118,7 +118,7 @@ def health(client: Client, samples: tuple[Sample, ...], slo: SloSpec) -> Health:
     `MAX_FRACTION_OF_LIMIT` of the limit: a rarer lag changes the attained fraction by less than
     its own frequency.
     """
-    level = float(slo.percentile.removeprefix("p")) / 100
+    level = slo.level
     dispatch_lags_s = [s.send_s - s.due_s for s in samples]
     heartbeat_lags_s = list(client.heartbeat_lag_s)
     lag_p90_s = quantile(heartbeat_lags_s, 0.90)

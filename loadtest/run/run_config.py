@@ -97,7 +97,7 @@ def planned_load(plan: Plan) -> TestLoad:
     """Return the load and the SLO of *plan*."""
     return TestLoad(
         model=plan.model.id,
-        vocab_size=plan.inputs.model.vocab_size,
+        vocab_size=plan.model.vocab_size,
         workload=plan.workload,
         slo=plan.slo,
         e2e_s=plan.prediction.e2e.mean_s,
@@ -240,7 +240,6 @@ def check_options(load: TestLoad, length: RunLength, shape: ArrivalShape) -> Non
 
 
 def _check_shape(load: TestLoad, shape: ArrivalShape) -> None:
-    """Refuse arrivals that this load cannot have."""
     source = shape.source
     if load.chat and source.turns > 1:
         raise InputError(

@@ -214,7 +214,6 @@ def _closed_loop(
 
 
 def _requests(arrivals: Arrivals, counts: NDArray[np.bool_]) -> tuple[ScheduledRequest, ...]:
-    """Turn columns into requests."""
 
     def column(values: NDArray[Any] | None, missing: object) -> list[Any]:
         return [missing] * len(arrivals) if values is None else values.tolist()

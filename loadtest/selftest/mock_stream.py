@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from minicluster.http_client.sse import DONE
+
 GRAIN_S = 0.0005
 """Tokens due within this time are sent together, as an engine's step does, to save wake-ups."""
 
@@ -150,7 +152,7 @@ class MockStream:
             return True
         if config.usage:
             self._send(b'{"id": "x", "choices": [], "usage": %s}' % self._usage())
-        self._send(b"[DONE]")
+        self._send(DONE)
         if not config.unclosed:
             self.writer.write(b"0\r\n\r\n")
         return self._end(whole=True)
@@ -196,7 +198,6 @@ class MockStream:
         )
 
     def _send(self, data: bytes) -> None:
-        """Write one event as one HTTP chunk."""
         self.writer.write(b"%x\r\ndata: %s\n\n\r\n" % (len(data) + 8, data))
 
     def _flood(self, data: bytes) -> None:

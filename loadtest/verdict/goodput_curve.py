@@ -78,7 +78,6 @@ def predict_goodput(
 
 
 def _good_fraction(resimulation: Resimulation, slo: SloSpec, counted: set[int]) -> float:
-    """Return the fraction of the simulated requests that met every limit."""
     simulated = counted & resimulation.requests.keys()
     good = sum(_is_good(resimulation.requests[index], slo) for index in simulated)
     return good / max(1, len(simulated))

@@ -109,7 +109,6 @@ def reached_engine(samples: Sequence[Sample]) -> tuple[Sample, ...]:
 def _as_sent(
     sample: Sample, speedup: float, scheduled: ScheduledRequest | None
 ) -> ScheduledRequest:
-    """Return a request at the time it was due, with what its prompt shares by the schedule."""
     request = ScheduledRequest(
         index=sample.index,
         due_s=sample.due_s / speedup,

@@ -1,16 +1,16 @@
 """The plan: the only thing that serving and loadtest know of sizing."""
 
 from minicluster.plan.deployment import (
+    NODE_LABEL,
+    ROLE_LABEL,
     Deployment,
     EngineSettings,
     Placement,
-    PlanModel,
     Pool,
     Routing,
 )
 from minicluster.plan.document import (
     SCHEMA_VERSION,
-    Inputs,
     Plan,
     Provenance,
     plan_from,
@@ -19,6 +19,7 @@ from minicluster.plan.document import (
     read_plan_or_deployment,
     to_json,
 )
+from minicluster.plan.inputs import Inputs
 from minicluster.plan.prediction import (
     CalibrationNote,
     Confidence,
@@ -32,6 +33,8 @@ from minicluster.plan.prediction import (
 )
 
 __all__ = [
+    "NODE_LABEL",
+    "ROLE_LABEL",
     "SCHEMA_VERSION",
     "CalibrationNote",
     "Confidence",
@@ -44,7 +47,6 @@ __all__ = [
     "Latency",
     "Placement",
     "Plan",
-    "PlanModel",
     "Pool",
     "Prediction",
     "Provenance",

@@ -12,16 +12,11 @@ from minicluster.specs.slicing import Slicing
 
 ROLES = ("prefill", "decode", "mixed")
 
+ROLE_LABEL = "minicluster-role"
+"""Label of a Ray node: the role of the pool whose devices it holds."""
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanModel:
-    """The model: its id at the endpoint, where a server loads it from, its architecture's hash."""
-
-    __pydantic_config__ = STRICT
-
-    id: str
-    source: str
-    config_hash: str
+NODE_LABEL = "minicluster-node"
+"""Label of a Ray node: `node` of the placement that it stands for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +45,7 @@ class EngineSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """One replica: its node, and the GPUs (CPU target: cores) of that node it runs on."""
+    """GPUs (on a CPU: cores) of one node that one replica runs on; a node is known by its label."""
 
     __pydantic_config__ = STRICT
 
@@ -160,12 +155,14 @@ class Deployment:
     What is to run: the part of a plan that needs no prediction.
 
     `serving measure` deploys one to take the measurements that a plan is computed from.
+
+    Attributes:
+        model: `id` is its name at the endpoint, `source` where a server loads it from.
     """
 
     __pydantic_config__ = STRICT
 
-    model: PlanModel
-    architecture: ModelSpec
+    model: ModelSpec
     engine: EngineSettings
     pools: tuple[Pool, ...]
     routing: Routing

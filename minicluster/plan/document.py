@@ -1,16 +1,22 @@
-"""The plan as a file: JSON that is checked field by field, and equal bytes for equal plans."""
+"""
+The plan, and its file: JSON that is checked field by field, and equal bytes for equal plans.
+
+The file says each thing once. What other programs read stands at its top, and is left out of the
+`inputs` there (`KEPT_AT_TOP`); `Plan` holds it once, in `inputs`, and properties show it.
+"""
 
 from __future__ import annotations
 
+import copy
 import json
-from dataclasses import asdict, dataclass, fields
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
 
 from minicluster.config import parse
 from minicluster.errors import InputError
-from minicluster.plan.deployment import Deployment, EngineSettings, PlanModel, Pool, Routing
+from minicluster.plan.deployment import Deployment, EngineSettings, Pool, Routing
+from minicluster.plan.inputs import Inputs
 from minicluster.plan.prediction import (
-    CalibrationNote,
     Confidence,
     Cost,
     Deployable,
@@ -19,50 +25,51 @@ from minicluster.plan.prediction import (
     StepModel,
     Validation,
 )
-from minicluster.specs.calibration import CalibrationSpec
 from minicluster.specs.checks import STRICT
-from minicluster.specs.cluster import ClusterSpec
-from minicluster.specs.engine import EngineProfile
-from minicluster.specs.gpu import GpuSpec
-from minicluster.specs.model import ModelSpec
-from minicluster.specs.scenario import ScenarioSpec
-from minicluster.specs.slo import SloSpec
-from minicluster.specs.workload import WorkloadSpec
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
-SCHEMA_VERSION = 1
+    from minicluster.plan.prediction import CalibrationNote
+    from minicluster.specs.model import ModelSpec
+    from minicluster.specs.slo import SloSpec
+    from minicluster.specs.workload import WorkloadSpec
 
+SCHEMA_VERSION = 2
+"""Of the plan's file; 1 said SLO, workload, model, engine and step times twice."""
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Inputs:
-    """
-    Everything the plan was computed from, so that no other file is needed to check it.
+KEPT_AT_TOP = {
+    "slo": "scenario.slo",
+    "workload": "scenario.workload",
+    "model.id": "model.id",
+    "model.source": "model.source",
+    "model.config_hash": "model.config_hash",
+    "engine.name": "engine.name",
+    "engine.version": "engine.version",
+    "engine.memory_fraction": "engine.memory_fraction",
+    "engine.kv_dtype": "model.kv_dtype",
+    "pools.0.dtype": "model.weight_dtype",
+}
+"""Where the file says what `inputs` leave out, and where in `Inputs` it is."""
 
-    Attributes:
-        gpus: kinds that `search.gpus` allows; empty: `gpu` alone.
-    """
+KEPT_OF_CALIBRATION = {
+    "calibration.name": "calibration.name",
+    "calibration.date": "calibration.date",
+    "step_model.prefill": "calibration.prefill",
+    "step_model.decode": "calibration.decode",
+    "step_model.path": "calibration.path",
+    "step_model.interference": "calibration.interference",
+}
+"""The same of a plan whose step times come from a calibration."""
 
-    __pydantic_config__ = STRICT
-
-    scenario: ScenarioSpec
-    model: ModelSpec
-    gpu: GpuSpec
-    cluster: ClusterSpec
-    engine: EngineProfile
-    calibration: CalibrationSpec | None
-    gpus: tuple[GpuSpec, ...] = ()
-
-    @property
-    def kinds(self) -> dict[str, GpuSpec]:
-        """GPUs that a pool may be made of, by name."""
-        return {gpu.name: gpu for gpu in self.gpus or (self.gpu,)}
+DERIVED = ("model", "calibration", "cost")
+"""Fields of the file that follow from others: written for other programs, compared when read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provenance:
-    """Version of minicluster and SHA-256 (16 hex digits) of the inputs."""
+    """Version of minicluster and SHA-256 (16 hex digits) of the inputs that were planned for."""
 
     __pydantic_config__ = STRICT
 
@@ -76,57 +83,117 @@ class Plan:
     A cluster order: pools, the load they are for, and the latencies promised.
 
     Attributes:
+        engine: settings of all replicas; name, version, memory share and KV dtype are the inputs'.
+        step_model: the calibration's where the inputs have one.
         confidence: what was simulated; `None` where closed forms alone decided.
     """
 
     __pydantic_config__ = STRICT
 
-    schema_version: int
-    model: PlanModel
+    inputs: Inputs
     engine: EngineSettings
     step_model: StepModel
-    inputs: Inputs
-    slo: SloSpec
-    workload: WorkloadSpec
     pools: tuple[Pool, ...]
     routing: Routing
     prediction: Prediction
-    cost: Cost
     headroom: Headroom
-    calibration: CalibrationNote
     validated_on: Validation
     deployable: Deployable
     provenance: Provenance
     confidence: Confidence | None = None
 
     def __post_init__(self) -> None:
-        """Check that the pools make a system, and that they fit one another."""
+        """Check that the pools make a system, fit one another, and are of the inputs."""
         roles = [pool.role for pool in self.pools]
         if sorted(roles) not in (["decode", "prefill"], ["mixed"]):
             raise InputError("pools", roles, "one prefill and one decode pool, or one mixed pool")
         seen = [(p.node, g) for pool in self.pools for p in pool.placement for g in p.gpus]
         if len(set(seen)) != len(seen):
             raise InputError("pools[].placement", seen, "no GPU in two replicas")
+        for place, (value, given) in self._said_twice().items():
+            if value != given:
+                raise InputError(place, value, f"{given!r}, as in the inputs", "plan again")
+
+    def _said_twice(self) -> dict[str, tuple[object, object]]:
+        """Values that the inputs hold as well: one of each pair is left out of the file."""
+        engine, profile, model = self.engine, self.inputs.engine, self.inputs.model
+        found: dict[str, tuple[object, object]] = {
+            "engine.name": (engine.name, profile.name),
+            "engine.version": (engine.version, profile.version),
+            "engine.memory_fraction": (engine.memory_fraction, profile.memory_fraction),
+            "engine.kv_dtype": (engine.kv_dtype, model.kv_dtype),
+        }
+        found |= {f"pools[{p.role}].dtype": (p.dtype, model.weight_dtype) for p in self.pools}
+        fitted = self.inputs.calibration
+        if fitted is not None:
+            found |= {
+                f"step_model.{field.name}": (
+                    getattr(self.step_model, field.name),
+                    getattr(fitted, field.name),
+                )
+                for field in fields(StepModel)
+            }
+        return found
+
+    @property
+    def slo(self) -> SloSpec:
+        """Limits that the plan holds."""
+        return self.inputs.scenario.slo
+
+    @property
+    def workload(self) -> WorkloadSpec:
+        """The load that the plan is for."""
+        return self.inputs.scenario.workload
+
+    @property
+    def model(self) -> ModelSpec:
+        """The model that is served."""
+        return self.inputs.model
+
+    @property
+    def calibration(self) -> CalibrationNote:
+        """The fit that the step times stand on."""
+        return self.inputs.calibration_note
+
+    @property
+    def cost(self) -> Cost:
+        """GPUs, whole nodes, power and dollars of the pools."""
+        used: dict[str, int] = {}
+        for pool in self.pools:
+            used[pool.gpu] = used.get(pool.gpu, 0) + pool.gpus
+        gpus = sum(used.values())
+        nodes = len({p.node for pool in self.pools for p in pool.placement})
+        return Cost(
+            gpus=gpus,
+            nodes=nodes,
+            gpu_power_w=self.inputs.power_w(used),
+            price_usd_per_hour=self.inputs.price_usd_per_hour(used),
+            stranded_gpus=nodes * self.inputs.cluster.gpus_per_node - gpus,
+        )
 
     @property
     def deployment(self) -> Deployment:
         """What is to run."""
         return Deployment(
-            model=self.model,
-            architecture=self.inputs.model,
-            engine=self.engine,
-            pools=self.pools,
-            routing=self.routing,
+            model=self.model, engine=self.engine, pools=self.pools, routing=self.routing
         )
 
     def pool(self, role: str) -> Pool:
         """Return the pool of *role*."""
         return self.deployment.pool(role)
 
+    def under(self, *, workload: WorkloadSpec | None = None, slo: SloSpec | None = None) -> Plan:
+        """Return the same pools under another load or SLO; what was predicted stays."""
+        scenario = replace(
+            self.inputs.scenario, workload=workload or self.workload, slo=slo or self.slo
+        )
+        return replace(self, inputs=replace(self.inputs, scenario=scenario))
+
 
 def to_json(plan: Plan | Deployment) -> str:
     """Write a plan, or what is to run, so that equal values give equal bytes."""
-    return json.dumps(asdict(plan), indent=2, sort_keys=True, allow_nan=False) + "\n"
+    raw = _document(plan) if isinstance(plan, Plan) else asdict(plan)
+    return json.dumps(raw, indent=2, sort_keys=True, allow_nan=False) + "\n"
 
 
 def read_plan(path: Path) -> Plan:
@@ -169,12 +236,97 @@ def plan_from(raw: object, *, place: str) -> Plan:
             f"{place}: schema_version",
             version,
             str(SCHEMA_VERSION),
-            "plan again with this version of minicluster",
+            f"plan again with this version: `sizing plan SCENARIO -o {place}`",
         )
-    unknown = set(raw) - {field.name for field in fields(Plan)}
+    fields_of_plan = _in_memory(raw, place)
+    try:
+        plan = parse(Plan, fields_of_plan, place=place)
+    except InputError as error:
+        raise _where_the_file_says_it(error) from None
+    written = _document(plan)
+    for name in DERIVED:
+        _check_derived(f"{place}: {name}", raw[name], written[name])
+    return plan
+
+
+def _document(plan: Plan) -> dict[str, Any]:
+    """Return the file's content: `KEPT_AT_TOP` moved there from the inputs, `DERIVED` added."""
+    raw = asdict(plan)
+    raw |= {"schema_version": SCHEMA_VERSION, "model": {}, "cost": asdict(plan.cost)}
+    raw["calibration"] = asdict(plan.calibration)
+    for top, inside in _moves(raw["inputs"]):
+        table, key = _slot(raw["inputs"], inside)
+        value = table.pop(key)
+        table, key = _slot(raw, top)
+        table[key] = value
+    return raw
+
+
+def _in_memory(document: dict[str, Any], place: str) -> dict[str, Any]:
+    """Return the fields of `Plan`, inputs completed from the top of the file."""
+    raw = copy.deepcopy(document)
+    names = {field.name for field in fields(Plan)}
+    moved = ("slo", "workload", *DERIVED)
+    unknown = set(raw) - names - {"schema_version", *moved}
     if unknown:
         raise InputError(f"{place}: {min(unknown)}", raw[min(unknown)], "no such field in a plan")
-    return parse(Plan, raw, place=place)
+    absent = next((name for name in moved if name not in raw), None)
+    if absent is not None:
+        raise InputError(f"{place}: {absent}", None, "a value")
+    for top, inside in _moves(raw.get("inputs")):
+        try:
+            table, key = _slot(raw, top)
+            value = table[key]
+        except (IndexError, KeyError, TypeError):
+            continue  # what is missing there is missing in the inputs, too, and refused there
+        try:
+            table, key = _slot(raw["inputs"], inside)
+            said, table[key] = key in table, value
+        except (KeyError, TypeError):
+            continue
+        if said:
+            raise InputError(
+                f"{place}: inputs.{inside}", "set", f"nothing there: a plan says it once, in {top}"
+            )
+    return {name: value for name, value in raw.items() if name in names}
+
+
+def _moves(inputs: object) -> Iterator[tuple[str, str]]:
+    """Yield where the file keeps a value, and where in the inputs it belongs."""
+    yield from KEPT_AT_TOP.items()
+    if isinstance(inputs, dict) and inputs.get("calibration") is not None:
+        yield from KEPT_OF_CALIBRATION.items()
+
+
+def _slot(raw: Any, path: str) -> tuple[Any, str]:  # noqa: ANN401  (parsed JSON)
+    """Return the table that holds a value, and its key there."""
+    *parts, key = path.split(".")
+    for part in parts:
+        raw = raw[int(part)] if isinstance(raw, list | tuple) else raw[part]
+    return raw, key
+
+
+def _where_the_file_says_it(error: InputError) -> InputError:
+    """Return the error with the place in the file of a value that the inputs leave out."""
+    for top, inside in (KEPT_AT_TOP | KEPT_OF_CALIBRATION).items():
+        before, here, rest = error.place.partition(f": inputs.{inside}")
+        if here and rest[:1] in {"", "."}:
+            place = f"{before}: {top}{rest}"
+            return InputError(place, error.value, error.expectation, error.way_out)
+    return error
+
+
+def _check_derived(place: str, said: object, derived: dict[str, Any]) -> None:
+    """Refuse a file that was edited into contradicting itself."""
+    if not isinstance(said, dict):
+        raise InputError(place, said, "an object")
+    for key in sorted(said.keys() | derived.keys()):
+        if key not in derived:
+            raise InputError(f"{place}.{key}", said[key], "no such key")
+        if said.get(key) != derived[key]:
+            raise InputError(
+                f"{place}.{key}", said.get(key), f"{derived[key]!r}, as the rest of it says"
+            )
 
 
 def _read_json(path: Path) -> object:

@@ -45,10 +45,8 @@ class Latency:
     One latency at every statistic.
 
     Attributes:
-        error_fraction: the wider side of the interval around each, relative; `None`: no
-            measurement says how far off it may be.
         low_factor: 80 % of measurements like this lay between this and `high_factor` times the
-            prediction; `None` likewise.
+            prediction; `None`: no measurement says how far off it may be.
     """
 
     __pydantic_config__ = STRICT
@@ -58,7 +56,6 @@ class Latency:
     p90_s: float
     p95_s: float
     p99_s: float
-    error_fraction: float | None
     low_factor: float | None = None
     high_factor: float | None = None
 
@@ -80,6 +77,8 @@ class Prediction:
     What the plan promises.
 
     Attributes:
+        output_tokens_per_s: the workload's rate times its mean answer, for readers of the file that
+            have no lengths to average.
         capacity_requests_per_s: rate at which the first pool saturates.
         utilisation_fraction: per role, share of the pool's capacity in use at the planned rate
             (prefill: its busy share; decode: full batches count as 1).
@@ -112,9 +111,14 @@ class Headroom:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationNote:
-    """Which fit the step times stand on; `error_fraction` is its residual."""
+    """
+    The fit that the step times stand on.
 
-    __pydantic_config__ = STRICT
+    Attributes:
+        name: of the calibration, or of the GPU's tables.
+        date: ISO 8601, of the measurements.
+        error_fraction: the larger residual of its two pools; `None`: nothing was fitted.
+    """
 
     name: str
     date: str
@@ -133,31 +137,43 @@ class Validation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployable:
-    """Whether `serving up` can realise the plan, by which engine profile; else the rule broken."""
+    """
+    Whether `serving up` can realise the plan.
+
+    Attributes:
+        profile: name, version and connector of the engine profile, for people and messages.
+        rule_broken: the rule of the profile that the plan breaks; `None`: it can be deployed.
+    """
 
     __pydantic_config__ = STRICT
 
     profile: str
-    ok: bool
     rule_broken: str | None = None
+
+    @property
+    def ok(self) -> bool:
+        """Whether no rule is broken."""
+        return self.rule_broken is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
     """
-    GPUs used, whole nodes taken, and dollars where the scenario gives a price.
+    What the pools take, spare replicas included.
 
     Attributes:
+        gpus: used by replicas.
+        nodes: taken, each whole.
+        gpu_power_w: of all GPUs; `None`: the power of one is unknown.
+        price_usd_per_hour: of all GPUs; `None`: the scenario gives no price.
         stranded_gpus: of the nodes taken, those that no replica uses.
     """
-
-    __pydantic_config__ = STRICT
 
     gpus: int
     nodes: int
     gpu_power_w: float | None
     price_usd_per_hour: float | None
-    stranded_gpus: int | None = None
+    stranded_gpus: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,17 @@ from minicluster.errors import InputError
 from minicluster.specs.checks import STRICT, not_negative, positive
 from minicluster.specs.fabric import FabricSpec, FailureSpec
 from minicluster.specs.gpu import GpuSpec, NumberSource
-from minicluster.specs.topology import Inventory, Node, Tier, TierSpec, Topology, check_tiers
+from minicluster.specs.topology import (
+    DOMAIN,
+    NETWORK,
+    Inventory,
+    Node,
+    Tier,
+    TierSpec,
+    Topology,
+    check_tiers,
+    node_number,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +34,6 @@ class ClusterSpec:
         max_gpus: the budget.
         scale_out_bytes_per_s: network per GPU, one direction; `None`: the GPU's own entry.
         scale_out_latency_s: one hop between nodes.
-        price_usd_per_gpu_hour: only where the scenario gives it.
         tiers: the network from the HB domain outwards; empty: one network around all domains.
         pools_meet_in: tier within which prefill and decode replicas are placed; `None`: the
             innermost one that holds max_gpus.
@@ -42,7 +51,6 @@ class ClusterSpec:
     max_gpus: int
     scale_out_bytes_per_s: float | None = None
     scale_out_latency_s: float | None = None
-    price_usd_per_gpu_hour: float | None = None
     tiers: tuple[TierSpec, ...] = ()
     pools_meet_in: str | None = None
     fabric: FabricSpec | None = None
@@ -57,7 +65,6 @@ class ClusterSpec:
             gpus_per_hb_domain=self.gpus_per_hb_domain,
             max_gpus=self.max_gpus,
             scale_out_bytes_per_s=self.scale_out_bytes_per_s,
-            price_usd_per_gpu_hour=self.price_usd_per_gpu_hour,
         )
         not_negative(scale_out_latency_s=self.scale_out_latency_s)
         if self.gpus_per_hb_domain % self.gpus_per_node and (
@@ -70,11 +77,30 @@ class ClusterSpec:
             )
         if self.tiers:
             self._check_network()
-        elif self.pools_meet_in is not None or self.nodes:
-            key = "nodes" if self.nodes else "pools_meet_in"
-            raise InputError(f"cluster.{key}", getattr(self, key), "no such key without [[tiers]]")
+        elif self.pools_meet_in is not None:
+            raise InputError(
+                "cluster.pools_meet_in", self.pools_meet_in, "no such key without [[tiers]]"
+            )
         if self.nodes:
-            Inventory(nodes=self.nodes, tiers=tuple(tier.name for tier in self.tiers))
+            Inventory(nodes=self.nodes, tiers=tuple(name for name, _ in self.tier_sizes))
+
+    @property
+    def tier_sizes(self) -> tuple[tuple[str, int | None], ...]:
+        """Names of the tiers from the HB domain outwards, with the GPUs of a unit; `None`: all."""
+        if self.tiers:
+            return tuple((tier.name, tier.gpus) for tier in self.tiers)
+        return ((DOMAIN, self.gpus_per_hb_domain), (NETWORK, None))
+
+    def hb_domain(self, node: str) -> int | None:
+        """Return the number of the HB domain that a node (its first GPU) is in; `None`: unknown."""
+        if self.nodes:
+            inner = self.tier_sizes[0][0]
+            domains = {each.name: each.units.get(inner, each.name) for each in self.nodes}
+            numbers = {name: n for n, name in enumerate(dict.fromkeys(domains.values()))}
+            return numbers[domains[node]] if node in domains else None
+        number = node_number(node)
+        nodes = max(1, self.gpus_per_hb_domain // self.gpus_per_node)
+        return None if number is None else number // nodes
 
     def with_nodes(self, gpus_per_node: int, gpus_per_hb_domain: int) -> ClusterSpec:
         """Return the cluster with other nodes; tiers describe the old ones and are left out."""
@@ -179,7 +205,7 @@ def _domain(cluster: ClusterSpec, gpu: GpuSpec) -> Tier:
         achieved = achieved or efficiency.scale_up_fraction
         latency = efficiency.collective_latency_s if latency is None else latency
     return Tier(
-        name=spec.name if spec else "hb",
+        name=spec.name if spec else DOMAIN,
         gpus=cluster.gpus_per_hb_domain,
         bytes_per_s=gpu.require("scale_up_bytes_per_s") if bandwidth is None else bandwidth,
         efficiency_fraction=_needed(achieved, cluster, "hb.efficiency_fraction"),
@@ -212,7 +238,7 @@ def _implied(cluster: ClusterSpec, gpu: GpuSpec) -> Tier:
     domain = cluster.gpus_per_hb_domain
     achieved = gpu.efficiency.scale_out_fraction if gpu.efficiency else None
     return Tier(
-        name="network",
+        name=NETWORK,
         gpus=math.ceil(cluster.max_gpus / domain) * domain,
         bytes_per_s=_needed(
             cluster.scale_out_bytes_per_s or gpu.scale_out_bytes_per_s,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -127,6 +128,10 @@ class Tier:
         return self.bytes_per_s * self.efficiency_fraction / shared
 
 
+DOMAIN, NETWORK = "hb", "network"
+"""Names of the tiers of a cluster that names none."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topology:
     """
@@ -241,6 +246,8 @@ def check_tiers(tiers: tuple[TierSpec, ...], place: str) -> None:
 
 
 STATES = ("ok", "spare", "down")
+NUMBERED = re.compile(r"node-(\d+)")
+"""Names of nodes in a cluster that lists none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -335,7 +342,7 @@ class Inventory:
 
 def inventory_of(topology: Topology, gpus: int | None = None) -> Inventory:
     """
-    Return the first nodes of a topology, named after their units (`pod2-rack17-hb0-node1`).
+    Return the first nodes of a topology.
 
     Args:
         topology: sizes.
@@ -345,10 +352,36 @@ def inventory_of(topology: Topology, gpus: int | None = None) -> Inventory:
     per_node = topology.gpus_per_node
     count = -(-(topology.gpus if gpus is None else gpus) // per_node)
     topology.holding(count * per_node)
-    names = tuple(tier.name for tier in topology.tiers)
+    return numbered_nodes(count, per_node, [(tier.name, tier.gpus) for tier in topology.tiers])
+
+
+def numbered_nodes(
+    count: int, gpus_per_node: int, tiers: Sequence[tuple[str, int | None]], *, first: int = 0
+) -> Inventory:
+    """
+    Return nodes named `node-0` and so on, in units named by their numbers (`rack17`).
+
+    Args:
+        count: of nodes.
+        gpus_per_node: GPUs of each.
+        tiers: from the inside out, each with the GPUs of a unit; `None`: one unit holds all.
+        first: number of the first node.
+
+    """
     nodes = []
-    for index in range(count):
-        first = index * per_node
-        units = {tier.name: f"{tier.name}{first // tier.gpus}" for tier in topology.tiers}
-        nodes.append(Node(name=f"node{index}", gpus=per_node, units=units))
-    return Inventory(nodes=tuple(nodes), tiers=names)
+    for number in range(first, first + count):
+        gpu = number * gpus_per_node
+        units = {name: f"{name}{gpu // size if size else 0}" for name, size in tiers}
+        nodes.append(Node(name=node_name(number), gpus=gpus_per_node, units=units))
+    return Inventory(nodes=tuple(nodes), tiers=tuple(name for name, _ in tiers))
+
+
+def node_name(number: int) -> str:
+    """Name a node that no list names."""
+    return f"node-{number}"
+
+
+def node_number(name: str) -> int | None:
+    """Return the number of a node that `node_name` named; `None`: another name."""
+    match = NUMBERED.fullmatch(name)
+    return None if match is None else int(match[1])

@@ -126,7 +126,6 @@ def _drawn(rng: np.random.Generator, count: int) -> NDArray[np.int64]:
 
 
 def _values(values: NDArray[np.float64], statistics: Sequence[str]) -> NDArray[np.float64]:
-    """Return *statistics* of *values*, in their order."""
     at = dict(zip(LEVELS, quantiles(values, list(LEVELS.values())), strict=True)) | {
         "mean": values.mean()
     }

@@ -117,7 +117,6 @@ def arrivals_of(rows: Sequence[TraceRow]) -> Arrivals:
 
 
 def _check_lengths(place: str, row: TraceRow) -> None:
-    """Refuse lengths that no request has."""
     lengths = {"prompt tokens": row.input_tokens, "generated tokens": row.output_tokens}
     for name, tokens in lengths.items():
         if not 1 <= tokens <= MAX_TOKENS:
@@ -126,7 +125,6 @@ def _check_lengths(place: str, row: TraceRow) -> None:
 
 
 def _rows(path: Path, lines: list[str]) -> Iterator[tuple[int, TraceRow]]:
-    """Yield line numbers and rows."""
     first = next((line for line in lines if line.strip()), "")
     if first.lstrip().startswith("{"):
         records: Iterable[tuple[int, Any]] = _json_lines(path, lines)
@@ -149,7 +147,6 @@ def _rows(path: Path, lines: list[str]) -> Iterator[tuple[int, TraceRow]]:
 
 
 def _csv_format(path: Path, first: str) -> Callable[[dict[str, str]], TraceRow]:
-    """Choose the parser by the header."""
     names = {name.strip() for name in first.split(",")}
     if {"TIMESTAMP", "ContextTokens", "GeneratedTokens"} <= names:
         return _from_azure
@@ -160,14 +157,12 @@ def _csv_format(path: Path, first: str) -> Callable[[dict[str, str]], TraceRow]:
 
 
 def _csv_lines(lines: list[str]) -> Iterator[tuple[int, dict[str, str]]]:
-    """Yield rows of a CSV file as dictionaries, with their line numbers."""
     reader = csv.DictReader(lines, skipinitialspace=True)
     for record in reader:
         yield reader.line_num, record
 
 
 def _json_lines(path: Path, lines: list[str]) -> Iterator[tuple[int, Any]]:
-    """Yield the objects of a JSON lines file, with their line numbers."""
     for number, line in enumerate(lines, start=1):
         if line.strip():
             try:
@@ -208,7 +203,6 @@ def _from_mooncake(record: dict[str, Any]) -> TraceRow:
 
 
 def _from_schedule(record: dict[str, Any]) -> TraceRow:
-    """Read a line of our own schedule."""
     input_tokens, output_tokens = _whole(record["input_tokens"]), _whole(record["output_tokens"])
     if record.get("previous") is not None:
         raise InputError(

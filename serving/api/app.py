@@ -1,4 +1,4 @@
-"""Door and lookout behind their paths, as one ASGI application."""
+"""The ASGI application: its routes, and the id and error shape of every answer."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
 
-from serving.admission.controller import read_guard
-from serving.api.api_keys import read_keys
-from serving.api.auth import ORIGINS, RequestChecks
+from serving.admission.controller import read_admission
+from serving.api.auth import ORIGINS, AccessControl, read_keys
 from serving.api.completions import CompletionRoutes
-from serving.api.errors import REQUEST_ID, error_response, refusal_of, request_id
+from serving.api.errors import REQUEST_ID, error_response, refusal_of, request_id_of
 from serving.api.status_routes import StatusRoutes
-from serving.request.token_limit import read_token_limit
+from serving.request.length import read_token_limit
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -25,44 +24,48 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
-    from serving.protocol.backend import Backend
     from serving.protocol.endpoint_config import EndpointConfig
+    from serving.protocol.messages import Backend
 
     Handler = Callable[[Request, str], Awaitable[Response]]
 
 
-def front_app(front: EndpointConfig, servers: Backend, environment: Mapping[str, str]) -> Starlette:
+def api_app(config: EndpointConfig, backend: Backend, environment: Mapping[str, str]) -> Starlette:
     """
     Build the application.
 
     Args:
-        front: what is planned.
-        servers: what answers.
-        environment: where API keys, allowed origins, the longest answer and the guard are named
-            (`serving.api.auth`, `serving.request.token_limit`,
-            `serving.admission.controller`); none of them: no key is asked for, no other site is
-            allowed, the model's context is the limit, what would miss the SLO is shed.
+        config: the plan.
+        backend: the pools.
+        environment: names API keys, allowed origins, the longest answer and the admission switch
+            (`serving.api.auth`, `serving.request.length`, `serving.admission.controller`). By
+            default no key is needed, no other site is allowed, the model's context is the limit,
+            and requests that would miss the SLO are shed.
 
     Raises:
-        InputError: a key, limit or guard that cannot be used.
+        InputError: a key, limit or switch that cannot be used.
     """
     origins = tuple(part.strip() for part in environment.get(ORIGINS, "").split(",") if part)
-    limit = read_token_limit(environment)
-    entrance = RequestChecks(read_keys(environment), origins, token_limit=limit)
-    door = CompletionRoutes(front, servers, entrance, sheds=read_guard(environment))
-    lookout = StatusRoutes(door)
+    completions = CompletionRoutes(
+        config,
+        backend,
+        AccessControl(read_keys(environment), origins),
+        token_limit=read_token_limit(environment),
+        sheds=read_admission(environment),
+    )
+    status = StatusRoutes(completions)
     routes = [
-        _post("/v1/completions", partial(door.answer, "completions")),
-        _post("/v1/chat/completions", partial(door.answer, "chat")),
-        _post("/internal/prefill", door.time_prefill),
-        _get("/v1/models", lookout.models),
-        _get("/v1/models/{model:path}", lookout.model),
-        _get("/health", lookout.health),
-        _get("/ready", lookout.ready),
-        _get("/metrics", lookout.metrics),
-        _get("/plan", lookout.plan),
-        _get("/openapi.json", lookout.schema),
-        _get("/", lookout.page),
+        _post("/v1/completions", partial(completions.answer, "completions")),
+        _post("/v1/chat/completions", partial(completions.answer, "chat")),
+        _post("/internal/prefill", completions.time_prefill),
+        _get("/v1/models", status.models),
+        _get("/v1/models/{model:path}", status.model),
+        _get("/health", status.health),
+        _get("/ready", status.ready),
+        _get("/metrics", status.metrics),
+        _get("/plan", status.plan),
+        _get("/openapi.json", status.schema),
+        _get("/", status.page),
     ]
     cors = Middleware(
         CORSMiddleware,
@@ -78,32 +81,30 @@ def front_app(front: EndpointConfig, servers: Backend, environment: Mapping[str,
 
 
 def _post(path: str, handler: Handler) -> Route:
-    """Route what generates."""
-    return Route(path, _answered(handler), methods=["POST"])
+    return Route(path, _with_id(handler), methods=["POST"])
 
 
 def _get(path: str, handler: Handler) -> Route:
-    """Route what is looked at."""
-    return Route(path, _answered(handler), methods=["GET"])
+    return Route(path, _with_id(handler), methods=["GET"])
 
 
-def _answered(handler: Handler) -> Callable[[Request], Awaitable[Response]]:
-    """Give each request an id, and each exception an answer."""
+def _with_id(handler: Handler) -> Callable[[Request], Awaitable[Response]]:
+    """Give each request an id, and turn each exception into an answer."""
 
-    async def answered(request: Request) -> Response:
-        at = request_id(request)
+    async def handle(request: Request) -> Response:
+        request_id = request_id_of(request)
         try:
-            response = await handler(request, at)
-        except Exception as error:  # noqa: BLE001  (logged, and told without our insides)
-            response = error_response(refusal_of(error, at), {})
-        response.headers[REQUEST_ID] = at
+            response = await handler(request, request_id)
+        except Exception as error:  # noqa: BLE001  (logged; the client sees no internals)
+            response = error_response(refusal_of(error, request_id), {})
+        response.headers[REQUEST_ID] = request_id
         return response
 
-    return answered
+    return handle
 
 
 async def _on_http(request: Request, error: Exception) -> Response:
-    """Answer what the framework refuses: unknown path, wrong method."""
-    at = request_id(request)
+    """Answer errors of the framework: unknown path, wrong method."""
+    request_id = request_id_of(request)
     headers = getattr(error, "headers", None) or {}
-    return error_response(refusal_of(error, at), {**headers, REQUEST_ID: at})
+    return error_response(refusal_of(error, request_id), {**headers, REQUEST_ID: request_id})

@@ -1,58 +1,193 @@
-"""What is checked before a request is read: origin, key, length of the body."""
+"""Access to the endpoint: API keys and their limits, web origins, and the length of a body."""
 
 from __future__ import annotations
 
+import hashlib
+import hmac
+from collections import Counter
+from dataclasses import dataclass
+from ipaddress import ip_address
+from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from serving.api.api_keys import key_of
-from serving.protocol.refusal import Refusal
-from serving.request.validation import MAX_BODY_BYTES, RequestRefused
+from minicluster.errors import InputError
+from minicluster.http_client.authorization import bearer
+from serving.protocol.messages import Refusal, RequestRefused
+from serving.request.validation import MAX_BODY_BYTES
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
     from starlette.requests import Request
 
-    from serving.api.api_keys import ApiKey
+KEYS = "MINICLUSTER_API_KEYS"
+"""Environment variable: API keys, separated by lines or commas."""
+
+KEYS_FILE = "MINICLUSTER_API_KEYS_FILE"
+"""Environment variable: path of a file of keys, one per line; `#` begins a comment."""
 
 ORIGINS = "MINICLUSTER_CORS_ORIGINS"
-"""Environment variable: web origins, apart by commas, whose pages may use the endpoint."""
+"""Environment variable: web origins, separated by commas, whose pages may use the endpoint."""
+
+SHORTEST = 16
+"""Fewest characters of a key: shorter ones can be guessed."""
 
 
-class RequestChecks:
-    """Lets in who has a key, unless there are none, and no web page but ours."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiKey:
+    """
+    One API key; the secret itself is not kept.
 
-    def __init__(
-        self,
-        keys: tuple[ApiKey, ...],
-        origins: tuple[str, ...] = (),
-        *,
-        token_limit: int | None = None,
-    ) -> None:
-        """Keep the keys, the origins besides our own, and the most tokens of an answer."""
-        self.token_limit = token_limit
+    Attributes:
+        name: for logs and metrics.
+        digest: SHA-256 of the secret.
+        max_ongoing: most requests in progress at once; `None`: no limit of its own.
+    """
+
+    name: str
+    digest: bytes
+    max_ongoing: int | None = None
+
+
+def read_keys(environment: Mapping[str, str]) -> tuple[ApiKey, ...]:
+    """
+    Read the keys that *environment* holds or points to; none: the endpoint asks for no key.
+
+    A line is `key`, `name:key` or `name:key:limit`, the limit a number of requests in progress.
+
+    Raises:
+        InputError: a file that cannot be read, a key that is too short, a limit that is no number,
+            or a variable that is set and holds no key, which would open the endpoint by accident.
+    """
+    return tuple(_key(line, place) for place, line in _lines(environment))
+
+
+def refuse_open(host: str, environment: Mapping[str, str]) -> None:
+    """
+    Refuse an endpoint without keys that other machines can reach.
+
+    Raises:
+        InputError: *host* is not loopback, and *environment* names no keys; or as `read_keys`.
+    """
+    if not _is_loopback(host) and not read_keys(environment):
+        raise InputError(
+            "--host",
+            host,
+            "API keys for an endpoint that other machines can reach",
+            f"{KEYS_FILE}=FILE in the environment, one key per line, or --open to serve without",
+        )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"  # any other name may be reachable
+
+
+def authorization(environment: Mapping[str, str]) -> dict[str, str]:
+    """
+    Return the header with which our own commands call the endpoint: the first key, if any.
+
+    Raises:
+        InputError: as `read_keys`, or a header cannot hold the key.
+    """
+    if not read_keys(environment):
+        return {}
+    place, line = next(_lines(environment))
+    return bearer(_secret(line), place=place)
+
+
+def key_of(keys: tuple[ApiKey, ...], authorization: str | None) -> ApiKey | None:
+    """
+    Return the key that an Authorization header holds, if it is one of *keys*.
+
+    All keys are compared, each in constant time, so that the time reveals nothing about them.
+    """
+    scheme, _, secret = (authorization or "").partition(" ")
+    digest = hashlib.sha256(secret.strip().encode("utf-8", "surrogatepass")).digest()
+    found = None
+    for key in keys:
+        if hmac.compare_digest(key.digest, digest) and scheme.lower() == "bearer":
+            found = key
+    return found
+
+
+def _lines(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield the place and the text of every line that holds a key."""
+    for variable in (KEYS, KEYS_FILE):
+        value = environment.get(variable)
+        if value is None:
+            continue
+        text = value.replace(",", "\n") if variable == KEYS else _text(value)
+        lines = [(number, line.strip()) for number, line in enumerate(text.splitlines(), start=1)]
+        lines = [(number, line) for number, line in lines if line and not line.startswith("#")]
+        if not lines:
+            raise InputError(
+                variable, "empty", "at least one key", "unset it to serve without keys"
+            )
+        for number, line in lines:
+            yield f"{variable} line {number}", line
+
+
+def _text(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(KEYS_FILE, path, f"a file of keys: {error}") from None
+
+
+def _key(line: str, place: str) -> ApiKey:
+    """Read one line; errors never show the key."""
+    parts = line.split(":")
+    if len(parts) > 3:  # noqa: PLR2004  (name, key, limit)
+        raise InputError(place, f"{len(parts)} parts", "key, name:key or name:key:limit")
+    secret = _secret(line)
+    if len(secret) < SHORTEST:
+        raise InputError(place, f"{len(secret)} characters", f"a key of at least {SHORTEST}")
+    digest = hashlib.sha256(secret.encode()).digest()
+    name = parts[0] if len(parts) > 1 and parts[0] else f"key-{digest.hex()[:6]}"
+    limit = parts[2] if len(parts) == 3 else None  # noqa: PLR2004
+    if limit is not None and (not limit.isascii() or not limit.isdigit() or int(limit) < 1):
+        raise InputError(place, limit, "a number of requests, at least 1")
+    return ApiKey(name=name, digest=digest, max_ongoing=int(limit) if limit else None)
+
+
+def _secret(line: str) -> str:
+    parts = line.split(":")
+    return parts[0] if len(parts) == 1 else parts[1]
+
+
+class AccessControl:
+    """The checks before a request is parsed, and the number of requests in progress per key."""
+
+    def __init__(self, keys: tuple[ApiKey, ...], origins: tuple[str, ...] = ()) -> None:
+        """Take the keys and the allowed web origins; without keys every request is allowed."""
         self._keys = keys
         self._origins = frozenset(origins)
+        self._ongoing: Counter[str] = Counter()
 
     @property
-    def locked(self) -> bool:
-        """Whether a key is needed."""
+    def needs_key(self) -> bool:
+        """Whether requests need a key."""
         return bool(self._keys)
 
     def key(self, request: Request) -> ApiKey | None:
         """
         Return the key of a request; `None` where none is needed.
 
-        A browser sends some cross-site requests without asking first, and names the site in
-        Origin: without this check any page could use an endpoint on its visitor's loopback.
+        A browser sends some cross-site requests without a preflight, and names the site in Origin:
+        without this check any page could use an endpoint on its user's loopback.
 
         Raises:
-            Refused: 401 without a key, 403 from a page of another site.
+            RequestRefused: 401 without a key, 403 from a page of another site.
         """
         origin = request.headers.get("origin")
         if origin is not None and origin not in self._origins:
             host = request.headers.get("host", "")
             if urlsplit(origin).netloc.lower() != host.lower():
-                # A proxy may have put another Host there than the page was asked from.
+                # Behind a proxy the Host may differ from the one that the page was loaded from.
                 message = (
                     f"Pages of {origin} may not use this endpoint: only its own, and those of "
                     f"origins that {ORIGINS} names."
@@ -68,25 +203,39 @@ class RequestChecks:
             raise RequestRefused(Refusal(status=401, message=message, code="invalid_api_key"))
         return found
 
-    async def body(self, request: Request) -> bytes:
-        """
-        Read the body, and no more of it than is allowed.
+    def start(self, key: ApiKey | None) -> bool:
+        """Count a request of *key*; `False`: the key has as many in progress as its limit."""
+        if key is None:
+            return True
+        if key.max_ongoing is not None and self._ongoing[key.name] >= key.max_ongoing:
+            return False
+        self._ongoing[key.name] += 1
+        return True
 
-        Raises:
-            Refused: 413.
-        """
-        length = request.headers.get("content-length", "")
-        if length.isascii() and length.isdigit() and int(length) > MAX_BODY_BYTES:
+    def end(self, key: ApiKey | None) -> None:
+        """Count the end of a request that `start` accepted."""
+        if key is not None:
+            self._ongoing[key.name] -= 1
+
+
+async def read_body(request: Request) -> bytes:
+    """
+    Read the body of a request, and no more of it than is allowed.
+
+    Raises:
+        RequestRefused: 413.
+    """
+    length = request.headers.get("content-length", "")
+    if length.isascii() and length.isdigit() and int(length) > MAX_BODY_BYTES:
+        raise RequestRefused(_too_long())
+    parts, size = [], 0
+    async for part in request.stream():
+        parts.append(part)
+        size += len(part)
+        if size > MAX_BODY_BYTES:
             raise RequestRefused(_too_long())
-        parts, size = [], 0
-        async for part in request.stream():
-            parts.append(part)
-            size += len(part)
-            if size > MAX_BODY_BYTES:
-                raise RequestRefused(_too_long())
-        return b"".join(parts)
+    return b"".join(parts)
 
 
 def _too_long() -> Refusal:
-    """Return the refusal of a body."""
     return Refusal(status=413, message=f"The body exceeds {MAX_BODY_BYTES} bytes.", code="too_long")

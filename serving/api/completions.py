@@ -1,8 +1,8 @@
 """
-The front door: an ASGI application over the pools, whatever runs them.
+The completion routes: admit a request, pass its answer on, measure it.
 
-It is one process for all requests and shares the machine with the engines of the demo, so that
-it does nothing per token but to pass it on and to stamp it.
+One process handles all requests and shares the machine with the engines of the demo, so that the
+work per token is only to forward and to time it.
 """
 
 from __future__ import annotations
@@ -16,21 +16,15 @@ from typing import TYPE_CHECKING, Any
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from serving.admission.controller import AdmissionController
-from serving.admission.policy import Shed
-from serving.admission.request_cost import asked_of
-from serving.api.concurrency_limit import ConcurrencyLimit
+from serving.admission.policy import Shed, request_cost
+from serving.api.auth import read_body
 from serving.api.errors import error_event, refusal_of, shed_refusal, with_param
-from serving.api.metrics import Metrics
+from serving.api.metrics import LatencyRecord, Metrics, RecentLatencies
 from serving.api.readiness import ReadyCheck
-from serving.api.recent_latencies import Measured
-from serving.api.request_tracking import RequestTracker
-from serving.api.sse import Events, with_usage
-from serving.protocol.phases import FirstChunk
-from serving.protocol.refusal import Refusal
-from serving.request.body_checks import check_sound
-from serving.request.learned_length import LearnedSize, teaching_bytes
-from serving.request.token_limit import within
-from serving.request.validation import RequestRefused, check, parse_body
+from serving.api.sse import UsageReader, with_usage
+from serving.protocol.messages import FirstChunk, Refusal, RequestRefused
+from serving.request.length import TokenCounts, apply_token_limit, counted_text_bytes
+from serving.request.validation import check, parse_body
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -38,210 +32,302 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.types import Receive, Scope, Send
 
-    from serving.admission.controller import AdmittedRequest
-    from serving.api.api_keys import ApiKey
-    from serving.api.auth import RequestChecks
-    from serving.protocol.backend import Backend
+    from serving.admission.controller import InflightRequest
+    from serving.api.auth import AccessControl, ApiKey
     from serving.protocol.endpoint_config import EndpointConfig
+    from serving.protocol.messages import Backend, RequestPhases
 
 
 class CompletionRoutes:
-    """Lets requests in, passes answers out, and keeps the books."""
+    """The routes that generate, with the state that all requests share."""
 
     def __init__(
         self,
-        front: EndpointConfig,
-        servers: Backend,
-        entrance: RequestChecks,
+        config: EndpointConfig,
+        backend: Backend,
+        access: AccessControl,
         *,
+        token_limit: int | None = None,
         sheds: bool = True,
     ) -> None:
-        """Open, with nobody in; without *sheds*, whoever may come is admitted, however late."""
-        self.front = front
-        self.servers = servers
-        self.entrance = entrance
-        self.guard = AdmissionController(front, sheds=sheds)
-        self.metrics = Metrics(front)
-        self.measured = Measured()
-        self.ready = ReadyCheck(front, servers, self.guard, self.metrics)
-        self._turnstile = ConcurrencyLimit()
-        self._looking: asyncio.Task[object] | None = None
-        self._sizes = {kind: LearnedSize() for kind in ("chat", "completions")}
-
-    async def answer(self, kind: str, request: Request, at: str) -> Response:
         """
-        Answer with JSON, or with events as they come.
+        Start without requests.
+
+        Args:
+            config: the plan.
+            backend: the pools.
+            access: keys and origins.
+            token_limit: most tokens of one answer; `None`: what the context has room for.
+            sheds: whether requests that would miss the SLO are refused.
+        """
+        self.config = config
+        self.backend = backend
+        self.access = access
+        self.token_limit = token_limit
+        self.admission = AdmissionController(config, sheds=sheds)
+        self.metrics = Metrics(config)
+        self.recent = RecentLatencies()
+        self.readiness = ReadyCheck(config, backend, self.admission, self.metrics)
+        self._refreshing: asyncio.Task[object] | None = None
+        self._token_counts = {kind: TokenCounts() for kind in ("chat", "completions")}
+
+    async def answer(self, kind: str, request: Request, request_id: str) -> Response:
+        """
+        Answer with JSON, or with server-sent events as they arrive.
 
         Args:
             kind: `chat` or `completions`.
-            request: as it came.
-            at: its id.
+            request: the HTTP request.
+            request_id: names it in logs.
 
         Raises:
-            Refused: whatever is wrong with it, or with us.
+            RequestRefused: for an error of the client or of the backend.
         """
         started_s = time.perf_counter()
-        key = self.entrance.key(request)
+        key = self.access.key(request)
         body = await self._read(kind, request)
-        self._look()
-        journey = self._admit(key, kind, body, started_s)
+        self._refresh_replicas()
+        tracker = self._admit(key, kind, body, started_s)
         try:
-            return await self._pass(kind, body, journey, at)
+            return await self._forward(kind, body, tracker, request_id)
         except RequestRefused as refused:
-            journey.outcome = "failed" if refused.refusal.status >= 500 else "refused"  # noqa: PLR2004
-            self._end(journey)
+            tracker.outcome = "failed" if refused.refusal.status >= 500 else "refused"  # noqa: PLR2004
+            self._end(tracker)
             raise
         except BaseException as error:
-            journey.outcome = "failed" if isinstance(error, Exception) else "cancelled"
-            self._end(journey)
+            tracker.outcome = "failed" if isinstance(error, Exception) else "cancelled"
+            self._end(tracker)
             raise
 
-    async def time_prefill(self, request: Request, _at: str) -> Response:
+    async def time_prefill(self, request: Request, _request_id: str) -> Response:
         """Run a completion's prompt through the prefill pool alone; `PrefillTiming` as JSON."""
-        key = self.entrance.key(request)
+        key = self.access.key(request)
         body = await self._read("completions", request)
-        journey = self._admit(key, "completions", body, time.perf_counter())
+        tracker = self._admit(key, "completions", body, time.perf_counter())
         try:
-            timing = await self.servers.time_prefill(body)
-            journey.outcome = "refused" if isinstance(timing, Refusal) else "prefill"
+            timing = await self.backend.time_prefill(body)
+            tracker.outcome = "refused" if isinstance(timing, Refusal) else "prefill"
         finally:
-            self._end(journey)
+            self._end(tracker)
         if isinstance(timing, Refusal):
             raise RequestRefused(timing)
         return JSONResponse(asdict(timing))
 
     async def _read(self, kind: str, request: Request) -> dict[str, Any]:
-        """Read and check a request."""
-        raw = await self.entrance.body(request)
-        body = parse_body(raw)
-        check_sound(raw, body)
-        room = self.front.max_model_len
-        checked = check(kind, body, model_id=self.front.model_id, max_model_len=room)
-        return within(kind, checked, self.entrance.token_limit, room)
+        body = parse_body(await read_body(request))
+        longest = self.config.max_model_len
+        checked = check(kind, body, model_id=self.config.model_id, max_model_len=longest)
+        return apply_token_limit(kind, checked, self.token_limit, longest)
 
     def _admit(
         self, key: ApiKey | None, kind: str, body: dict[str, Any], started_s: float
     ) -> RequestTracker:
-        """Let a request in, or shed it."""
-        asked = asked_of(kind, body, self.front, self._sizes[kind].size)
-        if not self._turnstile.enter(key):
-            self._shed("key")
+        """Admit a request, or raise the 429 of its key or of the admission policy."""
+        counts = self._token_counts[kind]
+        cost = request_cost(kind, body, self.config, counts.estimate)
+        if not self.access.start(key):
+            self._count_shed("key")
             message = "This key has as many requests under way as it may; wait for one to end."
             refusal = Refusal(
                 status=429, message=message, code="rate_limit_exceeded", retry_after_s=1.0
             )
             raise RequestRefused(refusal)
-        found: AdmittedRequest | Shed = self.guard.enter(asked)
+        found = self.admission.admit(cost)
         if isinstance(found, Shed):
-            self._turnstile.leave(key)
-            self._shed(found.reason)
-            if found.retry_after_s is None and teaching_bytes(kind, body):
-                self._sizes[kind].doubt()
+            self.access.end(key)
+            self._count_shed(found.reason)
+            if found.retry_after_s is None and counted_text_bytes(kind, body):
+                counts.discount()
             raise RequestRefused(shed_refusal(found))
         return RequestTracker(
             found,
             streamed=body.get("stream") is True,
             started_s=started_s,
-            leave=partial(self._turnstile.leave, key),
+            on_end=partial(self.access.end, key),
         )
 
-    def _look(self) -> None:
-        """Have the guard learn, now and then, how many replicas live; nobody waits for it."""
-        if self.ready.stale and (self._looking is None or self._looking.done()):
-            self._looking = asyncio.create_task(self.ready.running())
+    def _refresh_replicas(self) -> None:
+        """Refresh the number of live replicas in the background, if it is stale."""
+        if self.readiness.stale and (self._refreshing is None or self._refreshing.done()):
+            self._refreshing = asyncio.create_task(self.readiness.running())
 
-    def _shed(self, reason: str) -> None:
-        """Count a request that stays outside."""
+    def _count_shed(self, reason: str) -> None:
         self.metrics.shed(reason)
-        self.measured.ended(f"shed: {reason}")
+        self.recent.ended(f"shed: {reason}")
 
-    async def _pass(
-        self, kind: str, body: dict[str, Any], journey: RequestTracker, at: str
+    async def _forward(
+        self, kind: str, body: dict[str, Any], tracker: RequestTracker, request_id: str
     ) -> Response:
-        """Send a request on, and its answer back."""
-        asked, kept_back = with_usage(body)
-        due = journey.count_on(self.guard)
-        items = aiter(self.servers.answer(journey.domain, kind, asked))
+        """Send a request to the backend, and return its answer."""
+        sent, remove_usage = with_usage(body)
+        expected = tracker.expect_first_token(self.admission)
+        items = aiter(self.backend.answer(tracker.domain, kind, sent))
         try:
-            begun = await anext(items)
+            chunk = await anext(items)
         finally:
-            if due is not None:
-                due.cancel()
-        if isinstance(begun, Refusal):
-            raise RequestRefused(with_param(begun, body))
-        assert isinstance(begun, FirstChunk)  # noqa: S101  (for the type checker)
-        phases, first = begun.phases, begun.first
-        first_s = journey.begin(phases, self.guard, self.metrics)
-        self.ready.saw(journey.domain, phases, first_s)
-        events = Events(keep_usage=not kept_back)
+            if expected is not None:
+                expected.cancel()
+        if isinstance(chunk, Refusal):
+            raise RequestRefused(with_param(chunk, body))
+        assert isinstance(chunk, FirstChunk)  # noqa: S101  (for the type checker)
+        phases, first = chunk.phases, chunk.first
+        first_s = tracker.first_token(phases, self.admission, self.metrics)
+        self.readiness.answered(tracker.domain, phases, first_s)
+        usage = UsageReader(keep_usage=not remove_usage)
         if isinstance(first, dict):
-            events.count(first.get("usage"))
-            journey.outcome = "ok"
-            self._learn(kind, journey, events, body)
-            self._end(journey)
+            usage.read(first.get("usage"))
+            tracker.outcome = "ok"
+            self._finish(kind, tracker, usage, body)
             return JSONResponse(first, headers=phases.headers)
-        stream = self._stream(first, items, events, journey, at)
-        return AnswerStream(
-            stream, partial(self._ended, kind, journey, events, body), phases.headers
-        )
+        stream = self._stream(first, items, usage, tracker, request_id)
+        on_end = partial(self._finish, kind, tracker, usage, body)
+        return AnswerStream(stream, on_end, phases.headers)
 
     async def _stream(
         self,
         first: list[str],
         items: AsyncIterator[Any],
-        events: Events,
-        journey: RequestTracker,
-        at: str,
+        usage: UsageReader,
+        tracker: RequestTracker,
+        request_id: str,
     ) -> AsyncIterator[str]:
-        """Pass on events; if the engine fails midway, say so and end without [DONE]."""
-        journey.outcome = "cancelled"  # unless it comes to an end
-        yield events.passed(first)
+        """Forward events; if the engine fails midway, send an error and end without [DONE]."""
+        tracker.outcome = "cancelled"  # unless the stream reaches its end
+        yield usage.filter(first)
         try:
-            async for later in items:
-                if events.token_in(later):
-                    journey.token()
-                if text := events.passed(later):
+            async for events in items:
+                if usage.has_token(events):
+                    tracker.token()
+                if text := usage.filter(events):
                     yield text
-            journey.outcome = "ok"
-        except Exception as error:  # noqa: BLE001  (told to the client, and logged)
-            journey.outcome = "broken"
-            yield error_event(refusal_of(error, at))
+            tracker.outcome = "ok"
+        except Exception as error:  # noqa: BLE001  (sent to the client, and logged)
+            tracker.outcome = "broken"
+            yield error_event(refusal_of(error, request_id))
 
-    def _ended(
-        self, kind: str, journey: RequestTracker, events: Events, body: dict[str, Any]
+    def _finish(
+        self, kind: str, tracker: RequestTracker, usage: UsageReader, body: dict[str, Any]
     ) -> None:
-        """Close the books of a stream."""
-        self._learn(kind, journey, events, body)
-        self._end(journey)
+        """Take the token counts of an answer, for its pace and for later estimates, and end it."""
+        if usage.prompt_tokens is not None and usage.output_tokens is not None:
+            tracker.tokens = (usage.prompt_tokens, usage.output_tokens)
+            if size_bytes := counted_text_bytes(kind, body):
+                self._token_counts[kind].add(size_bytes, usage.prompt_tokens)
+        self._end(tracker)
 
-    def _learn(
-        self, kind: str, journey: RequestTracker, events: Events, body: dict[str, Any]
+    def _end(self, tracker: RequestTracker) -> None:
+        tracker.end(self.admission, self.metrics, self.recent)
+
+
+class RequestTracker:
+    """
+    The times of one admitted request, reported once to admission control and metrics.
+
+    For an answer in one piece the backend reports when its first token was there; it has no gaps.
+    """
+
+    def __init__(
+        self,
+        request: InflightRequest,
+        *,
+        streamed: bool,
+        started_s: float,
+        on_end: Callable[[], None],
     ) -> None:
-        """Take the token counts of an answer: for its pace, and to size the next text."""
-        if events.prompt_tokens is None or events.output_tokens is None:
+        """Start; *started_s* by `time.perf_counter`; *on_end* is called at the end."""
+        self._request = request
+        self._streamed = streamed
+        self._started_s = started_s
+        self._on_end = on_end
+        self._first_s: float | None = None
+        self._last_s = started_s
+        self._gaps_s: list[float] = []
+        self._ended = False
+        self.path = "none"
+        self.outcome = "failed"
+        self.tokens: tuple[int, int] | None = None
+
+    @property
+    def domain(self) -> str:
+        """The domain that answers."""
+        return self._request.domain
+
+    def expect_first_token(self, admission: AdmissionController) -> asyncio.TimerHandle | None:
+        """Remove an answer in one piece from the prefill backlog when its first token is due."""
+        forecast = self._request.forecast
+        if self._streamed or forecast is None:
+            return None
+        loop = asyncio.get_running_loop()
+        return loop.call_later(forecast.ttft_s, admission.inflight.first_token, self._request)
+
+    def first_token(
+        self, phases: RequestPhases, admission: AdmissionController, metrics: Metrics
+    ) -> float:
+        """Record the first token; return when it was there, by `time.perf_counter`."""
+        self.path = phases.path
+        metrics.phases(phases)
+        now = time.perf_counter()
+        reported_s = self._started_s + phases.prefill_s + phases.handoff_s
+        self._first_s = now if self._streamed else min(reported_s, now)
+        self._last_s = now
+        ttft_s = self._first_s - self._started_s
+        metrics.seconds("ttft", ttft_s)
+        admission.first_token(self._request, ttft_s)
+        return self._first_s
+
+    def token(self) -> None:
+        """Record a chunk after the first."""
+        now = time.perf_counter()
+        self._gaps_s.append(now - self._last_s)
+        self._last_s = now
+
+    def end(
+        self, admission: AdmissionController, metrics: Metrics, recent: RecentLatencies
+    ) -> None:
+        """Report the request; later calls change nothing. Only a complete answer is measured."""
+        if self._ended:
             return
-        journey.tokens = (events.prompt_tokens, events.output_tokens)
-        if size_bytes := teaching_bytes(kind, body):
-            self._sizes[kind].learn(size_bytes, events.prompt_tokens)
+        self._ended = True
+        self._on_end()
+        tpot_s = self._tpot_s()
+        admission.end(self._request, tpot_s)
+        metrics.ended(self.path, self.outcome)
+        recent.ended(self.outcome)
+        if self.outcome != "ok":
+            return
+        e2e_s = time.perf_counter() - self._started_s
+        metrics.seconds("e2e", e2e_s)
+        for gap_s in self._gaps_s:
+            metrics.seconds("itl", gap_s)
+        if tpot_s is not None:
+            metrics.seconds("tpot", tpot_s)
+        if self.tokens is not None:
+            metrics.tokens(*self.tokens)
+        ttft_s = None if self._first_s is None else self._first_s - self._started_s
+        record = LatencyRecord(at_s=time.monotonic(), ttft_s=ttft_s, tpot_s=tpot_s, e2e_s=e2e_s)
+        recent.add(record, self._gaps_s)
 
-    def _end(self, journey: RequestTracker) -> None:
-        """Let a request out."""
-        journey.end(self.guard, self.metrics, self.measured)
+    def _tpot_s(self) -> float | None:
+        """Return the time per token after the first, if the answer has been counted."""
+        if self._first_s is None or self.tokens is None:
+            return None
+        after = self.tokens[1] / self._request.cost.sequences - 1
+        return (self._last_s - self._first_s) / after if after > 0 else None
 
 
 class AnswerStream(StreamingResponse):
-    """Events on their way out; says when it is over, even if it never began."""
+    """A stream of events that reports its end, even if it never began."""
 
     def __init__(
-        self, content: AsyncIterator[str], ended: Callable[[], None], headers: dict[str, str]
+        self, content: AsyncIterator[str], on_end: Callable[[], None], headers: dict[str, str]
     ) -> None:
-        """*ended* is called once, whatever happens."""
+        """*on_end* is called once, however the stream ends."""
         super().__init__(content, headers=headers, media_type="text/event-stream")
-        self._ended = ended
+        self._on_end = on_end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send everything."""
         try:
             await super().__call__(scope, receive, send)
         finally:
-            self._ended()
+            self._on_end()

@@ -1,4 +1,4 @@
-"""Errors as clients see them: OpenAI's shape, a request id, and nothing of our insides."""
+"""Errors as clients see them: OpenAI's shape, a request id, and no internals."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
-from serving.protocol.refusal import Refusal
-from serving.request.validation import RequestRefused
+from serving.protocol.messages import Refusal, RequestRefused
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,29 +24,29 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 REQUEST_ID = "X-Request-Id"
-OURS = re.compile(r"[A-Za-z0-9._-]{1,64}")
-"""Request ids of clients that we repeat; others could forge lines of a log."""
+SAFE_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+"""The request ids of clients that are kept; others could forge lines of a log."""
 
 TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
 
-def request_id(request: Request) -> str:
-    """Return the id of a request: the client's, if it is fit for a log, or a new one."""
-    given = request.headers.get(REQUEST_ID, "")
-    return given if OURS.fullmatch(given) else f"req-{uuid.uuid4().hex}"
+def request_id_of(request: Request) -> str:
+    """Return the id of a request: the client's, if it is safe in a log, or a new one."""
+    sent = request.headers.get(REQUEST_ID, "")
+    return sent if SAFE_REQUEST_ID.fullmatch(sent) else f"req-{uuid.uuid4().hex}"
 
 
 def error_body(refusal: Refusal) -> dict[str, dict[str, str | None]]:
     """Return OpenAI's error object."""
     body = refusal.body
-    # What the engine repeats of a request may be no text; an answer has to be.
+    # The engine may repeat parts of a request that cannot be encoded; an answer has to be.
     body["error"]["message"] = refusal.message.encode("utf-8", "replace").decode()
     body["error"]["type"] = TYPES.get(refusal.status, body["error"]["type"])
     return body
 
 
 def error_response(refusal: Refusal, headers: Mapping[str, str]) -> Response:
-    """Answer a refusal; *headers* besides its own."""
+    """Answer a refusal, with *headers* besides its own."""
     more = {"X-Should-Retry": "false"} if refusal.code == "slo_unreachable" else {}
     if refusal.status == 401:  # noqa: PLR2004
         more["WWW-Authenticate"] = "Bearer"
@@ -59,24 +58,24 @@ def error_response(refusal: Refusal, headers: Mapping[str, str]) -> Response:
 
 
 def error_event(refusal: Refusal) -> str:
-    """Return the server-sent event that ends a stream which broke off; no [DONE] follows."""
+    """Return the server-sent event that ends a failed stream; no [DONE] follows."""
     return f"data: {json.dumps(error_body(refusal))}\n\n"
 
 
-def refusal_of(error: Exception, at: str) -> Refusal:
+def refusal_of(error: Exception, request_id: str) -> Refusal:
     """
-    Turn any exception into what the client is told.
+    Turn any exception into the client's error.
 
     Args:
         error: what was raised.
-        at: id of the request, by which the log is found.
+        request_id: names the request in the log.
     """
     if isinstance(error, RequestRefused):
         return error.refusal
     if isinstance(error, HTTPException):
         return Refusal(status=error.status_code, message=str(error.detail))
-    logger.error("request %s failed", at, exc_info=error)
-    return Refusal(status=500, message=f"The server failed to answer; its log names {at}.")
+    logger.error("request %s failed", request_id, exc_info=error)
+    return Refusal(status=500, message=f"The server failed to answer; its log names {request_id}.")
 
 
 def with_param(refusal: Refusal, body: Mapping[str, object]) -> Refusal:
@@ -91,7 +90,7 @@ def with_param(refusal: Refusal, body: Mapping[str, object]) -> Refusal:
 
 
 def shed_refusal(shed: Shed) -> Refusal:
-    """Return what a client is told that is not admitted."""
+    """Return the refusal of a request that is not admitted."""
     return Refusal(
         status=429,
         message=shed.message,

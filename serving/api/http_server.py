@@ -1,7 +1,7 @@
 """
-An HTTP server of the front door's own, in its replica.
+The endpoint's own HTTP server, inside its Serve replica.
 
-Ray Serve's proxy would take each request and token through one more process: 10 ms of a TTFT on
+Ray Serve's proxy would send each request and token through one more process: 10 ms of a TTFT on
 two cores, and half a minute without an answer if it dies (docs/adr/0113).
 """
 
@@ -17,27 +17,27 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 KEEP_ALIVE_S = 90
-"""Longer than clients keep a connection that they mean to use again."""
+"""Idle time of a connection until the server closes it; longer than clients keep theirs."""
 
 BACKLOG = 2048
 PARTS_AHEAD = 4
-"""Of a request's body, read before the application asks for them."""
+"""Parts of a request's body that are read before the application asks for them."""
 
 
-class Listener:
-    """A server of one application."""
+class HttpServer:
+    """A uvicorn server of one application, with a socket of its own."""
 
     def __init__(self, app: ASGIApp, host: str, port: int) -> None:
         """
-        Take the port; nobody is answered yet.
+        Bind the port, without accepting requests yet.
 
         Raises:
-            OSError: it cannot be had.
+            OSError: the port cannot be bound.
         """
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._socket = socket.create_server((host, port), family=family, backlog=BACKLOG)
         config = uvicorn.Config(
-            WhileListened(app),
+            CancelOnDisconnect(app),
             log_config=None,
             access_log=False,
             lifespan="off",
@@ -49,7 +49,7 @@ class Listener:
 
     @property
     def port(self) -> int:
-        """Where it listens."""
+        """The port that is bound."""
         return int(self._socket.getsockname()[1])
 
     async def serve(self) -> None:
@@ -60,19 +60,19 @@ class Listener:
             self.close()
 
     def stop(self) -> None:
-        """Take no more requests; `serve` ends with the last answer."""
+        """Stop accepting requests; `serve` returns after the last answer."""
         self._server.should_exit = True
 
     def close(self) -> None:
-        """Give the port back."""
+        """Release the port."""
         self._socket.close()
 
 
-class WhileListened:
-    """Ends an application's work for a client that has gone, as Ray Serve's proxy does."""
+class CancelOnDisconnect:
+    """Cancels the application's work when the client disconnects, as Ray Serve's proxy does."""
 
     def __init__(self, app: ASGIApp) -> None:
-        """Keep the application."""
+        """Wrap *app*."""
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -1,17 +1,24 @@
-"""What Prometheus scrapes: measured latencies, each beside what was planned."""
+"""The metrics that Prometheus scrapes, and the recent latencies that `GET /plan` reports."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections import Counter as Tally
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from minicluster.specs.slo import PERCENTILES
+from minicluster.stats.quantiles import summarise
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from minicluster.plan import Prediction
     from serving.admission.controller import AdmissionController
-    from serving.protocol.endpoint_config import EndpointConfig, ServedSlo
-    from serving.protocol.phases import RequestPhases
+    from serving.protocol.endpoint_config import EndpointConfig
+    from serving.protocol.messages import RequestPhases
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -19,7 +26,7 @@ SECONDS = (
     *(0.001, 0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5),
     *(0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0),
 )
-"""Bounds of the histograms; those of a latency with a limit get the limit too."""
+"""Bounds of the histograms, in seconds; the SLO's limit of a latency is added to its bounds."""
 
 PHASES = {
     "queue": ("prefill queue", "queue"),
@@ -29,59 +36,64 @@ PHASES = {
         *("decode step in progress", "first decode step"),
     ),
 }
-"""What is measured of the way to the first token, and the plan's phases that make it up."""
+"""Measured phases of the TTFT, each with the plan's phases that it is the sum of."""
 
 
 class Metrics:
-    """One registry, with what `front` planned already in it."""
+    """The registry of all metrics, with the plan's predictions as gauges."""
 
-    def __init__(self, front: EndpointConfig) -> None:
+    def __init__(self, config: EndpointConfig) -> None:
         """Make every series, so that a scrape before the first request finds them."""
         self._registry = CollectorRegistry()
-        limits = {} if front.slo is None else front.slo.limits_s
+        limits = {} if config.slo is None else config.slo.limits_s
         self._seconds = {
             "ttft": self._histogram("ttft", "Request to first token.", limits.get("ttft")),
             "tpot": self._histogram("tpot", "Per token after the first.", limits.get("tpot")),
             "itl": self._histogram("itl", "Gap between two chunks.", limits.get("itl")),
             "e2e": self._histogram("e2e", "Request to last token."),
-            "queue": self._histogram("queue", "Waiting inside prefill's engine."),
+            "queue": self._histogram("queue", "Wait inside the prefill engine."),
             "prefill": self._histogram("prefill", "Prefill step."),
             "kv_transfer": self._histogram(
                 "kv_transfer", "Prefill's answer to first token: KV pull, queue, decode step."
             ),
         }
-        self._requests = self._counter("requests", "Requests by way and outcome.", "path outcome")
-        self._shed = self._counter("shed", "Requests not admitted.", "reason")
-        self._tokens = self._counter("tokens", "Tokens of answered requests.", "kind")
-        self._outstanding = self._gauge("outstanding_requests", "Admitted, not ended.", "stage")
-        self._backlog = self._gauge("prefill_backlog_seconds", "Prefill work admitted.", "domain")
-        self._margin = self._gauge("margin_seconds", "Added to forecasts.", "quantity")
+        self._requests = self._counter("requests", "Requests by path and outcome.", "path outcome")
+        self._shed = self._counter("shed", "Requests not admitted, by reason.", "reason")
+        self._tokens = self._counter("tokens", "Tokens of complete answers.", "kind")
+        self._outstanding = self._gauge(
+            "outstanding_requests", "Requests admitted and not ended.", "stage"
+        )
+        self._backlog = self._gauge(
+            "prefill_backlog_seconds", "Seconds of prefill admitted and not done.", "domain"
+        )
+        self._margin = self._gauge(
+            "margin_seconds", "Margin added to admission forecasts.", "quantity"
+        )
         self._replicas = self._gauge("replicas", "Replicas.", "role domain kind")
-        self._plan(front, limits)
+        self._set_planned(config, limits)
 
-    def _plan(self, front: EndpointConfig, limits: Mapping[str, float]) -> None:
-        """Set what was planned, once."""
+    def _set_planned(self, config: EndpointConfig, limits: Mapping[str, float]) -> None:
         planned = self._gauge("planned_seconds", "Predicted latency.", "quantity percentile")
-        slo = self._gauge("slo_seconds", "Limit.", "quantity")
-        rate = self._gauge("planned_requests_per_second", "Load of the plan.", "kind")
+        slo = self._gauge("slo_seconds", "SLO limit.", "quantity")
+        rate = self._gauge("planned_requests_per_second", "Planned load and capacity.", "kind")
         for quantity, limit_s in limits.items():
             slo.labels(quantity).set(limit_s)
-        for pool in front.pools:
+        for pool in config.pools:
             for domain, replicas in pool.replicas.items():
                 self._replicas.labels(pool.role, domain, "planned").set(replicas)
-        if front.promise is None:
+        if config.prediction is None or config.workload is None:
             return
-        for labels, seconds in _planned_s(front.promise, split=front.split).items():
+        for labels, seconds in _planned_s(config.prediction, split=config.split).items():
             planned.labels(*labels).set(seconds)
-        rate.labels("load").set(front.promise.workload.requests_per_s)
-        rate.labels("capacity").set(front.promise.capacity_requests_per_s)
+        rate.labels("load").set(config.workload.requests_per_s)
+        rate.labels("capacity").set(config.prediction.capacity_requests_per_s)
 
     def seconds(self, quantity: str, value_s: float) -> None:
         """Observe a latency."""
         self._seconds[quantity].observe(value_s)
 
     def phases(self, phases: RequestPhases) -> None:
-        """Observe where the time to the first token went, of what prefill computed."""
+        """Observe the phases of a TTFT, as far as the prefill pool took part."""
         if phases.prefill_replica:
             self._seconds["queue"].observe(phases.prefill_queue_s)
             self._seconds["prefill"].observe(phases.prefill_step_s)
@@ -89,7 +101,7 @@ class Metrics:
             self._seconds["kv_transfer"].observe(phases.handoff_s)
 
     def ended(self, path: str, outcome: str) -> None:
-        """Count a request."""
+        """Count a request that ended."""
         self._requests.labels(path, outcome).inc()
 
     def shed(self, reason: str) -> None:
@@ -98,53 +110,105 @@ class Metrics:
         self._requests.labels("none", "shed").inc()
 
     def tokens(self, prompt: int, output: int) -> None:
-        """Count tokens."""
+        """Count the tokens of an answer."""
         self._tokens.labels("prompt").inc(prompt)
         self._tokens.labels("output").inc(output)
 
     def replicas(self, running: Mapping[tuple[str, str], int]) -> None:
-        """Set how many replicas run, by role and domain."""
+        """Set the number of running replicas, by role and domain."""
         for (role, domain), number in running.items():
             self._replicas.labels(role, domain, "running").set(number)
 
-    def text(self, guard: AdmissionController) -> bytes:
-        """Return everything in Prometheus's text format, with the guard's books of this moment."""
-        state = guard.state
-        self._outstanding.labels("prefill").set(state.waiting)
-        self._outstanding.labels("all").set(state.sequences)
-        for domain, seconds in state.backlog_s().items():
+    def text(self, admission: AdmissionController) -> bytes:
+        """Return all metrics in Prometheus's text format, with the requests in flight now."""
+        inflight, margin = admission.inflight, admission.margin
+        self._outstanding.labels("prefill").set(inflight.waiting)
+        self._outstanding.labels("all").set(inflight.sequences)
+        for domain, seconds in inflight.backlog_s().items():
             self._backlog.labels(domain).set(seconds)
-        margin = guard.margin
         self._margin.labels("ttft").set(margin.ttft_s)
         self._margin.labels("tpot").set(margin.tpot_s)
         return generate_latest(self._registry)
 
     def _histogram(self, name: str, text: str, limit_s: float | None = None) -> Histogram:
-        """Make a histogram of seconds."""
         bounds = sorted({*SECONDS, *(() if limit_s is None else (limit_s,))})
         return Histogram(
             f"minicluster_{name}_seconds", text, buckets=bounds, registry=self._registry
         )
 
     def _counter(self, name: str, text: str, labels: str) -> Counter:
-        """Make a counter; Prometheus's client adds `_total`."""
+        """Return a counter; Prometheus's client adds `_total` to its name."""
         return Counter(f"minicluster_{name}", text, labels.split(), registry=self._registry)
 
     def _gauge(self, name: str, text: str, labels: str) -> Gauge:
-        """Make a gauge."""
         return Gauge(f"minicluster_{name}", text, labels.split(), registry=self._registry)
 
 
-def _planned_s(promise: ServedSlo, *, split: bool) -> dict[tuple[str, str], float]:
-    """Return planned seconds by quantity and percentile; of phases the mean, if pools are split."""
+def _planned_s(prediction: Prediction, *, split: bool) -> dict[tuple[str, str], float]:
+    """Return predicted seconds by quantity and percentile; of phases the mean, in a split plan."""
     latencies = {
-        (quantity, percentile): getattr(promise, quantity).at(percentile)
+        (quantity, percentile): getattr(prediction, quantity).at(percentile)
         for quantity in ("ttft", "tpot", "itl", "e2e")
         for percentile in ("mean", "p50", "p90", "p95", "p99")
     }
-    said = promise.ttft_parts_s
+    parts_s = prediction.ttft_parts_s
     phases = {
-        (quantity, "mean"): sum(said.get(name, 0.0) for name in names)
+        (quantity, "mean"): sum(parts_s.get(name, 0.0) for name in names)
         for quantity, names in PHASES.items()
     }
     return latencies | (phases if split else {})
+
+
+LAST_ANSWERS = 1_000
+LAST_GAPS = 10_000
+"""Sizes of the window that `GET /plan` reports on: answers, and gaps between their tokens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatencyRecord:
+    """The latencies of one answer, `None` where there was none; `at_s`: its end, monotonic."""
+
+    at_s: float
+    ttft_s: float | None
+    tpot_s: float | None
+    e2e_s: float
+
+
+class RecentLatencies:
+    """The latencies of the last answers, and the outcomes of all requests."""
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self._last: deque[LatencyRecord] = deque(maxlen=LAST_ANSWERS)
+        self._gaps_s: deque[float] = deque(maxlen=LAST_GAPS)
+        self._outcomes: Tally[str] = Tally()
+
+    def add(self, record: LatencyRecord, gaps_s: Iterable[float]) -> None:
+        """Add an answer and the gaps between its tokens."""
+        self._last.append(record)
+        self._gaps_s.extend(gaps_s)
+
+    def ended(self, outcome: str) -> None:
+        """Count a request that ended, or was not admitted."""
+        self._outcomes[outcome] += 1
+
+    def summary(self) -> dict[str, Any]:
+        """Return percentiles of every latency, the rate, and the outcomes, as plain data."""
+        last = list(self._last)
+        span_s = last[-1].at_s - last[0].at_s if len(last) > 1 else 0.0
+        return {
+            "answers": len(last),
+            "requests_per_s": (len(last) - 1) / span_s if span_s > 0 else None,
+            "outcomes": dict(self._outcomes),
+            **{
+                name: _statistics([value for r in last if (value := getattr(r, f"{name}_s"))])
+                for name in ("ttft", "tpot", "e2e")
+            },
+            "itl": _statistics(list(self._gaps_s)),
+        }
+
+
+def _statistics(values: list[float]) -> dict[str, float] | None:
+    """Return mean and percentiles; `None` without values."""
+    found = summarise(values)
+    return None if found is None else {f"{name}_s": found.at(name) for name in PERCENTILES}

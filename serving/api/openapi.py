@@ -1,4 +1,4 @@
-"""The OpenAPI schema of the endpoint: what clients may send, and what they get."""
+"""The OpenAPI schema of the endpoint: requests and answers."""
 
 from __future__ import annotations
 
@@ -15,37 +15,45 @@ COUNT: Schema = {"type": "integer", "minimum": 0}
 NULLABLE_TEXT: Schema = {"type": ["string", "null"]}
 
 
-def openapi(front: EndpointConfig, *, locked: bool) -> Schema:
+def openapi(config: EndpointConfig, *, needs_key: bool) -> Schema:
     """
-    Describe the endpoint of a plan; *locked*: whether it wants an API key.
+    Return the schema of the endpoint of a plan; *needs_key*: whether it needs an API key.
 
-    Parameters that are not listed are passed on to the engine, which ignores those it does not
-    know.
+    Other parameters are passed on to the engine, which ignores those it does not know.
     """
     return {
         "openapi": "3.1.0",
         "info": {"title": "minicluster", "version": "1"},
         "paths": {
-            "/v1/completions": _asking("completions", _completion(front), locked=locked),
-            "/v1/chat/completions": _asking("chat", _chat(front), locked=locked),
-            "/v1/models": _looking("models", {"$ref": "#/components/schemas/Models"}),
-            "/v1/models/{model}": _model(front),
-            "/health": _looking("health", None),
-            "/ready": _looking("ready", {"$ref": "#/components/schemas/Ready"}, also="503"),
-            "/metrics": _looking("metrics", None),
-            "/plan": _looking("plan", {"type": "object", "required": ["planned", "measured"]}),
+            "/v1/completions": _generating("completions", _completion(config), needs_key=needs_key),
+            "/v1/chat/completions": _generating("chat", _chat(config), needs_key=needs_key),
+            "/v1/models": _reading("models", {"$ref": "#/components/schemas/Models"}),
+            "/v1/models/{model}": _model(config),
+            "/health": _reading("health", None),
+            "/ready": _reading("ready", {"$ref": "#/components/schemas/Ready"}, also="503"),
+            "/metrics": _reading("metrics", None),
+            "/plan": _reading("plan", {"type": "object", "required": ["planned", "measured"]}),
         },
         "components": {
             "schemas": _answers(),
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
-        **({"security": [{"key": []}]} if locked else {}),
+        **({"security": [{"key": []}]} if needs_key else {}),
     }
 
 
-def _asking(name: str, body: Schema, *, locked: bool) -> Schema:
-    """Describe a path that generates."""
-    errors = ["400", "403", "404", "413", "429", "500", "503", "504", *(["401"] if locked else [])]
+def _generating(name: str, body: Schema, *, needs_key: bool) -> Schema:
+    errors = [
+        "400",
+        "403",
+        "404",
+        "413",
+        "429",
+        "500",
+        "503",
+        "504",
+        *(["401"] if needs_key else []),
+    ]
     answer = {"$ref": "#/components/schemas/Answer"}
     content = {
         "application/json": {"schema": answer},
@@ -63,8 +71,7 @@ def _asking(name: str, body: Schema, *, locked: bool) -> Schema:
     }
 
 
-def _looking(name: str, schema: Schema | None, *, also: str | None = None) -> Schema:
-    """Describe a path that is only looked at."""
+def _reading(name: str, schema: Schema | None, *, also: str | None = None) -> Schema:
     content = {} if schema is None else {"content": {"application/json": {"schema": schema}}}
     return {
         "get": {
@@ -78,27 +85,24 @@ def _looking(name: str, schema: Schema | None, *, also: str | None = None) -> Sc
     }
 
 
-def _model(front: EndpointConfig) -> Schema:
-    """Describe the path of one model."""
-    path = _looking("model", {"$ref": "#/components/schemas/Model"})
-    name = {"type": "string", "examples": [front.model_id], "minLength": 1}
+def _model(config: EndpointConfig) -> Schema:
+    path = _reading("model", {"$ref": "#/components/schemas/Model"})
+    name = {"type": "string", "examples": [config.model_id], "minLength": 1}
     path["get"]["parameters"] = [{"name": "model", "in": "path", "required": True, "schema": name}]
     path["get"]["responses"]["404"] = _error()
     return path
 
 
 def _error() -> Schema:
-    """Describe a refusal."""
     content = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
     return {"description": "Refused; the message says why.", "content": content}
 
 
-def _sampling(front: EndpointConfig) -> Schema:
-    """Return the parameters that completions and chats share."""
-    longest = front.max_model_len - 1
+def _sampling(config: EndpointConfig) -> Schema:
+    longest = config.max_model_len - 1
     tokens = {"type": ["integer", "null"], "minimum": 1, "maximum": longest}
     return {
-        "model": {"const": front.model_id},
+        "model": {"const": config.model_id},
         "max_tokens": tokens,
         "min_tokens": {"type": "integer", "minimum": 0, "maximum": 1},
         "temperature": {"type": ["number", "null"], "minimum": 0, "maximum": 2},
@@ -121,13 +125,12 @@ def _sampling(front: EndpointConfig) -> Schema:
     }
 
 
-def _completion(front: EndpointConfig) -> Schema:
-    """Describe the body of a completion."""
-    ids = {"type": "array", "items": COUNT, "minItems": 1, "maxItems": front.max_model_len - 1}
+def _completion(config: EndpointConfig) -> Schema:
+    ids = {"type": "array", "items": COUNT, "minItems": 1, "maxItems": config.max_model_len - 1}
     text = {"type": "string", "minLength": 1}
     prompts = [{"type": "array", "items": each, "minItems": 1, "maxItems": 4} for each in (text,)]
     properties = {
-        **_sampling(front),
+        **_sampling(config),
         "prompt": {"anyOf": [text, ids, *prompts]},
         "echo": FLAG,
         "logprobs": {"type": ["integer", "null"], "minimum": 0, "maximum": 5},
@@ -135,15 +138,14 @@ def _completion(front: EndpointConfig) -> Schema:
     return {"type": "object", "required": ["prompt"], "properties": properties}
 
 
-def _chat(front: EndpointConfig) -> Schema:
-    """Describe the body of a chat."""
+def _chat(config: EndpointConfig) -> Schema:
     message = {
         "type": "object",
         "required": ["role", "content"],
         "properties": {"role": {"enum": ["system", "user", "assistant"]}, "content": TEXT},
     }
     properties = {
-        **_sampling(front),
+        **_sampling(config),
         "messages": {"type": "array", "items": message, "minItems": 1},
         "max_completion_tokens": {"type": ["integer", "null"], "minimum": 1},
     }
@@ -151,7 +153,6 @@ def _chat(front: EndpointConfig) -> Schema:
 
 
 def _answers() -> Schema:
-    """Describe what comes back."""
     error = {
         "type": "object",
         "required": ["message", "type", "param", "code"],

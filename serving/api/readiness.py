@@ -1,147 +1,204 @@
-"""Whether requests would get through now: replicas of every pool, and one answer end to end."""
+"""Readiness: whether every pool has a replica, and whether a request gets an answer end to end."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 import uuid
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from serving.api.cached_value import Lately
-from serving.protocol.phases import FirstChunk
-from serving.protocol.refusal import Refusal
-from serving.request.validation import RequestRefused
+from serving.protocol.messages import FirstChunk, Refusal, RequestRefused
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from serving.admission.controller import AdmissionController
     from serving.api.metrics import Metrics
-    from serving.protocol.backend import Backend
     from serving.protocol.endpoint_config import EndpointConfig
-    from serving.protocol.phases import RequestPhases
+    from serving.protocol.messages import Backend, RequestPhases
 
     Running = dict[tuple[str, str], int]
     Facts = dict[tuple[str, str], dict[str, Any]]
 
-LOOK_S = 5.0
-"""How long a look at the cluster is good for; each costs Ray Serve's controller some ms."""
+logger = logging.getLogger(__name__)
 
-FACTS_S = 60.0
-"""How long what the engines say of themselves is good for: it changes with a deployment only."""
+REFRESH_S = 5.0
+"""Age at which the number of replicas is stale; a query costs Serve's controller some ms."""
+
+FACTS_REFRESH_S = 60.0
+"""Age at which the engines' settings are stale; they change with a deployment only."""
+
+WAIT_S = 1.0
+"""Longest wait for a refresh before the stale value is returned."""
+
+FIRST_WAIT_S = 10.0
+"""Longest wait for the first value."""
 
 PROBE_TOKEN = 100
-"""A token that every vocabulary has; what it means does not matter."""
+"""A token id that every vocabulary has; its meaning does not matter."""
 
 THROUGH_PREFILL = ("remote", "retried")
-"""Ways on which prefill, the KV transfer and decode have all done their part."""
+"""Paths on which prefill, the KV transfer and decode have all worked."""
+
+Value = TypeVar("Value")
+
+
+class CachedValue(Generic[Value]):
+    """
+    A stale-while-revalidate cache for one slow async value.
+
+    At most one refresh runs at a time. A refresh that hangs is not cancelled, because a thread may
+    block in it and each new one would take another. One that fails leaves the last value.
+    """
+
+    def __init__(
+        self, refresh: Callable[[], Awaitable[Value]], *, initial: Value, max_age_s: float
+    ) -> None:
+        """Start with *initial*, which is stale; a refreshed value is fresh for *max_age_s*."""
+        self._refresh = refresh
+        self._value = initial
+        self._max_age_s = max_age_s
+        self._refreshed_s = float("-inf")
+        self._has_value = False
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def stale(self) -> bool:
+        """Whether the last refresh, successful or not, is older than the maximum age."""
+        return time.monotonic() - self._refreshed_s > self._max_age_s
+
+    async def get(self) -> Value:
+        """Return the value, a fresh one if it comes soon enough."""
+        if self._task is None and self.stale:
+            self._task = asyncio.create_task(self._run())
+        if self._task is not None:
+            wait_s = WAIT_S if self._has_value else FIRST_WAIT_S
+            await asyncio.wait({self._task}, timeout=wait_s)
+        return self._value
+
+    async def _run(self) -> None:
+        try:
+            self._value = await self._refresh()
+            self._has_value = True
+        except Exception:  # any error: the last value stays
+            logger.exception("the cluster did not answer")
+        finally:
+            self._refreshed_s = time.monotonic()
+            self._task = None
 
 
 class ReadyCheck:
     """
-    Looks at the cluster at most every `LOOK_S`, whoever asks how often.
+    The state of the cluster, queried at most once per `REFRESH_S`, however often it is read.
 
-    A probe may take as long as both deadlines; who wants to know what runs does not wait for it.
+    A probe may take as long as both deadlines; `running` and `facts` do not wait for it.
     """
 
     def __init__(
-        self, front: EndpointConfig, servers: Backend, guard: AdmissionController, metrics: Metrics
+        self,
+        config: EndpointConfig,
+        backend: Backend,
+        admission: AdmissionController,
+        metrics: Metrics,
     ) -> None:
-        """Start without having looked; *guard* and *metrics* are told how many replicas run."""
+        """Start without a query; *admission* and *metrics* receive the number of replicas."""
 
-        async def look() -> Running:
-            running = await servers.running()
-            guard.state.resize(running)
-            metrics.replicas(running)
-            return running
+        async def running() -> Running:
+            found = await backend.running()
+            admission.inflight.set_replicas(found)
+            metrics.replicas(found)
+            return found
 
-        self._front = front
-        self._servers = servers
-        self._running: Lately[Running] = Lately(look, nothing={}, good_s=LOOK_S)
-        self._facts: Lately[Facts] = Lately(servers.facts, nothing={}, good_s=FACTS_S)
+        self._config = config
+        self._backend = backend
+        self._running: CachedValue[Running] = CachedValue(running, initial={}, max_age_s=REFRESH_S)
+        self._facts: CachedValue[Facts] = CachedValue(
+            backend.facts, initial={}, max_age_s=FACTS_REFRESH_S
+        )
         self._probing = asyncio.Lock()
-        self._known = dict.fromkeys(front.pairing, (float("-inf"), ""))
-        self._prompt = [PROBE_TOKEN] * _probe_tokens(front)
-        self._splits = front.split and len(self._prompt) > front.local_threshold_tokens
+        self._known = dict.fromkeys(config.pairing, (float("-inf"), ""))
+        self._prompt = [PROBE_TOKEN] * _probe_tokens(config)
+        self._splits = config.split and len(self._prompt) > config.routing.local_threshold_tokens
 
     @property
     def stale(self) -> bool:
-        """Whether the last look was too long ago."""
+        """Whether the number of running replicas is stale."""
         return self._running.stale
 
     async def running(self) -> Running:
-        """Return the replicas that run, by role and domain."""
+        """Return the number of running replicas, by role and domain."""
         return await self._running.get()
 
     async def facts(self) -> Facts:
-        """Return what one engine of each role and domain runs with."""
+        """Return the settings of one engine of each role and domain."""
         return await self._facts.get()
 
-    def saw(self, domain: str, phases: RequestPhases, first_s: float) -> None:
-        """Note an answer's way and the moment of its first token, by `time.perf_counter`."""
-        if self._proves(phases):
-            self._note(domain, first_s, "")
+    def answered(self, domain: str, phases: RequestPhases, first_s: float) -> None:
+        """Record a client's answer: its path, and its first token's time by `perf_counter`."""
+        if self._proves_ready(phases):
+            self._record(domain, first_s, "")
 
     async def lacking(self) -> list[str]:
-        """Return what keeps requests from getting through; nothing: ready."""
+        """Return the reasons why requests would fail now; none: the endpoint is ready."""
         running = await self.running()
         if not running:
             return ["Ray Serve does not say what runs"]
-        roles = sorted({pool.role for pool in self._front.pools})
-        gone = [
+        roles = sorted({pool.role for pool in self._config.pools})
+        missing = [
             f"no {role} replica is up"
             for role in roles
             if not any(number for (of, _), number in running.items() if of == role)
         ]
-        if gone:
-            return gone
+        if missing:
+            return missing
         async with self._probing:
             now_s = time.perf_counter()
-            # A client who has just been answered proves as much, of that domain.
-            due = [at for at, (when_s, _) in self._known.items() if now_s - when_s > LOOK_S]
+            # A client that has just been answered proves as much, for its domain.
+            due = [at for at, (when_s, _) in self._known.items() if now_s - when_s > REFRESH_S]
             await asyncio.gather(*(self._probe(domain) for domain in due))
-        return [wrong for _, wrong in self._known.values() if wrong]
+        return [error for _, error in self._known.values() if error]
 
     async def _probe(self, domain: str) -> None:
-        """Send one request the way of all, and note what is wrong."""
-        wrong = await self._tried(domain)
-        if wrong and len(self._known) > 1:
-            wrong = f"{domain}: {wrong}"
-        self._note(domain, time.perf_counter(), wrong)
+        error = await self._probe_error(domain)
+        if error and len(self._known) > 1:
+            error = f"{domain}: {error}"
+        self._record(domain, time.perf_counter(), error)
 
-    async def _tried(self, domain: str) -> str:
-        """Return what went wrong with a request; nothing: its first token came."""
-        front = self._front
-        limit_s = front.prefill_deadline_s + front.kv_wait_deadline_s
+    async def _probe_error(self, domain: str) -> str:
+        """Send one request; return what went wrong, or nothing if its first token came."""
+        config = self._config
+        limit_s = config.prefill_deadline_s + config.kv_wait_deadline_s
         body = {
-            "model": front.model_id,
+            "model": config.model_id,
             "prompt": self._prompt,
             "max_tokens": 1,
             "temperature": 0,
-            "cache_salt": uuid.uuid4().hex,  # computed and transferred anew, every time
+            "cache_salt": uuid.uuid4().hex,  # no prefix-cache hit: computed and transferred anew
         }
         try:
             async with asyncio.timeout(limit_s):
-                begun = await anext(aiter(self._servers.answer(domain, "completions", body)))
+                chunk = await anext(aiter(self._backend.answer(domain, "completions", body)))
         except TimeoutError:
             return f"a probe got no token within {limit_s:g} s"
         except RequestRefused as refused:
             return f"a probe was refused: {refused.refusal.message}"
-        except Exception:  # noqa: BLE001  (whatever it is, clients would meet it too)
+        except Exception:  # noqa: BLE001  (a client would meet any of them, too)
             return "a probe failed"
-        if isinstance(begun, Refusal):
-            return f"a probe was refused: {begun.message}"
-        if isinstance(begun, FirstChunk) and not self._proves(begun.phases):
-            return f"a probe was answered without prefill: {begun.phases.way}"
+        if isinstance(chunk, Refusal):
+            return f"a probe was refused: {chunk.message}"
+        if isinstance(chunk, FirstChunk) and not self._proves_ready(chunk.phases):
+            return f"a probe was answered without prefill: {chunk.phases.path_and_reason}"
         return ""
 
-    def _proves(self, phases: RequestPhases) -> bool:
-        """Tell whether an answer took the way that prompts beyond the threshold take."""
+    def _proves_ready(self, phases: RequestPhases) -> bool:
+        """Return whether an answer took the path of prompts beyond the local threshold."""
         return not self._splits or phases.path in THROUGH_PREFILL
 
-    def _note(self, domain: str, when_s: float, wrong: str) -> None:
-        """Keep the latest that is known of a domain: what is wrong there, or nothing."""
-        self._known[domain] = max(self._known[domain], (when_s, wrong))
+    def _record(self, domain: str, when_s: float, error: str) -> None:
+        self._known[domain] = max(self._known[domain], (when_s, error))
 
 
-def _probe_tokens(front: EndpointConfig) -> int:
+def _probe_tokens(config: EndpointConfig) -> int:
     """Return the length of a probe: beyond what decode computes itself, if there is room."""
-    return min(front.local_threshold_tokens + 1, front.max_model_len - 1)
+    return min(config.routing.local_threshold_tokens + 1, config.max_model_len - 1)

@@ -1,4 +1,4 @@
-"""An answer on its way out, as server-sent events: what is counted and what is kept back."""
+"""Server-sent events on their way to the client: token counts are read, our own usage removed."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import json
 from typing import Any
 
 USAGE = '"choices":[]'
-"""Stands in the one event that holds nothing but the usage; the engine writes JSON like this."""
+"""Occurs only in the event that holds the usage; the engine writes JSON without blanks."""
 
 DONE = "data: [DONE]"
 
 
 def with_usage(body: dict[str, Any]) -> tuple[dict[str, Any], bool]:
     """
-    Have the engine say at the end of a stream how many tokens it made.
+    Ask the engine to report the token counts at the end of a stream.
 
     Returns:
-        The body to pass on, and whether that event has to be kept from the client.
+        The body to pass on, and whether that event has to be removed from the client's stream.
     """
     options = body.get("stream_options")
     if body.get("stream") is not True or not isinstance(options, dict | None):
@@ -26,12 +26,12 @@ def with_usage(body: dict[str, Any]) -> tuple[dict[str, Any], bool]:
     return {**body, "stream_options": {**(options or {}), "include_usage": True}}, True
 
 
-class Events:
+class UsageReader:
     """
-    Passes events on and reads the usage among them.
+    Reads the token counts of an answer, and removes the usage event if the client wants none.
 
     Attributes:
-        prompt_tokens, output_tokens: as the engine counts them; `None` before it says.
+        prompt_tokens, output_tokens: as the engine counts them; `None` until it reports them.
     """
 
     def __init__(self, *, keep_usage: bool) -> None:
@@ -40,30 +40,26 @@ class Events:
         self.prompt_tokens: int | None = None
         self.output_tokens: int | None = None
 
-    def passed(self, events: list[str]) -> str:
-        """Return what the client gets of *events*; may be nothing."""
+    def filter(self, events: list[str]) -> str:
+        """Return the part of *events* for the client; may be empty."""
         if not any(USAGE in event for event in events):
             return "".join(events)
         kept = []
         for event in "".join(events).split("\n\n"):
             if USAGE in event and event.startswith("data: {"):
-                self._read(json.loads(event[6:]))
+                self.read(json.loads(event[6:]).get("usage"))
                 if not self._keep:
                     continue
             kept.append(event)
         return "\n\n".join(kept)
 
     @staticmethod
-    def token_in(events: list[str]) -> bool:
-        """Tell whether some event brings part of the answer."""
+    def has_token(events: list[str]) -> bool:
+        """Return whether some event holds part of the answer."""
         return any(USAGE not in event and not event.startswith(DONE) for event in events)
 
-    def _read(self, chunk: dict[str, Any]) -> None:
-        """Take the counts."""
-        self.count(chunk.get("usage"))
-
-    def count(self, usage: Any) -> None:  # noqa: ANN401
-        """Take the counts out of a usage object."""
+    def read(self, usage: Any) -> None:  # noqa: ANN401
+        """Take the counts of a usage object."""
         if isinstance(usage, dict):
             self.prompt_tokens = usage.get("prompt_tokens")
             self.output_tokens = usage.get("completion_tokens")

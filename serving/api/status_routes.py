@@ -1,13 +1,16 @@
-"""What can be seen through the front door: models, health, metrics, the plan beside the facts."""
+"""The read-only routes: models, health, readiness, metrics, the plan beside what runs, the page."""
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import re
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 
-from serving.api.live_page import PAGE, PAGE_HEADERS
 from serving.api.metrics import CONTENT_TYPE
 from serving.api.openapi import openapi
 from serving.protocol.endpoint_config import to_plain
@@ -17,88 +20,118 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
     from serving.api.completions import CompletionRoutes
+    from serving.protocol.endpoint_config import EndpointConfig
+
+PAGE = (Path(__file__).parent / "page.html").read_text(encoding="utf-8")
+"""The page at `/`: one HTML file that loads nothing from other sites."""
+
+
+def _hashes(tag: str) -> str:
+    """Return the hashes of the inline *tag*s, as a content security policy names them."""
+    parts = re.findall(rf"<{tag}>(.*?)</{tag}>", PAGE, re.DOTALL)
+    digests = (base64.b64encode(hashlib.sha256(part.encode()).digest()).decode() for part in parts)
+    return " ".join(f"'sha256-{digest}'" for digest in digests)
+
+
+PAGE_HEADERS = {
+    "Content-Security-Policy": (
+        f"default-src 'none'; script-src {_hashes('script')}; style-src {_hashes('style')}; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
+"""Only the file's own script runs on the page: text of a model is never code."""
 
 
 class StatusRoutes:
-    """Answers everything that asks for no tokens; health and the empty page need no key."""
+    """The routes that generate nothing; health, readiness, schema and page need no key."""
 
-    def __init__(self, door: CompletionRoutes) -> None:
-        """Look out of *door*."""
-        self._door = door
-        front = door.front
-        self._planned = {
-            name: value for name, value in to_plain(front).items() if name != "step_model"
-        }
-        self._schema = openapi(front, locked=door.entrance.locked)
+    def __init__(self, completions: CompletionRoutes) -> None:
+        """Report the state of *completions*."""
+        self._completions = completions
+        self._access = completions.access
+        config = completions.config
+        self._planned = _planned(config)
+        self._schema = openapi(config, needs_key=self._access.needs_key)
         self._card = {
-            "id": front.model_id,
+            "id": config.model_id,
             "object": "model",
             "created": int(time.time()),
             "owned_by": "minicluster",
-            "max_model_len": front.max_model_len,
+            "max_model_len": config.max_model_len,
         }
 
-    async def models(self, request: Request, _at: str) -> Response:
+    async def models(self, request: Request, _request_id: str) -> Response:
         """List the one model."""
-        self._door.entrance.key(request)
+        self._access.key(request)
         return JSONResponse({"object": "list", "data": [self._card]})
 
-    async def model(self, request: Request, _at: str) -> Response:
+    async def model(self, request: Request, _request_id: str) -> Response:
         """Describe the model."""
-        self._door.entrance.key(request)
-        check_model(request.path_params["model"], self._door.front.model_id)
+        self._access.key(request)
+        check_model(request.path_params["model"], self._completions.config.model_id)
         return JSONResponse(self._card)
 
-    async def health(self, _request: Request, _at: str) -> Response:
-        """Say that this process answers; whether requests get through, `/ready` says."""
+    async def health(self, _request: Request, _request_id: str) -> Response:
+        """Answer OK: this process is alive; `/ready` reports whether requests get through."""
         return PlainTextResponse("OK")
 
-    async def ready(self, _request: Request, _at: str) -> Response:
-        """Say whether requests get through; 503 and what is lacking if not."""
-        lacking = await self._door.ready.lacking()
+    async def ready(self, _request: Request, _request_id: str) -> Response:
+        """Report whether requests get through; 503 and the reasons if not."""
+        lacking = await self._completions.readiness.lacking()
         return JSONResponse(
             {"ready": not lacking, "lacking": lacking}, status_code=503 if lacking else 200
         )
 
-    async def metrics(self, request: Request, _at: str) -> Response:
-        """Return what Prometheus scrapes."""
-        door = self._door
-        door.entrance.key(request)
-        await door.ready.running()
-        return PlainTextResponse(door.metrics.text(door.guard), media_type=CONTENT_TYPE)
+    async def metrics(self, request: Request, _request_id: str) -> Response:
+        """Return the metrics in Prometheus's text format."""
+        completions = self._completions
+        self._access.key(request)
+        await completions.readiness.running()
+        text = completions.metrics.text(completions.admission)
+        return PlainTextResponse(text, media_type=CONTENT_TYPE)
 
-    async def plan(self, request: Request, _at: str) -> Response:
-        """Return what was planned, what is deployed, and what is measured."""
-        door = self._door
-        door.entrance.key(request)
-        running = await door.ready.running()
+    async def plan(self, request: Request, _request_id: str) -> Response:
+        """Return the plan, what is deployed, and what is measured."""
+        completions = self._completions
+        self._access.key(request)
+        running = await completions.readiness.running()
         pools: dict[str, dict[str, dict[str, int]]] = {}
-        for pool in door.front.pools:
+        for pool in completions.config.pools:
             for domain, planned in pool.replicas.items():
                 up = running.get((pool.role, domain), 0)
                 pools.setdefault(pool.role, {})[domain] = {"planned": planned, "running": up}
         engines: dict[str, dict[str, Any]] = {}
-        for (role, domain), facts in (await door.ready.facts()).items():
+        for (role, domain), facts in (await completions.readiness.facts()).items():
             engines.setdefault(role, {})[domain] = facts
-        state, margin = door.guard.state, door.guard.margin
+        inflight, margin = completions.admission.inflight, completions.admission.margin
         measured: dict[str, Any] = {
-            **door.measured.summary(),
-            "outstanding": {"prefill": state.waiting, "all": state.sequences},
+            **completions.recent.summary(),
+            "outstanding": {"prefill": inflight.waiting, "all": inflight.sequences},
             "margin": {"ttft_s": margin.ttft_s, "tpot_s": margin.tpot_s},
         }
-        limit = door.entrance.token_limit
         deployed = {
             "replicas": pools,
             "engines": engines,
-            "max_output_tokens": limit,
-            "guard": door.guard.sheds,
+            "max_output_tokens": completions.token_limit,
+            "admission": completions.admission.sheds,
         }
         return JSONResponse({"planned": self._planned, "deployed": deployed, "measured": measured})
 
-    async def schema(self, _request: Request, _at: str) -> Response:
+    async def schema(self, _request: Request, _request_id: str) -> Response:
         """Return the OpenAPI schema."""
         return JSONResponse(self._schema)
 
-    async def page(self, _request: Request, _at: str) -> Response:
+    async def page(self, _request: Request, _request_id: str) -> Response:
         """Return the live page; it asks for a key itself if one is needed."""
         return HTMLResponse(PAGE, headers=PAGE_HEADERS)
+
+
+def _planned(config: EndpointConfig) -> dict[str, Any]:
+    """Return the plan for people: without step times, and routing among the other settings."""
+    plain = to_plain(config)
+    routing: dict[str, Any] = plain.pop("routing")
+    del plain["step_model"]
+    return plain | routing

@@ -1,4 +1,4 @@
-"""Every subcommand, in the order in which `serving --help` lists them."""
+"""The subcommands, in the order of `serving --help`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from serving.cli.scale import scale
 from serving.measurement.measure import measure
 
 app = typer.Typer(
-    help="Serve a plan: split prefill and decode, or mixed pools, on Ray Serve and vLLM.",
+    help="Deployment of a plan on Ray Serve and vLLM: split prefill and decode, or mixed pools.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

@@ -1,4 +1,4 @@
-"""`serving cluster`: several labelled raylets on this machine, or the lines for real hosts."""
+"""`serving cluster`: labelled raylets on this machine, or the commands for real hosts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import typer
 from minicluster.command import terminable
 from minicluster.errors import InputError
 from minicluster.plan import read_deployment
-from serving.api.api_keys import KEYS_FILE
+from serving.api.auth import KEYS_FILE
 from serving.cluster.local_cluster import (
     CLUSTER_TOKEN,
     cluster_down,
@@ -21,17 +21,17 @@ from serving.cluster.local_cluster import (
     current_cluster,
     numbered_nodes,
 )
-from serving.cluster.processes import marked
+from serving.cluster.processes import cluster_processes
 from serving.cluster.raylets import ray_lines
 from serving.cluster.token import TOKEN_PATH, refuse_missing_certificates, shared_variables
 from serving.deployment.compile import ray_nodes
 from serving.deployment.manifest import KEYS_PATH
 from serving.operations.progress import progress
 
-app = typer.Typer(help="A labelled Ray cluster to deploy on.", no_args_is_help=True)
+app = typer.Typer(help="Labelled Ray cluster to deploy on.", no_args_is_help=True)
 
 PlanFile = Annotated[
-    Path | None, typer.Argument(help="Plan (or deployment): exactly its nodes and roles.")
+    Path | None, typer.Argument(help="Plan or deployment whose nodes and roles to start.")
 ]
 
 
@@ -39,13 +39,17 @@ PlanFile = Annotated[
 def up(
     plan: PlanFile = None,
     nodes: Annotated[
-        int | None, typer.Option(help="Without a plan: nodes, each with both roles.", min=1)
+        int | None,
+        typer.Option(help="Number of nodes, each with both roles (instead of a plan).", min=1),
     ] = None,
     cpus: Annotated[
-        int | None, typer.Option(help="With --nodes: CPUs of each role's share.", min=1)
+        int | None,
+        typer.Option(
+            help="CPUs per role and node, with --nodes (default: all of this machine).", min=1
+        ),
     ] = None,
 ) -> None:
-    """Start raylets on this machine that stay when what is deployed on them goes."""
+    """Start raylets on this machine that outlive the deployments on them."""
     if (plan is None) == (nodes is None):
         raise InputError("cluster up", "a plan and --nodes", "one of the two")
     if plan is not None:
@@ -53,8 +57,8 @@ def up(
         raylets = ray_nodes(deployment, "cpu" if deployment.pools[0].gpu == "cpu" else "gpu")
     else:
         raylets = numbered_nodes(nodes or 1, cpus or len(os.sched_getaffinity(0)))
-    with progress() as told, terminable():
-        cluster = cluster_up(raylets, told)
+    with progress() as report, terminable():
+        cluster = cluster_up(raylets, report)
     typer.echo(f"up: {len(raylets)} raylet(s) at {cluster.address}")
     typer.echo(f"deploy: serving up plan.json --address {cluster.address}")
     typer.echo(f"token:  {CLUSTER_TOKEN.absolute()} ({TOKEN_PATH} from another directory)")
@@ -63,9 +67,9 @@ def up(
 
 @app.command()
 def status(
-    *, as_json: Annotated[bool, typer.Option("--json", help="Exactly the data, as JSON.")] = False
+    *, as_json: Annotated[bool, typer.Option("--json", help="JSON output.")] = False
 ) -> None:
-    """Show the cluster's raylets, as it says itself which of them live."""
+    """Show the cluster's raylets, and which of them are alive."""
     cluster = current_cluster()
     import ray  # noqa: PLC0415  (a second to import)
 
@@ -86,7 +90,7 @@ def status(
     if as_json:
         typer.echo(json.dumps({"address": cluster.address, "raylets": rows}))
         return
-    running = len(marked(cluster.cluster_id))
+    running = len(cluster_processes(cluster.cluster_id))
     typer.echo(f"{cluster.address}, started {cluster.started}, {running} processes")
     for row in rows:
         devices = row["gpus"] or row["cores"]
@@ -98,29 +102,29 @@ def status(
 
 @app.command()
 def down() -> None:
-    """Stop the cluster: no process is left."""
-    with progress() as told:
-        told("stopping")
+    """Stop the cluster and all its processes."""
+    with progress() as report:
+        report("stopping")
         stopped = cluster_down()
     typer.echo("stopped" if stopped else "no cluster was started from this directory")
 
 
 @app.command()
 def lines(
-    plan: Annotated[Path, typer.Argument(help="Plan whose nodes are hosts of yours.")],
-    head: Annotated[str, typer.Option(help="Address and port of the head.")] = "HEAD:6379",
+    plan: Annotated[Path, typer.Argument(help="Plan whose nodes are your hosts.")],
+    head: Annotated[str, typer.Option(help="Address and port of the head node.")] = "HEAD:6379",
 ) -> None:
-    """Print the `ray start` line for each host of a plan."""
+    """Print the `ray start` command for each host of a plan."""
     deployment = read_deployment(plan)
     refuse_missing_certificates(os.environ)
     kind = "cpu" if deployment.pools[0].gpu == "cpu" else "gpu"
     variables = shared_variables(os.environ)
     shared = " ".join(f"{name}={quote(value)}" for name, value in variables.items())
     token = quote(variables[TOKEN_PATH])
-    typer.echo("# once; the same file on every host, for none but its owner to read")
+    typer.echo("# once; the same file on every host, readable by its owner only")
     typer.echo(f"(umask 077; openssl rand -hex 32 > {token})")
     for line in ray_lines(ray_nodes(deployment, kind), head, shared):
         typer.echo(line)
-    typer.echo("# then, on the head; --open instead of a file of API keys lets everybody in")
+    typer.echo("# then, on the head; with --open instead of a file of API keys no key is needed")
     up = f"serving up {plan} --address {head} --host 0.0.0.0"
     typer.echo(f"{KEYS_FILE}={KEYS_PATH} {shared} {up}")

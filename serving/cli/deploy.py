@@ -13,29 +13,28 @@ from minicluster.command import terminable
 from minicluster.errors import InputError, NegativeAnswer
 from minicluster.plan import Deployment, Plan, read_plan_or_deployment
 from minicluster.shell import talk
-from serving.api.api_keys import refuse_open
+from serving.api.auth import refuse_open
 from serving.cluster.ports import free_port
 from serving.cluster.state import read_state
-from serving.deployment.feasibility import refuse, ruled_out
+from serving.deployment.feasibility import plan_findings, refuse
 from serving.deployment.target import located
 from serving.measurement import cpu_dtype
-from serving.operations.deploy import Site
-from serving.operations.deployed import bring_up
+from serving.operations.deploy import Site, bring_up
 from serving.operations.down import take_down
 from serving.operations.progress import progress
-from serving.request.token_limit import read_token_limit
+from serving.request.length import read_token_limit
 
 
 def demo_model(
-    directory: Annotated[Path, typer.Argument(help="Where to write it.")] = Path(
+    directory: Annotated[Path, typer.Argument(help="Directory to write the model to.")] = Path(
         ".minicluster/models/demo"
     ),
     dtype: Annotated[
-        str, typer.Option(help="bf16, fp32, or auto: what this CPU computes natively.")
+        str, typer.Option(help="Weight type: bf16, fp32, or auto (the native one of this CPU).")
     ] = "auto",
 ) -> None:
-    """Make the demo model: a random-weight Llama with its own tokenizer, nothing downloaded."""
-    from serving.measurement.demo_model import make_demo_model  # noqa: PLC0415  (wants tokenizers)
+    """Make the demo model: a random-weight Llama with its own tokenizer, without downloads."""
+    from serving.measurement.demo_model import make_demo_model  # noqa: PLC0415  (needs tokenizers)
 
     if dtype == "auto":
         pace = cpu_dtype.measure()
@@ -46,49 +45,68 @@ def demo_model(
 
 def up(  # noqa: PLR0913, PLR0917  (a command's options)
     plan: Annotated[
-        Path, typer.Argument(help="Plan written by `sizing plan -o`, or a deployment to measure.")
+        Path, typer.Argument(help="Plan (from `sizing plan -o`), or a deployment to measure.")
     ],
-    target: Annotated[str, typer.Option(help="auto, cpu or gpu.")] = "auto",
-    host: Annotated[str, typer.Option(help="Address the endpoint listens on.")] = "127.0.0.1",
-    everybody: Annotated[
-        bool, typer.Option("--open", help="Let everybody in who reaches --host: no API keys.")
+    target: Annotated[
+        str, typer.Option(help="Device kind: auto (the plan's), cpu or gpu.")
+    ] = "auto",
+    host: Annotated[str, typer.Option(help="Address of the endpoint.")] = "127.0.0.1",
+    open_access: Annotated[
+        bool,
+        typer.Option(
+            "--open", help="Endpoint without API keys, for every client that reaches --host."
+        ),
     ] = False,
     port: Annotated[
-        int, typer.Option(help="Port the endpoint listens on; 0: any.", min=0, max=65535)
+        int, typer.Option(help="Port of the endpoint; 0: any free port.", min=0, max=65535)
     ] = 8000,
     address: Annotated[
-        str | None, typer.Option(help="An existing Ray cluster; default: start one here.")
+        str | None,
+        typer.Option(
+            help="Address of an existing Ray cluster (default: a new one on this machine)."
+        ),
     ] = None,
     model: Annotated[
-        str | None, typer.Option(help="Directory of the model here, if not the plan's.")
+        str | None,
+        typer.Option(help="Directory of the model on this machine (default: the plan's)."),
     ] = None,
     wait_s: Annotated[
-        float, typer.Option("--wait", help="Seconds to wait for the nodes of --address.", min=0)
+        float,
+        typer.Option("--wait", help="Longest wait for the nodes of --address, seconds.", min=0),
     ] = 0,
     prefill_deadline_s: Annotated[
         float | None,
-        typer.Option("--prefill-deadline", help="Seconds; default: twice the SLO's TTFT.", min=0.1),
+        typer.Option(
+            "--prefill-deadline",
+            help="Deadline of prefill, seconds (default: twice the SLO's TTFT).",
+            min=0.1,
+        ),
     ] = None,
     kv_deadline_s: Annotated[
         float | None,
-        typer.Option("--kv-deadline", help="Seconds from there to the first token.", min=0.1),
+        typer.Option(
+            "--kv-deadline",
+            help="Deadline from there to the first token, seconds (default: the same).",
+            min=0.1,
+        ),
     ] = None,
     substitute: Annotated[
         bool,
         typer.Option(
-            "--substitute", help="On a CPU: deploy what of the plan fits, and record each change."
+            "--substitute",
+            help="Reduction of the plan to what this CPU holds; each change is recorded.",
         ),
     ] = False,
 ) -> None:
-    """Deploy a plan; returns when requests get through every way that they can take."""
-    asked = read_plan_or_deployment(plan)
-    given = asked if isinstance(asked, Plan) else None
-    if substitute and given is None:
+    """Deploy a plan; returns when a request has succeeded on every path."""
+    read = read_plan_or_deployment(plan)
+    planned = read if isinstance(read, Plan) else None
+    if substitute and planned is None:
         raise InputError("--substitute", str(plan), "a plan: a deployment is deployed as it is")
-    kind = target_of(asked, target, substitute=substitute)
-    if given is not None and not substitute:
-        refuse([*ruled_out(given, kind)])
-    if not everybody:
+    kind = target_of(read, target, substitute=substitute)
+    if planned is not None and not substitute:
+        refuse([*plan_findings(planned, kind)])
+    if not open_access:
         refuse_open(host, os.environ)
     site = Site(
         target=kind,
@@ -99,13 +117,13 @@ def up(  # noqa: PLR0913, PLR0917  (a command's options)
         deadlines_s=(prefill_deadline_s, kv_deadline_s),
         token_limit=read_token_limit(os.environ),
     )
-    deployment = located(asked.deployment if isinstance(asked, Plan) else asked, model)
-    with progress() as told, terminable():
+    deployment = located(read.deployment if isinstance(read, Plan) else read, model)
+    with progress() as report, terminable():
         endpoint = bring_up(
             deployment,
             site,
-            told=told,
-            plan=given,
+            report=report,
+            plan=planned,
             substitute=substitute,
             before_start=_warn_of_dtype if kind == "cpu" else None,
         )
@@ -115,7 +133,7 @@ def up(  # noqa: PLR0913, PLR0917  (a command's options)
         typer.echo(f"substituted: {change}")
     typer.echo(
         f"checked: first token {ready.ttft_s * 1e3:.0f} ms; KV hand-off "
-        f"{ready.handoff_s * 1e3:.0f} ms; transfers that stalled before: {ready.stalls}"
+        f"{ready.handoff_s * 1e3:.0f} ms; earlier stalled transfers: {ready.stalls}"
     )
     body = {"model": endpoint.model_id, "prompt": "Hello", "max_tokens": 16, "stream": True}
     typer.echo(f"try:   curl -N {endpoint.base_url}/v1/completions -d '{json.dumps(body)}'")
@@ -124,19 +142,19 @@ def up(  # noqa: PLR0913, PLR0917  (a command's options)
 
 
 def down() -> None:
-    """Stop what `serving up` started: no process and no state is left."""
+    """Stop what `serving up` started, and remove its state."""
     state = read_state()
     if state is None:
         typer.echo("nothing is deployed from this directory")
         return
-    with progress() as told:
-        told("stopping")
+    with progress() as report:
+        report("stopping")
         take_down(state)
     typer.echo("stopped")
 
 
 def _warn_of_dtype(deployment: Deployment) -> None:
-    """Say on stderr where this CPU is slow in a dtype of *deployment*."""
+    """Warn on stderr if this CPU is slow in a dtype of *deployment*."""
     pace = cpu_dtype.measure()
     for dtype in sorted({pool.dtype for pool in deployment.pools}):
         warning = cpu_dtype.dtype_warning(dtype, pace)
@@ -144,20 +162,20 @@ def _warn_of_dtype(deployment: Deployment) -> None:
             talk.print(warning, style="yellow", highlight=False, soft_wrap=True)
 
 
-def target_of(plan: Plan | Deployment, asked: str, *, substitute: bool) -> str:
+def target_of(plan: Plan | Deployment, option: str, *, substitute: bool) -> str:
     """Return `cpu` or `gpu`; only with *substitute* may a plan for GPUs go to a CPU."""
     gpu = plan.pools[0].gpu
     planned = "cpu" if gpu == "cpu" else "gpu"
-    if asked not in {"auto", "cpu", "gpu"}:
-        raise InputError("--target", asked, "auto, cpu or gpu")
+    if option not in {"auto", "cpu", "gpu"}:
+        raise InputError("--target", option, "auto, cpu or gpu")
     if substitute:
-        if asked == "gpu":
+        if option == "gpu":
             raise InputError("--substitute", "--target gpu", "--target cpu: on GPUs plan again")
         return "cpu"
-    if asked not in {"auto", planned}:
-        smaller = ", or --substitute for what of it fits" if asked == "cpu" else ""
+    if option not in {"auto", planned}:
+        smaller = ", or --substitute for what of it fits" if option == "cpu" else ""
         raise NegativeAnswer(
             f"the plan is for {gpu}, a {planned}; it cannot be deployed on a "
-            f"{asked} (plan again for what you have{smaller})"
+            f"{option} (plan again for what you have{smaller})"
         )
     return planned

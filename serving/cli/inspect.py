@@ -11,17 +11,17 @@ import typer
 from minicluster.errors import NegativeAnswer
 from minicluster.plan import read_deployment, read_plan
 from serving.cluster.logs import replica_logs
-from serving.cluster.processes import marked
-from serving.deployment.limits import limits
+from serving.cluster.processes import cluster_processes
+from serving.deployment.compile import limits
 from serving.operations.scale import SCALED, cluster_id_of
-from serving.operations.status import current, look
+from serving.operations.status import cluster_status, current
 from serving.operations.verify import differences
 
 if TYPE_CHECKING:
     from minicluster.plan import Deployment
     from serving.cluster.state import State
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print exactly the data, as JSON.")]
+AsJson = Annotated[bool, typer.Option("--json", help="JSON output.")]
 
 
 def status(
@@ -29,15 +29,18 @@ def status(
     as_json: AsJson = False,
     ports: Annotated[
         bool,
-        typer.Option("--sockets", help="Instead: where the processes started here listen."),
+        typer.Option(
+            "--sockets",
+            help="Listening sockets of the processes started here, instead of the pools.",
+        ),
     ] = False,
 ) -> None:
-    """Show what is planned, what is deployed, and whether it is healthy."""
+    """Show planned, deployed and healthy replicas."""
     state = current()
     if ports:
         _show_sockets(state, as_json=as_json)
         return
-    deployed = look(state)
+    deployed = cluster_status(state)
     planned = read_deployment(Path(state.plan))
     rows = [
         {
@@ -73,15 +76,15 @@ def status(
 
 
 def _show_sockets(state: State, *, as_json: bool) -> None:
-    """Show where the cluster's processes listen, and what each answers who has no token."""
-    from serving.cluster.sockets import answers, sockets  # noqa: PLC0415  (gRPC, only where asked)
+    """Show the listening sockets, and their answers to calls without a token."""
+    from serving.cluster.sockets import answers, sockets  # noqa: PLC0415  (gRPC, only with --sockets)
 
     cluster_id = cluster_id_of(state)
     if not cluster_id:
         raise NegativeAnswer(f"{state.address} was not started from this directory")
     rows = [
         {"address": each.address, "port": each.port, "process": each.process, "answers": answer}
-        for each, answer in answers(sockets(marked(cluster_id)))
+        for each, answer in answers(sockets(cluster_processes(cluster_id)))
     ]
     if as_json:
         typer.echo(json.dumps(rows))
@@ -95,12 +98,12 @@ def verify(*, as_json: AsJson = False) -> None:
     """Compare what runs with the plan: replicas, TP, nodes, cores, limits, engine settings."""
     state = current()
     planned = read_deployment(Path(state.deployment))
-    found = differences(planned, look(state, facts=True), state.target, bounds(state))
+    found = differences(planned, cluster_status(state, facts=True), state.target, bounds(state))
     if as_json:
         data = {"as_planned": not found, "differences": found, "changes": state.changes}
         typer.echo(json.dumps(data))
     if found:
-        raise NegativeAnswer("\n  ".join(["deployed is not what was planned:", *found]))
+        raise NegativeAnswer("\n  ".join(["the deployment differs from the plan:", *found]))
     if not as_json:
         typer.echo(f"deployed as planned: {_summary(planned)}")
         for change in state.changes:
@@ -109,16 +112,16 @@ def verify(*, as_json: AsJson = False) -> None:
 
 def logs(
     lines: Annotated[
-        int, typer.Option("--lines", "-n", help="Last lines of each log.", min=1)
+        int, typer.Option("--lines", "-n", help="Number of last lines of each log.", min=1)
     ] = 20,
 ) -> None:
-    """Print the end of each replica's log, of what runs or else of what ran last."""
+    """Print the end of each replica's log, of the running or else the last deployment."""
     for title, text in replica_logs(lines):
         typer.echo(f"==> {title} <==\n{text}")
 
 
 def bounds(state: State) -> dict[str, dict[str, Any]]:
-    """Return what bounds each role's queues, as it was compiled."""
+    """Return the compiled queue bounds of each role."""
     file = Path(state.plan)
     kept = all(SCALED in change for change in state.changes)
     plan = read_plan(file) if state.planned and kept else None
@@ -129,5 +132,5 @@ def bounds(state: State) -> dict[str, dict[str, Any]]:
 
 
 def _summary(planned: Deployment) -> str:
-    """Return the pools in a few words."""
+    """Return the pools as `decode 2xTP1`."""
     return ", ".join(f"{pool.role} {pool.replicas}xTP{pool.tp}" for pool in planned.pools)

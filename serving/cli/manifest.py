@@ -1,4 +1,4 @@
-"""`serving manifest`: the same deployment for tools that are not ours."""
+"""`serving manifest`: the deployment as a file for other tools."""
 
 from __future__ import annotations
 
@@ -26,36 +26,37 @@ PLAN_PATHS = {"kuberay": f"{PLAN_DIRECTORY}/plan.json", "compose": f"{PLAN_DIREC
 
 
 def manifest(
-    plan: Annotated[Path, typer.Argument(help="Plan written by `sizing plan -o`.")],
-    kind: Annotated[str, typer.Option("--format", help="ray-serve, kuberay or compose.")],
+    plan: Annotated[Path, typer.Argument(help="Plan (from `sizing plan -o`).")],
+    kind: Annotated[str, typer.Option("--format", help="Format: ray-serve, kuberay or compose.")],
     image: Annotated[
         str, typer.Option(help="Container image that holds minicluster (Dockerfile).")
     ] = "minicluster:latest",
     model: Annotated[
-        str | None, typer.Option(help="Directory of the model there, if not the plan's.")
+        str | None, typer.Option(help="Directory of the model on the hosts (default: the plan's).")
     ] = None,
-    everybody: Annotated[
-        bool, typer.Option("--open", help="Let everybody in who reaches the endpoint: no API keys.")
+    open_access: Annotated[
+        bool,
+        typer.Option("--open", help="Endpoint without API keys, for every client that reaches it."),
     ] = False,
 ) -> None:
-    """Print what `serving up` would start as a file for other tools."""
+    """Print the deployment as a file for other tools."""
     if kind not in FORMATS:
         raise InputError("--format", kind, "one of " + ", ".join(FORMATS))
-    given = read_plan(plan)
-    if not given.deployable.ok:
-        raise NegativeAnswer(f"{plan}: not deployable: {given.deployable.rule_broken}")
-    told = manifest_of(given, plan, kind, image=image, model=model)
-    typer.echo(FORMATS[kind](replace(told, everybody=everybody)), nl=False)
+    planned = read_plan(plan)
+    if not planned.deployable.ok:
+        raise NegativeAnswer(f"{plan}: not deployable: {planned.deployable.rule_broken}")
+    found = manifest_of(planned, plan, kind, image=image, model=model)
+    typer.echo(FORMATS[kind](replace(found, open_access=open_access)), nl=False)
 
 
 def manifest_of(
     plan: Plan, file: Path, kind: str, *, image: str, model: str | None = None
 ) -> Manifest:
-    """Compile *plan*, which lies in *file*, for hosts of its own that have its model at *model*."""
+    """Compile *plan* of *file* for its own hosts, which have the model at *model*."""
     target, source = plan.inputs.gpu.kind, plan.model.source
     deployment = located(plan.deployment, model)
     return Manifest(
-        served=compile_app(deployment, DeployTarget(target=target, one_host=False), plan=plan),
+        served=compile_app(deployment, DeployTarget(kind=target, one_host=False), plan=plan),
         target=target,
         plan=to_json(plan),
         plan_path=PLAN_PATHS.get(kind, str(file.absolute())),

@@ -1,4 +1,4 @@
-"""`serving scale`: what the pools should have, and getting there without refusing a request."""
+"""`serving scale`: the recommended replicas of the pools, and the change without downtime."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import typer
 from minicluster.errors import Inconclusive, InputError, NegativeAnswer
 from minicluster.plan import read_deployment, read_plan
 from serving.operations.progress import progress
-from serving.operations.scale import SCALED, moves
-from serving.operations.scale import scale as bring_to
-from serving.operations.scaling_policy import Advice, Share, advise
-from serving.operations.slo_metrics import scrape, seen_between
+from serving.operations.scale import SCALED, replica_changes
+from serving.operations.scale import scale as apply_scale
+from serving.operations.scaling_policy import Advice, PoolDevices, advise
+from serving.operations.slo_metrics import scrape, window_metrics
 from serving.operations.status import current
 
 if TYPE_CHECKING:
@@ -24,69 +24,71 @@ if TYPE_CHECKING:
 
 def scale(
     advice: Annotated[
-        bool, typer.Option("--advise/--apply", help="Only say what to do, or do it.")
+        bool, typer.Option("--advise/--apply", help="Recommendation only, or the change itself.")
     ] = True,
     prefill: Annotated[
-        int | None, typer.Option(help="Prefill replicas; default: as measured.", min=1)
+        int | None,
+        typer.Option(help="Prefill replicas (default: recommended by measurement).", min=1),
     ] = None,
     decode: Annotated[
-        int | None, typer.Option(help="Decode replicas; default: as measured.", min=1)
+        int | None,
+        typer.Option(help="Decode replicas (default: recommended by measurement).", min=1),
     ] = None,
     window_s: Annotated[
-        float, typer.Option("--window", help="Seconds to watch the endpoint.", min=1.0)
+        float, typer.Option("--window", help="Measurement time, seconds.", min=1.0)
     ] = 60.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Exactly the data, as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON output.")] = False,
 ) -> None:
-    """Move replicas between prefill and decode, within the plan's devices, without a break."""
+    """Move replicas between prefill and decode, within the plan's devices, without downtime."""
     state = current()
-    given = {
+    requested = {
         role: replicas
         for role, replicas in (("prefill", prefill), ("decode", decode))
         if replicas is not None
     }
-    if given:
-        found = Advice(replicas=_asked(state, given), reason="asked for", holds=False)
+    if requested:
+        found = Advice(replicas=_requested(state, requested), reason="requested", holds=False)
     else:
-        with progress() as told:
-            told(f"watching {state.base_url} for {window_s:.0f} s")
-            found = _watch(state, window_s)
+        with progress() as report:
+            report(f"measuring {state.base_url} for {window_s:.0f} s")
+            found = _measured_advice(state, window_s)
     if as_json:
         typer.echo(json.dumps({"replicas": found.replicas, "reason": found.reason}))
     else:
         numbers = ", ".join(f"{role} {number}" for role, number in found.replicas.items())
         typer.echo(f"{found.reason}; replicas: {numbers}")
     if not found.conclusive:
-        raise Inconclusive("scale: watch longer (--window), or under load")
+        raise Inconclusive("scale: measure longer (--window), or under load")
     if not advice:
-        with progress() as told:
-            changed = bring_to(state, found.replicas, told)
+        with progress() as report:
+            changed = apply_scale(state, found.replicas, report)
         for change in changed.changes:
             typer.echo(f"not as planned, by request: {change}")
 
 
-def _asked(state: State, given: dict[str, int]) -> dict[str, int]:
-    """Return the replicas asked for, those of the other pools as they are, if the plan allows."""
+def _requested(state: State, requested: dict[str, int]) -> dict[str, int]:
+    """Return the replicas of all pools after the request, if the plan allows them."""
     planned, now = read_deployment(Path(state.plan)), read_deployment(Path(state.deployment))
-    wanted = {pool.role: given.get(pool.role, pool.replicas) for pool in now.pools}
-    unknown = set(given) - set(wanted)
+    wanted = {pool.role: requested.get(pool.role, pool.replicas) for pool in now.pools}
+    unknown = set(requested) - set(wanted)
     if unknown:
-        raise InputError(f"--{min(unknown)}", given[min(unknown)], f"a pool of {list(wanted)}")
-    moves(planned, now, wanted)
+        raise InputError(f"--{min(unknown)}", requested[min(unknown)], f"a pool of {list(wanted)}")
+    replica_changes(planned, now, wanted)
     return wanted
 
 
-def _watch(state: State, window_s: float) -> Advice:
-    """Judge what the endpoint measures over the window."""
+def _measured_advice(state: State, window_s: float) -> Advice:
+    """Return the recommendation from the endpoint's metrics over the window."""
     if not all(SCALED in change for change in state.changes):
-        raise NegativeAnswer("what is deployed was substituted: the plan promises nothing of it")
+        raise NegativeAnswer("the deployment was substituted: the plan's SLO does not apply to it")
     plan, now = read_plan(Path(state.plan)), read_deployment(Path(state.deployment))
     if len(now.pools) == 1:
         raise NegativeAnswer("a mixed pool has nothing to move; plan again for another load")
     before = scrape(state.base_url)
     time.sleep(window_s)
-    seen = seen_between(before, scrape(state.base_url), plan.slo)
+    seen = window_metrics(before, scrape(state.base_url), plan.slo)
     shares = {
-        pool.role: Share(replicas=pool.replicas, width=pool.gpus // pool.replicas)
+        pool.role: PoolDevices(replicas=pool.replicas, width=pool.gpus // pool.replicas)
         for pool in now.pools
     }
     return advise(seen, shares, plan.slo)

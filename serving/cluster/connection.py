@@ -1,4 +1,4 @@
-"""Talking to a Ray cluster from a command that soon ends."""
+"""Connections to a Ray cluster from a command that ends soon."""
 
 from __future__ import annotations
 
@@ -30,30 +30,30 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 CONNECT_S = 5.0
-"""How long a head may take to answer."""
+"""Longest time for a head to answer."""
 
 FIRST_CALL = "/ray.rpc.NodeInfoGcsService/GetClusterId"
-"""What every client asks a head first; it takes no arguments."""
+"""The first call of every client to a head; it takes no arguments."""
 
 
 @contextmanager
 def connected(address: str) -> Iterator[None]:
     """
-    Be a driver of the cluster for the duration of the block.
+    Connect to the cluster as a driver for the duration of the block.
 
-    Its token is the one that this directory's cluster was started with; of any other cluster it
-    comes from Ray's own places: RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH, ~/.ray/auth_token.
+    A cluster started from this directory has its token there; for any other one the token comes
+    from Ray's own places: RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH, ~/.ray/auth_token.
 
     Raises:
         InputError: the cluster's token is missing or wrong.
-        TargetFailed: nobody answers there.
+        TargetFailed: no cluster answers there.
     """
     refuse_missing_certificates(os.environ)
     if not _answers(address):
-        raise TargetFailed(f"no Ray cluster at {address}: nobody listens there")
+        raise TargetFailed(f"no Ray cluster at {address}: no process listens there")
     local = address.startswith("127.")
     with _with_token_of(address), loopback() if local else nullcontext():
-        _show_token(address)
+        _check_token(address)
         try:
             ray.init(
                 address=address,
@@ -71,14 +71,14 @@ def connected(address: str) -> Iterator[None]:
 
 
 def instance_of(address: str) -> str:
-    """Return Ray's name of what runs at *address*: another one after a start; raises as above."""
+    """Return Ray's name of the session at *address*, new at each start; raises as `connected`."""
     with connected(address):
         return str(ray.get_runtime_context().get_session_name())
 
 
 @contextmanager
 def _with_token_of(address: str) -> Iterator[None]:
-    """Have Ray show the cluster's token for the duration of the block."""
+    """Use the cluster's token for the duration of the block."""
     before = {name: os.environ.get(name) for name in (MODE, TOKEN, TOKEN_PATH)}
     file = token_file(address)
     if file is None:
@@ -87,7 +87,7 @@ def _with_token_of(address: str) -> Iterator[None]:
         use_token(os.environ, file)
     try:
         refuse_missing_token(os.environ, address)
-        # Ray looks at its variables once, when it is imported, and keeps the token that it found.
+        # Ray reads its variables once, at import, and keeps the token.
         Config.initialize("")
         AuthenticationTokenLoader.instance().reset_cache()
         yield
@@ -99,7 +99,7 @@ def _with_token_of(address: str) -> Iterator[None]:
 
 
 def _answers(address: str) -> bool:
-    """Tell whether somebody listens at `host:port`; Ray itself would try again for many minutes."""
+    """Return whether a process listens at `host:port`; Ray itself would retry for many minutes."""
     if not _is_host_and_port(address):
         return True
     host, _, port = address.rpartition(":")
@@ -111,13 +111,13 @@ def _answers(address: str) -> bool:
 
 
 def _is_host_and_port(address: str) -> bool:
-    """Tell this form of an address from the others that Ray knows."""
+    """Return whether *address* is `host:port`, and not another form that Ray knows."""
     host, _, port = address.rpartition(":")
     return "/" not in host and port.isdigit()
 
 
-def _show_token(address: str) -> None:
-    """Raise where the head refuses the token; Ray would try for 20 s, and not say why it fails."""
+def _check_token(address: str) -> None:
+    """Raise if the head refuses the token; Ray would retry for 20 s, and not report the reason."""
     if not _is_host_and_port(address):
         return
     with init_grpc_channel(address) as channel:

@@ -1,4 +1,4 @@
-"""A labelled cluster of several raylets on this machine that outlives what is deployed on it."""
+"""A labelled cluster of several raylets on this machine that outlives its deployments."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from minicluster.errors import InputError, NegativeAnswer, TargetFailed
 from minicluster.files import write_atomically
-from serving.cluster.processes import marked, stop
+from serving.cluster.processes import cluster_processes, stop
 from serving.cluster.raylets import new_session, start_nodes
 from serving.cluster.state import HOME, TOKEN, read_state
 from serving.cluster.token import refuse_missing_certificates
@@ -33,7 +33,7 @@ class LocalCluster:
     One cluster.
 
     Attributes:
-        cluster_id: mark of its processes.
+        cluster_id: the value of `MARK` in its processes.
         address: of its head.
         session: Ray's directory, logs included.
     """
@@ -46,7 +46,7 @@ class LocalCluster:
 
 
 def numbered_nodes(count: int, cpus: int) -> tuple[RayNode, ...]:
-    """Return the raylets of *count* nodes, each with a share of *cpus* for either role."""
+    """Return the raylets of *count* nodes, each with *cpus* for either role."""
     return tuple(
         RayNode(node=f"node-{number}", role=role, cores=tuple(range(cpus)), gpus=())
         for number in range(count)
@@ -54,12 +54,12 @@ def numbered_nodes(count: int, cpus: int) -> tuple[RayNode, ...]:
     )
 
 
-def cluster_up(nodes: Sequence[RayNode], told: Callable[[str], None]) -> LocalCluster:
+def cluster_up(nodes: Sequence[RayNode], report: Callable[[str], None]) -> LocalCluster:
     """
-    Start a cluster and write it down; on a failure nothing is left.
+    Start a cluster and record it; a failure leaves nothing behind.
 
     Raises:
-        InputError: there is one already, or what it is to encrypt with is missing.
+        InputError: there is one already, or certificates for encryption are missing.
         TargetFailed: Ray did not start.
     """
     running = read_cluster()
@@ -80,10 +80,10 @@ def cluster_up(nodes: Sequence[RayNode], told: Callable[[str], None]) -> LocalCl
             cluster_id=cluster.cluster_id,
             session=Path(cluster.session),
             token=CLUSTER_TOKEN,
-            told=told,
+            report=report,
         )
     except BaseException:
-        told("stopping what was started")
+        report("stopping what was started")
         _remove(cluster)
         raise
     cluster = replace(cluster, address=address)
@@ -93,7 +93,7 @@ def cluster_up(nodes: Sequence[RayNode], told: Callable[[str], None]) -> LocalCl
 
 def cluster_down() -> bool:
     """
-    Stop the cluster; `False`: there is none.
+    Stop the cluster; returns `False` if there is none.
 
     Raises:
         InputError: something is deployed on it.
@@ -120,7 +120,7 @@ def current_cluster() -> LocalCluster:
     cluster = read_cluster()
     if cluster is None:
         raise NegativeAnswer("no cluster was started from this directory (`serving cluster up`)")
-    if not marked(cluster.cluster_id):
+    if not cluster_processes(cluster.cluster_id):
         raise TargetFailed(
             f"the cluster started {cluster.started} is gone; `serving cluster down` clears it"
         )
@@ -128,14 +128,14 @@ def current_cluster() -> LocalCluster:
 
 
 def read_cluster() -> LocalCluster | None:
-    """Return what was written down, if anything."""
+    """Return the recorded cluster, if any."""
     try:
-        said = json.loads(CLUSTER.read_text(encoding="utf-8"))
+        recorded = json.loads(CLUSTER.read_text(encoding="utf-8"))
         nodes = tuple(
             RayNode(**{**node, "cores": tuple(node["cores"]), "gpus": tuple(node["gpus"])})
-            for node in said["nodes"]
+            for node in recorded["nodes"]
         )
-        return LocalCluster(**{**said, "nodes": nodes})
+        return LocalCluster(**{**recorded, "nodes": nodes})
     except FileNotFoundError:
         return None
     except (ValueError, TypeError, KeyError) as error:
@@ -145,7 +145,7 @@ def read_cluster() -> LocalCluster | None:
 
 
 def token_file(address: str) -> Path | None:
-    """Return where the token of the cluster at *address* lies, if it was started from here."""
+    """Return the token file of the cluster at *address*, if it was started from this directory."""
     state, cluster = read_state(), read_cluster()
     if state is not None and state.cluster_id and state.address == address:
         return TOKEN
@@ -155,13 +155,13 @@ def token_file(address: str) -> Path | None:
 
 
 def _write(cluster: LocalCluster) -> None:
-    """Write the cluster down, whole or not at all."""
+    """Record the cluster; an interrupt leaves the old record."""
     HOME.mkdir(parents=True, exist_ok=True)
     write_atomically(CLUSTER, json.dumps(asdict(cluster), indent=2) + "\n")
 
 
 def _remove(cluster: LocalCluster) -> None:
-    """End every process, and forget the cluster."""
+    """Stop every process, and remove the record."""
     left = stop(cluster.cluster_id)
     if left:
         raise TargetFailed(f"processes {sorted(left)} do not end; the cluster is kept")

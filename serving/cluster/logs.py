@@ -1,7 +1,8 @@
-"""The replicas' logs, wherever they are now."""
+"""The replicas' logs: their ends, and the first error that explains a failed start."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,13 +14,23 @@ if TYPE_CHECKING:
 
 REPLICA = ":actor_name:ServeReplica:"
 
+ERROR = re.compile(r"\b((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)): (?!Traceback)(.+)")
+ECHOES = (
+    "Engine core initialization failed",
+    "RayTaskError",
+    "WorkerProc initialization failed",
+    "EngineDeadError",
+    "ActorDiedError",
+)
+"""Errors that only report another error."""
+
 
 def replica_logs(lines: int) -> Iterator[tuple[str, str]]:
     """
-    Yield file and last *lines* lines of each replica's output.
+    Yield the file and the last *lines* lines of each replica's output.
 
     Raises:
-        NegativeAnswer: there is no log, of anything running or past.
+        NegativeAnswer: there is no log, of a running or a past deployment.
     """
     state = read_state()
     directory = state.logs if state is not None else LOGS
@@ -31,3 +42,35 @@ def replica_logs(lines: int) -> Iterator[tuple[str, str]]:
         if name is not None:
             title = f"{name.removeprefix(REPLICA)} {Path(file).suffix[1:]}: {file}"
             yield title, "\n".join(text[-lines:])
+
+
+def root_cause(logs: Path, message: str) -> str:
+    """
+    Return the root cause of a failed start.
+
+    Args:
+        logs: directory of Ray's logs.
+        message: Ray Serve's message.
+
+    Returns:
+        The first error in the workers' logs that does not only report another; Serve's message if
+        the logs hold none.
+    """
+    for file in sorted(logs.glob("worker-*.err")) + sorted(logs.glob("worker-*.out")):
+        found = _first_error(file.read_text(encoding="utf-8", errors="replace"))
+        if found:
+            return found
+    return first_error(message)
+
+
+def first_error(text: str) -> str:
+    """Return the first original error in *text*, or the end of *text* in one line."""
+    return _first_error(text) or " ".join(text.split())[-500:]
+
+
+def _first_error(text: str) -> str | None:
+    for line in text.splitlines():
+        match = ERROR.search(line)
+        if match and not any(echo in line for echo in ECHOES):
+            return f"{match[1]}: {match[2].strip()}"
+    return None

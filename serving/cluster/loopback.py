@@ -1,11 +1,11 @@
 """
-Ray on this machine alone: every port that Ray chooses an address for listens on loopback.
+Ray on loopback: every port that Ray binds is reachable from this machine only.
 
-Ray takes 127.0.0.1 for "this host, as others reach it", and listens on all interfaces; of any
-other address it does the latter too. Only where it believes 127.0.0.1 to be the host's address it
-keeps to loopback (what it does on a Mac; on Linux no option says so: ray 2.60.0).
+Ray replaces 127.0.0.1 by the host's public address and listens on all interfaces, for any other
+address too. It keeps to loopback only where it takes 127.0.0.1 for the host's address, as on a
+Mac; on Linux there is no option for it (ray 2.60.0). A `ray start` on loopback:
 
-    python -m serving.cluster.loopback start --node-ip-address=127.0.0.1 …    is such a `ray start`
+    python -m serving.cluster.loopback start --node-ip-address=127.0.0.1 …
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def loopback() -> Iterator[None]:
-    """Have Ray believe that this host's address is 127.0.0.1, for the duration of the block."""
+    """Make Ray take 127.0.0.1 for this host's address, for the duration of the block."""
     before = services.get_node_ip_address
     services.get_node_ip_address = lambda _address=None: LOOPBACK
     try:

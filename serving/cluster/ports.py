@@ -1,4 +1,4 @@
-"""Ports that nobody listens on."""
+"""Free ports."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ NIXL_PORT = 20_000
 NIXL_PORTS = 2_000
 NIXL_PORTS_APART = {"prefill": 0, "decode": NIXL_PORTS}
 """
-Side-channel ports of each role from `nixl_port` on; every worker of every replica takes the next.
+Offset of each role's side-channel ports from `nixl_port`; each worker of each replica takes the
+next one.
 """
 
 LOOPBACK = "127.0.0.1"
-"""Where all processes of a cluster on this machine listen."""
+"""The address of all processes of a cluster on this machine."""
 
 
 def free_port(host: str) -> int:
-    """Return a port of *host* that nobody listens on."""
+    """Return a free port of *host*."""
     with socket.socket() as probe:
         probe.bind((host, 0))
         return int(probe.getsockname()[1])
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports that nobody listens on."""
+    """Return *count* free ports."""
     sockets = [socket.socket() for _ in range(count)]
     try:
         for each in sockets:
@@ -39,12 +40,12 @@ def free_ports(count: int) -> list[int]:
 
 def free_nixl_port(num_workers: int) -> int:
     """
-    Return a first port from which both pools find theirs free, whoever else is deployed here.
+    Return a first port such that the ports of both pools are free.
 
-    vLLM does not notice a port that is taken: its engine then waits for itself for ever.
+    vLLM does not notice a port that is taken: its engine then waits for itself without limit.
     """
-    # In random order: another deployment that starts just now must not choose the same ones, for
-    # the engines bind them only a minute later, and wait for ever if they are taken.
+    # In random order, because the engines bind their ports only a minute later: another deployment
+    # that starts at the same time must not choose the same ones.
     bases = range(NIXL_PORT, NIXL_PORT + NIXL_PORTS - num_workers, num_workers)
     for port in random.sample(bases, k=len(bases)):
         wanted = [
@@ -56,7 +57,7 @@ def free_nixl_port(num_workers: int) -> int:
 
 
 def is_free(host: str, port: int) -> bool:
-    """Tell whether a server could listen there."""
+    """Return whether a server could listen there."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -1,4 +1,4 @@
-"""A Ray cluster on this machine, one raylet for each pool's share of each planned node."""
+"""A Ray cluster on this machine: one raylet for each pool's devices on each planned node."""
 
 from __future__ import annotations
 
@@ -9,24 +9,25 @@ from tempfile import mkdtemp
 from typing import TYPE_CHECKING
 
 from minicluster.errors import TargetFailed
-from serving.cluster.log_errors import first_error
+from minicluster.plan import NODE_LABEL, ROLE_LABEL
+from serving.cluster.logs import first_error
 from serving.cluster.ports import LOOPBACK, free_ports
 from serving.cluster.processes import MARK, RAYLET, environment
 from serving.cluster.token import write_token
-from serving.protocol.app_spec import DEVICES_LABEL, NODE_LABEL, ROLE_LABEL
+from serving.protocol.app_spec import DEVICES_LABEL
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from serving.protocol.app_spec import RayNode
 
-OURS = (ROLE_LABEL, NODE_LABEL, DEVICES_LABEL)
+LABELS = (ROLE_LABEL, NODE_LABEL, DEVICES_LABEL)
 OBJECT_STORE_BYTES = 128 << 20
-"""Requests and tokens are small; Ray's default would be 30 % of the memory."""
+"""Size of the object store: requests and tokens are small. Ray's default is 30 % of the memory."""
 
 
 def new_session() -> Path:
-    """Make Ray's directory; its path must be short, for it holds Unix sockets."""
+    """Make Ray's directory; its path must be short, because it holds Unix sockets."""
     return Path(mkdtemp(prefix="minicluster-", dir="/tmp"))
 
 
@@ -36,21 +37,21 @@ def start_nodes(
     cluster_id: str,
     session: Path,
     token: Path,
-    told: Callable[[str], None],
+    report: Callable[[str], None],
 ) -> str:
     """
-    Start one raylet a node, the first as the head; *token* becomes the file of their token.
+    Start one raylet per node, the first as the head; their token is written to *token*.
 
     Returns:
         The cluster's address.
 
     Raises:
-        TargetFailed: Ray did not start; the message is Ray's.
+        TargetFailed: Ray did not start; with Ray's message.
     """
     head, *others = nodes
     port, client_port = free_ports(2)
     address = f"{LOOPBACK}:{port}"
-    told(f"starting Ray: {len(nodes)} node(s)")
+    report(f"starting Ray: {len(nodes)} node(s)")
     write_token(token)
     env = environment(cluster_id, token)
     _ray_start(
@@ -68,18 +69,18 @@ def start_nodes(
 
 
 def join_nodes(nodes: Sequence[RayNode], env: Mapping[str, str], *, address: str) -> None:
-    """Start one raylet a node beside those of a cluster on this machine; raises as above."""
+    """Start one raylet per node in a running cluster; raises as `start_nodes`."""
     for node in nodes:
         _ray_start(node, env, f"--address={address}")
 
 
 def raylet_mark(cluster_id: str, labels: Mapping[str, str]) -> str:
     """Return the mark of one raylet's processes."""
-    return "-".join([cluster_id, *(labels[name] for name in OURS if name in labels)])
+    return "-".join([cluster_id, *(labels[name] for name in LABELS if name in labels)])
 
 
 def ray_options(node: RayNode) -> list[str]:
-    """Return what `ray start` is told of a node, here and on any other host."""
+    """Return the options of `ray start` for a node, on this or any other host."""
     labels = ",".join(f"{key}={value}" for key, value in node.labels.items())
     return [
         f"--num-cpus={len(node.cores) or len(node.gpus)}",
@@ -91,12 +92,12 @@ def ray_options(node: RayNode) -> list[str]:
 
 def ray_lines(nodes: Sequence[RayNode], head: str, shared: str) -> Iterator[str]:
     """
-    Yield what to type on each host so that a plan finds its nodes; the first host is the head.
+    Yield the commands for each host of a plan; the first host is the head.
 
     Args:
         nodes: raylets of the plan; those of one node run on one host.
-        head: address and port that the others reach the head at.
-        shared: variables that every process of the cluster needs.
+        head: address and port of the head.
+        shared: environment variables of every process of the cluster.
     """
     for number, node in enumerate(nodes):
         join = f"--head --port={head.rpartition(':')[2]}" if number == 0 else f"--address={head}"
@@ -108,7 +109,7 @@ def ray_lines(nodes: Sequence[RayNode], head: str, shared: str) -> Iterator[str]
 
 
 def _ray_start(node: RayNode, env: Mapping[str, str], *options: str) -> None:
-    """Run `ray start`, which leaves its processes in the background."""
+    """Run `ray start`, whose processes stay in the background."""
     command = [
         sys.executable,
         "-m",
@@ -125,5 +126,5 @@ def _ray_start(node: RayNode, env: Mapping[str, str], *options: str) -> None:
         command, env=env, capture_output=True, text=True, check=False, start_new_session=True
     )
     if done.returncode:
-        said = first_error(done.stdout + done.stderr)
-        raise TargetFailed(f"Ray did not start for {node.role} on {node.node}: {said}")
+        error = first_error(done.stdout + done.stderr)
+        raise TargetFailed(f"Ray did not start for {node.role} on {node.node}: {error}")

@@ -1,15 +1,16 @@
 """
-What we take from Ray and Ray Serve that they do not promise to keep, the engine's side apart.
+Every private name of Ray and Ray Serve that serving uses, except those of the engine.
 
-Ray 2.60.0; tests/serving/test_serve_compat.py says which name is gone after an upgrade. Apart from
-`serving.replicas.engine_compat`, which imports vLLM: seconds that a command has no use for.
+Ray 2.60.0; tests/serving/test_serve_compat.py reports the names that an upgrade removed. Separate
+from `serving.replicas.engine_compat`, which imports vLLM and so takes seconds.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from logging.handlers import MemoryHandler
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import ray
 from ray._private.state import available_resources_per_node
@@ -18,32 +19,46 @@ from ray.serve._private.common import DeploymentID
 from ray.serve._private.constants import SERVE_LOGGER_NAME
 from ray.serve.context import _get_global_client
 
+if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
 __all__ = [
-    "STRAIGHT",
+    "DIRECT_CALLS",
+    "NoReplica",
     "broadcast",
     "deployment_options",
     "free_resources",
-    "keep_log",
+    "keep_log_open",
     "live_replicas",
     "set_replicas",
+    "while_live",
     "with_version",
 ]
 
-STRAIGHT = {"_by_reference": False}
+DIRECT_CALLS = {"_by_reference": False}
 """
-Options of a handle whose calls go to the replica by gRPC instead of as tasks of Ray: some 2 ms
-less a message on the demo's cores. Every replica listens for them, used or not.
+Handle options with which calls go to the replica by gRPC instead of as tasks of Ray: some 2 ms
+less per message on the demo's cores. Every replica listens for them anyway.
 """
+
+LIVE_POLL_S = 0.1
+"""Interval at which a pending call checks that a replica is left."""
+
+Answer = TypeVar("Answer")
+
+
+class NoReplica(Exception):
+    """The deployment has no replica left; Ray Serve would hold the call until there is one."""
 
 
 def free_resources() -> dict[str, dict[str, float]]:
-    """Return what each live node has left, by the node's id."""
+    """Return the free resources of each live node, by the node's id."""
     found: dict[str, dict[str, float]] = available_resources_per_node()
     return found
 
 
 def set_replicas(app: str, deployment: str, replicas: int) -> None:
-    """Tell Serve how many replicas a deployment has, as its REST interface would."""
+    """Set the number of replicas of a deployment, as Serve's REST interface does."""
     controller = _get_global_client()._controller  # noqa: SLF001
     ray.get(
         controller.update_deployment_replicas.remote(
@@ -54,16 +69,16 @@ def set_replicas(app: str, deployment: str, replicas: int) -> None:
 
 def with_version(app: Any, version: str) -> Any:  # noqa: ANN401
     """
-    Return a bound deployment that Serve updates in place as long as its version is the same.
+    Return a bound deployment that Serve updates in place while its version stays the same.
 
-    Without one Serve draws a version for every deployment, and starts all replicas anew.
+    Without a version Serve draws one for every deployment, and restarts all replicas.
     """
     app._bound_deployment._version = version  # noqa: SLF001
     return app
 
 
 def deployment_options(app: str) -> dict[str, dict[str, Any]]:
-    """Return the options that Serve runs each deployment of *app* with, by name."""
+    """Return Serve's options of each deployment of *app*, by name."""
     details = _get_global_client().get_serve_details()
     deployments = details["applications"].get(app, {}).get("deployments", {})
     return {name: each["deployment_config"] for name, each in deployments.items()}
@@ -71,9 +86,9 @@ def deployment_options(app: str) -> dict[str, dict[str, Any]]:
 
 def live_replicas(handle: Any) -> int | None:  # noqa: ANN401
     """
-    Return how many replicas *handle* can call at this moment; `None`: it does not know yet.
+    Return the number of replicas that *handle* can call now; `None`: it does not know yet.
 
-    It learns from the controller, and at once from a call that finds a replica dead.
+    The handle learns from the controller, and at once from a call that finds a replica dead.
     """
     if not handle.is_initialized:
         handle._init()  # noqa: SLF001
@@ -83,13 +98,34 @@ def live_replicas(handle: Any) -> int | None:  # noqa: ANN401
     return len(router.request_router.curr_replicas)
 
 
-def keep_log() -> None:
+async def while_live(handle: Any, answer: Awaitable[Answer]) -> Answer:  # noqa: ANN401
     """
-    Keep this replica's log open, whoever configures logging from now on.
+    Return the answer of a call through *handle*, as long as there is a replica.
 
-    NIXL does when it is imported, vLLM too, and Python then closes all handlers there are. Serve's
-    controller asks for the name of a replica's log when it has died and come back, and stops the
-    replicas that no longer know it: all of them (ray 2.60.0, `get_component_logger_file_path`).
+    A gRPC call that fails does not remove its replica from Serve's list: the next call finds out,
+    and then waits inside Serve for another replica, without limit (ray 2.60.0,
+    `route_and_send_request` "will block indefinitely if no replicas are available").
+
+    Raises:
+        NoReplica: no replica is left; the call is cancelled.
+    """
+    waiting = asyncio.ensure_future(answer)
+    try:
+        while not (await asyncio.wait({waiting}, timeout=LIVE_POLL_S))[0]:
+            if live_replicas(handle) == 0:
+                raise NoReplica(handle.deployment_name)
+        return waiting.result()
+    finally:
+        waiting.cancel()
+
+
+def keep_log_open() -> None:
+    """
+    Keep this replica's log open when a library configures logging.
+
+    NIXL and vLLM do so on import, and Python then closes all existing handlers. Serve's controller
+    asks for the name of a replica's log after a restart of its own, and stops the replicas that no
+    longer know it: all of them (ray 2.60.0, `get_component_logger_file_path`).
     """
     for handler in logging.getLogger(SERVE_LOGGER_NAME).handlers:
         if isinstance(handler, MemoryHandler):

@@ -1,4 +1,4 @@
-"""Where processes listen, and what each answers who shows no token."""
+"""The listening sockets of processes, and their answers to calls without a token."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ CALLS = (
     "/ray.rpc.RayletDriver/ClusterInfo",
     "/ray.serve.ASGIService/HandleRequest",
 )
-"""A call of each kind of Ray's gRPC servers that changes nothing; without arguments."""
+"""One call of each of Ray's gRPC services that changes nothing and takes no arguments."""
 
 ENGINE = "VLLM::"
-"""How the titles of vLLM's processes begin: what they speak to one another is not asked here."""
+"""Prefix of the titles of vLLM's processes, whose own protocols are not probed here."""
 
 LISTENS = "0A"
 """State of a listening socket in /proc/net/tcp."""
@@ -38,7 +38,7 @@ LISTENS = "0A"
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class ListeningSocket:
-    """One socket; `process` is its owner's title or program."""
+    """One listening socket; `process` is its owner's title or program."""
 
     process: str
     address: str
@@ -46,16 +46,16 @@ class ListeningSocket:
 
     @property
     def is_loopback(self) -> bool:
-        """Whether this machine alone reaches it."""
+        """Whether only this machine can reach it."""
         return ip_address(self.address).is_loopback
 
 
 def sockets(pids: Iterable[int]) -> list[ListeningSocket]:
-    """Return where these processes listen; one that several inherited counts once."""
+    """Return the listening sockets of these processes; an inherited socket counts once."""
     listening = dict(_listening())
     found: dict[str, ListeningSocket] = {}
     for pid in sorted(pids):
-        with suppress(OSError):  # gone meanwhile
+        with suppress(OSError):  # ended meanwhile
             process = _process(pid)
             for inode in _inodes(pid) & listening.keys():
                 address, port = listening[inode]
@@ -66,14 +66,14 @@ def sockets(pids: Iterable[int]) -> list[ListeningSocket]:
 
 
 def answers(found: Iterable[ListeningSocket]) -> list[tuple[ListeningSocket, str]]:
-    """Return what each socket answers to a call of gRPC, or else of HTTP, without a token."""
-    asked = list(found)
+    """Return the answer of each socket to a gRPC call, or else to HTTP, without a token."""
+    probed = list(found)
     with ThreadPoolExecutor(max_workers=8) as pool:
-        return list(zip(asked, pool.map(_answer, asked), strict=True))
+        return list(zip(probed, pool.map(_answer, probed), strict=True))
 
 
 def _answer(listening: ListeningSocket) -> str:
-    """Ask one of them; `-`: it is an engine's, or understands neither."""
+    """Return the answer of one socket; `-`: an engine's, or neither gRPC nor HTTP."""
     if listening.process.startswith(ENGINE):
         return "-"
     own = ip_address(listening.address)
@@ -82,7 +82,7 @@ def _answer(listening: ListeningSocket) -> str:
 
 
 def _grpc_answer(host: str, port: int) -> str | None:
-    """Return the status of the first call that is known there; `None`: it speaks no gRPC."""
+    """Return the status of the first implemented call; `None`: no gRPC server."""
     with grpc.insecure_channel(f"[{host}]:{port}" if ":" in host else f"{host}:{port}") as channel:
         for call in CALLS:
             try:
@@ -99,15 +99,15 @@ def _grpc_answer(host: str, port: int) -> str | None:
 
 
 def _http_answer(host: str, port: int) -> str | None:
-    """Return the status of `GET /`; `None`: it speaks no HTTP."""
-    asked = HTTPConnection(host, port, timeout=ANSWER_LIMIT_S)
+    """Return the status of `GET /`; `None`: no HTTP server."""
+    connection = HTTPConnection(host, port, timeout=ANSWER_LIMIT_S)
     try:
-        asked.request("GET", "/")
-        return f"HTTP {asked.getresponse().status}"
+        connection.request("GET", "/")
+        return f"HTTP {connection.getresponse().status}"
     except (OSError, HTTPException):
         return None
     finally:
-        asked.close()
+        connection.close()
 
 
 def _listening() -> Iterator[tuple[str, tuple[str, int]]]:
@@ -122,7 +122,7 @@ def _listening() -> Iterator[tuple[str, tuple[str, int]]]:
 
 
 def _address(written: str) -> str:
-    """Return an address as people write it; the kernel writes words of four bytes, reversed."""
+    """Return an address in its usual form; the kernel writes words of four bytes, reversed."""
     words = [bytes.fromhex(written[i : i + 8])[::-1] for i in range(0, len(written), 8)]
     family = socket.AF_INET if len(words) == 1 else socket.AF_INET6
     address = ip_address(socket.inet_ntop(family, b"".join(words)))
@@ -131,7 +131,6 @@ def _address(written: str) -> str:
 
 
 def _inodes(pid: int) -> set[str]:
-    """Return the sockets that a process holds open."""
     found = set()
     for file in Path(f"/proc/{pid}/fd").iterdir():
         with suppress(OSError):

@@ -1,4 +1,4 @@
-"""What is deployed from this directory, written down so that other commands find it."""
+"""The state file: the deployment that was started from this directory, for later commands."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from minicluster.files import write_atomically
 HOME = Path(".minicluster/serving")
 STATE = HOME / "state.json"
 TOKEN = HOME / "token"
-"""Of the Ray cluster, if `serving up` started it; only its owner may read the file."""
+"""Token of the Ray cluster, if `serving up` started it; only its owner may read the file."""
 
 LOGS = HOME / "logs"
-"""Logs of the last deployment, once it is gone."""
+"""Logs of the last deployment, after it has been stopped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,20 +26,21 @@ class State:
     One deployment.
 
     Attributes:
-        cluster_id: mark of our processes; empty when the cluster is somebody else's.
+        cluster_id: the value of `MARK` in the cluster's processes; empty for a foreign cluster,
+            which `serving up` did not start.
         address: of the Ray cluster.
         base_url: of the endpoint.
-        plan: copy of the plan, next to the state.
+        plan: copy of the plan, beside the state file.
         plan_hash: SHA-256 of the plan, 16 hex digits.
-        deployment: copy of what was deployed: the plan's, but for *changes*.
-        session: Ray's directory, logs included; empty when the cluster is somebody else's.
-        instance: Ray's name of somebody else's cluster, another one once its head started again.
-        changes: what was asked to be otherwise than planned, by `--substitute` or `scale`.
-        deadlines_s: of prefill and of the KV hand-off, where they are not the plan's.
+        deployment: copy of the deployment: the plan's, except for *changes*.
+        session: Ray's directory, logs included; empty for a foreign cluster.
+        instance: Ray's session name of a foreign cluster, new at each start of its head.
+        changes: differences from the plan that were asked for, by `--substitute` or `scale`.
+        deadlines_s: of prefill and of the KV hand-off; `None`: the plan's.
         token_limit: most tokens of one answer, if there is a limit.
         nixl_port: first of the engines' side-channel ports.
-        planned: a plan stands behind it, not a deployment that is up to be measured.
-        ready: `serving up` saw the whole path work.
+        planned: it was deployed from a plan, not from a deployment to measure.
+        ready: the probes of `serving up` succeeded.
     """
 
     cluster_id: str
@@ -61,16 +62,18 @@ class State:
 
     @property
     def logs(self) -> Path:
-        """Where the running cluster logs."""
+        """Directory of the running cluster's logs."""
         return Path(self.session) / "session_latest" / "logs"
 
 
 def read_state() -> State | None:
-    """Return what is deployed from this directory, if anything."""
+    """Return the deployment of this directory, if there is one."""
     try:
-        said = json.loads(STATE.read_text(encoding="utf-8"))
-        lists = {name: tuple(said[name]) for name in ("changes", "deadlines_s") if name in said}
-        return State(**{**said, **lists})
+        recorded = json.loads(STATE.read_text(encoding="utf-8"))
+        lists = {
+            name: tuple(recorded[name]) for name in ("changes", "deadlines_s") if name in recorded
+        }
+        return State(**{**recorded, **lists})
     except FileNotFoundError:
         return None
     except (ValueError, TypeError, AttributeError) as error:
@@ -80,18 +83,18 @@ def read_state() -> State | None:
 
 
 def write_state(state: State) -> None:
-    """Write the state, whole or not at all."""
+    """Write the state; an interrupt leaves the old one."""
     HOME.mkdir(parents=True, exist_ok=True)
     write_atomically(STATE, json.dumps(asdict(state), indent=2) + "\n")
 
 
-def forget(state: State) -> None:
-    """Keep the logs of a deployment that is gone, and remove all else of it."""
+def remove_state(state: State) -> None:
+    """Keep the logs of a deployment that has been stopped, and remove all its other files."""
     if state.session and state.cluster_id:
         if state.logs.is_dir():
             shutil.rmtree(LOGS, ignore_errors=True)
-            # A log that cannot be kept, on a full disk or of a directory that is gone, must not
-            # keep a state of what runs no more.
+            # A log that cannot be copied (full disk, missing directory) must not keep the state of
+            # a deployment that does not run.
             with suppress(OSError):
                 shutil.copytree(state.logs, LOGS, ignore_dangling_symlinks=True)
         shutil.rmtree(state.session, ignore_errors=True)

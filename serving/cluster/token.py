@@ -1,4 +1,4 @@
-"""The token without which no process of a Ray cluster answers."""
+"""The token of a Ray cluster: its processes refuse calls without it."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, MutableMapping
 
 MODE, TOKEN, TOKEN_PATH = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
-"""Ray's own variables. Each process is given the path: whoever may list processes sees no token."""
+"""Ray's own variables. Processes get the path, so that a list of processes shows no token."""
 
 USE_TLS = "RAY_USE_TLS"
 CERTIFICATES = ("RAY_TLS_SERVER_CERT", "RAY_TLS_SERVER_KEY", "RAY_TLS_CA_CERT")
 
-
 TOKEN_ON_HOSTS = "/etc/minicluster-keys/ray-token"  # noqa: S105  (a path)
-"""Where the token of a cluster of several hosts lies on each of them, unless it is said."""
+"""Default path of the token on each host of a cluster of several hosts."""
 
 
 def write_token(file: Path) -> None:
@@ -32,24 +31,24 @@ def write_token(file: Path) -> None:
 
 
 def use_token(environ: MutableMapping[str, str], file: Path) -> None:
-    """Have Ray take the token of *file*, and no other one."""
+    """Make Ray use the token of *file*, and no other one."""
     environ.pop(TOKEN, None)  # Ray would prefer it
     environ[MODE] = "token"
     environ[TOKEN_PATH] = str(file.absolute())
 
 
 def shared_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return what every process of a cluster of several hosts needs, as it is set here."""
-    encrypts = {name: environ[name] for name in (USE_TLS, *CERTIFICATES) if name in environ}
-    return {MODE: "token", TOKEN_PATH: environ.get(TOKEN_PATH, TOKEN_ON_HOSTS), **encrypts}
+    """Return the variables that every process of a cluster of several hosts needs."""
+    tls = {name: environ[name] for name in (USE_TLS, *CERTIFICATES) if name in environ}
+    return {MODE: "token", TOKEN_PATH: environ.get(TOKEN_PATH, TOKEN_ON_HOSTS), **tls}
 
 
 def refuse_missing_token(environ: Mapping[str, str], address: str) -> None:
-    """Raise InputError where Ray's own places hold no token for the cluster at *address*."""
+    """Raise InputError if Ray's own places hold no token for the cluster at *address*."""
     if environ.get(MODE, "token").lower() != "token" or environ.get(TOKEN):
         return
-    given = environ.get(TOKEN_PATH)
-    file = Path(given) if given else Path.home() / ".ray" / "auth_token"
+    path = environ.get(TOKEN_PATH)
+    file = Path(path) if path else Path.home() / ".ray" / "auth_token"
     try:
         if file.read_text(encoding="utf-8").strip():
             return
@@ -57,14 +56,14 @@ def refuse_missing_token(environ: Mapping[str, str], address: str) -> None:
         pass
     raise InputError(
         TOKEN_PATH,
-        given,
+        path,
         f"a file with the token of the Ray cluster at {address}",
         f"or {TOKEN}, or ~/.ray/auth_token",
     )
 
 
 def refuse_missing_certificates(environ: Mapping[str, str]) -> None:
-    """Raise InputError where Ray is to encrypt and a certificate or key is not there."""
+    """Raise InputError if Ray is to use TLS and a certificate or key is missing."""
     if environ.get(USE_TLS, "0").lower() not in {"1", "true"}:
         return
     for name in CERTIFICATES:

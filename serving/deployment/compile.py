@@ -1,18 +1,17 @@
-"""From what is to run to how Ray Serve runs it: a deployment per role and domain, plain data."""
+"""From a plan to Ray Serve: a deployment per role and domain with its bounds, as plain data."""
 
 from __future__ import annotations
 
 import hashlib
-import re
+import math
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
-from minicluster.plan import to_json
+from minicluster.plan import NODE_LABEL, ROLE_LABEL, to_json
 from serving.cluster.ports import NIXL_PORTS, NIXL_PORTS_APART
 from serving.deployment.engine_args import engine_kwargs, environment
-from serving.deployment.limits import limits
-from serving.protocol.app_spec import NODE_LABEL, ROLE_LABEL, RayNode, ServedApp, ServedPool
-from serving.protocol.endpoint_config import front_door, replicas_by_domain
+from serving.protocol.app_spec import RayNode, ServedApp, ServedPool
+from serving.protocol.endpoint_config import deadlines, endpoint_config, replicas_by_domain
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,86 +20,150 @@ if TYPE_CHECKING:
     from serving.deployment.engine_args import DeployTarget
 
 ONE_DOMAIN = "d0"
-NUMBERED = re.compile(r"node-(\d+)")
-"""How `sizing` names the nodes of a placement."""
-
 IN_ONE_THREAD = {
     "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
     "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
 }
 """
-Environment of every replica: Serve would pass each message from thread to thread, for code that
-blocks; ours does not. Not of the command that deploys: its calls do block.
+Environment of every replica. By default Serve passes each message from thread to thread, for user
+code that blocks; ours does not block. The command that deploys does, and keeps the default.
 """
+
+UNPLANNED_REQUESTS = 1_000
+"""Requests that a replica takes at once where no plan gives a number."""
+
+HEALTH_CHECK_S = 5.0
+HEALTH_LIMIT_S = 30.0
+"""Interval and limit of a replica's health check; a replica with a full batch answers slowly."""
+
+DRAIN_POLL_S = 2.0
+"""Interval at which a draining replica checks whether its last request has ended."""
+
+DRAIN_FACTOR = 2.0
+"""Time to drain, as a multiple of the plan's longest request; machines can be slower."""
+
+UNPLANNED_DRAIN_S = 60.0
 
 
 def compile_app(
     deployment: Deployment,
-    ground: DeployTarget,
+    target: DeployTarget,
     *,
     plan: Plan | None = None,
     substitutions: tuple[str, ...] = (),
 ) -> ServedApp:
     """
-    Compile a deployment that `serving.deployment.feasibility` has no objection to.
+    Compile a deployment that `serving.deployment.feasibility` found realisable.
 
     Args:
         deployment: what is to run.
-        ground: what it stands on.
-        plan: the plan behind it, which bounds queues and says what the front door promises.
-        substitutions: what *deployment* has otherwise than the plan.
+        target: where, and with which overrides.
+        plan: the plan behind it, which bounds the queues and gives the endpoint its SLO.
+        substitutions: differences of *deployment* from the plan.
     """
     found = domains(deployment, plan)
-    # What is deployed otherwise than planned keeps no promise of the plan's.
-    promised = None if substitutions else plan
+    # A substituted deployment has neither the plan's latencies nor its SLO.
+    kept = None if substitutions else plan
     bounds = {
         pool.role: limits(
-            pool, promised, deadlines_s=ground.deadlines_s, token_limit=ground.token_limit
+            pool, kept, deadlines_s=target.deadlines_s, token_limit=target.token_limit
         )
         | _routed(deployment, pool)
         for pool in deployment.pools
     }
-    front = front_door(
+    endpoint = endpoint_config(
         deployment,
         domains=found,
-        plan=promised,
+        plan=kept,
         plan_hash=plan_hash(to_json(plan or deployment)),
         substitutions=substitutions,
-        deadlines_s=ground.deadlines_s,
+        deadlines_s=target.deadlines_s,
     )
     return ServedApp(
         model_id=deployment.model.id,
         pools=tuple(
             served
             for pool in deployment.pools
-            for served in _pools(deployment, pool, found, ground, bounds[pool.role])
+            for served in _pools(deployment, pool, found, target, bounds[pool.role])
         ),
-        nodes=ray_nodes(deployment, ground.target),
-        front=front,
+        nodes=ray_nodes(deployment, target.kind),
+        endpoint=endpoint,
     )
 
 
+def limits(
+    pool: Pool,
+    plan: Plan | None,
+    *,
+    deadlines_s: tuple[float | None, float | None] = (None, None),
+    token_limit: int | None = None,
+) -> dict[str, Any]:
+    """
+    Return the Ray Serve options of one deployment that bound its queues and its drain.
+
+    A replica takes its batch and, beyond it, what it can serve within the prefill deadline:
+    `capacity x deadline` requests (Little's law). These queue in the engine, first come first
+    served; any further one would be late. The callers may hold as many again.
+
+    Args:
+        pool: of the deployment.
+        plan: the plan behind it, if there is one.
+        deadlines_s: of prefill and of the KV hand-off; `None`: the plan's.
+        token_limit: most tokens of one answer; `None`: what the context leaves.
+    """
+    common = {
+        "health_check_period_s": HEALTH_CHECK_S,
+        "health_check_timeout_s": HEALTH_LIMIT_S,
+        "graceful_shutdown_wait_loop_s": DRAIN_POLL_S,
+    }
+    if plan is None:
+        return {
+            **common,
+            "max_ongoing_requests": UNPLANNED_REQUESTS,
+            "graceful_shutdown_timeout_s": UNPLANNED_DRAIN_S,
+        }
+    prefill_s, handoff_s = deadlines(plan, deadlines_s)
+    rate = max(plan.prediction.capacity_requests_per_s, plan.workload.requests_per_s)
+    waiting = math.ceil(rate / pool.replicas * prefill_s)
+    slots = pool.max_batch_size * pool.dp * pool.pp
+    # A draining prefill replica stays until its last KV cache is fetched, or is past its deadline.
+    longest_s = prefill_s + DRAIN_POLL_S + handoff_s
+    if pool.role != "prefill":
+        longest_s += _answer_s(plan, token_limit)
+    return {
+        **common,
+        "max_ongoing_requests": slots + waiting,
+        "max_queued_requests": pool.replicas * (slots + waiting),
+        "graceful_shutdown_timeout_s": float(math.ceil(DRAIN_FACTOR * longest_s)),
+    }
+
+
+def _answer_s(plan: Plan, token_limit: int | None) -> float:
+    """Return the seconds of the longest answer that a client may ask for."""
+    step_s = plan.slo.per_token_s or plan.prediction.tpot.p99_s
+    context = plan.engine.max_model_len
+    return min(token_limit or context, context) * step_s
+
+
 def plan_hash(text: str) -> str:
-    """Return what `status` calls a plan: SHA-256 of its file, 16 hex digits."""
+    """Return the id of a plan: the SHA-256 of its file, 16 hex digits."""
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def domains(deployment: Deployment, plan: Plan | None) -> dict[str, str]:
     """
-    Return the domain of each node: GPUs joined by scale-up links, where that decides anything.
+    Return the domain of each node: GPUs joined by scale-up links.
 
-    It does where each domain holds the same share of both pools: prompts then stay at home, and
-    every replica is as busy as planned. Elsewhere all nodes are one domain: a pool that is paired
-    with too little of the other one would queue, or idle.
+    Domains count where each holds the same share of both pools: KV caches then stay inside their
+    domain, and every replica is as busy as planned. Elsewhere all nodes are one domain, because a
+    pool paired with too little of the other one would queue, or idle.
     """
     nodes = {placement.node for pool in deployment.pools for placement in pool.placement}
     one = dict.fromkeys(sorted(nodes), ONE_DOMAIN)
-    numbers = {node: NUMBERED.fullmatch(node) for node in nodes}
-    if plan is None or not all(numbers.values()):
+    numbers = {} if plan is None else {n: plan.inputs.cluster.hb_domain(n) for n in nodes}
+    if not numbers or None in numbers.values():
         return one
-    cluster = plan.inputs.cluster
-    wide = max(1, cluster.gpus_per_hb_domain // cluster.gpus_per_node)
-    found = {node: f"d{int(match[1]) // wide}" for node, match in numbers.items() if match}
+    found = {node: f"d{number}" for node, number in numbers.items()}
     shares = [
         {at: Fraction(n, pool.replicas) for at, n in replicas_by_domain(pool, found).items()}
         for pool in deployment.pools
@@ -112,18 +175,17 @@ def _pools(
     deployment: Deployment,
     pool: Pool,
     found: Mapping[str, str],
-    ground: DeployTarget,
+    target: DeployTarget,
     bounds: Mapping[str, Any],
 ) -> list[ServedPool]:
-    """Compile one role: a deployment for each domain, each with ports of its own."""
     replicas = replica_places(pool)
     by_domain: dict[str, list[tuple[tuple[str, int], ...]]] = {}
     for places in replicas:
         by_domain.setdefault(found[places[0][0]], []).append(places)
-    first = ground.nixl_port + NIXL_PORTS_APART.get(pool.role, 0)
+    first = target.nixl_port + NIXL_PORTS_APART.get(pool.role, 0)
     served = []
     for number, (domain, members) in enumerate(by_domain.items()):
-        # Apart by room for the replicas that `serving scale` may add.
+        # With room for the replicas that `serving scale` may add.
         port = first + number * (NIXL_PORTS // len(by_domain))
         nodes = sorted(node for node, of in found.items() if of == domain)
         prefix = pool.role.capitalize() + (f"-{domain}:" if len(by_domain) > 1 else ":")
@@ -134,7 +196,7 @@ def _pools(
                 prefix=prefix,
                 name=prefix + served_name(deployment.model.id),
                 replicas=len(members),
-                llm_config=_llm_config(deployment, pool, members, ground)
+                llm_config=_llm_config(deployment, pool, members, target)
                 | {"deployment_config": _deployment_config(pool, len(members), nodes, bounds)}
                 | {"experimental_configs": _experimental(pool, port)},
             )
@@ -146,10 +208,9 @@ def _llm_config(
     deployment: Deployment,
     pool: Pool,
     members: list[tuple[tuple[str, int], ...]],
-    ground: DeployTarget,
+    target: DeployTarget,
 ) -> dict[str, Any]:
-    """Return what says how each replica's engine is made."""
-    cpu = ground.target == "cpu"
+    cpu = target.kind == "cpu"
     devices = [tuple(gpu for _, gpu in places) for places in members]
     return {
         "model_loading_config": {
@@ -158,13 +219,13 @@ def _llm_config(
         },
         "placement_group_config": {
             "bundle_per_worker": {"CPU": 1} if cpu else {"CPU": 1, "GPU": 1},
-            # A replica that one planned node holds must not be torn apart.
+            # A replica inside one planned node must not be spread over several.
             "strategy": "STRICT_PACK"
             if all(len({node for node, _ in places}) == 1 for places in members)
             else "PACK",
         },
-        "engine_kwargs": engine_kwargs(deployment, pool, ground),
-        "runtime_env": {"env_vars": environment(deployment, devices, ground) | IN_ONE_THREAD},
+        "engine_kwargs": engine_kwargs(deployment, pool, target),
+        "runtime_env": {"env_vars": environment(deployment, devices, target) | IN_ONE_THREAD},
         "log_engine_metrics": False,
         **({"accelerator_config": {"kind": "cpu"}} if cpu else _accelerator(pool)),
     }
@@ -178,14 +239,14 @@ def _deployment_config(
     pool: Pool, replicas: int, nodes: list[str], bounds: Mapping[str, Any]
 ) -> dict[str, Any]:
     """
-    Return how many replicas there are, where, and within which bounds.
+    Return number, place and bounds of the replicas.
 
-    The label of the role decides the place; that of the node only keeps domains apart, so that
+    The label of the role selects the place; that of the node only separates domains, so that
     `serving scale` can give a pool another node of its domain.
     """
     return {
         "num_replicas": replicas,
-        # A start that fails is told at once instead of being tried again and again.
+        # A failed start is reported at once instead of being retried.
         "max_constructor_retry_count": 1,
         "ray_actor_options": {"num_cpus": 0},
         "placement_group_bundle_label_selector": [
@@ -196,8 +257,7 @@ def _deployment_config(
 
 
 def _experimental(pool: Pool, port: int) -> dict[str, Any]:
-    """Return Ray's settings that have no place of their own."""
-    # Ray's default gathers tokens for 50 ms; we promise their latency one by one.
+    # Ray's default batches tokens for 50 ms; the SLO is on each of them.
     interval = {"stream_batching_interval_ms": 0}
     return interval if pool.role == "mixed" else {**interval, "NIXL_SIDE_CHANNEL_PORT_BASE": port}
 
@@ -220,7 +280,7 @@ def replica_devices(pool: Pool) -> list[tuple[int, ...]]:
 
 
 def _routed(deployment: Deployment, pool: Pool) -> dict[str, Any]:
-    """Return how requests find the replicas of a pool: prompts by the plan's policy."""
+    """Return the request router of a pool: prompts are routed by the plan's policy."""
     if pool.role != "prefill":
         return {}
     policy = {"policy": deployment.routing.policy}
@@ -232,8 +292,8 @@ def _routed(deployment: Deployment, pool: Pool) -> dict[str, Any]:
     }
 
 
-def ray_nodes(deployment: Deployment, target: str) -> tuple[RayNode, ...]:
-    """Return a raylet for each pool's share of each node, so that labels alone decide the place."""
+def ray_nodes(deployment: Deployment, kind: str) -> tuple[RayNode, ...]:
+    """Return a raylet for each pool's devices on each node; *kind* is `cpu` or `gpu`."""
     shares: dict[tuple[str, str], list[int]] = {}
     for pool in sorted(deployment.pools, key=lambda each: each.role, reverse=True):
         for placement in pool.placement:
@@ -242,8 +302,8 @@ def ray_nodes(deployment: Deployment, target: str) -> tuple[RayNode, ...]:
         RayNode(
             node=node,
             role=role,
-            cores=tuple(gpus) if target == "cpu" else (),
-            gpus=() if target == "cpu" else tuple(gpus),
+            cores=tuple(gpus) if kind == "cpu" else (),
+            gpus=() if kind == "cpu" else tuple(gpus),
         )
         for (role, node), gpus in shares.items()
     )

@@ -1,11 +1,11 @@
-"""A plan as a compose file: head, a worker for each raylet, and what watches and loads them."""
+"""A plan as a compose file: head, a worker per raylet, Prometheus, Grafana and the load test."""
 
 from __future__ import annotations
 
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
-from serving.api.api_keys import KEYS_FILE
+from serving.api.auth import KEYS_FILE
 from serving.cluster.raylets import OBJECT_STORE_BYTES, ray_options
 from serving.cluster.token import MODE, TOKEN_PATH
 from serving.deployment.manifest import KEYS_NAME, as_yaml
@@ -18,7 +18,7 @@ HEADER = """\
 # Written by `serving manifest PLAN --format compose`; tests hold that it still is.
 #
 #   mkdir -p .minicluster && (umask 077; openssl rand -hex 32 > .minicluster/ray-token)
-#                                             once: what Ray's processes know each other by
+#                                             once: the token of Ray's processes
 #   docker compose up -d --build              head and workers, Prometheus, Grafana
 #   docker compose logs -f head               until `ready:`
 #   docker compose run --rm load              the plan's load, and the verdict
@@ -28,17 +28,17 @@ HEADER = """\
 # Workers reach each other by TCP alone: no shared memory crosses containers.
 """
 OPEN = """\
-# Without API keys (--open): only to this machine are the ports published.
+# Without API keys (--open): the ports are published to this machine only.
 """
 LOCKED = """\
-# The endpoint wants an API key: KEYS=FILE, a key a line; default: ./keys.txt.
+# The endpoint needs an API key: KEYS=FILE, one key per line; default: ./keys.txt.
 """
 RAY_TOKEN = "ray-token"  # noqa: S105  (its name)
-"""Secret with the token of the Ray cluster, for head and workers."""
+"""Name of the secret that holds the token of the Ray cluster, for head and workers."""
 
 HEAD_PORT = 6379
 CLIENT_KEY = "MINICLUSTER_API_KEY"
-"""Variable in which `loadtest` looks for the key that it shows."""
+"""Variable from which `loadtest` takes its API key."""
 
 PROMETHEUS = "prom/prometheus:v2.53.4"
 GRAFANA = "grafana/grafana:11.6.0"
@@ -54,26 +54,26 @@ def compose(manifest: Manifest) -> str:
     services |= {"prometheus": _PROMETHEUS, "grafana": _GRAFANA, "load": _load(manifest)}
     whole: dict[str, Any] = {"name": "minicluster", "services": services}
     secrets = {RAY_TOKEN: {"file": f"${{RAY_TOKEN:-./.minicluster/{RAY_TOKEN}}}"}}
-    if not manifest.everybody:
+    if not manifest.open_access:
         secrets[KEYS_NAME] = {"file": "${KEYS:-./keys.txt}"}
-    access = OPEN if manifest.everybody else LOCKED
+    access = OPEN if manifest.open_access else LOCKED
     return HEADER + access + as_yaml(whole | {"secrets": secrets})
 
 
 def head_command(manifest: Manifest) -> str:
-    """Return what the head runs: Ray without a share of the pools, then the deployment."""
+    """Return the head's command: Ray without devices, then the deployment."""
     return (
         f"ray start --head --port={HEAD_PORT} --node-ip-address=$(hostname -i) --num-cpus=0 "
         f"--object-store-memory={OBJECT_STORE_BYTES} --include-dashboard=false "
         "--disable-usage-stats && "
         f"serving up {manifest.plan_path} --model {quote(manifest.model_source)} "
         f"--address $(hostname -i):{HEAD_PORT} --host 0.0.0.0 --port {manifest.port} "
-        f"--wait {WAIT_S}{' --open' if manifest.everybody else ''} && exec sleep infinity"
+        f"--wait {WAIT_S}{' --open' if manifest.open_access else ''} && exec sleep infinity"
     )
 
 
 def worker_command(node: RayNode) -> str:
-    """Return what a worker runs."""
+    """Return a worker's command."""
     return (
         f"exec ray start --address=head:{HEAD_PORT} --node-ip-address=$(hostname -i) "
         f"{' '.join(ray_options(node))} --block"
@@ -81,9 +81,9 @@ def worker_command(node: RayNode) -> str:
 
 
 def _head(manifest: Manifest) -> dict[str, Any]:
-    """Return the service of the head: it alone, where the endpoint is, has the API keys."""
+    """Return the service of the head; it alone has the API keys, for the endpoint."""
     service = _node(manifest, head_command(manifest))
-    if not manifest.everybody:
+    if not manifest.open_access:
         service["environment"][KEYS_FILE] = f"/run/secrets/{KEYS_NAME}"
         service["secrets"].append(KEYS_NAME)
     return {
@@ -100,7 +100,6 @@ def _head(manifest: Manifest) -> dict[str, Any]:
 
 
 def _worker(manifest: Manifest, node: RayNode) -> dict[str, Any]:
-    """Return the service of one raylet."""
     service = {
         **_node(manifest, worker_command(node)),
         "depends_on": {"head": {"condition": "service_healthy"}},
@@ -113,14 +112,14 @@ def _worker(manifest: Manifest, node: RayNode) -> dict[str, Any]:
 
 
 def _node(manifest: Manifest, command: str) -> dict[str, Any]:
-    """Return what head and workers have alike."""
+    """Return the settings that head and workers share."""
     volumes = [_plan(manifest)]
     if manifest.model_source.startswith("/"):
-        # The path is part of what prefill and decode compare before they hand over a KV cache.
+        # Prefill and decode compare this path before they transfer a KV cache.
         volumes.append(f"${{MODEL:-{_path(manifest.model_here)}}}:{manifest.model_source}:ro")
     return {
         "image": manifest.image,
-        # A dollar of the container's shell, not of compose.
+        # `$$` is a dollar for the container's shell; compose expands a single one.
         "command": ["bash", "-c", command.replace("$(", "$$(")],
         "environment": {
             MODE: "token",
@@ -128,7 +127,7 @@ def _node(manifest: Manifest, command: str) -> dict[str, Any]:
             "RAY_worker_niceness": "0",
         },
         "secrets": [RAY_TOKEN],
-        # After a restart, of the machine too; `serving up` clears what is left of the last one.
+        # After a restart `serving up` clears the state of the last deployment.
         "restart": "unless-stopped",
         "shm_size": SHM,
         "volumes": volumes,
@@ -136,18 +135,16 @@ def _node(manifest: Manifest, command: str) -> dict[str, Any]:
 
 
 def _plan(manifest: Manifest) -> str:
-    """Return where the plan is mounted."""
     return f"${{PLAN:-{_path(manifest.plan_file)}}}:{manifest.plan_path}:ro"
 
 
 def _path(path: str) -> str:
-    """Return a path as compose takes it: one that is relative begins with a dot and a slash."""
+    """Return a path for compose, where relative paths begin with `./`."""
     return path if path.startswith(("/", "./", "../")) else f"./{path}"
 
 
 def _load(manifest: Manifest) -> dict[str, Any]:
-    """Return the service that loads the endpoint as the plan says, with Locust, and judges."""
-    key = {} if manifest.everybody else {"environment": {CLIENT_KEY: f"${{{CLIENT_KEY}:-}}"}}
+    key = {} if manifest.open_access else {"environment": {CLIENT_KEY: f"${{{CLIENT_KEY}:-}}"}}
     return key | {
         "image": manifest.image,
         "profiles": ["load"],

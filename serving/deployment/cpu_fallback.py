@@ -1,4 +1,4 @@
-"""A plan made smaller so that this CPU holds it: only where asked for, and never silently."""
+"""A plan reduced to what this CPU holds (`serving up --substitute`), with every change recorded."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from serving.deployment.target import Target
 
 NODE = "node-0"
-KV_SHARE = 0.1
-"""Of the free memory, for all KV caches together: processes and weights need the rest."""
+KV_FRACTION = 0.1
+"""Share of the free memory for all KV caches; processes and weights need the rest."""
 
 CPU_BLOCK_SIZE = 32
 COMPARED = ("gpu", "replicas", "tp", "pp", "ep", "dp", "dtype", "kv_bytes")
@@ -23,13 +23,13 @@ COMPARED = ("gpu", "replicas", "tp", "pp", "ep", "dp", "dtype", "kv_bytes")
 
 def substituted(deployment: Deployment, target: Target) -> tuple[Deployment, tuple[str, ...]]:
     """
-    Return what of *deployment* fits the cores and memory of a CPU *target*, and every change.
+    Return the part of *deployment* that fits a CPU *target*, and every change.
 
-    TP is halved, widest pool first, until each worker has a core; then replicas are left out,
-    where there are most. A deployment that fits is returned as it is, without changes.
+    TP is reduced, widest pool first, until each worker has a core; then replicas are removed from
+    the largest pool. A deployment that fits is returned unchanged.
 
     Raises:
-        NegativeAnswer: not even one worker of each pool has a core.
+        NegativeAnswer: there are fewer cores than pools.
     """
     cores = sorted(target.cores)
     wanted = {gpu for pool in deployment.pools for each in pool.placement for gpu in each.gpus}
@@ -39,7 +39,7 @@ def substituted(deployment: Deployment, target: Target) -> tuple[Deployment, tup
         return deployment, ()
     sizes = _sizes(deployment, len(cores))
     workers = sum(tp * replicas for tp, replicas in sizes.values())
-    kv_bytes = KV_SHARE * target.memory_bytes / workers
+    kv_bytes = KV_FRACTION * target.memory_bytes / workers
     pools, first = [], 0
     for pool in deployment.pools:
         tp, replicas = sizes[pool.role]
@@ -56,7 +56,6 @@ def substituted(deployment: Deployment, target: Target) -> tuple[Deployment, tup
 
 
 def _sizes(deployment: Deployment, num_cores: int) -> dict[str, tuple[int, int]]:
-    """Return TP and replicas of each role that *num_cores* have room for."""
     if num_cores < len(deployment.pools):
         raise NegativeAnswer(f"{len(deployment.pools)} pools; this machine has {num_cores} core(s)")
     tp = {pool.role: pool.tp for pool in deployment.pools}
@@ -65,7 +64,7 @@ def _sizes(deployment: Deployment, num_cores: int) -> dict[str, tuple[int, int]]
         widest = max(tp, key=lambda role: tp[role])
         most = max(replicas, key=lambda role: replicas[role])
         if tp[widest] > 1:
-            # The widest proper divisor: what divided the heads before still does.
+            # The widest proper divisor, which still divides the heads.
             tp[widest] = next(n for n in range(tp[widest] // 2, 0, -1) if tp[widest] % n == 0)
         else:
             replicas[most] -= 1
@@ -73,7 +72,6 @@ def _sizes(deployment: Deployment, num_cores: int) -> dict[str, tuple[int, int]]
 
 
 def _on_cores(pool: Pool, tp: int, cores: list[int], kv_bytes: float) -> Pool:
-    """Return the pool on these cores, one a worker."""
     return replace(
         pool,
         gpu="cpu",
@@ -93,10 +91,10 @@ def _on_cores(pool: Pool, tp: int, cores: list[int], kv_bytes: float) -> Pool:
 
 
 def _changes(planned: Deployment, changed: Deployment) -> tuple[str, ...]:
-    """Say each difference: `pools[decode].tp: 2 instead of 8`."""
+    """Return each difference as `pools[decode].tp: 2 instead of 8`."""
     found = [
-        f"pools[{pool.role}].{name}: {_said(getattr(changed.pool(pool.role), name))} instead of "
-        f"{_said(getattr(pool, name))}"
+        f"pools[{pool.role}].{name}: {_text(getattr(changed.pool(pool.role), name))} instead of "
+        f"{_text(getattr(pool, name))}"
         for pool in planned.pools
         for name in COMPARED
         if getattr(changed.pool(pool.role), name) != getattr(pool, name)
@@ -109,6 +107,5 @@ def _changes(planned: Deployment, changed: Deployment) -> tuple[str, ...]:
     return (*found, "placement: cores of this machine instead of the planned devices")
 
 
-def _said(value: object) -> str:
-    """Write bytes without a fraction."""
+def _text(value: object) -> str:
     return f"{value:.0f}" if isinstance(value, float) else str(value)

@@ -1,4 +1,4 @@
-"""What vLLM is told: its arguments and environment, from the plan."""
+"""vLLM's arguments and environment, from the plan."""
 
 from __future__ import annotations
 
@@ -16,32 +16,31 @@ if TYPE_CHECKING:
     from minicluster.plan import Deployment, Pool
 
 KV_ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
-"""A mixed pool hands no KV cache over."""
-
+"""vLLM's role in the KV transfer; a mixed pool has none."""
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 LEASE_S = {"shared memory": 30, "tcp": 4}
 """
-How long prefill keeps KV blocks that nobody has fetched, by what carries them. Decode's heartbeats
-come every lease / 6; over plain TCP they are also what keeps an idle prefill engine moving.
+Time that prefill keeps KV blocks which are not fetched, by transport. Decode sends a heartbeat
+every lease / 6; over plain TCP these also keep the transfers of an idle prefill engine moving.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeployTarget:
     """
-    What the pools stand on.
+    The machines that a plan is compiled for, and the overrides of the plan.
 
     Attributes:
-        target: `cpu` or `gpu`; on a CPU the plan's GPUs are core numbers.
-        one_host: every planned node is this machine, whatever it is called.
-        nixl_port: first of the ports at which the engines ask each other where the KV cache is.
-        decode_engine_kwargs: further vLLM arguments of what decodes; tests plant faults there.
-        deadlines_s: of prefill and of the KV hand-off, where they are not to be the plan's.
-        token_limit: most tokens of one answer; `None`: what the context leaves.
+        kind: `cpu` or `gpu`; on a CPU the plan's GPUs are core numbers.
+        one_host: all planned nodes are this machine, whatever their names.
+        nixl_port: first of the ports at which the engines exchange the places of KV caches.
+        decode_engine_kwargs: further vLLM arguments of the decode pool; tests inject faults there.
+        deadlines_s: of prefill and of the KV hand-off; `None`: the plan's.
+        token_limit: most tokens of one answer; `None`: what the context has room for.
     """
 
-    target: str
+    kind: str
     one_host: bool = True
     nixl_port: int = NIXL_PORT
     decode_engine_kwargs: Mapping[str, Any] = field(default_factory=dict)
@@ -49,12 +48,12 @@ class DeployTarget:
     token_limit: int | None = None
 
     @property
-    def carrier(self) -> str:
-        """What moves KV caches, a key of `LEASE_S`."""
-        return "shared memory" if self.one_host or self.target == "gpu" else "tcp"
+    def transport(self) -> str:
+        """The transport of KV caches, a key of `LEASE_S`."""
+        return "shared memory" if self.one_host or self.kind == "gpu" else "tcp"
 
 
-def engine_kwargs(deployment: Deployment, pool: Pool, ground: DeployTarget) -> dict[str, Any]:
+def engine_kwargs(deployment: Deployment, pool: Pool, target: DeployTarget) -> dict[str, Any]:
     """Return vLLM's engine arguments."""
     engine = deployment.engine
     kwargs: dict[str, Any] = {
@@ -70,46 +69,45 @@ def engine_kwargs(deployment: Deployment, pool: Pool, ground: DeployTarget) -> d
         "enable_per_request_metrics": True,
     }
     if pool.role in KV_ROLES:
-        kwargs["kv_transfer_config"] = _kv_transfer(pool, ground)
-    if ground.target == "cpu":
+        kwargs["kv_transfer_config"] = _kv_transfer(pool, target)
+    if target.kind == "cpu":
         kwargs["enforce_eager"] = True
     elif pool.dtype == "fp8":
         kwargs["quantization"] = "fp8"
-    return kwargs if pool.role == "prefill" else {**kwargs, **ground.decode_engine_kwargs}
+    return kwargs if pool.role == "prefill" else {**kwargs, **target.decode_engine_kwargs}
 
 
-def _kv_transfer(pool: Pool, ground: DeployTarget) -> dict[str, Any]:
-    """Return how the pool hands KV caches over."""
+def _kv_transfer(pool: Pool, target: DeployTarget) -> dict[str, Any]:
     kv_transfer: dict[str, Any] = {
         "kv_connector": "NixlConnector",
         "kv_role": KV_ROLES[pool.role],
-        # One UCX worker: each further one has its own connection to set up, and stalls on it, long
-        # after the deployment was found ready.
+        # One UCX worker: each further one sets up its own connection, and stalls on that long after
+        # the deployment was found ready.
         "kv_connector_extra_config": {
-            "kv_lease_duration": LEASE_S[ground.carrier],
+            "kv_lease_duration": LEASE_S[target.transport],
             "num_threads": 1,
         },
     }
     if pool.role == "decode":
-        # A pull that fails costs one request a local prefill; it is no error for the user.
+        # A failed pull costs one request a local prefill; the user sees no error.
         kv_transfer["kv_load_failure_policy"] = "recompute"
-    if ground.target == "cpu":
+    if target.kind == "cpu":
         kv_transfer["kv_buffer_device"] = "cpu"
     return kv_transfer
 
 
 def environment(
-    deployment: Deployment, replicas: Sequence[tuple[int, ...]], ground: DeployTarget
+    deployment: Deployment, replicas: Sequence[tuple[int, ...]], target: DeployTarget
 ) -> dict[str, str]:
     """Return the environment of a pool's processes; *replicas* are the devices of each."""
     variables = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
     if deployment.model.source.startswith("/"):
         variables["HF_HUB_OFFLINE"] = "1"
-    if ground.target == "cpu":
+    if target.kind == "cpu":
         variables[KEEP_AFFINITY] = "1"
         variables[CORES] = ";".join("|".join(map(str, cores)) for cores in replicas)
-        # Over plain TCP a read stalls for seconds while the prefill engine idles (ADR 0101).
-        variables["UCX_TLS"] = "tcp,sm,self" if ground.carrier == "shared memory" else "tcp,self"
-        if ground.carrier == "shared memory":
+        # Over plain TCP a read stalls for seconds while the prefill engine is idle (ADR 0101).
+        variables["UCX_TLS"] = "tcp,sm,self" if target.transport == "shared memory" else "tcp,self"
+        if target.transport == "shared memory":
             variables["UCX_NET_DEVICES"] = "lo"
     return variables

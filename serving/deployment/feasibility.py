@@ -1,4 +1,4 @@
-"""Why a deployment cannot be realised on a target: every reason, before anything is started."""
+"""Feasibility: every reason why a deployment cannot be realised on a target, before any start."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 from minicluster.engine_model.kv_cache import kv_bytes_per_sequence
 from minicluster.engine_model.parallelism import nixl_rule, tp_rule
 from minicluster.errors import NegativeAnswer
+from minicluster.plan import NODE_LABEL, ROLE_LABEL
 from minicluster.specs.model import architecture_hash
 from serving.deployment.engine_args import DTYPES
 from serving.deployment.target import is_directory
-from serving.protocol.app_spec import NODE_LABEL, ROLE_LABEL
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -24,38 +24,38 @@ if TYPE_CHECKING:
 
 SYSTEM = "Linux x86_64"
 RAY = "2.60.0"
-"""The version whose internals `serving.replicas.engine_compat` knows."""
+"""The version whose private names `serving.replicas.engine_compat` uses."""
 
 REPLICA_BYTES = 2.2e9
 """Resident memory of one replica's processes without weights and KV (measured: 0.7 + 0.6 + 0.9)."""
 
 SYSTEM_BYTES = 1.5e9
-"""Ray and the front door."""
+"""Resident memory of Ray and the endpoint."""
 
 LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
 
 
 def refuse(reasons: Sequence[str]) -> None:
-    """Raise NegativeAnswer with each of *reasons* in a line; none: there is nothing to refuse."""
+    """Raise NegativeAnswer with one of *reasons* per line, if there are any."""
     if reasons:
         raise NegativeAnswer("\n  ".join(["this deployment cannot be realised here:", *reasons]))
 
 
-def ruled_out(plan: Plan, kind: str) -> Iterator[str]:
-    """Yield every reason of the plan itself against a target of *kind*, `cpu` or `gpu`."""
+def plan_findings(plan: Plan, kind: str) -> Iterator[str]:
+    """Yield the reasons in the plan itself against a target of *kind*, `cpu` or `gpu`."""
     gpu, deployable = plan.inputs.gpu, plan.deployable
     if gpu.kind != kind:
         yield f"target: {kind}; the plan is for {gpu.name}, a {gpu.kind} (plan again)"
     if not deployable.ok:
         yield (
-            "deployable: the plan itself says that it cannot be deployed: "
+            "deployable: the plan says that it cannot be deployed: "
             f"{deployable.rule_broken} ({deployable.profile})"
         )
 
 
 def findings(deployment: Deployment, target: Target) -> tuple[str, ...]:
     """
-    Return every reason why *deployment* cannot be realised on *target*; none: it can.
+    Return the reasons why *deployment* cannot be realised on *target*; none: it can.
 
     Args:
         deployment: what is to run.
@@ -74,7 +74,6 @@ def findings(deployment: Deployment, target: Target) -> tuple[str, ...]:
 
 
 def _software(deployment: Deployment, target: Target) -> Iterator[str]:
-    """Check platform and versions."""
     if target.system != SYSTEM:
         yield f"platform: this is {target.system}; serving runs on {SYSTEM}"
     if target.ray != RAY:
@@ -90,10 +89,9 @@ def _software(deployment: Deployment, target: Target) -> Iterator[str]:
 
 
 def _model(deployment: Deployment) -> Iterator[str]:
-    """Check that the model is there and has the architecture that was planned for."""
     model = deployment.model
     if not is_directory(model.source):
-        return  # a hub name: vLLM downloads it, and refuses what does not fit
+        return  # a hub name: vLLM downloads the model and checks it
     config = Path(model.source) / "config.json"
     try:
         found = architecture_hash(json.loads(config.read_text(encoding="utf-8")))
@@ -113,9 +111,9 @@ def _model(deployment: Deployment) -> Iterator[str]:
 
 
 def _pairing(deployment: Deployment) -> Iterator[str]:
-    """Check what NIXL can transfer between the pools."""
+    """Yield findings on the KV transfer between the pools."""
     prefill, decode = deployment.pool("prefill"), deployment.pool("decode")
-    rule = nixl_rule(deployment.architecture, prefill_tp=prefill.tp, decode_tp=decode.tp)
+    rule = nixl_rule(deployment.model, prefill_tp=prefill.tp, decode_tp=decode.tp)
     if rule is not None:
         yield f"tp: prefill {prefill.tp} and decode {decode.tp}; expected {rule}"
     if prefill.dtype != decode.dtype:
@@ -123,7 +121,6 @@ def _pairing(deployment: Deployment) -> Iterator[str]:
 
 
 def _pool(deployment: Deployment, pool: Pool, target: Target) -> Iterator[str]:
-    """Check one pool."""
     place = f"pools[{pool.role}]"
     if pool.pp != 1:
         yield f"{place}.pp: {pool.pp}; NIXL transfers between pools of pp 1 only"
@@ -131,7 +128,7 @@ def _pool(deployment: Deployment, pool: Pool, target: Target) -> Iterator[str]:
         yield f"{place}.ep: {pool.ep}; serving deploys ep 1"
     if pool.dp != 1:
         yield f"{place}.dp: {pool.dp}; serving deploys dp 1 (more replicas instead)"
-    rule = tp_rule(deployment.architecture, pool.tp)
+    rule = tp_rule(deployment.model, pool.tp)
     if rule is not None:
         yield f"{place}.tp: {pool.tp}; expected {rule}"
     if pool.max_batched_tokens < pool.max_batch_size:
@@ -146,7 +143,6 @@ def _pool(deployment: Deployment, pool: Pool, target: Target) -> Iterator[str]:
 
 
 def _numbers(deployment: Deployment, pool: Pool, kind: str) -> Iterator[str]:
-    """Check the dtypes of one pool, and that its KV cache holds the longest sequence."""
     place = f"pools[{pool.role}]"
     engine = deployment.engine
     dtypes = set(DTYPES) | ({"fp8"} if kind == "gpu" else set())
@@ -156,7 +152,7 @@ def _numbers(deployment: Deployment, pool: Pool, kind: str) -> Iterator[str]:
     if engine.kv_dtype not in kv_dtypes:
         yield f"engine.kv_dtype: {engine.kv_dtype} with weights in {pool.dtype} on a {kind}"
     needed = kv_bytes_per_sequence(
-        replace(deployment.architecture, kv_dtype=engine.kv_dtype),
+        replace(deployment.model, kv_dtype=engine.kv_dtype),
         engine.max_model_len,
         slicing=pool.slicing,
         block_size=engine.block_size,
@@ -169,14 +165,13 @@ def _numbers(deployment: Deployment, pool: Pool, kind: str) -> Iterator[str]:
 
 
 def _room(deployment: Deployment, target: Target) -> Iterator[str]:
-    """Check that the target has what the placement names, and memory for it."""
     if target.labels is not None:
         yield from missing_nodes(deployment, target.labels)
         return
     placed = {gpu for pool in deployment.pools for p in pool.placement for gpu in p.gpus}
     count = sum(pool.gpus for pool in deployment.pools)
     if count > len(placed):
-        # Nodes of the plan are raylets of this machine here: its devices exist only once.
+        # The plan's nodes are raylets of this machine here, whose devices exist only once.
         yield f"placement: {count} devices on several nodes, but all nodes are this machine"
     if target.kind == "gpu":
         missing = sorted(gpu for gpu in placed if gpu >= target.num_gpus)
@@ -195,7 +190,7 @@ def _room(deployment: Deployment, target: Target) -> Iterator[str]:
 
 
 def missing_nodes(deployment: Deployment, labels: tuple[dict[str, str], ...]) -> Iterator[str]:
-    """Check that an existing cluster has a node for each part of the placement."""
+    """Yield findings on an existing cluster: it has a node for each part of the placement."""
     for pool in deployment.pools:
         for node in sorted({p.node for p in pool.placement}):
             wanted = {ROLE_LABEL: pool.role, NODE_LABEL: node}
@@ -207,7 +202,6 @@ def missing_nodes(deployment: Deployment, labels: tuple[dict[str, str], ...]) ->
 
 
 def _memory_bytes(deployment: Deployment) -> float:
-    """Estimate the resident memory of the whole deployment on this machine."""
     source = Path(deployment.model.source)
     stored = sum(file.stat().st_size for file in source.glob("*.safetensors"))
     total = SYSTEM_BYTES

@@ -15,31 +15,31 @@ if TYPE_CHECKING:
 NAME = "minicluster"
 PLAN_DIRECTORY = "/etc/minicluster"
 CLAIM = "minicluster-model"
-"""PersistentVolumeClaim with the model, where the plan names a directory."""
+"""Name of the PersistentVolumeClaim with the model, where the plan names a directory."""
 
 MEMBER = {"minicluster": NAME}
-"""Label of the cluster's pods; KubeRay gives the cluster itself a name that nobody knows before."""
+"""Label of the cluster's pods; KubeRay generates the name of the cluster itself."""
 
 OPERATOR = {"app.kubernetes.io/name": "kuberay-operator"}
-"""Label of KubeRay's operator, as its Helm chart writes it."""
+"""Label of KubeRay's operator, set by its Helm chart."""
 
 OPERATOR_PORTS = (8265, 52365)
-"""Of the head's dashboard and its agent: the operator hands the configuration over there."""
+"""Ports of the head's dashboard and its agent, to which the operator sends the configuration."""
 
 HEAD_CPU = "4"
-"""For Ray's own processes, the proxy and the endpoint."""
+"""CPUs of the head: Ray's own processes, the proxy and the endpoint."""
 
 
 def ray_service(manifest: Manifest) -> str:
     """
     Return the YAML of a ConfigMap with the plan, of a NetworkPolicy and of a RayService.
 
-    The RayService is of ray.io/v1, KubeRay 1.5.1 or later: its operator makes the token that the
-    processes of the cluster know each other by, as a Secret.
+    The RayService is of ray.io/v1, KubeRay 1.5.1 or later, whose operator makes the token of the
+    cluster's processes, as a Secret.
 
-    Each raylet of the plan is a worker group of its own, for its labels are those of one node;
-    KubeRay takes them at the group and refuses them among Ray's start parameters. Memory is asked
-    for nowhere: no plan says how much the host's processes need.
+    Each raylet of the plan is a worker group of its own, because its labels are those of one node;
+    KubeRay takes them at the group and refuses them among Ray's start parameters. No memory is
+    requested, because no plan says how much the host's processes need.
     """
     labels = {"app.kubernetes.io/name": NAME}
     config_map = {
@@ -69,7 +69,7 @@ def ray_service(manifest: Manifest) -> str:
 
 
 def _policy(manifest: Manifest, labels: dict[str, str]) -> dict[str, Any]:
-    """Return who may reach the cluster: its own pods, the operator, and all the endpoint."""
+    """Return the network policy: the cluster's own pods, the operator, and the endpoint's port."""
     operator = {"namespaceSelector": {}, "podSelector": {"matchLabels": OPERATOR}}
     return {
         "apiVersion": "networking.k8s.io/v1",
@@ -88,14 +88,13 @@ def _policy(manifest: Manifest, labels: dict[str, str]) -> dict[str, Any]:
 
 
 def _tcp(port: int) -> dict[str, Any]:
-    """Return a port as a NetworkPolicy names it."""
     return {"protocol": "TCP", "port": port}
 
 
 def _head(manifest: Manifest) -> dict[str, Any]:
-    """Return the pod of the head: it alone, where the endpoint is, has the API keys."""
+    """Return the pod of the head; it alone has the API keys, for the endpoint."""
     pod = _pod(manifest, "ray-head", {"cpu": HEAD_CPU})
-    if not manifest.everybody:
+    if not manifest.open_access:
         (container,) = pod["spec"]["containers"]
         mount = {"name": "keys", "mountPath": str(Path(KEYS_PATH).parent), "readOnly": True}
         container["volumeMounts"].append(mount)
@@ -104,7 +103,6 @@ def _head(manifest: Manifest) -> dict[str, Any]:
 
 
 def _group(manifest: Manifest, node: RayNode) -> dict[str, Any]:
-    """Return the worker group that is one raylet of the plan."""
     devices = {"nvidia.com/gpu": str(len(node.gpus))} if node.gpus else {}
     workers = len(node.cores) or len(node.gpus)
     return {
@@ -119,14 +117,13 @@ def _group(manifest: Manifest, node: RayNode) -> dict[str, Any]:
 
 
 def _pod(manifest: Manifest, container: str, limits: dict[str, str]) -> dict[str, Any]:
-    """Return the template of a pod."""
     mounts = [
         {"name": "plan", "mountPath": PLAN_DIRECTORY},
         {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108  (the pod's own)
     ]
     volumes: list[dict[str, Any]] = [
         {"name": "plan", "configMap": {"name": f"{NAME}-plan"}},
-        # Between processes of one pod; vLLM's workers and Ray's objects.
+        # Shared by the processes of one pod: vLLM's workers and Ray's objects.
         {"name": "shm", "emptyDir": {"medium": "Memory"}},
     ]
     if manifest.model_source.startswith("/"):

@@ -1,22 +1,35 @@
-"""A compiled plan as files that other tools deploy: what `serving up` would start, written down."""
+"""A compiled plan for other tools: the Ray Serve configuration, and the import that it names."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from serving.api.api_keys import KEYS_FILE
-from serving.deployment.import_path import OPEN
+from minicluster.errors import InputError
+from minicluster.plan import read_plan
+from serving.api.auth import KEYS, KEYS_FILE
+from serving.deployment.compile import compile_app, ray_nodes
+from serving.deployment.engine_args import DeployTarget
+from serving.deployment.feasibility import findings, plan_findings, refuse
+from serving.deployment.target import located, this_machine
 from serving.protocol.app_spec import APP, ServedApp
+from serving.request.length import read_token_limit
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+OPEN = "open"
+"""Value of the argument `access`: the endpoint asks for no key."""
 
 IMPORT_PATH = "serving.replicas.app:from_plan"
 KEYS_NAME = "minicluster-keys"
-"""Secret with a file of API keys, for what knows secrets."""
+"""Name of the secret that holds a file of API keys."""
 
 KEYS_PATH = f"/etc/{KEYS_NAME}/keys.txt"
-"""Where that file lies on the head."""
+"""Path of that file on the head."""
 
 BOUNDS = (
     "num_replicas",
@@ -26,24 +39,24 @@ BOUNDS = (
     "health_check_period_s",
     "health_check_timeout_s",
 )
-"""What an operator may change in the file; all else would contradict the plan."""
+"""The options that an operator may change in the file; all others follow from the plan."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
     """
-    What every format is written from.
+    The input of every manifest format.
 
     Attributes:
         served: compiled from the plan.
         target: `cpu` or `gpu`.
         plan: text of the plan.
-        plan_path: where the plan lies, for whoever reads the file.
-        model_source: directory of the model there, or its name on a hub.
-        plan_file: where the plan lies here.
-        model_here: where the model lies here.
+        plan_path: path of the plan on the hosts.
+        model_source: directory of the model on the hosts, or its name on a hub.
+        plan_file: path of the plan on this machine.
+        model_here: path of the model on this machine.
         image: container image that holds minicluster and its stack.
-        everybody: may use the endpoint, without a key.
+        open_access: the endpoint asks for no key.
         port: of the endpoint.
     """
 
@@ -55,7 +68,7 @@ class Manifest:
     plan_file: str
     model_here: str
     image: str
-    everybody: bool = False
+    open_access: bool = False
     port: int = 8000
 
 
@@ -65,7 +78,7 @@ def ray_serve(manifest: Manifest) -> dict[str, Any]:
         "plan": manifest.plan_path,
         "target": manifest.target,
         "model": manifest.model_source,
-        **({"access": OPEN} if manifest.everybody else {}),
+        **({"access": OPEN} if manifest.open_access else {}),
     }
     keys = {"runtime_env": {"env_vars": {KEYS_FILE: KEYS_PATH}}}
     return {
@@ -77,7 +90,7 @@ def ray_serve(manifest: Manifest) -> dict[str, Any]:
                 "route_prefix": "/",
                 "import_path": IMPORT_PATH,
                 "args": args,
-                **({} if manifest.everybody else keys),
+                **({} if manifest.open_access else keys),
                 "external_scaler_enabled": True,
                 "deployments": [
                     {"name": pool.name}
@@ -94,23 +107,52 @@ def ray_serve(manifest: Manifest) -> dict[str, Any]:
 
 
 def as_yaml(*documents: object) -> str:
-    """Write YAML, keys in the order given, long texts as blocks."""
+    """Return YAML with keys in their order and long texts as blocks."""
     text: str = yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, width=100)
     return text
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes texts of several lines as blocks, and equal parts twice instead of by reference."""
+    """Writes texts of several lines as blocks, and equal parts in full instead of by reference."""
 
     def ignore_aliases(self, data: object) -> bool:  # noqa: ARG002
-        """Never refer."""
+        """Return that no part is written as a reference."""
         return True
 
 
 def _text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
-    """Write a text."""
     style = "|" if "\n" in text else None
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
 _Dumper.add_representer(str, _text)
+
+
+def compile_from_args(args: Mapping[str, str], environment: Mapping[str, str]) -> ServedApp:
+    """
+    Compile a plan on its own hosts, with the checks of `serving up`.
+
+    `serve deploy` and KubeRay import this through `serving.replicas.app.from_plan`.
+
+    Args:
+        args: `plan`, the file; `target`, `cpu` or `gpu`; `model`, its path on every host;
+            `access`, `open` for an endpoint that asks for no key.
+        environment: names keys and the longest answer (`serving.api.auth`,
+            `serving.request.length`).
+
+    Raises:
+        InputError: there are no API keys, and access is not open; or as `read_plan`.
+        NegativeAnswer: the plan cannot be realised; one reason per line.
+    """
+    if args.get("access") != OPEN and not {KEYS, KEYS_FILE} & environment.keys():
+        # The file is on the head alone, and this may run on another host.
+        expected = f"{KEYS_FILE}, a file of API keys"
+        way_out = "or args.access: open, for an endpoint without keys"
+        raise InputError("runtime_env.env_vars", None, expected, way_out)
+    plan, kind = read_plan(Path(args["plan"])), args["target"]
+    deployment = located(plan.deployment, args.get("model"))
+    # Serve waits for missing nodes, so the plan's nodes count as present.
+    nodes = tuple(node.labels for node in ray_nodes(deployment, kind))
+    refuse([*plan_findings(plan, kind), *findings(deployment, this_machine(kind, nodes))])
+    target = DeployTarget(kind=kind, one_host=False, token_limit=read_token_limit(environment))
+    return compile_app(deployment, target, plan=plan)

@@ -1,4 +1,4 @@
-"""What there is to deploy on: cores, GPUs, memory and software of this machine, or of a cluster."""
+"""The deployment target: cores, GPUs, memory and software of this machine, or of a cluster."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
     """
-    A place to deploy on.
+    A machine or cluster to deploy on.
 
     Attributes:
         kind: `cpu` or `gpu`.
         cores: core numbers that this process may use.
         num_gpus: NVIDIA GPUs of this machine.
-        memory_bytes: free, here.
-        ray: version installed; `None` if it is not.
-        vllm: likewise.
-        labels: of the nodes of an existing Ray cluster; `None`: this machine, nodes to be made.
+        memory_bytes: free memory of this machine.
+        ray: installed version; `None`: not installed.
+        vllm: installed version; `None`: not installed.
+        labels: of the nodes of an existing Ray cluster; `None`: a new one on this machine.
     """
 
     kind: str
@@ -42,7 +42,7 @@ class Target:
 
 
 def this_machine(kind: str, labels: tuple[dict[str, str], ...] | None = None) -> Target:
-    """Look at this machine; *labels* as in `Target`."""
+    """Return the target that this machine is; *labels* as in `Target`."""
     return Target(
         kind=kind,
         system=f"{platform.system()} {platform.machine()}",
@@ -59,11 +59,11 @@ def this_machine(kind: str, labels: tuple[dict[str, str], ...] | None = None) ->
 
 def located(deployment: Deployment, model: str | None = None) -> Deployment:
     """
-    Return *deployment* with its model's directory, if it has one, spelled out from the root.
+    Return *deployment* with its model's directory, if it has one, as an absolute path.
 
     Args:
         deployment: what is to run.
-        model: where the model is here; `None`: where *deployment* says.
+        model: directory of the model on this machine; `None`: that of *deployment*.
     """
     source = model or deployment.model.source
     if is_directory(source):
@@ -72,18 +72,18 @@ def located(deployment: Deployment, model: str | None = None) -> Deployment:
 
 
 def is_directory(source: str) -> bool:
-    """Tell a directory, there or not, from the name of a model on a hub."""
+    """Return whether *source* is a directory, existing or not, or else a model's name on a hub."""
     return source.startswith(("/", ".")) or Path(source).is_dir()
 
 
 def _num_gpus() -> int:
-    """Count the GPUs that the NVIDIA driver shows."""
+    """Return the number of GPUs that the NVIDIA driver shows."""
     gpus = Path("/proc/driver/nvidia/gpus")
     return sum(1 for _ in gpus.iterdir()) if gpus.is_dir() else 0
 
 
 def _free_memory_bytes() -> int:
-    """Return what the kernel says can be allocated without swapping; 0 if it does not say."""
+    """Return the memory that can be allocated without swapping (MemAvailable); 0 if unknown."""
     meminfo = Path("/proc/meminfo")
     if meminfo.exists():
         for line in meminfo.read_text(encoding="utf-8").splitlines():
@@ -93,7 +93,6 @@ def _free_memory_bytes() -> int:
 
 
 def _version(distribution: str) -> str | None:
-    """Return the installed version, if any."""
     try:
         return version(distribution)
     except PackageNotFoundError:
@@ -101,7 +100,7 @@ def _version(distribution: str) -> str | None:
 
 
 def _engine_version() -> str | None:
-    """Return the installed version of vLLM, under whichever name."""
+    """Return the installed version of vLLM, under either distribution name."""
     try:
         return installed_version("vllm")
     except InputError:

@@ -1,4 +1,4 @@
-"""A random-weight Llama made on the spot: something real to serve, nothing to download."""
+"""The demo model: a Llama with random weights and its own tokenizer, made without downloads."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 DEFAULT_DIR = Path(".minicluster/models/demo")
-"""Where `serving demo-model` writes, below the current directory."""
+"""Default directory of `serving demo-model`, below the current directory."""
 
 SPECIAL = ("<|begin|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>")
 CHAT_TEMPLATE = (
@@ -28,19 +28,18 @@ CHAT_TEMPLATE = (
 )
 HASH_FILE = "sha256.json"
 DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
-"""What `config.json` may ask engines to compute in."""
+"""The dtypes of the demo model, and their names in `config.json`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoShape:
     """
-    Shape of the demo model: on one core of 2026 a step of it is work rather than overhead.
+    Shape of the demo model: large enough that a step on one core of 2026 is mostly compute.
 
     Attributes:
         query_gain: spread of the attention scores; at 1 attention averages, and long contexts
-            look alike.
-        logit_std: spread of the logits; large, so that the best token leads clearly and rounding
-            seldom decides.
+            give equal outputs.
+        logit_std: spread of the logits; large, so that rounding seldom changes the best token.
         seed: of the weights; equal shapes give equal bytes.
     """
 
@@ -60,19 +59,19 @@ def make_demo_model(
     directory: Path = DEFAULT_DIR, shape: DemoShape | None = None, dtype: str = "bf16"
 ) -> Path:
     """
-    Write the demo model, unless the same one is already there.
+    Write the demo model, unless the same one exists already.
 
     Args:
-        directory: made if missing; what stands there is replaced only if it is a demo model.
-        shape: the default one if not given.
-        dtype: what engines compute in, a key of `DTYPES`; the weights are stored as bf16 always,
-            which float32 holds exactly.
+        directory: created if missing; replaced only if it holds a demo model.
+        shape: `None`: the default shape.
+        dtype: a key of `DTYPES`, in which engines compute; the weights are always stored as bf16,
+            which float32 represents exactly.
 
     Returns:
         The absolute directory, which vLLM and `sizing` read.
 
     Raises:
-        InputError: the directory holds something else, or there is no such dtype.
+        InputError: the directory holds other files, or there is no such dtype.
     """
     if dtype not in DTYPES:
         raise InputError("dtype", dtype, " or ".join(DTYPES))
@@ -85,7 +84,7 @@ def make_demo_model(
             )
         if _is_intact(directory, shape, dtype):
             return directory
-    # Written aside and renamed: an interrupt leaves no half model behind.
+    # Written beside it and renamed, so that an interrupt leaves no partial model.
     draft = directory.with_name(directory.name + ".draft")
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(parents=True)
@@ -96,7 +95,6 @@ def make_demo_model(
 
 
 def _write(directory: Path, shape: DemoShape, dtype: str) -> None:
-    """Write tokenizer, config, weights and their hashes."""
     vocabulary, merges, words = _vocabulary()
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -115,8 +113,8 @@ def _vocabulary() -> tuple[dict[str, int], list[tuple[str, str]], list[int]]:
     """
     Build a byte-level BPE from syllables.
 
-    Every byte is a token, so any text can be written; two-syllable words with their space are one
-    token each, and only they are ever put out: each token is readable text the moment it comes.
+    Every byte is a token, so any text can be encoded; two-syllable words with their space are one
+    token each, and only these are generated, so that each token is readable text by itself.
 
     Returns:
         Token ids, merges in order, and the ids of the words.
@@ -138,7 +136,6 @@ def _vocabulary() -> tuple[dict[str, int], list[tuple[str, str]], list[int]]:
 
 
 def _config(shape: DemoShape, dtype: str) -> dict[str, Any]:
-    """Return the Hugging Face config."""
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -163,7 +160,6 @@ def _config(shape: DemoShape, dtype: str) -> dict[str, Any]:
 
 
 def _tokenizer_config(shape: DemoShape) -> dict[str, Any]:
-    """Return the tokenizer's settings, chat template included."""
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": SPECIAL[0],
@@ -178,10 +174,10 @@ def _write_weights(path: Path, shape: DemoShape, words: list[int]) -> None:
     """
     Draw the weights and write them as bfloat16.
 
-    Each matrix keeps the variance of what it is given (std 1 / sqrt(fan in)), so every layer
-    weighs as much as the embedding: the next token then depends on the whole context, and greedy
-    output does not fall into a loop, as it does with the usual small initial weights. Rows of
-    lm_head are zero except for words: no other token, end-of-text included, ever wins.
+    Each matrix keeps the variance of its input (std 1 / sqrt(fan in)), so every layer contributes
+    as much as the embedding: the next token then depends on the whole context, and greedy output
+    does not loop, as it does with the usual small initial weights. Rows of lm_head are zero except
+    for words, so that no other token is generated, end-of-text included.
     """
     rng = np.random.default_rng(shape.seed)
     hidden, ffn = shape.hidden_size, shape.ffn_size
@@ -210,9 +206,9 @@ def _write_weights(path: Path, shape: DemoShape, words: list[int]) -> None:
             tensors[f"{prefix}.{name}.weight"] = _bfloat16(np.ones(hidden, dtype=np.float32))
     tensors["model.norm.weight"] = _bfloat16(np.ones(hidden, dtype=np.float32))
     draw("lm_head.weight", shape.vocab_size, hidden, shape.logit_std * hidden**-0.5)
-    silent = np.ones(shape.vocab_size, dtype=bool)
-    silent[words] = False
-    tensors["lm_head.weight"][silent] = 0
+    not_words = np.ones(shape.vocab_size, dtype=bool)
+    not_words[words] = False
+    tensors["lm_head.weight"][not_words] = 0
     serialize_file(
         {
             name: TensorSpec(
@@ -235,7 +231,7 @@ def _bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
 
 
 def _is_intact(directory: Path, shape: DemoShape, dtype: str) -> bool:
-    """Tell whether the directory holds exactly this model."""
+    """Return whether the directory holds exactly this model."""
     try:
         record = json.loads((directory / HASH_FILE).read_text(encoding="utf-8"))
         return bool(
@@ -249,11 +245,10 @@ def _is_intact(directory: Path, shape: DemoShape, dtype: str) -> bool:
 
 
 def _sha256(file: Path) -> str:
-    """Hash a file."""
     with file.open("rb") as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def _write_json(file: Path, value: object) -> None:
-    """Write JSON, equal values to equal bytes."""
+    """Write JSON; equal values give equal bytes."""
     file.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""`serving measure`: time the engines that are deployed from this directory."""
+"""`serving measure`: step times of the engines deployed from this directory."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from minicluster.machine import this_machine
 from minicluster.plan import read_deployment
 from minicluster.shell import talk
 from minicluster.specs.calibration import Measurement, write_measurements
-from serving.api.api_keys import authorization
-from serving.cluster.processes import marked
+from serving.api.auth import authorization
+from serving.cluster.processes import cluster_processes
 from serving.measurement.step_benchmark import GridPoint, time_grid
-from serving.measurement.timing_client import Stopwatch
+from serving.measurement.timing_client import TimingClient
 from serving.operations.progress import progress
 from serving.operations.status import current
 
@@ -38,47 +38,49 @@ SEED = 1
 
 
 def measure(
-    out: Annotated[Path, typer.Option("-o", "--out", help="steps.csv to write.")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="File to write, steps.csv.")],
 ) -> None:
-    """Time a grid of steps of what is deployed here, each pool alone and beside a busy other."""
+    """Time a grid of steps of the deployed pools, each alone and beside the other one busy."""
     state = current()
     deployment = read_deployment(Path(state.deployment))
     if {pool.role for pool in deployment.pools} != {"prefill", "decode"}:
         raise InputError("serving", "a mixed pool", "a prefill and a decode pool to time")
-    with progress() as told, terminable():
-        points = asyncio.run(time_deployment(deployment, state, told))
+    with progress() as report, terminable():
+        points = asyncio.run(time_deployment(deployment, state, report))
     write_measurements(out, _rows(deployment, points))
     talk.print(f"{len(points)} rows: {out}", highlight=False, soft_wrap=True)
 
 
 async def time_deployment(
-    deployment: Deployment, state: State, tell: Callable[[str], None]
+    deployment: Deployment, state: State, report: Callable[[str], None]
 ) -> tuple[GridPoint, ...]:
     """
-    Time every grid point of a deployment that is up.
+    Time every grid point of a running deployment.
 
     Raises:
         TargetFailed: a request failed.
     """
 
     def clock() -> CpuTimes:
-        times = cpu_times({*marked(state.cluster_id), os.getpid()} if state.cluster_id else ())
-        # On a cluster that we did not start nothing tells the engines from other processes.
+        times = cpu_times(
+            {*cluster_processes(state.cluster_id), os.getpid()} if state.cluster_id else ()
+        )
+        # On a foreign cluster the engines cannot be told from other processes.
         return times if state.cluster_id else replace(times, ours_s=times.busy_s)
 
-    pool, endless = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(total=None)
+    pool, no_limit = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(total=None)
     try:
         async with aiohttp.ClientSession(
-            timeout=endless, connector=pool, headers=authorization(os.environ)
+            timeout=no_limit, connector=pool, headers=authorization(os.environ)
         ) as session:
-            watch = Stopwatch(
+            client = TimingClient(
                 session=session,
                 base_url=state.base_url,
                 model=deployment.model.id,
-                vocab_size=deployment.architecture.vocab_size,
+                vocab_size=deployment.model.vocab_size,
                 rng=np.random.default_rng(SEED),
             )
-            return await time_grid(watch, tell, clock)
+            return await time_grid(client, report, clock)
     except aiohttp.ClientError as error:
         raise TargetFailed(
             f"{state.base_url}: {type(error).__name__} while timing: {error}"
@@ -86,7 +88,7 @@ async def time_deployment(
 
 
 def _rows(deployment: Deployment, points: Sequence[GridPoint]) -> tuple[Measurement, ...]:
-    """Say of each grid point what machine, engine and model it was taken on, and when."""
+    """Return the rows of steps.csv: each grid point with machine, engine, model and date."""
     key = this_machine(
         deployment.engine.name,
         model_config_hash=deployment.model.config_hash,

@@ -1,4 +1,4 @@
-"""Times a running prefill/decode pair over a small grid, alone and as in service."""
+"""The step benchmark: a running prefill/decode pair over a small grid, alone and under load."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from minicluster.contention import others_fraction
 from minicluster.errors import TargetFailed
-from serving.measurement.timing_client import Stopwatch, TimedStream
+from serving.measurement.timing_client import TimedStream, TimingClient
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Coroutine
@@ -24,45 +24,45 @@ if TYPE_CHECKING:
     from minicluster.contention import CpuTimes
 
 PREFILL_TOKENS = (16, 48, 224, 512)
-"""Prompt lengths; none lies within those of the demo's load, so its prediction interpolates."""
+"""Prompt lengths; the demo's lie between them, so that its prediction interpolates."""
 
 PREFILL_PROMPTS = 12
 PREFILL_AT_ONCE = 4
 DECODE_POINTS = ((1, 16), (1, 384), (4, 16), (16, 16), (16, 384))
-"""Batch and context; the largest batch is what the deployment to measure holds."""
+"""Batch and context; the largest batch is that of the deployment to measure."""
 
 DECODE_LIMIT_TOKENS = 480
-"""More than a stream makes before it is cut off."""
+"""Most tokens of a stream; more than it generates before it is cancelled."""
 
 DECODE_WINDOW_S = 0.6
 DECODE_STEPS = 8
 """Least length of the window in which steps are counted, in seconds and in steps."""
 
 SERVICE_POINTS = ((48, 3), (48, 9), (176, 35))
-"""Prompt and answer tokens in service: few sequences in decode at a time, and many."""
+"""Prompt and answer tokens under load, for few and for many sequences in decode."""
 
 SERVICE_CLIENTS = 16
-"""More than decode ever holds then, so that prefill always has the next prompt."""
+"""Clients under load; more than decode holds, so that prefill always has the next prompt."""
 
 PATH_TOKENS = (16, 224)
 PATH_REPEATS = 6
 PATH_PAUSE_S = 0.2
-"""Before each: a request that meets no other finds caches cold and threads asleep."""
+"""Pause before each request, as on an idle cluster: cold caches, sleeping threads."""
 
 DISTURBED_FRACTION = 0.15
-"""Share of the cores that other processes may take before a point is timed once more."""
+"""Share of the cores taken by other processes beyond which a point is timed once more."""
 
 FIRST_LIMIT_S = 600.0
-"""For the warm-up, before the machine's pace is known."""
+"""Limit of the warm-up, before the machine's speed is known."""
 
 LIMIT_FACTOR = 10.0
 LEAST_LIMIT_S = 60.0
-"""Of the time that a point should take at the slowest pace seen so far, until it is given up."""
+"""Limit of a point, as a multiple of its time at the slowest speed measured, and at least 60 s."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GridPoint:
-    """One row of steps.csv, but for machine and date."""
+    """One row of steps.csv, without machine and date."""
 
     phase: str
     tokens: int = 0
@@ -77,25 +77,25 @@ class GridPoint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class GridStep:
     """
-    One point of the grid: what to time.
+    One point of the grid.
 
     Attributes:
-        name: for people.
-        tokens: that the engines compute for it, by which limits and the time left are reckoned.
+        name: shown while it runs.
+        tokens: computed by the engines; limits and the time left are proportional to them.
         run: times it.
     """
 
     name: str
     tokens: int
-    run: Callable[[Stopwatch], Awaitable[tuple[GridPoint, ...]]]
+    run: Callable[[TimingClient], Awaitable[tuple[GridPoint, ...]]]
 
 
-def grid() -> tuple[Step, ...]:
-    """Return every point: each pool alone, both together as in service, the path idle."""
+def grid() -> tuple[GridStep, ...]:
+    """Return every point: each pool alone, both under load, and the idle path."""
     prefill = [
-        Step(
+        GridStep(
             name=f"prefill of {tokens} tokens, alone",
             tokens=PREFILL_PROMPTS * tokens,
             run=partial(_prefill, tokens=tokens),
@@ -103,7 +103,7 @@ def grid() -> tuple[Step, ...]:
         for tokens in PREFILL_TOKENS
     ]
     decode = [
-        Step(
+        GridStep(
             name=f"decode batch {batch} at {context} tokens, alone",
             tokens=batch * (context + DECODE_STEPS),
             run=partial(time_decode, batch=batch, context=context),
@@ -111,7 +111,7 @@ def grid() -> tuple[Step, ...]:
         for batch, context in DECODE_POINTS
     ]
     service = [
-        Step(
+        GridStep(
             name=f"both pools, {tokens} tokens in and {answer} out",
             tokens=2 * SERVICE_CLIENTS * (tokens + answer),
             run=partial(_in_service, tokens=tokens, answer=answer),
@@ -119,7 +119,7 @@ def grid() -> tuple[Step, ...]:
         for tokens, answer in SERVICE_POINTS
     ]
     path = [
-        Step(
+        GridStep(
             name=f"path with {tokens} tokens",
             tokens=2 * PATH_REPEATS * tokens,
             run=partial(_path, tokens=tokens),
@@ -130,50 +130,50 @@ def grid() -> tuple[Step, ...]:
 
 
 async def time_grid(
-    watch: Stopwatch, tell: Callable[[str], None], clock: Callable[[], CpuTimes]
+    client: TimingClient, report: Callable[[str], None], clock: Callable[[], CpuTimes]
 ) -> tuple[GridPoint, ...]:
     """
     Time every point of the grid.
 
-    A point that other processes disturbed is timed once more, and the less disturbed one counts.
+    A point disturbed by other processes is timed once more, and the less disturbed time counts.
 
     Args:
-        watch: of the running pair.
-        tell: is told what is being timed, the seconds spent and those left.
-        clock: processor time, by which processes that disturb are noticed.
+        client: of the running pair.
+        report: receives a line of text per point, with the seconds spent and left.
+        clock: processor time, which shows the share of other processes.
 
     Raises:
-        TargetFailed: a request failed, or a point took much longer than the machine's pace allows.
+        TargetFailed: a request failed, or a point took much longer than the others.
     """
     steps = grid()
     started = time.monotonic()
-    tell("warm-up")
-    await _within(_warm_up(watch), FIRST_LIMIT_S, "the warm-up")
+    report("warm-up")
+    await _within(_warm_up(client), FIRST_LIMIT_S, "the warm-up")
     slowest = (time.monotonic() - started) / WARM_UP_TOKENS
-    begun = time.monotonic()
+    warm = time.monotonic()
     rows: list[GridPoint] = []
     for number, step in enumerate(steps, 1):
-        spent = time.monotonic() - begun
+        spent = time.monotonic() - warm
         done = sum(each.tokens for each in steps[: number - 1])
         left = spent / done * sum(each.tokens for each in steps[number - 1 :]) if done else 0.0
         about = f", about {left:.0f} s left" if left else ""
-        tell(f"measuring {number} of {len(steps)}: {step.name} ({spent:.0f} s spent{about})")
+        report(f"measuring {number} of {len(steps)}: {step.name} ({spent:.0f} s spent{about})")
         limit_s = max(LEAST_LIMIT_S, LIMIT_FACTOR * slowest * step.tokens)
-        found, took_s = await _timed(watch, step, limit_s, clock)
+        found, took_s = await _timed(client, step, limit_s, clock)
         slowest = max(slowest, took_s / step.tokens)
         if found[0].others_fraction > DISTURBED_FRACTION:
-            again, _ = await _timed(watch, step, limit_s, clock)
+            again, _ = await _timed(client, step, limit_s, clock)
             found = min(found, again, key=lambda rows: rows[0].others_fraction)
         rows += found
     return tuple(rows)
 
 
 async def _timed(
-    watch: Stopwatch, step: Step, limit_s: float, clock: Callable[[], CpuTimes]
+    client: TimingClient, step: GridStep, limit_s: float, clock: Callable[[], CpuTimes]
 ) -> tuple[tuple[GridPoint, ...], float]:
-    """Time one point; return its rows, with what other processes took meanwhile, and seconds."""
+    """Time one point; return its rows, with the share of other processes, and its seconds."""
     start = clock()
-    found = await _within(step.run(watch), limit_s, step.name)
+    found = await _within(step.run(client), limit_s, step.name)
     end = clock()
     others = others_fraction(start, end)
     return tuple(replace(row, others_fraction=others) for row in found), end.at_s - start.at_s
@@ -182,18 +182,17 @@ async def _timed(
 async def _within(
     timing: Awaitable[tuple[GridPoint, ...]], limit_s: float, what: str
 ) -> tuple[GridPoint, ...]:
-    """Wait for *timing*, but no longer than *limit_s*."""
     try:
         return await asyncio.wait_for(timing, limit_s)
     except TimeoutError:
         raise TargetFailed(f"{what} did not end within {limit_s:.0f} s") from None
 
 
-async def _warm_up(watch: Stopwatch) -> tuple[GridPoint, ...]:
-    """Run every shape once: first calls allocate, connect and compile."""
-    await asyncio.gather(*(watch.stream(32, 16) for _ in range(WARM_UP_STREAMS)))
+async def _warm_up(client: TimingClient) -> tuple[GridPoint, ...]:
+    """Run every shape once, because first calls allocate, connect and compile."""
+    await asyncio.gather(*(client.stream(32, 16) for _ in range(WARM_UP_STREAMS)))
     for tokens in PATH_TOKENS:
-        await watch.stream(tokens, 4)
+        await client.stream(tokens, 4)
     return ()
 
 
@@ -201,16 +200,16 @@ WARM_UP_STREAMS = 8
 WARM_UP_TOKENS = WARM_UP_STREAMS * (32 + 16) + sum(PATH_TOKENS) + 4 * len(PATH_TOKENS)
 
 
-async def _prefill(watch: Stopwatch, *, tokens: int) -> tuple[GridPoint, ...]:
-    """Seconds a prompt takes in a prefill pool that always has the next one waiting."""
+async def _prefill(client: TimingClient, *, tokens: int) -> tuple[GridPoint, ...]:
+    """Time a prompt in a prefill pool that always has the next one waiting."""
     done: list[float] = []
 
-    async def client() -> None:
+    async def run_client() -> None:
         for _ in range(PREFILL_PROMPTS // PREFILL_AT_ONCE):
-            await watch.prefill(tokens)
+            await client.prefill(tokens)
             done.append(time.monotonic())
 
-    await asyncio.gather(*(client() for _ in range(PREFILL_AT_ONCE)))
+    await asyncio.gather(*(run_client() for _ in range(PREFILL_AT_ONCE)))
     # From the first completion to the last the pool was never without a prompt.
     ends = np.sort(done)
     repeats = len(ends) - 1
@@ -218,22 +217,21 @@ async def _prefill(watch: Stopwatch, *, tokens: int) -> tuple[GridPoint, ...]:
     return (GridPoint(phase="prefill", tokens=tokens, repeats=repeats, seconds=seconds),)
 
 
-async def _in_service(watch: Stopwatch, *, tokens: int, answer: int) -> tuple[GridPoint, ...]:
+async def _in_service(client: TimingClient, *, tokens: int, answer: int) -> tuple[GridPoint, ...]:
     """
-    Time both pools at once, through the front door.
+    Time both pools at once, through the endpoint, at capacity.
 
-    Prefill is never without a prompt, as at the top of what the system carries, and decode has as
-    many sequences as that gives it.
+    Prefill always has a prompt, and decode has as many sequences as that yields.
     """
     streams: list[TimedStream] = []
 
-    async def client() -> None:
+    async def run_client() -> None:
         for _ in range(2):
-            streams.append(await watch.stream(tokens, answer))  # noqa: PERF401  (one by one)
+            streams.append(await client.stream(tokens, answer))  # noqa: PERF401  (one by one)
 
-    await asyncio.gather(*(client() for _ in range(SERVICE_CLIENTS)))
+    await asyncio.gather(*(run_client() for _ in range(SERVICE_CLIENTS)))
     firsts = np.sort([stream.stamps[0][0] for stream in streams])
-    # While the last ones are answered nobody follows them: only the first ones are saturated.
+    # The last requests have no successors: the pools are saturated for the first ones only.
     start, end = firsts[0], firsts[len(firsts) * 3 // 4]
     repeats = len(firsts) * 3 // 4
     spans = np.array([(stream.stamps[0][0], stream.stamps[-1][0]) for stream in streams])
@@ -262,7 +260,7 @@ async def _in_service(watch: Stopwatch, *, tokens: int, answer: int) -> tuple[Gr
 
 
 def _covered(spans: NDArray[np.float64]) -> float:
-    """Return the seconds in which at least one of *spans* is open."""
+    """Return the length of the union of *spans*, seconds."""
     covered_s, until_s = 0.0, -np.inf
     for start, end in spans[np.argsort(spans[:, 0])]:
         covered_s += max(0.0, end - max(start, until_s))
@@ -270,16 +268,16 @@ def _covered(spans: NDArray[np.float64]) -> float:
     return float(covered_s)
 
 
-async def time_decode(watch: Stopwatch, *, batch: int, context: int) -> tuple[GridPoint, ...]:
-    """Seconds a step takes while exactly *batch* sequences are decoded."""
+async def time_decode(client: TimingClient, *, batch: int, context: int) -> tuple[GridPoint, ...]:
+    """Time a decode step of exactly *batch* sequences."""
     streams = [TimedStream() for _ in range(batch)]
 
-    def client(stream: TimedStream) -> Coroutine[Any, Any, Any]:
-        return watch.stream(context, DECODE_LIMIT_TOKENS, stream)
+    def run_client(stream: TimedStream) -> Coroutine[Any, Any, Any]:
+        return client.stream(context, DECODE_LIMIT_TOKENS, stream)
 
-    async with _background([client(stream) for stream in streams]) as failed:
-        begun: asyncio.Future[list[Any]] = asyncio.gather(*(s.begun.wait() for s in streams))
-        await asyncio.wait([begun, failed], return_when=asyncio.FIRST_COMPLETED)
+    async with _background([run_client(stream) for stream in streams]) as failed:
+        started: asyncio.Future[list[Any]] = asyncio.gather(*(s.started.wait() for s in streams))
+        await asyncio.wait([started, failed], return_when=asyncio.FIRST_COMPLETED)
         if failed.done():
             failed.result()
         start = end = time.monotonic()
@@ -302,20 +300,20 @@ async def time_decode(watch: Stopwatch, *, batch: int, context: int) -> tuple[Gr
     )
 
 
-async def _path(watch: Stopwatch, *, tokens: int) -> tuple[GridPoint, ...]:
-    """Time requests that meet nobody: through the prefill pool alone, and through both."""
-    alone: list[float] = []
+async def _path(client: TimingClient, *, tokens: int) -> tuple[GridPoint, ...]:
+    """Time requests on an idle cluster: through the prefill pool alone, and through both."""
+    prefill_only: list[float] = []
     whole: list[float] = []
     for _ in range(PATH_REPEATS):
         await asyncio.sleep(PATH_PAUSE_S)
-        alone.append(await watch.prefill(tokens))
+        prefill_only.append(await client.prefill(tokens))
         await asyncio.sleep(PATH_PAUSE_S)
-        whole.append((await watch.stream(tokens, 2)).ttft_s)
+        whole.append((await client.stream(tokens, 2)).ttft_s)
     return tuple(
         GridPoint(
             phase=phase, tokens=tokens, repeats=PATH_REPEATS, seconds=float(np.median(seconds))
         )
-        for phase, seconds in (("request", alone), ("path", whole))
+        for phase, seconds in (("request", prefill_only), ("path", whole))
     )
 
 
@@ -323,7 +321,7 @@ async def _path(watch: Stopwatch, *, tokens: int) -> tuple[GridPoint, ...]:
 async def _background(
     clients: list[Coroutine[Any, Any, Any]],
 ) -> AsyncIterator[asyncio.Future[list[Any]]]:
-    """Run *clients* while the block runs; if one fails, so does the block, at its end."""
+    """Run *clients* for the duration of the block; raises their first error at its end."""
     together = asyncio.gather(*clients)
     try:
         yield together

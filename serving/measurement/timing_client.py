@@ -1,4 +1,4 @@
-"""Streams completions and stamps every token: how `serving` times a running engine."""
+"""The client that times a running engine: it streams completions with a time per token."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from minicluster.errors import TargetFailed
 from minicluster.http_client.sse import DONE, EventParser
 
 FIRST_ID = 300
-"""Prompts are made of token ids from here on, clear of special tokens and single bytes."""
+"""First token id of prompts, beyond special tokens and single bytes."""
 
 STREAMED = {
     "stream": True,
@@ -27,17 +27,17 @@ STREAMED = {
 @dataclass(slots=True)
 class TimedStream:
     """
-    One streamed completion, filled while it runs.
+    The times of one streamed completion, filled while it runs.
 
     Attributes:
         sent_s: monotonic time at which it was sent.
         stamps: (monotonic time, tokens so far), one entry per chunk that brought tokens.
-        begun: set at the first token.
+        started: set at the first token.
     """
 
     sent_s: float = 0.0
     stamps: list[tuple[float, int]] = field(default_factory=list)
-    begun: asyncio.Event = field(default_factory=asyncio.Event)
+    started: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def ttft_s(self) -> float:
@@ -57,16 +57,16 @@ class TimedStream:
 
 
 @dataclass(frozen=True, slots=True)
-class Stopwatch:
+class TimingClient:
     """
-    Sends completions to one endpoint.
+    A client that sends completions to one endpoint.
 
     Attributes:
         session: open HTTP session.
         base_url: of the endpoint.
         model: id that the endpoint serves.
         vocab_size: prompts hold ids below it.
-        rng: makes every prompt a new one, so that no prefix cache is hit.
+        rng: source of the prompts, all different, so that no prefix cache is hit.
     """
 
     session: aiohttp.ClientSession
@@ -79,7 +79,7 @@ class Stopwatch:
         self, input_tokens: int, output_tokens: int, into: TimedStream | None = None
     ) -> TimedStream:
         """
-        Stream one completion of exact lengths; *into* can be watched meanwhile.
+        Stream one completion of exact lengths; *into* is filled meanwhile.
 
         Raises:
             TargetFailed: the endpoint answered an error, or ended the stream early.
@@ -97,7 +97,7 @@ class Stopwatch:
                     tokens = 0 if event == DONE else _tokens(json.loads(event), url)
                     if tokens > stream.tokens:
                         stream.stamps.append((now, tokens))
-                        stream.begun.set()
+                        stream.started.set()
         if stream.tokens != output_tokens:
             raise TargetFailed(f"{url} sent {stream.tokens} of {output_tokens} tokens")
         return stream
@@ -112,7 +112,6 @@ class Stopwatch:
         return time.monotonic() - sent
 
     def _body(self, input_tokens: int, output_tokens: int) -> dict[str, Any]:
-        """Build a request whose lengths are exact."""
         ids = self.rng.integers(FIRST_ID, self.vocab_size, size=input_tokens)
         return {
             "model": self.model,
@@ -124,14 +123,13 @@ class Stopwatch:
 
 
 async def _check(answer: aiohttp.ClientResponse) -> None:
-    """Refuse an answer that is an error."""
     if answer.status != HTTPStatus.OK:
         text = (await answer.text())[:300]
         raise TargetFailed(f"{answer.url} answered {answer.status}: {text}")
 
 
 def _tokens(chunk: dict[str, Any], url: str) -> int:
-    """Return the tokens generated so far, as the chunk counts them."""
+    """Return the chunk's count of tokens generated so far."""
     if "error" in chunk:
         raise TargetFailed(f"{url}: {chunk['error'].get('message', chunk['error'])}")
     return int((chunk.get("usage") or {}).get("completion_tokens") or 0)

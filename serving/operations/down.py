@@ -1,4 +1,4 @@
-"""Take a deployment down: no process, no state left."""
+"""Removal of a deployment: all processes and the state."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from minicluster.errors import TargetFailed
 from serving.cluster.processes import stop
-from serving.cluster.state import forget
+from serving.cluster.state import remove_state
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from serving.cluster.state import State
 
 DRAIN_LIMIT_S = 300.0
-"""On a cluster of others replicas end their requests first; on ours they are ended."""
+"""Longest drain on a foreign cluster; on our own, replicas are stopped without one."""
 
 
 def take_down(state: State) -> None:
     """
-    Stop what `serving up` started; on somebody else's cluster, remove only our application.
+    Stop what `serving up` started; on a foreign cluster, remove only our application.
 
     Raises:
-        TargetFailed: a process does not end, not even by force.
+        TargetFailed: a process does not end, even after SIGKILL.
     """
     with _uninterrupted():
         if state.cluster_id:
@@ -35,11 +35,11 @@ def take_down(state: State) -> None:
                 raise TargetFailed(f"processes {sorted(left)} do not end; the state is kept")
         else:
             _remove_application(state.address)
-        forget(state)
+        remove_state(state)
 
 
 def _remove_application(address: str) -> None:
-    """Delete our application from a cluster that others may use too, and Serve if nobody does."""
+    """Delete our application from a shared cluster, and stop Serve if no other one runs."""
     from ray import serve  # noqa: PLC0415  (seconds to import)
 
     from serving.cluster.connection import connected  # noqa: PLC0415
@@ -59,7 +59,7 @@ def _remove_application(address: str) -> None:
 
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Let a second Ctrl-C not stop the stopping."""
+    """Ignore Ctrl-C for the duration of the block."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

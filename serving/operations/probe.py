@@ -1,4 +1,4 @@
-"""Ready means: a request gets through, over every prefill → decode pair, without a stall."""
+"""The probes of `serving up`: requests over every prefill → decode pair, until none stalls."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from ray import serve
 
 from minicluster.errors import TargetFailed
 from minicluster.http_client.sse import DONE, EventParser, EventTooLongError
-from serving.api.api_keys import authorization
+from serving.api.auth import authorization
 from serving.cluster.serve_compat import broadcast
 from serving.protocol.app_spec import APP
-from serving.protocol.phases import STALL_S, Readiness, RequestPhases
-from serving.replicas.serve_backend import NOBODY
-from serving.request.token_limit import read_token_limit
+from serving.protocol.messages import STALL_S, Readiness, RequestPhases
+from serving.replicas.serve_backend import NO_REPLICA_ERRORS
+from serving.request.length import read_token_limit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,33 +32,33 @@ if TYPE_CHECKING:
     from serving.protocol.app_spec import ServedApp, ServedPool
 
 IN_A_ROW = 3
-"""Rounds without a stall that make a deployment ready."""
+"""Consecutive rounds without a stall that make a deployment ready."""
 
 ROUNDS = 15
-"""Rounds after which it never will be."""
+"""Rounds until a deployment counts as failed."""
 
 FIRST_LIMIT_S = 600.0
-"""For the first round, before the machine's pace is known: NIXL itself waits for ever."""
+"""Limit of the first round, before the machine's speed is known; NIXL itself has none."""
 
 LEAST_LIMIT_S = 60.0
 PACE_FACTOR = 20.0
-"""What has not come in so many times the slowest round so far, and in a minute, is lost."""
+"""Limit of later rounds: this multiple of the last round, and at least `LEAST_LIMIT_S`."""
 
 STALL_FACTOR = 10.0
-"""A transfer stalls if it takes that many times the fastest one, and longer than `STALL_S`."""
+"""A transfer stalls if it takes this multiple of the fastest one, and longer than `STALL_S`."""
 
 PROMPT_TOKENS = 100
-"""Of a probe: several KV blocks, the last of them not full."""
+"""Prompt length of a probe: several KV blocks, the last of them not full."""
 
 BLOCK_BYTES = 65536
-"""Most that is read of the stream at once; what has come is taken at once."""
+"""Most bytes of a stream that are read at once."""
 
 OUTPUT_TOKENS = 4
-"""Of the completion at the end, if the operator's limit allows it."""
+"""Tokens of the completion at the end, if the operator's limit allows them."""
 
 
 def wait_until_ready(
-    served: ServedApp, *, base_url: str, vocab_size: int, told: Callable[[str], None]
+    served: ServedApp, *, base_url: str, vocab_size: int, report: Callable[[str], None]
 ) -> Readiness:
     """
     Probe until three rounds in a row went without a stall, then stream one completion.
@@ -66,13 +66,13 @@ def wait_until_ready(
     Raises:
         TargetFailed: a probe failed, or stalls do not end.
     """
-    rng = random.Random(time.time_ns())  # noqa: S311  (prompts that no cache has seen)
+    rng = random.Random(time.time_ns())  # noqa: S311  (prompts that no prefix cache has)
     pairs = sum(_probes(served, pool) * pool.replicas for pool in served.servers)
-    what = "prefill → decode pair(s)" if served.front.split else "replica(s)"
+    what = "prefill → decode pair(s)" if served.endpoint.split else "replica(s)"
     stalls, in_a_row, slowest, fastest = 0, 0, 0.0, math.inf
     limit_s = FIRST_LIMIT_S
     for _ in range(ROUNDS):
-        told(f"probing {pairs} {what}: {in_a_row} of {IN_A_ROW} rounds good")
+        report(f"probing {pairs} {what}: {in_a_row} of {IN_A_ROW} rounds good")
         started = time.monotonic()
         handoffs = [
             phases.handoff_s
@@ -97,15 +97,15 @@ def wait_until_ready(
 
 
 def _probes(served: ServedApp, pool: ServedPool) -> int:
-    """Return how many probes a replica of *pool* sends: one through each prefill replica."""
+    """Return the number of probes of a replica of *pool*: one through each prefill replica."""
     return sum(each.replicas for each in served.of("prefill")) if pool.role == "decode" else 1
 
 
 def _round(
     server: ServedPool, probes: int, vocab_size: int, rng: random.Random, limit_s: float
 ) -> list[RequestPhases]:
-    """Send one prompt over every way through the replicas of *server*."""
-    handle = _met(server, limit_s)
+    """Send one prompt over every path through the replicas of *server*."""
+    handle = _known_handle(server, limit_s)
     prompts = [[_prompt(vocab_size, rng) for _ in range(probes)] for _ in range(server.replicas)]
     waiting = iter(prompts)
     pool = ThreadPoolExecutor(max_workers=1)
@@ -114,9 +114,9 @@ def _round(
         answers: list[list[RequestPhases]] = future.result(timeout=limit_s)
     except TimeoutError:
         raise TargetFailed(f"a KV transfer did not come within {limit_s:.0f} s") from None
-    except NOBODY as error:
+    except NO_REPLICA_ERRORS as error:
         raise TargetFailed(
-            f"a {server.role} replica went away during its probe: {_named(error, limit_s)}"
+            f"a {server.role} replica ended during its probe: {_message(error, limit_s)}"
         ) from None
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
@@ -125,21 +125,23 @@ def _round(
     return [phases for answer in answers for phases in answer]
 
 
-def _met(server: ServedPool, limit_s: float) -> DeploymentHandle[Any]:
-    """Return a handle that knows its replicas: it learns of them with its first ordinary call."""
+def _known_handle(server: ServedPool, limit_s: float) -> DeploymentHandle[Any]:
+    """Return a handle that knows its replicas: its first ordinary call finds them."""
     handle = serve.get_deployment_handle(server.name, APP)
     first = handle.facts.remote()
     try:
         first.result(timeout_s=limit_s)
-    except NOBODY as error:
-        with contextlib.suppress(*NOBODY):  # where there was nowhere to send it, it says so again
+    except NO_REPLICA_ERRORS as error:
+        with contextlib.suppress(*NO_REPLICA_ERRORS):  # a call that was never sent raises again
             first.cancel()  # its router would go on looking for a replica
-        raise TargetFailed(f"no {server.role} replica answers: {_named(error, limit_s)}") from None
+        raise TargetFailed(
+            f"no {server.role} replica answers: {_message(error, limit_s)}"
+        ) from None
     return handle
 
 
-def _named(error: Exception, limit_s: float) -> str:
-    """Say in one line what went wrong where no replica answers."""
+def _message(error: Exception, limit_s: float) -> str:
+    """Return the error of a call without an answer, in one line."""
     if isinstance(error, TimeoutError):
         return f"nothing within {limit_s:.0f} s"
     return f"{type(error).__name__}: {error}".partition("\n")[0]
@@ -149,13 +151,13 @@ def stream_completion(
     base_url: str, model_id: str, prompt: list[int], limit_s: float = LEAST_LIMIT_S
 ) -> float:
     """
-    Stream a short completion from the endpoint; each part of it may take *limit_s*.
+    Stream a short completion from the endpoint, with *limit_s* for each part.
 
     Returns:
         Seconds to the first token.
 
     Raises:
-        TargetFailed: no answer, an error, or a stream that breaks off.
+        TargetFailed: no answer, an error, or a stream that ends early.
     """
     tokens = min(OUTPUT_TOKENS, read_token_limit(os.environ) or OUTPUT_TOKENS)
     body = {"model": model_id, "prompt": prompt, "max_tokens": tokens, "stream": True}
@@ -178,10 +180,9 @@ def stream_completion(
     except (OSError, EventTooLongError) as error:
         raise TargetFailed(f"{base_url} does not answer: {error}") from None
     if len(arrivals) < 2 or arrivals[-1][1] != DONE:  # noqa: PLR2004  (a token, the end)
-        raise TargetFailed(f"{base_url}: the stream broke off: {arrivals[-1:]}")
+        raise TargetFailed(f"{base_url}: the stream ended early: {arrivals[-1:]}")
     return arrivals[0][0]
 
 
 def _prompt(vocab_size: int, rng: random.Random) -> list[int]:
-    """Return random tokens."""
     return [rng.randrange(vocab_size // 2, vocab_size * 3 // 4) for _ in range(PROMPT_TOKENS)]

@@ -1,4 +1,4 @@
-"""How long commands of `serving` talk to a person."""
+"""Progress lines of the commands that take long."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ if TYPE_CHECKING:
 
 @contextmanager
 def progress() -> Iterator[Callable[[str], None]]:
-    """Show what goes on: a moving line on a terminal, one line a step elsewhere."""
+    """Yield a function that shows a step: one moving line on a terminal, else a line per step."""
     if talk.is_terminal:
         with talk.status("") as line:
             yield line.update
         return
-    said: list[str] = []
+    printed: list[str] = []
 
-    def told(text: str) -> None:
-        if said[-1:] != [text]:
-            said.append(text)
+    def report(text: str) -> None:
+        if printed[-1:] != [text]:
+            printed.append(text)
             talk.print(text, highlight=False, soft_wrap=True)
 
-    yield told
+    yield report

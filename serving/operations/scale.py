@@ -1,4 +1,4 @@
-"""Give a pool more or fewer replicas while requests go on, within the plan's devices."""
+"""Scaling: more or fewer replicas of a pool without downtime, within the plan's devices."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from minicluster.errors import InputError, NegativeAnswer, TargetFailed
 from minicluster.files import write_atomically
-from minicluster.plan import Placement, Pool, read_deployment, to_json
+from minicluster.plan import NODE_LABEL, ROLE_LABEL, Placement, Pool, read_deployment, to_json
 from serving.cluster.local_cluster import read_cluster, token_file
 from serving.cluster.processes import RAYLET, environment, stop
 from serving.cluster.raylets import join_nodes, raylet_mark
 from serving.cluster.state import write_state
 from serving.deployment.compile import replica_places
-from serving.operations.status import by_role, look
-from serving.protocol.app_spec import APP, NODE_LABEL, ROLE_LABEL, RayNode
+from serving.operations.status import by_role, cluster_status
+from serving.protocol.app_spec import APP, RayNode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -25,31 +25,33 @@ if TYPE_CHECKING:
     from serving.cluster.state import State
 
 LIMIT_S = 600.0
-"""A start takes up to minutes; a drain, which may take long, comes on top of it."""
+"""Longest start of a replica; the time to drain is added to it."""
 
 SCALED = "(serving scale)"
-"""Ends what the state says of a scaled pool."""
+"""Suffix of the state's changes that scaling made."""
 
 Place = tuple[tuple[str, int], ...]
 """Node and device of each worker of one replica."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Move:
-    """One pool before and after."""
+class ReplicaChange:
+    """A pool, and its replicas after the change."""
 
     pool: Pool
     replicas: int
 
     @property
     def grows(self) -> bool:
-        """Whether it gets replicas."""
+        """Whether replicas are added."""
         return self.replicas > self.pool.replicas
 
 
-def moves(planned: Deployment, now: Deployment, wanted: Mapping[str, int]) -> tuple[Move, ...]:
+def replica_changes(
+    planned: Deployment, now: Deployment, wanted: Mapping[str, int]
+) -> tuple[ReplicaChange, ...]:
     """
-    Return the pools that change, those that shrink first: what they leave the others take.
+    Return the pools that change, those that shrink first, because the others take their devices.
 
     Raises:
         InputError: no such pool, below one replica, or more devices than the plan has.
@@ -59,7 +61,7 @@ def moves(planned: Deployment, now: Deployment, wanted: Mapping[str, int]) -> tu
         if replicas < 1:
             raise InputError(f"--{role}", replicas, "at least 1 replica")
     changed = tuple(
-        Move(pool=pool, replicas=wanted[pool.role])
+        ReplicaChange(pool=pool, replicas=wanted[pool.role])
         for pool in now.pools
         if wanted.get(pool.role, pool.replicas) != pool.replicas
     )
@@ -69,35 +71,35 @@ def moves(planned: Deployment, now: Deployment, wanted: Mapping[str, int]) -> tu
     )
     if after > devices:
         raise InputError("scale", f"{after} devices", f"at most the plan's {devices} (plan again)")
-    return tuple(sorted(changed, key=lambda move: move.grows))
+    return tuple(sorted(changed, key=lambda change: change.grows))
 
 
-def scale(state: State, wanted: Mapping[str, int], told: Callable[[str], None]) -> State:
+def scale(state: State, wanted: Mapping[str, int], report: Callable[[str], None]) -> State:
     """
-    Bring the pools to *wanted* replicas, one pool after the other, without refusing a request.
+    Scale the pools to *wanted* replicas, one pool after the other, without refusing a request.
 
-    A replica that leaves answers what it has first. On a cluster that we started, a device that
-    changes pools gets a raylet of its own, labelled for its new pool; elsewhere the cluster must
-    have a free node of that role.
+    A replica that is removed finishes its requests first. On a cluster that serving started, a
+    device that changes pools gets a raylet of its own, labelled for its new pool; elsewhere the
+    cluster must have a free node of that role.
 
     Raises:
-        InputError: as `moves`.
-        NegativeAnswer: what was deployed is no plan's, there are several domains, or no free node
-            on somebody else's cluster.
-        TargetFailed: replicas do not come or go.
+        InputError: as `replica_changes`.
+        NegativeAnswer: the deployment was substituted, there are several domains, or a foreign
+            cluster has no free node.
+        TargetFailed: replicas do not start or end in time.
     """
     if not all(SCALED in change for change in state.changes):
-        raise NegativeAnswer("what is deployed was substituted: it has none of the plan's devices")
+        raise NegativeAnswer("the deployment was substituted: it has none of the plan's devices")
     planned, now = read_deployment(Path(state.plan)), read_deployment(Path(state.deployment))
-    for move in moves(planned, now, wanted):
-        name = _deployment_name(state, move.pool.role)
-        if move.grows:
-            after = _placed(move, _free(planned, now))
-            _ensure_room(state, now, after, told)
-        _set_replicas(state, name, move, told)
-        if not move.grows:
-            after = _remaining(state, move)
-            _retire(state, move.pool.role)
+    for change in replica_changes(planned, now, wanted):
+        name = _deployment_name(state, change.pool.role)
+        if change.grows:
+            after = _placed(change, _free(planned, now))
+            _ensure_room(state, now, after, report)
+        _set_replicas(state, name, change, report)
+        if not change.grows:
+            after = _remaining(state, change)
+            _retire(state, change.pool.role)
         now = replace(
             now, pools=tuple(after if pool.role == after.role else pool for pool in now.pools)
         )
@@ -106,22 +108,22 @@ def scale(state: State, wanted: Mapping[str, int], told: Callable[[str], None]) 
 
 
 def _free(planned: Deployment, now: Deployment) -> list[tuple[str, int]]:
-    """Return the devices of the plan that no pool has at the moment."""
     held = {place for pool in now.pools for each in replica_places(pool) for place in each}
     devices = [place for pool in planned.pools for each in replica_places(pool) for place in each]
     return [place for place in devices if place not in held]
 
 
-def _placed(move: Move, free: list[tuple[str, int]]) -> Pool:
-    """Return the pool with further replicas on *free* devices."""
-    added = (move.replicas - move.pool.replicas) * (move.pool.gpus // move.pool.replicas)
-    return _with_places(move.pool, move.replicas, [*replica_places(move.pool), tuple(free[:added])])
+def _placed(change: ReplicaChange, free: list[tuple[str, int]]) -> Pool:
+    added = (change.replicas - change.pool.replicas) * (change.pool.gpus // change.pool.replicas)
+    return _with_places(
+        change.pool, change.replicas, [*replica_places(change.pool), tuple(free[:added])]
+    )
 
 
-def _remaining(state: State, move: Move) -> Pool:
-    """Return the pool with the replicas that stayed; Serve chose, node and cores tell which."""
-    places = replica_places(move.pool)
-    facts = look(state, facts=True).facts.get(move.pool.role, [])
+def _remaining(state: State, change: ReplicaChange) -> Pool:
+    """Return the pool with the remaining replicas, which Serve chose, found by node and cores."""
+    places = replica_places(change.pool)
+    facts = cluster_status(state, facts=True).facts.get(change.pool.role, [])
     found = [
         sorted(
             (fact["labels"].get(NODE_LABEL), core) for worker in fact["cores"] for core in worker
@@ -129,12 +131,11 @@ def _remaining(state: State, move: Move) -> Pool:
         for fact in facts
     ]
     stayed = [place for place in places if sorted(place) in found]
-    kept = stayed if len(stayed) == move.replicas else places[: move.replicas]
-    return _with_places(move.pool, move.replicas, kept)
+    kept = stayed if len(stayed) == change.replicas else places[: change.replicas]
+    return _with_places(change.pool, change.replicas, kept)
 
 
 def _with_places(pool: Pool, replicas: int, places: Sequence[Place]) -> Pool:
-    """Return the pool on other devices."""
     placement: list[Placement] = []
     for place in places:
         for node in dict.fromkeys(node for node, _ in place):
@@ -148,8 +149,8 @@ def _with_places(pool: Pool, replicas: int, places: Sequence[Place]) -> Pool:
     )
 
 
-def _ensure_room(state: State, now: Deployment, after: Pool, told: Callable[[str], None]) -> None:
-    """See to it that the cluster has nodes of the pool's role for what is added."""
+def _ensure_room(state: State, now: Deployment, after: Pool, report: Callable[[str], None]) -> None:
+    """Start raylets of the pool's role for the added replicas, if the cluster has no free ones."""
     before = {place for each in replica_places(now.pool(after.role)) for place in each}
     added = [p for each in replica_places(after) for p in each if p not in before]
     if _free_workers(state, after.role) >= len(added):
@@ -171,25 +172,25 @@ def _ensure_room(state: State, now: Deployment, after: Pool, told: Callable[[str
         )
         for node in dict.fromkeys(node for node, _ in added)
     ]
-    told(f"starting {len(nodes)} raylet(s) for {after.role}")
+    report(f"starting {len(nodes)} raylet(s) for {after.role}")
     join_nodes(nodes, environment(cluster_id, token), address=state.address)
 
 
 def cluster_id_of(state: State) -> str:
-    """Return the mark of the cluster's processes, if we started it; else nothing."""
+    """Return the mark of the cluster's processes; empty for a foreign cluster."""
     cluster = read_cluster()
     ours = cluster is not None and cluster.address == state.address
     return cluster.cluster_id if cluster is not None and ours else state.cluster_id
 
 
 def _free_workers(state: State, role: str) -> int:
-    """Count workers that the cluster's nodes of *role* have room for."""
+    """Return the number of workers that the nodes of *role* have free devices for."""
     kind = _kind(state)
     return sum(int(free.get(kind, 0)) for _, free in _nodes(state, role))
 
 
 def _retire(state: State, role: str) -> None:
-    """Stop raylets of ours that have no replica of *role* left: their devices go elsewhere."""
+    """Stop our raylets that have no replica of *role* left; another pool takes their devices."""
     cluster_id, kind = cluster_id_of(state), _kind(state)
     if not cluster_id:
         return
@@ -200,12 +201,11 @@ def _retire(state: State, role: str) -> None:
 
 
 def _kind(state: State) -> str:
-    """Return Ray's name of the devices."""
     return "CPU" if state.target == "cpu" else "GPU"
 
 
 def _nodes(state: State, role: str) -> list[tuple[dict[str, Any], dict[str, float]]]:
-    """Return each live node of *role*, as Ray describes it, and what it has left."""
+    """Return each live node of *role* as Ray describes it, with its free resources."""
     import ray  # noqa: PLC0415  (a second to import)
 
     from serving.cluster.connection import connected  # noqa: PLC0415
@@ -220,28 +220,29 @@ def _nodes(state: State, role: str) -> list[tuple[dict[str, Any], dict[str, floa
         ]
 
 
-def _set_replicas(state: State, name: str, move: Move, told: Callable[[str], None]) -> None:
-    """Tell Serve, and wait until it is so."""
+def _set_replicas(
+    state: State, name: str, change: ReplicaChange, report: Callable[[str], None]
+) -> None:
+    """Set the number of replicas in Serve, and wait for it."""
     from ray import serve  # noqa: PLC0415  (a second to import)
 
     from serving.cluster.connection import connected  # noqa: PLC0415
     from serving.cluster.serve_compat import deployment_options, set_replicas  # noqa: PLC0415
 
     with connected(state.address):
-        set_replicas(APP, name, move.replicas)
+        set_replicas(APP, name, change.replicas)
         limit_s = LIMIT_S + deployment_options(APP)[name]["graceful_shutdown_timeout_s"]
         deadline = time.monotonic() + limit_s
         while time.monotonic() < deadline:
             states = dict(serve.status().applications[APP].deployments[name].replica_states)
-            told(f"{move.pool.role}: {states.get('RUNNING', 0)} of {move.replicas} replicas")
-            if states == {"RUNNING": move.replicas}:
+            report(f"{change.pool.role}: {states.get('RUNNING', 0)} of {change.replicas} replicas")
+            if states == {"RUNNING": change.replicas}:
                 return
             time.sleep(0.5)
-    raise TargetFailed(f"{name} did not get to {move.replicas} replicas in {limit_s:.0f} s")
+    raise TargetFailed(f"{name} did not reach {change.replicas} replicas in {limit_s:.0f} s")
 
 
 def _deployment_name(state: State, role: str) -> str:
-    """Return the one deployment of a role."""
     from ray import serve  # noqa: PLC0415
 
     from serving.cluster.connection import connected  # noqa: PLC0415
@@ -250,14 +251,14 @@ def _deployment_name(state: State, role: str) -> str:
         found = by_role(dict(serve.status().applications[APP].deployments)).get(role, {})
     if len(found) != 1:
         raise NegativeAnswer(
-            f"{role} has {len(found)} deployments, one a domain; scale moves replicas inside one "
+            f"{role} has {len(found)} deployments, one per domain; scale moves replicas inside one "
             "domain only (plan again)"
         )
     return next(iter(found))
 
 
 def _record(state: State, planned: Deployment, now: Deployment) -> State:
-    """Write down what is deployed now, for `verify` and `status`."""
+    """Record the deployment as it is now, for `verify` and `status`."""
     write_atomically(Path(state.deployment), to_json(now))
     scaled = tuple(
         f"pools[{pool.role}].replicas: {now.pool(pool.role).replicas} instead of {pool.replicas} "

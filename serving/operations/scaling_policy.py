@@ -1,4 +1,4 @@
-"""Whether prefill and decode are in balance: a pure decision from what was measured."""
+"""The scaling policy: a pure decision on the balance of prefill and decode, from measurements."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ if TYPE_CHECKING:
 
     from minicluster.specs.slo import SloSpec
 
-FEWEST = 100
-"""Requests below which an attainment says nothing of a p99."""
+MIN_REQUESTS = 100
+"""Fewest requests from which SLO attainment at p99 can be judged."""
 
 LONG_QUEUE = 0.25
-"""Share of the TTFT limit that prefill's queue takes where prefill is what is short."""
+"""Prefill queue, as a share of the TTFT limit, from which on prefill counts as overloaded."""
 
 SHORT_QUEUE = 0.05
-"""Share below which the pool can do with less."""
+"""Prefill queue, as a share of the TTFT limit, up to which the pool can give a replica."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class WindowMetrics:
     """
-    What the endpoint measured over a while.
+    The endpoint's metrics over a time window.
 
     Attributes:
-        requests: answered.
-        ttft_fraction: of them, within the TTFT limit.
-        tpot_fraction: of them, within the TPOT limit; 1 where there is no such limit.
-        prefill_queue_s: mean wait of a prompt before it is prefilled.
-        tpot_s: mean.
+        requests: number of answered requests.
+        ttft_fraction: share of them within the TTFT limit.
+        tpot_fraction: share of them within the TPOT limit; 1 where there is no such limit.
+        prefill_queue_s: mean wait of a prompt before its prefill.
+        tpot_s: mean time per output token.
     """
 
     requests: int
@@ -42,12 +42,12 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
+class PoolDevices:
     """
-    What a pool has of the plan's devices.
+    A pool's share of the plan's devices.
 
     Attributes:
-        replicas: that run now.
+        replicas: running replicas.
         width: devices of one replica.
     """
 
@@ -58,11 +58,11 @@ class Share:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
     """
-    Replicas that each pool should have, and why.
+    The recommended replicas of each pool, and the reason.
 
     Attributes:
-        holds: nothing needs to change.
-        conclusive: enough requests were seen to say so.
+        holds: no change is needed.
+        conclusive: there were enough requests for a judgement.
     """
 
     replicas: dict[str, int]
@@ -71,51 +71,59 @@ class Advice:
     conclusive: bool = True
 
 
-def advise(seen: Seen, shares: Mapping[str, Share], slo: SloSpec) -> Advice:
+def advise(seen: WindowMetrics, shares: Mapping[str, PoolDevices], slo: SloSpec) -> Advice:
     """
-    Move a replica towards the pool whose promise breaks, if the other can spare it.
+    Move a replica to the pool whose SLO is missed, if the other pool can give it.
 
-    The devices are those of the plan: what one pool gets the other gives, and none goes below
-    one replica. A pool gives only while its own promise holds with room: prefill while its queue
-    is short, decode while its mean TPOT, grown by the share it loses, stays within the limit.
+    The devices stay those of the plan: one pool gives what the other gets, and none goes below one
+    replica. A pool gives only while its own SLO holds with room: prefill while its queue is short,
+    decode while its mean TPOT, scaled by the replicas it loses, stays within the limit.
 
     Args:
-        seen: what was measured.
-        shares: of `prefill` and `decode`.
-        slo: the promise.
+        seen: the metrics of the window.
+        shares: the devices of `prefill` and `decode`.
+        slo: the limits.
     """
     now = {role: share.replicas for role, share in shares.items()}
-    if seen.requests < FEWEST:
-        reason = f"{seen.requests} requests seen; {FEWEST} are needed to judge"
+    if seen.requests < MIN_REQUESTS:
+        reason = f"{seen.requests} requests measured; {MIN_REQUESTS} are needed"
         return Advice(replicas=now, reason=reason, holds=True, conclusive=False)
     wanted = slo.level
     late, slow = seen.ttft_fraction < wanted, seen.tpot_fraction < wanted
-    told = f"TTFT met by {seen.ttft_fraction:.1%}, TPOT by {seen.tpot_fraction:.1%} of requests"
+    attainment = (
+        f"TTFT met by {seen.ttft_fraction:.1%}, TPOT by {seen.tpot_fraction:.1%} of requests"
+    )
     if not late and not slow:
-        return Advice(replicas=now, reason=f"{told}: the SLO holds", holds=True)
+        return Advice(replicas=now, reason=f"{attainment}: the SLO holds", holds=True)
     if late and slow:
-        return Advice(replicas=now, reason=f"{told}: both pools are short; plan again", holds=False)
+        return Advice(
+            replicas=now, reason=f"{attainment}: both pools are short; plan again", holds=False
+        )
     queue = seen.prefill_queue_s / slo.ttft_s
     if late and queue < LONG_QUEUE:
-        reason = f"{told}, but prefill's queue takes {queue:.0%} of the TTFT limit: not its doing"
+        reason = f"{attainment}, but prefill's queue takes only {queue:.0%} of the TTFT limit"
         return Advice(replicas=now, reason=reason, holds=False)
     to, source = ("prefill", "decode") if late else ("decode", "prefill")
     moved = moved_replicas(shares, to=to, source=source)
     if moved is None:
-        reason = f"{told}: {to} is short and {source} has no replica to give; plan again"
+        reason = f"{attainment}: {to} is short and {source} has no replica to give; plan again"
         return Advice(replicas=now, reason=reason, holds=False)
     if source == "prefill" and queue > SHORT_QUEUE:
-        reason = f"{told}: decode is short and prefill queues too; plan again"
+        reason = f"{attainment}: decode is short and prefill queues too; plan again"
         return Advice(replicas=now, reason=reason, holds=False)
     limit_s = slo.per_token_s or math.inf
     if source == "decode" and seen.tpot_s * now["decode"] / moved["decode"] > limit_s:
-        reason = f"{told}: prefill is short and decode has no TPOT to spare; plan again"
+        reason = f"{attainment}: prefill is short and decode has no TPOT to spare; plan again"
         return Advice(replicas=now, reason=reason, holds=False)
-    return Advice(replicas=moved, reason=f"{told}: {to} is short, {source} can spare", holds=False)
+    return Advice(
+        replicas=moved, reason=f"{attainment}: {to} is short, {source} can spare", holds=False
+    )
 
 
-def moved_replicas(shares: Mapping[str, Share], *, to: str, source: str) -> dict[str, int] | None:
-    """Return the replicas after *to* got one more of *source*'s devices; `None`: it has none."""
-    given = math.ceil(shares[to].width / shares[source].width)
-    left = shares[source].replicas - given
+def moved_replicas(
+    shares: Mapping[str, PoolDevices], *, to: str, source: str
+) -> dict[str, int] | None:
+    """Return the replicas after *to* gets one more from *source*; `None`: *source* has too few."""
+    freed = math.ceil(shares[to].width / shares[source].width)
+    left = shares[source].replicas - freed
     return {to: shares[to].replicas + 1, source: left} if left >= 1 else None

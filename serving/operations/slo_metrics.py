@@ -1,4 +1,4 @@
-"""How well the promise is kept: the difference of two scrapes of the endpoint's /metrics."""
+"""SLO attainment over a time window: the difference of two scrapes of the endpoint's /metrics."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from prometheus_client.parser import text_string_to_metric_families
 
 from minicluster.errors import TargetFailed
-from serving.api.api_keys import authorization
-from serving.operations.scaling_policy import Seen
+from serving.api.auth import authorization
+from serving.operations.scaling_policy import WindowMetrics
 
 if TYPE_CHECKING:
     from minicluster.specs.slo import SloSpec
@@ -24,9 +24,9 @@ METRIC = "minicluster_{}_seconds"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scraped:
+class HistogramSnapshot:
     """
-    A histogram at one moment; all counts since the endpoint started.
+    A histogram at one moment, with counts since the endpoint's start.
 
     Attributes:
         buckets: observations up to each bound.
@@ -37,24 +37,24 @@ class Scraped:
     buckets: Mapping[float, float]
 
 
-def scrape(base_url: str) -> dict[str, Scraped]:
+def scrape(base_url: str) -> dict[str, HistogramSnapshot]:
     """
     Read the endpoint's histograms.
 
     Raises:
-        TargetFailed: it does not answer, or says nothing of them.
+        TargetFailed: the endpoint does not answer, or a histogram is missing.
     """
     try:
-        asked = urllib.request.Request(  # noqa: S310  (our own endpoint)
+        request = urllib.request.Request(  # noqa: S310  (our own endpoint)
             f"{base_url}/metrics", headers=authorization(os.environ)
         )
-        with urllib.request.urlopen(asked, timeout=10) as answer:  # noqa: S310
+        with urllib.request.urlopen(request, timeout=10) as answer:  # noqa: S310
             return read_histograms(answer.read().decode())
     except (urllib.error.URLError, OSError) as error:
         raise TargetFailed(f"{base_url}/metrics: {error}") from None
 
 
-def read_histograms(text: str) -> dict[str, Scraped]:
+def read_histograms(text: str) -> dict[str, HistogramSnapshot]:
     """
     Read the histograms of `LATENCIES` from Prometheus' text format.
 
@@ -68,7 +68,7 @@ def read_histograms(text: str) -> dict[str, Scraped]:
         if family is None:
             raise TargetFailed(f"/metrics has no {METRIC.format(latency)}")
         values = {sample.name.removeprefix(family.name): sample.value for sample in family.samples}
-        found[latency] = Scraped(
+        found[latency] = HistogramSnapshot(
             count=values["_count"],
             sum_s=values["_sum"],
             buckets={
@@ -80,10 +80,12 @@ def read_histograms(text: str) -> dict[str, Scraped]:
     return found
 
 
-def seen_between(before: Mapping[str, Scraped], after: Mapping[str, Scraped], slo: SloSpec) -> Seen:
-    """Return what was measured between two scrapes; without requests every promise is kept."""
+def window_metrics(
+    before: Mapping[str, HistogramSnapshot], after: Mapping[str, HistogramSnapshot], slo: SloSpec
+) -> WindowMetrics:
+    """Return the metrics between two scrapes; without requests attainment is 1."""
     between = {name: _difference(before[name], after[name]) for name in LATENCIES}
-    return Seen(
+    return WindowMetrics(
         requests=int(between["ttft"].count),
         ttft_fraction=_within(between["ttft"], slo.ttft_s),
         tpot_fraction=_within(between["tpot"], slo.tpot_s or math.inf),
@@ -92,23 +94,21 @@ def seen_between(before: Mapping[str, Scraped], after: Mapping[str, Scraped], sl
     )
 
 
-def _difference(before: Scraped, after: Scraped) -> Scraped:
-    """Return what came in between."""
-    return Scraped(
+def _difference(before: HistogramSnapshot, after: HistogramSnapshot) -> HistogramSnapshot:
+    return HistogramSnapshot(
         count=after.count - before.count,
         sum_s=after.sum_s - before.sum_s,
         buckets={bound: after.buckets[bound] - before.buckets[bound] for bound in after.buckets},
     )
 
 
-def _within(seen: Scraped, limit_s: float) -> float:
-    """Return the share at or below the limit, of the largest bound that does not exceed it."""
+def _within(seen: HistogramSnapshot, limit_s: float) -> float:
+    """Return the share of observations up to the largest bound within the limit."""
     if not seen.count:
         return 1.0
     bounds = [bound for bound in seen.buckets if bound <= limit_s]
     return seen.buckets[max(bounds)] / seen.count if bounds else 0.0
 
 
-def _mean(seen: Scraped) -> float:
-    """Return the mean; 0 of nothing."""
+def _mean(seen: HistogramSnapshot) -> float:
     return seen.sum_s / seen.count if seen.count else 0.0

@@ -1,4 +1,4 @@
-"""What is deployed, as the cluster itself says."""
+"""The state of a deployment, as the cluster reports it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from minicluster.errors import NegativeAnswer, TargetFailed
-from serving.cluster.processes import marked
+from serving.cluster.processes import cluster_processes
 from serving.cluster.state import read_state
 from serving.protocol.app_spec import APP
 
@@ -20,25 +20,26 @@ if TYPE_CHECKING:
     from serving.cluster.state import State
 
 FACTS_LIMIT_S = 30.0
-"""How long a deployment may take to tell its settings: a full batch is slow."""
+"""Longest time for a deployment to report its settings; a replica with a full batch is slow."""
 
 ROLES = ("prefill", "decode", "mixed")
-UNHEALTHY_FIRST = ("DEPLOY_FAILED", "UNHEALTHY", "UPDATING", "UPSCALING", "DOWNSCALING", "HEALTHY")
-"""What one word says of several deployments: the worst."""
+WORST_FIRST = ("DEPLOY_FAILED", "UNHEALTHY", "UPDATING", "UPSCALING", "DOWNSCALING", "HEALTHY")
+"""Statuses by severity; the worst is that of several deployments together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployed:
     """
-    What runs of one deployment.
+    The running part of a deployment.
 
     Attributes:
-        replicas: per role, those that run.
-        status: per role, as Ray Serve calls it.
-        facts: per role, what each running replica's engine has (`serving.replicas.engine_facts`).
-        silent: per role, the deployments whose replicas run and did not all tell these in time.
+        replicas: running replicas by role.
+        status: Ray Serve's status by role.
+        facts: by role, the settings of each running replica's engine
+            (`serving.replicas.engine_compat.engine_facts`).
+        silent: by role, the deployments whose replicas did not all report these in time.
         answers: the endpoint answers /health with 200.
-        options: per role, Ray Serve's options of each deployment, by name.
+        options: by role, Ray Serve's options of each deployment, by name.
     """
 
     replicas: dict[str, int]
@@ -51,16 +52,16 @@ class Deployed:
 
 def current() -> State:
     """
-    Return what is deployed from this directory.
+    Return the deployment of this directory.
 
     Raises:
-        NegativeAnswer: nothing is.
-        TargetFailed: something was, and its processes are gone.
+        NegativeAnswer: there is none.
+        TargetFailed: there was one, and its processes are gone.
     """
     state = read_state()
     if state is None:
         raise NegativeAnswer("nothing is deployed from this directory (`serving up plan.json`)")
-    if state.cluster_id and not marked(state.cluster_id):
+    if state.cluster_id and not cluster_processes(state.cluster_id):
         raise TargetFailed(
             f"the cluster started {state.started} is gone; `serving down` clears what is left"
         )
@@ -68,9 +69,9 @@ def current() -> State:
 
 
 def is_gone(state: State) -> bool:
-    """Tell whether the cluster of a deployment runs no more; another may have its address now."""
+    """Return whether the cluster of a deployment has ended; another may have its address now."""
     if state.cluster_id:
-        return not marked(state.cluster_id)
+        return not cluster_processes(state.cluster_id)
     from serving.cluster.connection import instance_of  # noqa: PLC0415  (a second to import)
 
     try:
@@ -79,8 +80,8 @@ def is_gone(state: State) -> bool:
         return True
 
 
-def look(state: State, *, facts: bool = False) -> Deployed:
-    """Ask the cluster; with *facts* also every engine."""
+def cluster_status(state: State, *, facts: bool = False) -> Deployed:
+    """Return the state of a deployment; with *facts* also the settings of every engine."""
     from ray import serve  # noqa: PLC0415  (a second to import)
 
     from serving.cluster.connection import connected  # noqa: PLC0415
@@ -88,7 +89,7 @@ def look(state: State, *, facts: bool = False) -> Deployed:
     with connected(state.address):
         app = serve.status().applications.get(APP)
         found = by_role(app.deployments if app is not None else {})
-        told = {
+        reported = {
             role: {name: _facts(name) for name, each in of_role.items() if _running(each)}
             for role, of_role in (found if facts else {}).items()
         }
@@ -99,11 +100,11 @@ def look(state: State, *, facts: bool = False) -> Deployed:
             status={role: _worst(of_role.values()) for role, of_role in found.items()},
             facts={
                 role: [fact for each in of_role.values() for fact in each or ()]
-                for role, of_role in told.items()
+                for role, of_role in reported.items()
             },
             silent={
                 role: tuple(name for name, each in of_role.items() if each is None)
-                for role, of_role in told.items()
+                for role, of_role in reported.items()
             },
             answers=_answers(state.base_url),
             options=_options(found) if facts else {},
@@ -111,7 +112,7 @@ def look(state: State, *, facts: bool = False) -> Deployed:
 
 
 def by_role(deployments: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return each role's deployments, one a domain, by name."""
+    """Return each role's deployments, one per domain, by name."""
     found: dict[str, dict[str, Any]] = {}
     for name, deployment in deployments.items():
         role = name.partition(":")[0].partition("-")[0].lower()
@@ -121,7 +122,6 @@ def by_role(deployments: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def _options(found: dict[str, dict[str, Any]]) -> dict[str, dict[str, dict[str, Any]]]:
-    """Ask Serve what it runs each deployment with."""
     from serving.cluster.serve_compat import (  # noqa: PLC0415  (a second to import)
         deployment_options,
     )
@@ -131,36 +131,34 @@ def _options(found: dict[str, dict[str, Any]]) -> dict[str, dict[str, dict[str, 
 
 
 def _worst(deployments: Iterable[Any]) -> str:
-    """Return the status of the deployment that is worst off."""
-    said = [each.status.value for each in deployments]
-    return next((status for status in UNHEALTHY_FIRST if status in said), said[0])
+    found = [each.status.value for each in deployments]
+    return next((status for status in WORST_FIRST if status in found), found[0])
 
 
 def _running(deployment: Any) -> int:  # noqa: ANN401
-    """Return how many replicas of a deployment run."""
     running: int = deployment.replica_states.get("RUNNING", 0)
     return running
 
 
 def _facts(name: str) -> list[dict[str, Any]] | None:
-    """Ask every replica of a deployment for its engine's settings; `None`: not all answer."""
+    """Return the engine settings of every replica of a deployment; `None`: not all answer."""
     from ray import serve  # noqa: PLC0415
 
-    # vLLM, which this imports, would log on stdout, and that is for data.
+    # vLLM, which this imports, would log on stdout, which is for data.
     os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     from serving.cluster.serve_compat import broadcast  # noqa: PLC0415
-    from serving.replicas.serve_backend import NOBODY  # noqa: PLC0415
+    from serving.replicas.serve_backend import NO_REPLICA_ERRORS  # noqa: PLC0415
 
     handle = serve.get_deployment_handle(name, APP)
     pool = ThreadPoolExecutor(max_workers=1)
-    # A handle learns of the replicas with its first ordinary call.
+    # The first ordinary call of a handle finds its replicas.
     first = handle.facts.remote()
     try:
         first.result(timeout_s=FACTS_LIMIT_S)
         future = pool.submit(broadcast, handle, "facts")
         answers: list[dict[str, Any]] = future.result(timeout=FACTS_LIMIT_S)
-    except NOBODY:
+    except NO_REPLICA_ERRORS:
         first.cancel()  # its router would go on looking for a replica, and start a Ray for that
         return None
     finally:
@@ -169,7 +167,6 @@ def _facts(name: str) -> list[dict[str, Any]] | None:
 
 
 def _answers(base_url: str) -> bool:
-    """Tell whether the endpoint calls itself healthy."""
     try:
         with urllib.request.urlopen(f"{base_url}/health", timeout=10) as answer:  # noqa: S310
             return bool(answer.status == 200)  # noqa: PLR2004

@@ -1,13 +1,13 @@
-"""Is what runs what was planned?"""
+"""Verification: the differences between the plan and what runs."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from minicluster.plan import NODE_LABEL, ROLE_LABEL
 from serving.deployment.compile import replica_devices
 from serving.deployment.engine_args import DTYPES, KV_ROLES
 from serving.operations.status import FACTS_LIMIT_S
-from serving.protocol.app_spec import NODE_LABEL, ROLE_LABEL
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -23,16 +23,16 @@ def differences(
     bounds: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> tuple[str, ...]:
     """
-    Compare, field by field.
+    Compare a deployment with its plan, field by field.
 
     Args:
-        deployment: what was planned.
+        deployment: the plan.
         deployed: what runs, with facts.
         target: `cpu` or `gpu`.
-        bounds: per role, the options of Ray Serve that were compiled (`serving.deployment.limits`).
+        bounds: by role, the compiled options of Ray Serve (`serving.deployment.compile.limits`).
 
     Returns:
-        Every difference, `place: deployed X, planned Y`; none: it is as planned.
+        Every difference as `place: deployed X, planned Y`; none: it is as planned.
     """
     return tuple(
         difference
@@ -45,7 +45,6 @@ def differences(
 
 
 def _pool(deployment: Deployment, pool: Pool, deployed: Deployed, target: str) -> Iterator[str]:
-    """Compare one pool."""
     running = deployed.replicas.get(pool.role, 0)
     if running != pool.replicas:
         yield f"{pool.role}.replicas: deployed {running}, planned {pool.replicas}"
@@ -58,13 +57,12 @@ def _pool(deployment: Deployment, pool: Pool, deployed: Deployed, target: str) -
                 yield f"{place}: deployed {fact[name]}, planned {value}"
     silent = deployed.silent.get(pool.role, ())
     for name in silent:
-        yield f"{name}.facts: deployed not told within {FACTS_LIMIT_S:g} s, planned not compared"
+        yield f"{name}.facts: not reported within {FACTS_LIMIT_S:g} s, so not compared"
     if not silent:
         yield from _places(pool, facts, target)
 
 
 def _options(role: str, deployed: Deployed, wanted: Mapping[str, Any]) -> Iterator[str]:
-    """Compare what bounds the queues of each deployment of a role."""
     for name, options in deployed.options.get(role, {}).items():
         for option, value in wanted.items():
             if options.get(option) != value:
@@ -72,7 +70,6 @@ def _options(role: str, deployed: Deployed, wanted: Mapping[str, Any]) -> Iterat
 
 
 def _planned(deployment: Deployment, pool: Pool) -> dict[str, Any]:
-    """Return what each engine of the pool should say of itself."""
     engine = deployment.engine
     return {
         "tp": pool.tp,
@@ -91,14 +88,14 @@ def _planned(deployment: Deployment, pool: Pool) -> dict[str, Any]:
 
 
 def _places(pool: Pool, facts: list[dict[str, Any]], target: str) -> Iterator[str]:
-    """Compare nodes and, on a CPU, the cores that each worker is bound to."""
+    """Compare nodes and, on a CPU, the cores of each worker."""
     planned_nodes = sorted(
         placement.node
         for placement in pool.placement
         for _ in range(len(placement.gpus) // (pool.tp * pool.pp))
     )
     nodes = sorted(str(fact["labels"].get(NODE_LABEL)) for fact in facts)
-    # A replica wider than a node says only where its first worker is.
+    # A replica wider than a node reports only its first worker's node.
     if planned_nodes and nodes != planned_nodes:
         yield f"{pool.role}.nodes: deployed {nodes}, planned {planned_nodes}"
     roles = {fact["labels"].get(ROLE_LABEL) for fact in facts} - {pool.role}

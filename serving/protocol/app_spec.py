@@ -1,4 +1,4 @@
-"""What `serving up` starts, as plain values: raylets, pools, and what the front door knows."""
+"""What `serving up` starts, as plain values: raylets, pools and the endpoint's configuration."""
 
 from __future__ import annotations
 
@@ -6,29 +6,27 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from minicluster.plan import NODE_LABEL, ROLE_LABEL
 from serving.protocol.endpoint_config import EndpointConfig
 
 APP = "minicluster"
 """Name of the Ray Serve application."""
 
-ROLE_LABEL = "minicluster-role"
-NODE_LABEL = "minicluster-node"
 CORES = "MINICLUSTER_CORES"
-"""Environment variable: cores of each replica, replicas apart by `;`, workers by `|`."""
-
+"""Environment variable: cores of each replica; `;` separates replicas, `|` workers."""
 
 DEVICES_LABEL = "minicluster-devices"
-"""Label of a raylet that `serving scale` gave to another pool: its devices, apart by `_`."""
+"""Label of a raylet that `serving scale` moved to another pool: its devices, separated by `_`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RayNode:
     """
-    One raylet: the share of one planned node that one pool has.
+    One raylet: the devices of one planned node that belong to one pool.
 
     Attributes:
-        moved: the plan gave its devices to another pool; on a CPU its replica learns them from a
-            label.
+        moved: the plan assigned its devices to another pool; on a CPU its replica reads them from
+            a label.
     """
 
     node: str
@@ -39,7 +37,7 @@ class RayNode:
 
     @property
     def labels(self) -> dict[str, str]:
-        """Labels by which the pool finds it."""
+        """Labels that the pool's replicas select it by."""
         found = {ROLE_LABEL: self.role, NODE_LABEL: self.node}
         devices = "_".join(map(str, self.cores or self.gpus))
         return found | ({DEVICES_LABEL: devices} if self.moved else {})
@@ -47,12 +45,12 @@ class RayNode:
 
 def planned_cores(cores: str, rank: int, labels: Mapping[str, str]) -> str:
     """
-    Return the cores of one replica, workers apart by `|`.
+    Return the cores of one replica, its workers separated by `|`.
 
     Args:
         cores: value of `CORES`.
         rank: of the replica in its deployment.
-        labels: of its raylet; one that was moved says itself which cores it has.
+        labels: of its raylet; a moved raylet names its cores itself.
     """
     if DEVICES_LABEL in labels:
         return labels[DEVICES_LABEL].replace("_", "|")
@@ -63,10 +61,10 @@ def planned_cores(cores: str, rank: int, labels: Mapping[str, str]) -> str:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedPool:
     """
-    The replicas of one role in one domain, as Ray Serve takes them.
+    The replicas of one role in one domain: one Ray Serve deployment.
 
     Attributes:
-        prefix: of the deployment's name; the model follows.
+        prefix: of the deployment's name; the model's name follows.
         llm_config: the fields of `ray.serve.llm.LLMConfig`.
     """
 
@@ -80,15 +78,15 @@ class ServedPool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedApp:
-    """Everything that `serving up` starts: the same input gives the same value."""
+    """Everything that `serving up` starts; the same input gives the same value."""
 
     model_id: str
     pools: tuple[ServedPool, ...]
     nodes: tuple[RayNode, ...]
-    front: EndpointConfig
+    endpoint: EndpointConfig
 
     def of(self, role: str) -> tuple[ServedPool, ...]:
-        """Return the pools of one role, a domain each."""
+        """Return the pools of one role, one per domain."""
         return tuple(pool for pool in self.pools if pool.role == role)
 
     @property

@@ -1,12 +1,12 @@
 """
-What the front door and the decode servers know of the plan, as one value.
+The part of the plan that the endpoint and the decode servers need, as one frozen value.
 
-Compiled in the driver, carried as plain data (`to_plain`), read back at its place (`front_from`).
-How `serving.replicas.app` binds the application:
+`endpoint_config` takes it from the plan in the driver; it travels as plain data (`to_plain`,
+`from_plain`). How `serving.replicas.app` binds the application:
 
-    Ingress.bind(front: dict, servers={domain: handle}, prefill={domain: handle})
+    Ingress.bind(config: dict, servers={domain: handle}, prefill={domain: handle})
     SplitDecodeServer(..., prefill_server=handle, prefill_servers={domain: handle}, domain=str)
-    every pool's `user_config`: front, which Serve gives to `reconfigure`
+    every pool's `user_config`: the same dict, which Serve passes to `reconfigure`
 
 `servers` answer requests: decode pools, or the mixed pools of an aggregated plan, which has no
 prefill handles. A domain is what the plan pairs by: GPUs joined by scale-up links.
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter
 
-from minicluster.plan import Latency, Plan, StepModel
+from minicluster.plan import Plan, Prediction, Routing, StepModel
 from minicluster.specs.slo import SloSpec
 from minicluster.specs.workload import WorkloadSpec
 
@@ -29,23 +29,25 @@ if TYPE_CHECKING:
     from minicluster.plan import Deployment
 
 DEADLINE_FACTOR = 2.0
-"""Deadlines of prefill and of the KV hand-off, in planned TTFTs."""
+"""The deadlines of prefill and of the KV hand-off, as multiples of the SLO's TTFT."""
 
 UNPLANNED_DEADLINE_S = 600.0
 """
-Deadline where no plan names a TTFT, and the machine's pace is not known yet: a transfer that has
-not come by then is lost.
+Either deadline where no plan names a TTFT. The speed of the machine is not known yet, so the limit
+only catches transfers that never arrive.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolConfig:
     """
-    One pool as planned, for people and for limits.
+    One planned pool, its replicas counted by domain.
 
     Attributes:
-        replicas: per domain.
+        replicas: by domain.
         max_batch_size: sequences that one replica decodes at once, all its copies together.
+        max_batched_tokens: token budget of one step.
+        kv_bytes: KV cache per GPU.
     """
 
     role: str
@@ -58,44 +60,22 @@ class PoolConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServedSlo:
-    """
-    What the plan promises, and the load it is for.
-
-    Attributes:
-        workload: the planned load: rate and lengths.
-        capacity_requests_per_s: rate at which the first pool saturates.
-        ttft_parts_s: mean TTFT by phase.
-        utilisation_fraction: per role.
-        confidence: chance that the SLO holds; `None`: not simulated.
-    """
-
-    ttft: Latency
-    tpot: Latency
-    itl: Latency
-    e2e: Latency
-    workload: WorkloadSpec
-    capacity_requests_per_s: float
-    ttft_parts_s: dict[str, float]
-    utilisation_fraction: dict[str, float]
-    confidence: float | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointConfig:
     """
     Everything about the plan that answering requests needs.
 
     Attributes:
-        slo: `None`, as are `promise` and `step_model`, where no plan stands behind.
-        prefill_deadline_s: from the call of a prefill replica to its answer.
-        kv_wait_deadline_s: from there to the first token.
-        local_threshold_tokens: prompts up to this skip the prefill pool.
-        fallback: without any live prefill replica, `fail` or `local`.
-        policy: replica choice inside a domain, a key of `minicluster.routing.POLICIES`.
+        slo: the plan's limits; like the next four `None` for a deployment without a plan.
+        prediction: the plan's predicted latencies and capacity.
+        workload: the planned load: rate and lengths.
+        confidence_fraction: probability that the SLO holds; `None`: not simulated.
+        step_model: the plan's step times.
+        prefill_deadline_s: limit from the call of a prefill replica to its answer.
+        kv_wait_deadline_s: limit from there to the first token.
+        routing: the plan's replica choice, local threshold and fallback.
         pairing: per domain that answers, the prefill domains in the order in which to try them;
             `()` in an aggregated plan.
-        substitutions: what is deployed otherwise than planned, by request.
+        substitutions: differences from the plan that were asked for.
     """
 
     model_id: str
@@ -103,13 +83,13 @@ class EndpointConfig:
     block_size: int
     plan_hash: str
     slo: SloSpec | None
-    promise: ServedSlo | None
+    prediction: Prediction | None
+    workload: WorkloadSpec | None
+    confidence_fraction: float | None
     step_model: StepModel | None
     prefill_deadline_s: float
     kv_wait_deadline_s: float
-    local_threshold_tokens: int
-    fallback: str
-    policy: str
+    routing: Routing
     pools: tuple[PoolConfig, ...]
     pairing: dict[str, tuple[str, ...]]
     substitutions: tuple[str, ...] = ()
@@ -119,8 +99,22 @@ class EndpointConfig:
         """Whether prefill and decode have pools of their own."""
         return any(pool.role == "prefill" for pool in self.pools)
 
+    @property
+    def answering(self) -> PoolConfig:
+        """The pool that answers requests: decode, or the mixed pool of an aggregated plan."""
+        return next(pool for pool in self.pools if pool.role != "prefill")
 
-def front_door(
+    @property
+    def prefilling(self) -> PoolConfig:
+        """The pool that computes prompts: prefill, or the mixed pool of an aggregated plan."""
+        return next((pool for pool in self.pools if pool.role == "prefill"), self.answering)
+
+    def prefill_domain(self, domain: str) -> str:
+        """Return the prefill domain that requests answered in *domain* use first."""
+        return (self.pairing.get(domain) or (domain,))[0]
+
+
+def endpoint_config(
     deployment: Deployment,
     *,
     domains: Mapping[str, str],
@@ -134,11 +128,11 @@ def front_door(
 
     Args:
         deployment: what is to run.
-        domains: per node of the placement, its domain.
-        plan: the plan behind it, if there is one.
+        domains: the domain of each node of the placement.
+        plan: the plan behind the deployment, if there is one.
         plan_hash: of the plan's file.
-        substitutions: what is deployed otherwise than planned.
-        deadlines_s: of prefill and of the KV hand-off; `None`: twice the plan's TTFT.
+        substitutions: differences from the plan that were asked for.
+        deadlines_s: of prefill and of the KV hand-off; `None`: twice the SLO's TTFT.
     """
     pools = tuple(
         PoolConfig(
@@ -153,34 +147,36 @@ def front_door(
         for pool in deployment.pools
     )
     prefill_deadline_s, kv_deadline_s = deadlines(plan, deadlines_s)
-    routing = deployment.routing
+    confidence = None if plan is None else plan.confidence
     return EndpointConfig(
         model_id=deployment.model.id,
         max_model_len=deployment.engine.max_model_len,
         block_size=deployment.engine.block_size,
         plan_hash=plan_hash,
         slo=None if plan is None else plan.slo,
-        promise=None if plan is None else _promise(plan),
+        prediction=None if plan is None else plan.prediction,
+        workload=None if plan is None else plan.workload,
+        confidence_fraction=None if confidence is None else confidence.fraction,
         step_model=None if plan is None else plan.step_model,
         prefill_deadline_s=prefill_deadline_s,
         kv_wait_deadline_s=kv_deadline_s,
-        local_threshold_tokens=routing.local_threshold_tokens,
-        fallback=routing.fallback,
-        policy=routing.policy,
+        routing=deployment.routing,
         pools=pools,
         pairing=_pairing(pools),
         substitutions=substitutions,
     )
 
 
-def deadlines(plan: Plan | None, given_s: tuple[float | None, float | None]) -> tuple[float, float]:
-    """Return the deadlines of prefill and of the KV hand-off, seconds: as given, or the plan's."""
+def deadlines(
+    plan: Plan | None, overrides_s: tuple[float | None, float | None]
+) -> tuple[float, float]:
+    """Return the deadlines of prefill and of the KV hand-off, seconds: overridden or planned."""
     planned_s = UNPLANNED_DEADLINE_S if plan is None else DEADLINE_FACTOR * plan.slo.ttft_s
-    return given_s[0] or planned_s, given_s[1] or planned_s
+    return overrides_s[0] or planned_s, overrides_s[1] or planned_s
 
 
 def replicas_by_domain(pool: Any, domains: Mapping[str, str]) -> dict[str, int]:  # noqa: ANN401
-    """Count the replicas of a pool in each domain; one wider than a domain is in its first."""
+    """Count the replicas of a pool in each domain; one wider than a domain counts in its first."""
     width = pool.gpus // pool.replicas
     flat = [domains[each.node] for each in pool.placement for _ in each.gpus]
     counted: dict[str, int] = {}
@@ -190,7 +186,6 @@ def replicas_by_domain(pool: Any, domains: Mapping[str, str]) -> dict[str, int]:
 
 
 def _pairing(pools: tuple[PoolConfig, ...]) -> dict[str, tuple[str, ...]]:
-    """Return the prefill domains for each domain that answers: its own first, then the others."""
     prefill = [domain for pool in pools if pool.role == "prefill" for domain in pool.replicas]
     return {
         domain: tuple(sorted(prefill, key=lambda each: (each != domain, each)))
@@ -200,29 +195,13 @@ def _pairing(pools: tuple[PoolConfig, ...]) -> dict[str, tuple[str, ...]]:
     }
 
 
-def _promise(plan: Plan) -> ServedSlo:
-    """Return the plan's prediction and load."""
-    said = plan.prediction
-    return ServedSlo(
-        ttft=said.ttft,
-        tpot=said.tpot,
-        itl=said.itl,
-        e2e=said.e2e,
-        workload=plan.workload,
-        capacity_requests_per_s=said.capacity_requests_per_s,
-        ttft_parts_s=said.ttft_parts_s,
-        utilisation_fraction=said.utilisation_fraction,
-        confidence=None if plan.confidence is None else plan.confidence.fraction,
-    )
-
-
-def to_plain(front: EndpointConfig) -> dict[str, Any]:
-    """Return *front* as dicts, lists, strings and numbers."""
-    plain: dict[str, Any] = _ADAPTER.dump_python(front, mode="json")
+def to_plain(config: EndpointConfig) -> dict[str, Any]:
+    """Return *config* as dicts, lists, strings and numbers."""
+    plain: dict[str, Any] = _ADAPTER.dump_python(config, mode="json")
     return plain
 
 
-def front_from(plain: Mapping[str, Any]) -> EndpointConfig:
+def from_plain(plain: Mapping[str, Any]) -> EndpointConfig:
     """Read back what `to_plain` wrote; raises pydantic's ValidationError on anything else."""
     return _ADAPTER.validate_json(_JSON.dump_json(dict(plain)))
 

@@ -1,4 +1,4 @@
-"""The Ray Serve application: endpoint, and the pools of the plan."""
+"""The Ray Serve application: the endpoint and the pools of the plan."""
 
 from __future__ import annotations
 
@@ -11,51 +11,53 @@ from typing import TYPE_CHECKING, Any
 from ray import serve
 from ray.serve.llm import LLMConfig, build_llm_deployment
 
-from serving.admission.controller import GUARD
-from serving.api.api_keys import KEYS_FILE
-from serving.api.auth import ORIGINS
+from serving.admission.controller import ADMISSION, FORMER_NAME
+from serving.api.auth import KEYS_FILE, ORIGINS
 from serving.cluster.serve_compat import with_version
 from serving.deployment.compile import IN_ONE_THREAD
-from serving.deployment.import_path import imported
+from serving.deployment.manifest import compile_from_args
 from serving.protocol.endpoint_config import to_plain
-from serving.replicas.colocated import MixedServer
 from serving.replicas.ingress import Ingress
-from serving.replicas.prefill_decode import SplitDecodeServer, SplitPrefillServer
-from serving.request.token_limit import MAX_OUTPUT_TOKENS
+from serving.replicas.servers import MixedServer, SplitDecodeServer, SplitPrefillServer
+from serving.request.length import MAX_OUTPUT_TOKENS
 
 if TYPE_CHECKING:
     from serving.protocol.app_spec import ServedApp, ServedPool
 
 INGRESS = "Ingress"
 INGRESS_REQUESTS = 100_000
-"""The front door refuses by what it predicts; Serve's own limit stays out of the way."""
+"""Serve's request limit of the ingress: never reached, because admission control is the limit."""
+
+ENDPOINT_VARIABLES = (KEYS_FILE, ORIGINS, MAX_OUTPUT_TOKENS, ADMISSION, FORMER_NAME)
+"""Environment variables that the endpoint's replica inherits: the keys' file, never the keys."""
 
 
 def from_plan(args: dict[str, str]) -> Any:  # noqa: ANN401
     """
-    Return the application of a plan on hosts of its own: `import_path` of `serving manifest`.
+    Return the application of a plan: the `import_path` of `serving manifest`.
 
-    *args* as `serving.deployment.import_path` says; raises as it does.
+    *args* and errors as in `serving.deployment.manifest.compile_from_args`.
     """
-    return build_app(imported(args, os.environ))
+    return build_app(compile_from_args(args, os.environ))
 
 
 def build_app(served: ServedApp, address: tuple[str, int] | None = None) -> Any:  # noqa: ANN401
     """Return the application for `serve.run`; see `serving.replicas.ingress` for *address*."""
-    front = to_plain(served.front)
+    config = to_plain(served.endpoint)
     prefill = {
-        pool.domain: _bound(pool, SplitPrefillServer, front) for pool in served.of("prefill")
+        pool.domain: _bound(pool, SplitPrefillServer, config) for pool in served.of("prefill")
     }
-    servers = {pool.domain: _bound(pool, MixedServer, front) for pool in served.of("mixed")}
+    servers = {pool.domain: _bound(pool, MixedServer, config) for pool in served.of("mixed")}
     for pool in served.of("decode"):
         servers[pool.domain] = _bound(
             pool,
             SplitDecodeServer,
-            front,
-            prefill_server=prefill[served.front.pairing[pool.domain][0]],
+            config,
+            prefill_server=prefill[served.endpoint.prefill_domain(pool.domain)],
             prefill_servers=prefill,
             domain=pool.domain,
         )
+    variables = {name: os.environ[name] for name in ENDPOINT_VARIABLES if name in os.environ}
     ingress = serve.deployment(
         Ingress,
         name=INGRESS,
@@ -63,34 +65,25 @@ def build_app(served: ServedApp, address: tuple[str, int] | None = None) -> Any:
         max_ongoing_requests=INGRESS_REQUESTS,
         ray_actor_options={
             "num_cpus": 0,
-            # Where its address is, and where `serving scale` never stops a raylet.
+            # The endpoint's address is the head's, and `serving scale` never stops that raylet.
             "resources": {"node:__internal_head__": 0.001},
-            "runtime_env": {"env_vars": IN_ONE_THREAD | _handed_on()},
+            "runtime_env": {"env_vars": IN_ONE_THREAD | variables},
         },
     )
-    return ingress.bind(front, servers=servers, prefill=prefill, address=address)
+    return ingress.bind(config, servers=servers, prefill=prefill, address=address)
 
 
-def _handed_on() -> dict[str, str]:
-    """Return what the endpoint is told by its environment: where keys lie, never the keys."""
-    return {
-        name: os.environ[name]
-        for name in (KEYS_FILE, ORIGINS, MAX_OUTPUT_TOKENS, GUARD)
-        if name in os.environ
-    }
-
-
-def _bound(pool: ServedPool, server: type, front: dict[str, Any], **bound: Any) -> Any:  # noqa: ANN401
+def _bound(pool: ServedPool, server: type, config: dict[str, Any], **bound: Any) -> Any:  # noqa: ANN401
     """
-    Bind one deployment; Ray gets its own copy of the configuration, for it writes into it.
+    Bind one deployment; Ray gets its own copy of the settings, because it writes into it.
 
-    Its version is its engine's: another plan over the same engine reaches the running replicas as
-    their `user_config`, and only another engine starts new ones.
+    The deployment's version is its engine's: another plan with the same engine reaches the running
+    replicas as their `user_config`, and only another engine starts new ones.
     """
-    config = copy.deepcopy(dict(pool.llm_config))
-    config["deployment_config"]["user_config"] = front
+    llm_config = copy.deepcopy(dict(pool.llm_config))
+    llm_config["deployment_config"]["user_config"] = config
     app = build_llm_deployment(
-        LLMConfig(**config), name_prefix=pool.prefix, bind_kwargs=bound, deployment_cls=server
+        LLMConfig(**llm_config), name_prefix=pool.prefix, bind_kwargs=bound, deployment_cls=server
     )
     engine = {key: value for key, value in pool.llm_config.items() if key != "deployment_config"}
     digest = hashlib.sha256(json.dumps(engine, sort_keys=True, default=str).encode())

@@ -1,4 +1,4 @@
-"""Requests and errors as vLLM knows them."""
+"""Conversion of requests and errors to and from vLLM's classes."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from pydantic import ValidationError
 from ray.serve.llm.openai_api_models import ChatCompletionRequest, CompletionRequest
 from vllm.exceptions import VLLMClientError
 
-from serving.protocol.refusal import Refusal
+from serving.protocol.messages import Refusal
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from serving.protocol.phases import Prefilled
+    from serving.protocol.messages import Prefilled
 
 SCHEMAS = {"chat": ChatCompletionRequest, "completions": CompletionRequest}
 ERROR_EVENT = 'data: {"error"'
-"""How a stream of vLLM begins to say that it failed; [DONE] follows all the same."""
+"""The start of the event with which a stream of vLLM fails; [DONE] follows nevertheless."""
 
 SERVER_ERROR = 500
 GRAMMAR = re.compile(r"grammar|structural tag|schema|regex|choices", re.IGNORECASE)
-"""What vLLM's compilers of grammars speak of."""
+"""Words of the error messages of vLLM's grammar compilers."""
 
 REMOTE_DECODE = {
     "do_remote_decode": True,
@@ -34,13 +34,13 @@ REMOTE_DECODE = {
     "remote_host": None,
     "remote_port": None,
 }
-"""Tells NIXL's connector to keep the KV cache of a prompt for another engine."""
+"""Parameters with which NIXL's connector keeps the KV cache of a prompt for another engine."""
 
 
 def engine_request(kind: str, body: dict[str, Any]) -> Any:  # noqa: ANN401
-    """Return vLLM's request of *kind* (`chat` or `completions`), or why it is none."""
+    """Return vLLM's request of *kind* (`chat` or `completions`), or the refusal of the body."""
     try:
-        # An id of ours: the client's could be that of a request under way.
+        # An id of ours: the client's could be that of another request in progress.
         request = SCHEMAS[kind].model_validate({**body, "request_id": uuid.uuid4().hex})
         _read_content(getattr(request, "messages", ()))
     except ValidationError as error:
@@ -60,9 +60,9 @@ def engine_request(kind: str, body: dict[str, Any]) -> Any:  # noqa: ANN401
 
 def _read_content(messages: Iterable[Any]) -> None:
     """
-    Check content now that pydantic would check when it is read.
+    Check content now that pydantic would check only when it is read.
 
-    What fits no kind of content passes as an iterable of parts, each checked as it comes; that
+    Pydantic accepts any other content as an iterable of parts and checks each when it is read; that
     could not be sent to another process, and could be read only once.
     """
     for message in messages:
@@ -72,7 +72,7 @@ def _read_content(messages: Iterable[Any]) -> None:
 
 
 def for_prefill(request: Any) -> Any:  # noqa: ANN401
-    """Return what prefill gets of *request*: its prompt, for one token that nobody reads."""
+    """Return *request* for prefill: its prompt, with an answer of one token that is discarded."""
     changes: dict[str, Any] = {
         "kv_transfer_params": dict(REMOTE_DECODE),
         "max_tokens": 1,
@@ -110,11 +110,11 @@ def refusal_in(event: str) -> Refusal:
 
 
 def _refusal(status: int, message: str, param: str | None) -> Refusal:
-    """Keep what the client did wrong; what went wrong inside stays inside."""
+    """Return the client's errors with their message; hide that of internal ones."""
     if status >= SERVER_ERROR:
         return Refusal(status=status, message="The engine failed while answering.")
     if param is None and GRAMMAR.search(message):
-        # Only there vLLM does not say where: the compiler of grammars knows no request.
+        # vLLM's grammar compiler does not know the request, and so names no parameter.
         param = "structured_outputs"
         message = f"structured_outputs or response_format: {message}"
     return Refusal(status=status, message=message, param=param)

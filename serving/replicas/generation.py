@@ -1,4 +1,4 @@
-"""How a server answers a request with its own engine, wherever the prompt is computed."""
+"""Generation: a server answers with its own engine, wherever the prompt was computed."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ray import serve
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from serving.protocol.backend import EngineFailed
-from serving.protocol.phases import FirstChunk, RequestPhases
-from serving.protocol.refusal import Refusal
+from serving.protocol.messages import EngineFailed, FirstChunk, Refusal, RequestPhases
 from serving.replicas.engine_compat import first_token_seen, prompt_tokens
 from serving.replicas.engine_request import (
     ERROR_EVENT,
@@ -23,39 +21,39 @@ from serving.replicas.engine_request import (
     refusal_of,
 )
 from serving.replicas.pending_answer import PendingAnswer
-from serving.replicas.remote_prefill import PrefillPool, Remote, prefill_elsewhere
+from serving.replicas.remote_prefill import PrefillPool, RemotePrefill, prefill_remotely
 from serving.request.prefill_eligibility import may_be_short, must_be_local, short_enough
-from serving.request.retry import RETRY_AFTER_S, Local, late_first_token
+from serving.request.retry import RETRY_AFTER_S, LocalPrefill, late_first_token
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from serving.protocol.request_policy import RequestPolicy
+    from serving.protocol.endpoint_config import EndpointConfig
 
-AGGREGATED = Local(path="local", reason="aggregated")
+AGGREGATED = LocalPrefill(path="local", reason="aggregated")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Start:
-    """How a request begins at its engine; `limit_s` is for the first token."""
+class _EngineCall:
+    """A request as this server's engine gets it; `limit_s` is for the first token."""
 
     request: Any
     limit_s: float
     prefill_s: float
-    way: Remote | Local
+    prefill: RemotePrefill | LocalPrefill
 
     def phases(self, handoff_s: float) -> RequestPhases:
-        """Return where the time to the first token went."""
+        """Return the phases of the time to first token."""
         decode = serve.get_replica_context().replica_id.unique_id
-        if isinstance(self.way, Local):
+        if isinstance(self.prefill, LocalPrefill):
             return RequestPhases(
                 prefill_s=self.prefill_s,
                 handoff_s=handoff_s,
-                path=self.way.path,
-                reason=self.way.reason,
+                path=self.prefill.path,
+                reason=self.prefill.reason,
                 decode_replica=decode,
             )
-        failures, done = self.way.failures, self.way.prefilled
+        failures, done = self.prefill.failures, self.prefill.prefilled
         return RequestPhases(
             prefill_s=self.prefill_s,
             handoff_s=handoff_s,
@@ -68,124 +66,127 @@ class _Start:
         )
 
 
-class Answering:
-    """What the servers have in common that answer: those that decode, and aggregated ones."""
+class GenerationMixin:
+    """The answering part of decode servers and of the servers of aggregated plans."""
 
     engine: Any
-    _order: RequestPolicy
-    _reach: PrefillPool | None
+    _config: EndpointConfig
+    _prefill_pool: PrefillPool | None
     _closing: dict[asyncio.Task[None], PendingAnswer]
 
     async def answer(
-        self, kind: str, body: dict[str, Any], *, order: RequestPolicy | None = None
+        self, kind: str, body: dict[str, Any], *, config: EndpointConfig | None = None
     ) -> AsyncIterator[Refusal | FirstChunk | list[str]]:
         """
-        Prefill elsewhere or here, decode here.
+        Prefill remotely or here, decode here.
 
         Args:
             kind: `chat` or `completions`.
-            body: what `serving.request.validation.check` let through.
-            order: what to keep to; default: the plan's.
+            body: a request that `serving.request.validation.check` accepted.
+            config: deadlines and routing; default: the plan's.
 
         Yields:
             A refusal; or the phases with the first token, or with the whole answer; then
             server-sent events as they come.
 
         Raises:
-            EngineFailed: it did, after the first token as a rule.
+            EngineFailed: the engine failed, usually after the first token.
         """
-        start = await self._start(kind, body, order or self._order)
-        if isinstance(start, Refusal):
-            yield start
+        config = config or self._config
+        call = await self._prefilled_call(kind, body, config)
+        if isinstance(call, Refusal):
+            yield call
             return
         answer = PendingAnswer(
-            getattr(self.engine, kind)(start.request, None),
-            begun=None if start.request.stream else self._begun(kind, start.request),
-            in_flight=isinstance(start.way, Remote),
+            getattr(self.engine, kind)(call.request, None),
+            has_first_token=None if call.request.stream else self._sees_token(kind, call.request),
+            in_flight=isinstance(call.prefill, RemotePrefill),
         )
         try:
             started = time.perf_counter()
-            came = await _first_token(answer, start.limit_s, order or self._order)
+            came = await _first_token(answer, call.limit_s, config)
             if isinstance(came, Refusal):
                 yield came
                 return
             first = await _first_piece(answer)
-            yield FirstChunk(phases=start.phases(came - started), first=first)
+            yield FirstChunk(phases=call.phases(came - started), first=first)
             async for event in answer.stream:
                 yield [_checked(event)]
         except EngineFailed:
             raise
         except Exception as error:
-            # None of vLLM's may leave: who reads it would import vLLM, seconds in which the front
-            # door answers nobody, and half a gigabyte.
+            # An exception of vLLM's must not leave this process: unpickling it would import vLLM
+            # in the endpoint, which then answers nothing for seconds and takes half a gigabyte.
             raise EngineFailed(repr(error)) from error
         finally:
-            # A task of its own: this one may be cancelled, and has no time for it.
-            closing = asyncio.create_task(answer.let_go())
+            # In a task of its own, because this one may be cancelled.
+            closing = asyncio.create_task(answer.close())
             self._closing[closing] = answer
             closing.add_done_callback(self._closing.pop)
 
     async def check_health(self) -> None:
-        """Tell Ray Serve to replace this replica if KV cache is held for what never arrives."""
+        """Fail Ray Serve's health check, which replaces this replica, if KV transfers are lost."""
         stuck = sum(answer.stuck for answer in self._closing.values())
         if stuck:
             raise RuntimeError(f"{stuck} KV transfers do not end; only a new engine frees them")
         await super().check_health()  # type: ignore[misc]
 
-    async def _start(
-        self, kind: str, body: dict[str, Any], order: RequestPolicy
-    ) -> _Start | Refusal:
-        """Decide the way of a request, and go it as far as this server's engine."""
+    async def _prefilled_call(
+        self, kind: str, body: dict[str, Any], config: EndpointConfig
+    ) -> _EngineCall | Refusal:
+        """Prefill a request if it is to be prefilled remotely; return the call for this engine."""
         request = engine_request(kind, body)
         if isinstance(request, Refusal):
             return request
         started = time.perf_counter()
-        way = await self._way(kind, body, request, order)
-        if isinstance(way, Refusal):
-            return way
+        prefill = await self._prefill(kind, body, request, config)
+        if isinstance(prefill, Refusal):
+            return prefill
         prefill_s = time.perf_counter() - started
-        if isinstance(way, Remote):
-            decode = for_decode(request, way.prefilled)
-            limit_s = order.kv_wait_deadline_s
-            return _Start(request=decode, limit_s=limit_s, prefill_s=prefill_s, way=way)
-        limit_s = order.prefill_deadline_s + order.kv_wait_deadline_s - prefill_s
+        if isinstance(prefill, RemotePrefill):
+            decode = for_decode(request, prefill.prefilled)
+            limit_s = config.kv_wait_deadline_s
+            return _EngineCall(
+                request=decode, limit_s=limit_s, prefill_s=prefill_s, prefill=prefill
+            )
+        limit_s = config.prefill_deadline_s + config.kv_wait_deadline_s - prefill_s
         if body.get("use_beam_search"):
-            limit_s = float("inf")  # its first token is its last: the front door has a limit for it
-        return _Start(request=request, limit_s=limit_s, prefill_s=prefill_s, way=way)
+            limit_s = float("inf")  # its first token is its last: the endpoint's limit applies
+        return _EngineCall(request=request, limit_s=limit_s, prefill_s=prefill_s, prefill=prefill)
 
-    async def _way(
+    async def _prefill(
         self,
         kind: str,
         body: dict[str, Any],
         request: Any,  # noqa: ANN401
-        order: RequestPolicy,
-    ) -> Remote | Local | Refusal:
-        """Choose between prefill and this engine, and have prefill done if it is that."""
-        if self._reach is None:
+        config: EndpointConfig,
+    ) -> RemotePrefill | LocalPrefill | Refusal:
+        """Choose the path of a request, and prefill remotely if that is the path."""
+        if self._prefill_pool is None:
             return AGGREGATED
         local = must_be_local(body)
-        if local is None and may_be_short(body, order.local_threshold_tokens):
+        threshold = config.routing.local_threshold_tokens
+        if local is None and may_be_short(body, threshold):
             tokens = await prompt_tokens(self.engine, kind, request)
-            local = None if tokens is None else short_enough(tokens, order.local_threshold_tokens)
+            local = None if tokens is None else short_enough(tokens, threshold)
         if local is not None:
             return local
-        return await prefill_elsewhere(self._reach, kind, for_prefill(request), order)
+        return await prefill_remotely(self._prefill_pool, kind, for_prefill(request), config)
 
-    def _begun(self, kind: str, request: Any) -> Callable[[], bool]:  # noqa: ANN401
-        """Return what tells whether the first token of a whole answer is there."""
+    def _sees_token(self, kind: str, request: Any) -> Callable[[], bool]:  # noqa: ANN401
         return lambda: first_token_seen(self.engine, kind, request.request_id)
 
 
 async def _first_token(
-    answer: PendingAnswer, limit_s: float, order: RequestPolicy
+    answer: PendingAnswer, limit_s: float, config: EndpointConfig
 ) -> float | Refusal:
-    """Return when the first token came, or what the client gets instead of an answer."""
+    """Return when the first token came, or the client's error."""
     try:
         await answer.first_token(limit_s)
         at = time.perf_counter()
         failed = _error_in(await answer.first_item()) if answer.done else None
     except TimeoutError:
-        return late_first_token(order)
+        return late_first_token(config.kv_wait_deadline_s)
     except EngineDeadError:
         message = "The engine died; try again later."
         return Refusal(status=503, message=message, code="engine-died", retry_after_s=RETRY_AFTER_S)
@@ -204,14 +205,13 @@ async def _first_piece(answer: PendingAnswer) -> list[str] | dict[str, Any]:
 
 
 def _checked(event: str) -> str:
-    """Return an event; raises EngineFailed for an error."""
     if event.startswith(ERROR_EVENT):
         raise EngineFailed(event)
     return event
 
 
 def _error_in(item: Any) -> Refusal | None:  # noqa: ANN401
-    """Return the error that an engine's answer, or its first event, is."""
+    """Return the refusal that an engine's answer, or its first event, is; `None`: it is none."""
     if isinstance(item, str):
         return refusal_in(item) if item.startswith(ERROR_EVENT) else None
     return None if hasattr(item, "usage") else refusal_of(item)

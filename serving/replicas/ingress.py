@@ -1,8 +1,9 @@
 """
-The OpenAI-compatible endpoint as Ray Serve runs it.
+The OpenAI-compatible endpoint as a Ray Serve deployment.
 
-Not Ray's `OpenAiIngress`: that one imports the engine (8 s of start, 0.6 GB), batches, hides
-errors in 500s and lets clients forge KV transfers; see docs/adr/0102.
+It replaces Ray's `OpenAiIngress`, which imports the engine (8 s of start, 0.6 GB), batches, hides
+errors in 500s and lets clients forge KV transfers (docs/adr/0102). This module must not import
+vLLM.
 """
 
 from __future__ import annotations
@@ -13,12 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from ray import serve
 
-from serving.api.app import front_app
-from serving.api.http_server import Listener
-from serving.cluster.serve_compat import keep_log
-from serving.protocol.endpoint_config import front_from
+from serving.api.app import api_app
+from serving.api.http_server import HttpServer
+from serving.cluster.serve_compat import keep_log_open
+from serving.protocol.endpoint_config import from_plain
 from serving.replicas.serve_backend import ServeBackend
-from serving.replicas.timeouts import patience_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,30 +28,30 @@ if TYPE_CHECKING:
 
 @serve.ingress()
 class Ingress:
-    """Checks requests, sends them to decode, and says in `Server-Timing` where the time went."""
+    """The endpoint: checks requests, sends them to decode, reports times in `Server-Timing`."""
 
     def __init__(
         self,
-        front: dict[str, Any],
+        config: dict[str, Any],
         *,
         servers: Mapping[str, Any],
         prefill: Mapping[str, Any],
         address: tuple[str, int] | None = None,
     ) -> None:
         """
-        Keep what the plan says and handles of all pools: see `serving.protocol.endpoint_config`.
+        Take the plan and the handles of all pools: see `serving.protocol.endpoint_config`.
 
-        With an *address* it listens there itself; else Ray Serve's proxy brings requests.
+        With an *address* it listens there itself; without one Ray Serve's proxy forwards requests.
         """
-        keep_log()
-        self._front = front_from(front)
-        self._servers = ServeBackend(servers, prefill, patience_of(self._front))
+        keep_log_open()
+        self._config = from_plain(config)
+        self._backend = ServeBackend(servers, prefill, self._config)
         self._address = address
-        self._listening: asyncio.Task[None] | None = None
+        self._serving: asyncio.Task[None] | None = None
 
     async def __serve_build_asgi_app__(self) -> Starlette:
         """Return the application; Ray calls this once, in the replica."""
-        app = front_app(self._front, self._servers, os.environ)
+        app = api_app(self._config, self._backend, os.environ)
         if self._address is not None:
-            self._listening = asyncio.create_task(Listener(app, *self._address).serve())
+            self._serving = asyncio.create_task(HttpServer(app, *self._address).serve())
         return app

@@ -1,4 +1,4 @@
-"""Waiting for an engine's first token, and letting go of an answer that nobody waits for."""
+"""An engine's answer before its first token, and its end where a KV transfer is in flight."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ if TYPE_CHECKING:
 
 STUCK_S = 120.0
 """
-A KV cache that has not arrived by then never will, and only a new engine gives its blocks back:
-NIXL waits for ever.
+Age at which a KV transfer counts as lost. NIXL waits for ever, and only a new engine frees the
+blocks.
 """
 
-LOOK_S = 0.01
-"""How often an engine is asked whether an answer that comes as a whole has begun."""
+POLL_S = 0.01
+"""Interval at which an engine is asked for the first token of an answer in one piece."""
 
 
 class PendingAnswer:
     """
-    An engine's answer from its start.
+    An engine's answer, from its start.
 
-    While blocks of its KV cache are in flight a request must not be given up: that can bring the
-    engine down (vllm #43226), and what arrives then would be written into blocks of others. So it
-    is let run to its first token and ended then. Everything else ends at once.
+    While blocks of its KV cache are in flight a request must not be aborted: that can stop the
+    engine (vllm #43226), and the blocks that still arrive would overwrite those of other requests.
+    Such a request runs to its first token and is closed then; all others are closed at once.
     """
 
     def __init__(
         self,
         stream: AsyncGenerator[Any, None],
         *,
-        begun: Callable[[], bool] | None,
+        has_first_token: Callable[[], bool] | None,
         in_flight: bool,
     ) -> None:
         """
@@ -40,62 +40,62 @@ class PendingAnswer:
 
         Args:
             stream: of the engine.
-            begun: tells of an answer that comes as a whole whether its first token is there;
-                `None`: it comes token by token.
-            in_flight: its KV cache comes from elsewhere.
+            has_first_token: for an answer in one piece, whether its first token is there; `None`:
+                the answer is streamed.
+            in_flight: its KV cache comes from another replica.
         """
         self.stream = stream
-        self._begun = begun
+        self._has_first_token = has_first_token
         self._in_flight = in_flight
         self._first = asyncio.ensure_future(anext(stream))
         self._started = time.monotonic()
 
     @property
     def done(self) -> bool:
-        """Whether the first event, or the whole answer, is there; or an error."""
+        """Whether the first event, the whole answer or an error is there."""
         return self._first.done()
 
     @property
     def stuck(self) -> bool:
-        """Whether its KV cache will never arrive."""
+        """Whether its KV cache counts as lost."""
         waited_s = time.monotonic() - self._started
-        return self._in_flight and waited_s > STUCK_S and not self._has_begun()
+        return self._in_flight and waited_s > STUCK_S and not self._started_answering()
 
     async def first_token(self, limit_s: float) -> None:
         """
-        Wait for the first token, or for the answer to have failed.
+        Wait for the first token or an error.
 
         Raises:
             TimeoutError: neither came in time.
         """
         loop = asyncio.get_running_loop()
         end = loop.time() + limit_s
-        while not self._has_begun():
+        while not self._started_answering():
             left_s = end - loop.time()
             if left_s <= 0:
                 raise TimeoutError
-            await self._look(left_s)
+            await self._poll(left_s)
 
     async def first_item(self) -> Any:  # noqa: ANN401
         """Return the first event, or the whole answer; raises what the engine raised."""
         return await self._first
 
-    async def let_go(self) -> None:
-        """End it as soon as that does no harm; whoever calls this need not wait for it."""
-        while self._in_flight and not self._has_begun():
-            await self._look(None)
+    async def close(self) -> None:
+        """End the engine's request as soon as that is safe; may take until its first token."""
+        while self._in_flight and not self._started_answering():
+            await self._poll(None)
         if not self._first.done():
             self._first.cancel()
             await asyncio.wait({self._first})
         if not self._first.cancelled():
-            self._first.exception()  # seen: nobody waits for it any more
+            self._first.exception()  # retrieved, so that asyncio does not warn
         await self.stream.aclose()
 
-    def _has_begun(self) -> bool:
-        """Tell whether the first token is there."""
-        return self._first.done() or (self._begun is not None and self._begun())
+    def _started_answering(self) -> bool:
+        seen = self._has_first_token
+        return self._first.done() or (seen is not None and seen())
 
-    async def _look(self, left_s: float | None) -> None:
-        """Sleep until it is worth looking again; leaves the answer running."""
-        look_s = left_s if self._begun is None else min(LOOK_S, left_s or LOOK_S)
-        await asyncio.wait({self._first}, timeout=look_s)
+    async def _poll(self, left_s: float | None) -> None:
+        """Wait until the next look; the answer goes on."""
+        poll_s = left_s if self._has_first_token is None else min(POLL_S, left_s or POLL_S)
+        await asyncio.wait({self._first}, timeout=poll_s)

@@ -1,4 +1,4 @@
-"""How a decode replica gets a prompt prefilled, whatever happens to those who should."""
+"""Prefill on another replica: the call through Ray Serve, and its retries."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from serving.protocol.phases import Prefilled
-from serving.protocol.refusal import Refusal
-from serving.request.retry import DIED, TIMEOUT, Try, choose_domain, next_step
+from serving.cluster.serve_compat import DIRECT_CALLS, NoReplica, live_replicas, while_live
+from serving.protocol.messages import Prefilled, Refusal
+from serving.request.retry import DIED, TIMEOUT, PrefillAttempt, choose_domain, next_step
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from serving.protocol.request_policy import RequestPolicy
-    from serving.request.retry import Local
+    from serving.protocol.endpoint_config import EndpointConfig
+    from serving.request.retry import LocalPrefill
 
 logger = logging.getLogger(__name__)
 SERVER_ERROR = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Remote:
-    """A prompt that was prefilled; *failures* are of the attempts before."""
+class RemotePrefill:
+    """A prompt that was prefilled; *failures* are those of the attempts before."""
 
     prefilled: Prefilled
     failures: tuple[str, ...]
@@ -34,63 +34,92 @@ class PrefillPool(Protocol):
     """Prefill replicas in domains, the nearest first."""
 
     def live(self) -> Mapping[str, int | None]:
-        """Return by domain how many replicas live; `None`: not known yet."""
+        """Return the number of live replicas by domain; `None`: not known yet."""
 
     async def call(
         self,
         domain: str,
         kind: str,
         request: Any,  # noqa: ANN401
-        asked: list[Any],
+        tried: list[Any],
     ) -> Prefilled | Refusal:
-        """Have one replica of a domain prefill, none of *asked*; note there which one it was."""
+        """Prefill on one replica of a domain, none of *tried*; append the replica to *tried*."""
 
 
-async def prefill_elsewhere(
-    reach: PrefillPool,
+class PrefillHandles:
+    """Prefill replicas behind Ray Serve's handles; the router chooses inside a domain."""
+
+    def __init__(self, handles: Mapping[str, Any]) -> None:
+        """Keep a handle per domain, in the order in which to try them."""
+        self._handles = {each: handle.options(**DIRECT_CALLS) for each, handle in handles.items()}
+
+    def live(self) -> Mapping[str, int | None]:
+        """Return the number of replicas that can be called now, by domain."""
+        return {domain: live_replicas(handle) for domain, handle in self._handles.items()}
+
+    async def call(
+        self,
+        domain: str,
+        kind: str,
+        request: Any,  # noqa: ANN401
+        tried: list[Any],
+    ) -> Prefilled | Refusal:
+        """Prefill on one replica of a domain; cancelling this cancels the call."""
+        handle = self._handles[domain]
+        response = handle.prefill.remote(kind, request, tried=tried)
+        try:
+            answer: Prefilled | Refusal = await while_live(handle, response)
+        except (asyncio.CancelledError, NoReplica):
+            response.cancel()
+            raise
+        return answer
+
+
+async def prefill_remotely(
+    pool: PrefillPool,
     kind: str,
     request: Any,  # noqa: ANN401
-    order: RequestPolicy,
-) -> Remote | Local | Refusal:
+    config: EndpointConfig,
+) -> RemotePrefill | LocalPrefill | Refusal:
     """
-    Have a prompt prefilled: once more elsewhere if that fails, then by the order's policy.
+    Prefill a prompt in *pool*, with the retries that `serving.request.retry` decides.
 
     Args:
-        reach: the replicas.
+        pool: the replicas.
         kind: `chat` or `completions`.
-        request: vLLM's, for prefill.
-        order: deadline and policy.
+        request: vLLM's request, for prefill.
+        config: deadline and fallback.
 
     Returns:
-        Where the KV cache is; or that decode computes it; or what the client gets.
+        Where the KV cache is; or that decode computes the prompt; or the client's error.
     """
-    deadline = time.monotonic() + order.prefill_deadline_s
+    deadline = time.monotonic() + config.prefill_deadline_s
     failures: list[str] = []
     domain: str | None = None
-    asked: list[Any] = []
+    tried: list[Any] = []
     while True:
-        live = reach.live()
+        live = pool.live()
         known = [count for count in live.values() if count is not None]
         step = next_step(
             failures,
             live=sum(known) if len(known) == len(live) else None,
             left_s=deadline - time.monotonic(),
-            order=order,
+            config=config,
         )
-        if not isinstance(step, Try):
+        if not isinstance(step, PrefillAttempt):
             return step
         domain = choose_domain(live, domain)
         try:
             async with asyncio.timeout(step.timeout_s):
-                answer = await reach.call(domain, kind, request, asked)
+                answer = await pool.call(domain, kind, request, tried)
         except TimeoutError:
             failures.append(TIMEOUT)
-        except Exception:  # whatever it was, another replica may do better
+        except Exception:  # any error: another replica may succeed
             logger.exception("prefill failed")
             failures.append(DIED)
         else:
             if not isinstance(answer, Refusal):
-                return Remote(prefilled=answer, failures=tuple(failures))
+                return RemotePrefill(prefilled=answer, failures=tuple(failures))
             if answer.status < SERVER_ERROR:
                 return answer
             failures.append(DIED)

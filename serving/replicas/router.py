@@ -1,37 +1,97 @@
-"""Which prefill replica takes a prompt: the plan's policy, by the function the simulator uses."""
+"""The prefill router: the plan's policy, by the function that the simulator uses."""
 
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING
+from collections import Counter, deque
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ray.serve.request_router import RequestRouter
 
 from minicluster.routing import chooser, counts_tokens
-from serving.replicas.outstanding import Outstanding
-from serving.request.prompt_length import prompt_tokens
+from serving.request.length import prompt_tokens
 
 if TYPE_CHECKING:
     from ray.serve.request_router import PendingRequest, ReplicaID, RunningReplica
 
-ASKED = "asked"
-"""Argument of a call that is tried again: the list of replicas that had it, kept by the router."""
+TRIED = "tried"
+"""Keyword argument of a call that may be retried: the replicas tried, filled by the router."""
+
+
+class Hashable(Protocol):
+    """The id of a replica or of a request."""
+
+    def __hash__(self) -> int:
+        """Be a key."""
+
+
+class Outstanding:
+    """
+    Requests and prompt tokens in progress, by replica.
+
+    Other routers send to the same replicas. Ray Serve reports each replica's total of requests;
+    those of other routers count as many tokens as the recent requests of this one.
+    """
+
+    def __init__(self) -> None:
+        """Start with nothing sent."""
+        self._sent: dict[tuple[Any, Any], float] = {}
+        self._requests: Counter[Any] = Counter()
+        self._tokens: dict[Any, float] = {}
+        self._recent: deque[float] = deque(maxlen=64)
+
+    def add(self, replica: Hashable, request: Hashable, tokens: float) -> None:
+        """Add a request that is sent to a replica; one that is there already is not added twice."""
+        if (replica, request) in self._sent:
+            return
+        self._sent[replica, request] = tokens
+        self._requests[replica] += 1
+        self._tokens[replica] = self._tokens.get(replica, 0.0) + tokens
+        self._recent.append(tokens)
+
+    def remove(self, replica: Hashable, request: Hashable) -> None:
+        """Remove a request that has ended, or was not sent."""
+        tokens = self._sent.pop((replica, request), None)
+        if tokens is None:
+            return
+        self._requests[replica] -= 1
+        left = self._tokens[replica] - tokens
+        self._tokens[replica] = left if self._requests[replica] else 0.0
+
+    def requests(self, replica: Hashable, total: int | None = None) -> int:
+        """Return a replica's requests; *total* is what the replica itself last reported."""
+        return max(self._requests[replica], total or 0)
+
+    def tokens(self, replica: Hashable, total: int | None = None) -> float:
+        """Return a replica's prompt tokens, as `requests`."""
+        others = self.requests(replica, total) - self._requests[replica]
+        mean = sum(self._recent) / len(self._recent) if self._recent else 1.0
+        return self._tokens.get(replica, 0.0) + others * mean
+
+    def keep_only(self, live: set[Any]) -> None:
+        """Remove the requests of replicas that are gone."""
+        for replica, request in [key for key in self._sent if key[0] not in live]:
+            self.remove(replica, request)
+        for replica in [each for each in self._requests if each not in live]:
+            del self._requests[replica]
+            self._tokens.pop(replica, None)
 
 
 class PlannedRouter(RequestRouter):  # type: ignore[misc]
     """
     Ray Serve's router with the policy of the plan.
 
-    Topology comes first by construction: a domain is a deployment of its own, and decode asks its
-    own domain before the others (`serving.protocol.endpoint_config`, `pairing`).
-    Inside a domain, loads are what this
-    router has outstanding, requests or prompt tokens, and what the replicas say of others.
+    Topology comes first by construction: a domain is a deployment of its own, and decode calls its
+    own domain before the others (`serving.protocol.endpoint_config`, `pairing`). Inside a domain
+    the load of a replica is this router's outstanding requests or prompt tokens, and the requests
+    of other routers that the replica reports.
 
-    Not `FIFOMixin`: it gives a replica to whoever waits longest, not to whom it was chosen for.
+    Without `FIFOMixin`, which gives a replica to the request that waits longest instead of the one
+    that it was chosen for.
     """
 
     def initialize_state(self, *, policy: str = "power-of-two") -> None:
-        """Take the policy; the arguments come from `serving.deployment.compile`, through Ray."""
+        """Take the policy; `serving.deployment.compile` passes it through Ray."""
         self._choose = chooser(policy)
         self._by_tokens = counts_tokens(policy)
         self._outstanding = Outstanding()
@@ -44,27 +104,27 @@ class PlannedRouter(RequestRouter):  # type: ignore[misc]
         candidate_replicas: list[RunningReplica],
         pending_request: PendingRequest | None = None,
     ) -> list[list[RunningReplica]]:
-        """Return the replicas one by one: the policy's choice, then the others by their load."""
+        """Return the replicas in order: the policy's choice, then the others by their load."""
         if not candidate_replicas:
             return []
         if pending_request is not None:
             self._unchoose(pending_request)
-            candidate_replicas = _not_asked(candidate_replicas, pending_request)
+            candidate_replicas = _untried(candidate_replicas, pending_request)
         loads = [self._load(replica.replica_id) for replica in candidate_replicas]
         best = self._choose(loads, self._random, self._turn)
         self._turn += 1
         if pending_request is not None:
-            # Where all are full, Ray Serve waits before it asks again only if told to.
+            # Where all are full, Ray Serve waits before the next attempt only with this flag.
             pending_request.routing_context.should_backoff = True
-            # Noted now: a burst is routed before its first request is on its way.
-            self._note(pending_request, candidate_replicas[best].replica_id)
+            # Counted now: a burst is routed before its first request is sent.
+            self._count(pending_request, candidate_replicas[best].replica_id)
         ranked = sorted(range(len(loads)), key=lambda at: (at != best, loads[at]))
         return [[candidate_replicas[at]] for at in ranked]
 
     async def _choose_replica_for_request(
         self, pending_request: PendingRequest, *, is_retry: bool = False
     ) -> RunningReplica:
-        """Note where a request really goes: the first choice may have been full or gone."""
+        """Count the request where it is sent: the first choice may have been full or gone."""
         try:
             replica = await super()._choose_replica_for_request(pending_request, is_retry=is_retry)
         except BaseException:
@@ -72,50 +132,49 @@ class PlannedRouter(RequestRouter):  # type: ignore[misc]
             raise
         if self._chosen.get(pending_request.metadata.internal_request_id) != replica.replica_id:
             self._unchoose(pending_request)
-            self._note(pending_request, replica.replica_id)
+            self._count(pending_request, replica.replica_id)
         self._chosen.pop(pending_request.metadata.internal_request_id, None)
-        if ASKED in pending_request.kwargs:
-            pending_request.kwargs[ASKED].append(replica.replica_id)
+        if TRIED in pending_request.kwargs:
+            pending_request.kwargs[TRIED].append(replica.replica_id)
         return replica
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
-        """Take a request off its replica, however it ended."""
+        """Remove a request from its replica, however it ended."""
         self._outstanding.remove(replica_id, internal_request_id)
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
-        """Forget what was sent to replicas that are gone."""
+        """Remove the requests of replicas that are gone."""
         super().update_replicas(replicas)
-        self._outstanding.forget({replica.replica_id for replica in replicas})
+        self._outstanding.keep_only({replica.replica_id for replica in replicas})
 
     def _load(self, replica: ReplicaID) -> float:
         """Return a replica's load in the policy's unit."""
-        everybody = self.replica_queue_len_cache.get(replica)
+        total = self.replica_queue_len_cache.get(replica)
         if self._by_tokens:
-            return self._outstanding.tokens(replica, everybody)
-        return float(self._outstanding.requests(replica, everybody))
+            return self._outstanding.tokens(replica, total)
+        return float(self._outstanding.requests(replica, total))
 
-    def _note(self, pending: PendingRequest, replica: ReplicaID) -> None:
-        """Count a request at a replica."""
+    def _count(self, pending: PendingRequest, replica: ReplicaID) -> None:
         request = pending.metadata.internal_request_id
         self._chosen[request] = replica
         self._outstanding.add(replica, request, _tokens(pending))
 
     def _unchoose(self, pending: PendingRequest) -> None:
-        """Take back a choice that has not been sent."""
+        """Undo a choice that has not been sent."""
         request = pending.metadata.internal_request_id
         replica = self._chosen.pop(request, None)
         if replica is not None:
             self._outstanding.remove(replica, request)
 
 
-def _not_asked(candidates: list[RunningReplica], pending: PendingRequest) -> list[RunningReplica]:
-    """Leave out the replicas that had this call already, unless there are no others."""
-    asked = pending.kwargs.get(ASKED, ())
-    return [each for each in candidates if each.replica_id not in asked] or candidates
+def _untried(candidates: list[RunningReplica], pending: PendingRequest) -> list[RunningReplica]:
+    """Exclude the replicas that this call has tried, unless there are no others."""
+    tried = pending.kwargs.get(TRIED, ())
+    return [each for each in candidates if each.replica_id not in tried] or candidates
 
 
 def _tokens(pending: PendingRequest) -> float:
-    """Guess the prompt tokens of a call: of its first argument that has a prompt or messages."""
+    """Estimate the prompt tokens of a call from its first argument with a prompt or messages."""
     for argument in (*pending.args, *pending.kwargs.values()):
         fields = argument if isinstance(argument, dict) else getattr(argument, "__dict__", {})
         prompt = fields.get("prompt") or fields.get("messages")

@@ -1,63 +1,106 @@
-"""The pools behind Ray Serve's handles, as the front door asks them."""
+"""The pools behind Ray Serve's handles, as the endpoint calls them, with their time limits."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from typing import TYPE_CHECKING, Any
 
 from ray import serve
 from ray.exceptions import RayActorError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
-from serving.cluster.serve_compat import STRAIGHT, live_replicas
-from serving.protocol.refusal import Refusal
-from serving.replicas.live_replicas import NoReplica, while_live
+from serving.cluster.serve_compat import DIRECT_CALLS, NoReplica, live_replicas, while_live
+from serving.protocol.messages import Refusal, RequestRefused
+from serving.request.length import answer_tokens, prompts_of
 from serving.request.prefill_eligibility import must_be_local
 from serving.request.retry import RETRY_AFTER_S, late_answer, late_prefill
-from serving.request.validation import RequestRefused
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
-    from serving.protocol.phases import FirstChunk, PrefillTiming
-    from serving.replicas.timeouts import Timeouts
-    from serving.request.retry import Local
+    from serving.protocol.endpoint_config import EndpointConfig
+    from serving.protocol.messages import FirstChunk, PrefillTiming
+    from serving.request.retry import LocalPrefill
 
 logger = logging.getLogger(__name__)
 
-NOBODY = (BackPressureError, DeploymentUnavailableError, NoReplica, RayActorError, TimeoutError)
-"""What is raised where no replica can take a request, or the one that had it is gone."""
+NO_REPLICA_ERRORS = (
+    BackPressureError,
+    DeploymentUnavailableError,
+    NoReplica,
+    RayActorError,
+    TimeoutError,
+)
+"""The exceptions of a call that no replica can take, or whose replica is gone."""
+
+SLACK_S = 2.0
+"""Time beyond both deadlines until a decode replica that does not answer is given up."""
+
+PACE_FACTOR = 10.0
+"""
+Limit of the time per token of an answer in one piece, as a multiple of the SLO's. Generous: beam
+search prefills anew for each token, and the limit is for replicas that hang, not for slow ones.
+"""
+
+UNPLANNED_TOKEN_S = 1.0
+"""The same limit, in seconds per token, where no plan names a pace."""
 
 FACTS_LIMIT_S = 5.0
-TOLD = (
+PUBLIC_FACTS = (
     *("tp", "pp", "dtype", "kv_dtype", "max_batch_size", "max_batched_tokens", "max_model_len"),
     *("block_size", "kv_bytes", "kv_role", "kv_connector"),
 )
-"""Of an engine's facts, those that `/plan` tells: no paths, no hosts."""
+"""The engine settings that `GET /plan` shows: no paths, no hosts."""
 
 PARAMS = {
     "beam-search": "use_beam_search",
     "prompt-list": "prompt",
     "prompt-logprobs": "prompt_logprobs",
 }
-"""Fields that keep a request out of the prefill pool, where the reason has another name."""
+"""Request fields that exclude the prefill pool, where the reason has another name."""
+
+
+def first_token_limit_s(config: EndpointConfig) -> float:
+    """Return how long the first token of a stream may take: both deadlines, and some slack."""
+    return config.prefill_deadline_s + config.kv_wait_deadline_s + SLACK_S
+
+
+def whole_answer_limit_s(config: EndpointConfig, kind: str, body: Mapping[str, Any]) -> float:
+    """
+    Return how long an answer in one piece may take; sequences beyond the batch are in turns.
+
+    Args:
+        config: deadlines, SLO and batch size.
+        kind: `chat` or `completions`.
+        body: a request that `serving.request.validation.check` accepted.
+    """
+    token_s = UNPLANNED_TOKEN_S
+    if config.slo is not None and config.prediction is not None:
+        token_s = PACE_FACTOR * (config.slo.per_token_s or config.prediction.tpot.p99_s)
+    requested = answer_tokens(kind, body)
+    tokens = config.max_model_len if requested is None else requested
+    sequences = (body.get("n") or 1) * len(prompts_of(body.get("prompt")))
+    turns = math.ceil(sequences / config.answering.max_batch_size)
+    return first_token_limit_s(config) + turns * tokens * token_s
 
 
 class ServeBackend:
-    """Implements `serving.protocol.backend.Servers`."""
+    """Implements `serving.protocol.messages.Backend`."""
 
     def __init__(
-        self, servers: Mapping[str, Any], prefill: Mapping[str, Any], patience: Timeouts
+        self, servers: Mapping[str, Any], prefill: Mapping[str, Any], config: EndpointConfig
     ) -> None:
         """
-        Keep a handle per domain, of what answers and of what prefills.
+        Keep a handle per domain, of the pool that answers and of the pool that prefills.
 
-        A decode replica keeps deadlines itself; *patience* is for one that hangs as a whole.
+        A decode replica enforces the deadlines itself; the limits here are for one that hangs.
         """
-        self._patience = patience
+        self._config = config
         self._servers = {
-            domain: handle.options(stream=True, **STRAIGHT) for domain, handle in servers.items()
+            domain: handle.options(stream=True, **DIRECT_CALLS)
+            for domain, handle in servers.items()
         }
         self._prefill = dict(prefill)
         role = "decode" if prefill else "mixed"
@@ -70,25 +113,27 @@ class ServeBackend:
     async def answer(
         self, domain: str, kind: str, body: dict[str, Any]
     ) -> AsyncIterator[Refusal | FirstChunk | list[str]]:
-        """See `SplitDecodeServer.answer`; whoever stops listening ends it."""
+        """Answer as `GenerationMixin.answer` does; closing the iterator ends the call."""
         handle = self._servers[domain]
         if live_replicas(handle) == 0:
             raise RequestRefused(_unavailable())  # Ray Serve would wait for one
-        begun = ended = False
+        started = ended = False
         streamed = body.get("stream") is True and not body.get("use_beam_search")
-        patience = self._patience
-        limit_s = patience.first_token_s if streamed else patience.whole_s(kind, body)
+        config = self._config
+        limit_s = (
+            first_token_limit_s(config) if streamed else whole_answer_limit_s(config, kind, body)
+        )
         response = handle.answer.remote(kind, body)
         try:
             async with asyncio.timeout(limit_s):
                 first = await while_live(handle, anext(response))
-            begun = True
+            started = True
             yield first
             async for item in response:
                 yield item
             ended = True
-        except NOBODY as error:
-            if begun:
+        except NO_REPLICA_ERRORS as error:
+            if started:
                 raise
             late = isinstance(error, TimeoutError) and not streamed
             raise RequestRefused(late_answer(limit_s) if late else _unavailable()) from error
@@ -106,14 +151,14 @@ class ServeBackend:
         handle = next(iter(self._prefill.values()))
         if live_replicas(handle) == 0:
             raise RequestRefused(_unavailable())  # Ray Serve would wait for one
-        limit_s = self._patience.prefill_s
+        limit_s = self._config.prefill_deadline_s
         response = handle.time_prefill.remote(body)
         ended = False
         try:
             async with asyncio.timeout(limit_s):
                 timing: PrefillTiming | Refusal = await while_live(handle, response)
             ended = True
-        except NOBODY as error:
+        except NO_REPLICA_ERRORS as error:
             late = isinstance(error, TimeoutError)
             raise RequestRefused(late_prefill(limit_s) if late else _unavailable()) from error
         finally:
@@ -122,7 +167,7 @@ class ServeBackend:
         return timing
 
     async def running(self) -> dict[tuple[str, str], int]:
-        """Return how many replicas run, by role and domain."""
+        """Return the number of running replicas, by role and domain."""
         status = await asyncio.to_thread(serve.status)
         found = {
             name: deployment.replica_states.get("RUNNING", 0)
@@ -132,33 +177,32 @@ class ServeBackend:
         return {key: found.get(h.deployment_name, 0) for key, h in self._handles.items()}
 
     async def facts(self) -> dict[tuple[str, str], dict[str, Any]]:
-        """Ask one engine of each deployment; those that do not answer in time are left out."""
+        """Return one engine's settings per deployment; those that do not answer are left out."""
 
         async def ask(handle: Any) -> dict[str, Any] | None:  # noqa: ANN401
             response = handle.facts.remote()
             try:
                 async with asyncio.timeout(FACTS_LIMIT_S):
                     found: dict[str, Any] = await response
-            except Exception as error:  # noqa: BLE001  (whatever keeps it, the others still tell)
-                logger.warning("%s told no facts: %r", handle.deployment_name, error)
+            except Exception as error:  # noqa: BLE001  (the other deployments still answer)
+                logger.warning("%s did not report its settings: %r", handle.deployment_name, error)
                 response.cancel()
                 return None
-            return {name: found[name] for name in TOLD if name in found}
+            return {name: found[name] for name in PUBLIC_FACTS if name in found}
 
         answers = await asyncio.gather(*(ask(handle) for handle in self._handles.values()))
-        asked = zip(self._handles, answers, strict=True)
-        return {key: found for key, found in asked if found is not None}
+        by_pool = zip(self._handles, answers, strict=True)
+        return {key: found for key, found in by_pool if found is not None}
 
 
-def _not_through_prefill(local: Local) -> Refusal:
-    """Return what a client is told that wants timed what never goes through prefill."""
+def _not_through_prefill(local: LocalPrefill) -> Refusal:
+    """Return the refusal to time a prompt that never goes through the prefill pool."""
     param = PARAMS.get(local.reason, local.reason)
     message = f"{param}: expected what the prefill pool computes: one prompt, for one plain answer."
     return Refusal(status=400, message=message, param=param, code="unsupported_value")
 
 
 def _unavailable() -> Refusal:
-    """Return what a client is told that no replica can serve now."""
     return Refusal(
         status=503,
         message="No replica can take the request; try again later.",

@@ -1,71 +1,77 @@
-"""Keep each engine on the cores that the plan gave it: a plugin for vLLM's processes."""
+"""A plugin for vLLM's processes: they keep to their planned cores, and end with their replica."""
 
 from __future__ import annotations
 
 import os
+import signal
+import threading
+import time
 from functools import partialmethod
 from multiprocessing import current_process
 from pathlib import Path
 from typing import Any
 
 from serving.cluster.processes import KEEP_AFFINITY
-from serving.replicas.end_with_replica import end_with_replica
 
 PROGRESS_DELAY_US = 1_000
-"""How long NIXL's progress thread sleeps when nothing moves; an event wakes it at once."""
+"""Sleep of NIXL's progress thread while no transfer runs; an event wakes it at once."""
 
 BUSY_LOOP_S = 0.0
-"""How long vLLM's processes spin for each other's messages before they sleep; its own choice: 1."""
+"""Time that vLLM's processes spin for a message before they sleep; vLLM's default: 1."""
 
 RECHECK_MS = 1
 """
-How long they then sleep before they look again. The wake-up that comes with a message is often
-lost (vLLM knows, and looks again after 5 s: what seemed to be stalled KV transfers of 5, 10, 30 s).
+Longest sleep until they check again. The wake-up that comes with a message is often lost (vLLM
+knows, and checks again after 5 s, which looked like KV transfers that stall for 5, 10, 30 s).
 """
 
-
 NICENESS = 10
-"""Of a worker, against 0 of the processes that carry its messages."""
+"""Niceness of a worker, against 0 of the processes that carry its messages."""
+
+REPLICA = "MINICLUSTER_REPLICA"
+"""Environment variable: the process id of the replica that starts an engine."""
+
+PARENT_POLL_S = 0.5
 
 
 def keep_planned_cores() -> None:
     """
-    Stop what takes cores from the engines that the plan gave them to (docs/adr/0101).
+    Keep vLLM's processes to the cores of the plan (docs/adr/0101), and end them with the replica.
 
     On a CPU vLLM's NIXL worker moves itself to the last core of the NUMA node, so that two
-    engines on two cores end up on one. The thread that moves NIXL's transfers never sleeps: it
-    shares the engine's core and took half of it. And vLLM's processes wait for one another
-    spinning, up to a second long, then sleeping, up to five: on cores of their own the first
-    saves microseconds, on shared ones it takes the time of those they wait for.
+    engines on two cores end up on one. NIXL's transfer thread never sleeps: it shares the engine's
+    core and took half of it. And vLLM's processes wait for one another by spinning for up to a
+    second, then by sleeping for up to five: spinning saves microseconds on cores of their own, and
+    takes the time of the awaited process on shared ones.
     """
     end_with_replica()
     if os.environ.get(KEEP_AFFINITY) != "1":
         return
-    # vLLM would set it before it imports NIXL; we import NIXL first.
+    # vLLM would set it before it imports NIXL; this plugin imports NIXL earlier.
     os.environ.setdefault("UCX_RCACHE_MAX_UNRELEASED", "1024")
     from nixl import _api as nixl  # noqa: PLC0415  (loaded inside vLLM only)
     from vllm.distributed.device_communicators import shm_broadcast  # noqa: PLC0415
     from vllm.platforms.cpu import CpuPlatform  # noqa: PLC0415
 
-    # It asks the platform for the cores of each node; told of none, it leaves the affinity alone.
+    # It asks the platform for the cores of each node; without any it keeps the affinity.
     CpuPlatform.discover_numa_topology = classmethod(_no_nodes)
     shm_broadcast.SHM_READER_RECHECK_INTERVAL_MS = RECHECK_MS
     waiting = shm_broadcast.SpinCondition
     waiting.__init__ = partialmethod(waiting.__init__, busy_loop_s=BUSY_LOOP_S)
-    if not isinstance(nixl.nixlBind, _Rested):
-        nixl.nixlBind = _Rested(nixl.nixlBind)
+    if not isinstance(nixl.nixlBind, _SleepingProgress):
+        nixl.nixlBind = _SleepingProgress(nixl.nixlBind)
     if current_process().name.startswith("VllmWorker"):
-        order_within_session()
+        lower_worker_priority()
 
 
-def order_within_session() -> None:
+def lower_worker_priority() -> None:
     """
-    Let processes that carry tokens go before those that compute them, inside this cluster alone.
+    Lower the priority of a worker against the processes that carry tokens, inside this cluster.
 
-    A worker never rests while there is work; the processes that route requests and pass tokens on
-    need little, but at once. Where the kernel groups processes by session or by control group,
-    niceness counts inside the group only, and the group keeps its share against every other one.
-    Where it does not, a nice worker would make way for the whole machine: then all stay alike.
+    A worker computes as long as there is work; the processes that route requests and forward tokens
+    need little time, but at once. Where the kernel groups processes by session or control group,
+    niceness counts inside the group only, and the group keeps its share of the machine. Elsewhere a
+    nice worker would yield to every process of the machine, so it keeps its priority.
     """
     if niceness_is_local(
         Path("/proc/sys/kernel/sched_autogroup_enabled"), Path("/proc/self/cgroup")
@@ -75,7 +81,7 @@ def order_within_session() -> None:
 
 def niceness_is_local(autogroup: Path, cgroup: Path) -> bool:
     """
-    Tell whether niceness orders only the processes of one session or control group.
+    Return whether niceness compares only the processes of one session or control group.
 
     Args:
         autogroup: the kernel's switch, 0 or 1 (sched(7)).
@@ -91,28 +97,47 @@ def niceness_is_local(autogroup: Path, cgroup: Path) -> bool:
         return False
 
 
+def end_with_replica() -> None:
+    """
+    Kill this engine process when the replica that started it is gone.
+
+    vLLM's workers end with their engine, but an engine does not notice that its replica was
+    killed: it would keep its memory, and the ports that the next replica waits for.
+    """
+    replica = os.environ.get(REPLICA)
+    if replica is None or os.getppid() != int(replica):
+        return  # the replica itself, or a worker
+    threading.Thread(target=_watch_parent, args=(int(replica),), daemon=True).start()
+
+
+def _watch_parent(replica: int) -> None:
+    while os.getppid() == replica:  # an orphan gets another parent
+        time.sleep(PARENT_POLL_S)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def _no_nodes(_platform: type) -> list[list[int]]:
-    """Stand in for `CpuPlatform.discover_numa_topology`."""
+    """Replace `CpuPlatform.discover_numa_topology`."""
     return []
 
 
-class _Rested:
+class _SleepingProgress:
     """
-    Stands in for NIXL's bindings: agents are made with a progress thread that sleeps.
+    Replaces NIXL's bindings: agents get a progress thread that sleeps.
 
-    The C++ configuration has a delay for it; NIXL's Python sets that to zero and lets nobody
-    choose (nixl 1.3.2, _api.py).
+    The C++ configuration has a delay for it, which NIXL's Python code sets to zero without an
+    option (nixl 1.3.2, _api.py).
     """
 
     def __init__(self, bindings: Any) -> None:  # noqa: ANN401
-        """Keep the bindings."""
+        """Wrap *bindings*."""
         self._bindings = bindings
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401
-        """Everything else is as it was."""
+        """Return everything else unchanged."""
         return getattr(self._bindings, name)
 
     def nixlAgent(self, name: str, config: Any) -> Any:  # noqa: ANN401, N802  (NIXL's name)
-        """Make an agent."""
+        """Make an agent whose progress thread sleeps."""
         config.pthrDelay = PROGRESS_DELAY_US
         return self._bindings.nixlAgent(name, config)

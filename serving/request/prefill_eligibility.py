@@ -1,25 +1,28 @@
-"""Which way a request takes: through the prefill pool, or through its decode replica alone."""
+"""Which requests go through the prefill pool, and which their decode replica computes alone."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from serving.request.retry import Local
+from serving.request.retry import LocalPrefill
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+MAX_TOKEN_BYTES = 64
+"""Longest usual token of any tokenizer: a text longer than this times the threshold exceeds it."""
 
-def must_be_local(body: Mapping[str, Any]) -> Local | None:
+
+def must_be_local(body: Mapping[str, Any]) -> LocalPrefill | None:
     """
     Return why decode has to compute the prompt itself; `None`: prefill may.
 
-    A KV cache can be fetched only once, so several answers cannot share one; and who wants
-    log-probabilities of the prompt needs its logits, which stay with whoever computed them
-    (vllm #50792: asking decode for them brings it down).
+    A KV cache can be fetched only once, so several answers cannot share one; log-probabilities of
+    the prompt need its logits, which stay where they were computed (vllm #50792: asking decode for
+    them stops it).
 
     Args:
-        body: what `serving.request.validation.check` let through.
+        body: a request that `serving.request.validation.check` accepted.
     """
     prompt = body.get("prompt")
     several = isinstance(prompt, list) and bool(prompt) and not isinstance(prompt[0], int)
@@ -32,21 +35,17 @@ def must_be_local(body: Mapping[str, Any]) -> Local | None:
     }
     for reason, holds in reasons.items():
         if holds:
-            return Local(path="local", reason=reason)
+            return LocalPrefill(path="local", reason=reason)
     return None
 
 
-def short_enough(tokens: int, threshold_tokens: int) -> Local | None:
-    """Return the local way for a prompt of *tokens* that prefill elsewhere would only delay."""
-    return Local(path="local", reason="short") if tokens <= threshold_tokens else None
-
-
-MAX_TOKEN_BYTES = 64
-"""Of any tokenizer's usual tokens: a longer text than this times the threshold is not short."""
+def short_enough(tokens: int, threshold_tokens: int) -> LocalPrefill | None:
+    """Return the local path for a prompt of *tokens*, if it is within the plan's threshold."""
+    return LocalPrefill(path="local", reason="short") if tokens <= threshold_tokens else None
 
 
 def may_be_short(body: Mapping[str, Any], threshold_tokens: int) -> bool:
-    """Tell whether it is worth counting a prompt's tokens: no prompt of obvious length is."""
+    """Return whether counting a prompt's tokens could find it within the threshold."""
     if threshold_tokens <= 0:
         return False
     prompt = body.get("prompt")

@@ -1,16 +1,18 @@
-"""What the endpoint refuses, and how it says so: pure functions of the request's body."""
+"""The checks of a request's body, each with its refusal: pure functions."""
 
 from __future__ import annotations
 
 import json
 from typing import Any, NoReturn
 
-from serving.protocol.refusal import Refusal
-from serving.request.answer_length import LENGTHS, named_tokens
-from serving.request.prompt_length import prompts_of
+from serving.protocol.messages import Refusal, RequestRefused
+from serving.request.length import LENGTH_FIELDS, prompts_of, requested_tokens
 
 MAX_BODY_BYTES = 8 << 20
-"""Longer bodies are refused: a prompt of two million tokens."""
+"""Most bytes of a body: a prompt of about two million tokens."""
+
+MAX_DEPTH = 64
+"""Most levels of a body: pickle, templates and schemas recurse over it."""
 
 UNSUPPORTED = {
     "kv_transfer_params": "no such parameter: the server alone says where KV comes from",
@@ -19,25 +21,16 @@ UNSUPPORTED = {
     "request_id": "no such parameter: the server names its requests",
     "prompt_embeds": "a prompt of text or token ids",
 }
-"""Parameters that would forge a KV transfer, or that nobody here can use."""
+"""Parameters that would forge a KV transfer, or that this deployment cannot serve."""
 
 IGNORED = {"chat": ("prompt",), "completions": ("messages", "max_completion_tokens")}
-"""By endpoint, the fields of the other one: the engine does not read them, and nobody else may."""
+"""By endpoint, the fields of the other endpoint: the engine ignores them, and so do we."""
 
 MAX_ANSWERS = 64
-"""Of one request, all its prompts together; each takes a place in the decode batch."""
+"""Most answers of one request, over all its prompts; each takes a place in the decode batch."""
 
 TOKEN_IDS = 2**31
-"""More than any vocabulary has; tokenizers fail on what 32 bits do not hold (vLLM's echo)."""
-
-
-class RequestRefused(Exception):
-    """Carries a refusal up to where it is answered."""
-
-    def __init__(self, refusal: Refusal) -> None:
-        """Keep the refusal."""
-        super().__init__(refusal.message)
-        self.refusal = refusal
+"""Upper bound of token ids: vLLM's tokenizers fail on ids beyond 32 bits (`echo`)."""
 
 
 def parse_body(raw: bytes) -> dict[str, Any]:
@@ -45,7 +38,8 @@ def parse_body(raw: bytes) -> dict[str, Any]:
     Read the body of a request.
 
     Raises:
-        Refused: not JSON, not an object, too long or too deep.
+        RequestRefused: 413 for a body that is too long; 400 for one that is not a JSON object, or
+            that no process could pass on: deep nesting, half of a surrogate pair.
     """
     if len(raw) > MAX_BODY_BYTES:
         raise RequestRefused(
@@ -62,6 +56,7 @@ def parse_body(raw: bytes) -> dict[str, Any]:
         raise RequestRefused(Refusal(status=400, message=message)) from None
     if not isinstance(body, dict):
         raise RequestRefused(Refusal(status=400, message="The body is not a JSON object."))
+    _check_encoding(raw, body)
     return body
 
 
@@ -70,11 +65,40 @@ def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no JSON number")
 
 
+def _check_encoding(raw: bytes, body: dict[str, Any]) -> None:
+    if raw.count(b"[") + raw.count(b"{") > MAX_DEPTH and _depth(body) > MAX_DEPTH:
+        message = f"The body is nested too deeply: at most {MAX_DEPTH} levels."
+        raise RequestRefused(Refusal(status=400, message=message))
+    if b"\\ud" in raw or b"\\uD" in raw:
+        for name, value in body.items():
+            try:
+                json.dumps([name, value], ensure_ascii=False).encode()
+            except UnicodeEncodeError:
+                param = name.encode("ascii", "replace").decode()
+                message = f"{param}: expected text, not half of a surrogate pair."
+                raise RequestRefused(Refusal(status=400, message=message, param=param)) from None
+
+
+def _depth(body: dict[str, Any]) -> int:
+    """Return the number of levels, without recursion."""
+    depth = 0
+    level: list[Any] = [body]
+    while level:
+        depth += 1
+        inner = (
+            each
+            for value in level
+            for each in (value.values() if isinstance(value, dict) else value)
+        )
+        level = [each for each in inner if isinstance(each, dict | list)]
+    return depth
+
+
 def check(kind: str, body: dict[str, Any], *, model_id: str, max_model_len: int) -> dict[str, Any]:
     """
     Refuse what cannot be answered correctly; return the body to pass on.
 
-    Parameters of every other kind are checked by the engine.
+    The engine checks all other parameters.
 
     Args:
         kind: `chat` or `completions`.
@@ -83,7 +107,7 @@ def check(kind: str, body: dict[str, Any], *, model_id: str, max_model_len: int)
         max_model_len: tokens of prompt and answer together.
 
     Raises:
-        Refused: with the parameter at fault.
+        RequestRefused: with the parameter at fault.
     """
     check_model(body.get("model", model_id), model_id)
     _check_supported(body)
@@ -108,7 +132,6 @@ def check_model(model: object, model_id: str) -> None:
 
 
 def _check_supported(body: dict[str, Any]) -> None:
-    """Refuse what would forge a KV transfer."""
     for param, expectation in UNSUPPORTED.items():
         if body.get(param) is not None:
             _refuse(param, expectation)
@@ -133,7 +156,7 @@ def _check_messages(messages: object) -> None:
     """
     Refuse a conversation without a message, and content that is no content.
 
-    vLLM's classes let any iterable pass for content, an object too, and read it when it is used:
+    vLLM's classes accept any iterable as content, an object too, and read it when it is used:
     the request could then not be sent to another process (pydantic's `ValidatorIterator`).
     """
     if messages == []:
@@ -145,7 +168,7 @@ def _check_messages(messages: object) -> None:
 
 
 def _prompt(prompt: object) -> object:
-    """Return a prompt, or several as they are; out of a list of one, that one."""
+    """Return one or several prompts as they are; a list of one prompt becomes that prompt."""
     if prompt == []:
         _refuse("prompt", "a string, a list of token ids, or a list of either")
     prompts = prompts_of(prompt)
@@ -156,18 +179,18 @@ def _prompt(prompt: object) -> object:
 
 
 def _check_lengths(kind: str, body: dict[str, Any], max_model_len: int) -> None:
-    """Refuse lengths that decode would refuse after prefill has done its work."""
+    """Refuse lengths that decode would refuse after prefill has computed the prompt."""
     least = 0 if kind == "completions" and body.get("echo") else 1
-    for name in LENGTHS[kind]:
-        given = body.get(name)
-        if given is not None and (not _is_count(given) or given < least):
+    for name in LENGTH_FIELDS[kind]:
+        value = body.get(name)
+        if value is not None and (not _is_count(value) or value < least):
             _refuse(name, f"a whole number, at least {least}")
-    at_least, named = body.get("min_tokens") or 0, named_tokens(kind, body)
+    at_least, requested = body.get("min_tokens") or 0, requested_tokens(kind, body)
     if not _is_count(at_least):
         _refuse("min_tokens", "a whole number, at least 0")
-    if named is not None and at_least > named:
-        _refuse("min_tokens", f"at most {named}, the most tokens of the answer")
-    wanted = max(named or 1, 1)
+    if requested is not None and at_least > requested:
+        _refuse("min_tokens", f"at most {requested}, the most tokens of the answer")
+    wanted = max(requested or 1, 1)
     tokens = max(len(p) if isinstance(p, list) else 1 for p in prompts_of(body.get("prompt")))
     if tokens + wanted > max_model_len:
         message = (
@@ -184,7 +207,6 @@ def _is_count(value: object) -> bool:
 
 
 def _refuse(param: str, expectation: str) -> NoReturn:
-    """Refuse a parameter."""
     message = f"{param}: expected {expectation}."
     raise RequestRefused(
         Refusal(status=400, message=message, param=param, code="unsupported_value")

@@ -98,7 +98,6 @@ def find_cluster(choice: ClusterChoice, *, place: str = "cluster") -> ClusterSpe
         built,
         gpu=gpu,
         max_gpus=choice.max_gpus or preset.max_gpus,
-        price_usd_per_gpu_hour=choice.price_usd_per_gpu_hour,
         pools_meet_in=choice.pools_meet_in or built.pools_meet_in,
         failures=_failures(choice, built.failures, place),
     )
@@ -132,7 +131,6 @@ def _own_cluster(choice: ClusterChoice, place: str) -> ClusterSpec:
         gpus_per_node=choice.gpus_per_node,
         gpus_per_hb_domain=choice.gpus_per_node,
         max_gpus=choice.max_gpus,
-        price_usd_per_gpu_hour=choice.price_usd_per_gpu_hour,
         pools_meet_in=choice.pools_meet_in,
         failures=_failures(choice, None, place),
     )

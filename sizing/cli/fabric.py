@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from minicluster.errors import InputError
-from minicluster.files import write_atomically
+from minicluster.pages.write import write_page
 from sizing import catalog
 from sizing.latency.collectives import CROSSES
 from sizing.latency.library import left_out, with_gpu_points
@@ -30,7 +30,7 @@ from sizing.report.fabric import (
     study_tables,
     topology_table,
 )
-from sizing.report.rail_only import drawing, page
+from sizing.report.rail_only import study_page
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -166,15 +166,13 @@ def rail_only(
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="hb_sizes=[32,64]")
     ] = None,
     price_ratio: Annotated[float, typer.Option(help="switch port : transceiver")] = 2.0,
-    html: Annotated[Path | None, typer.Option(help="write a page of charts")] = None,
-    svg: Annotated[Path | None, typer.Option(help="write the charts as one SVG")] = None,
+    html: Annotated[Path | None, typer.Option(help="page of charts to write")] = None,
     as_json: AsJson = False,
 ) -> None:
     """What rails and wide HB domains do to training, under a study's own conventions."""
     found = study(catalog.find_study(name, overrides or []), price_ratio=price_ratio)
-    for path, text in ((html, page), (svg, drawing)):
-        if path is not None:
-            write_atomically(path, text(found))
+    if html is not None:
+        write_page(html, study_page(found))
     _show(asdict(found), study_tables(found), as_json=as_json)
 
 

@@ -27,6 +27,12 @@ def read_inputs(scenario: Path, overrides: list[str], calibration: Path | None) 
         InputError: anything missing, unknown or contradictory.
     """
     chosen = catalog.read_scenario(scenario, overrides)
+    kinds = {
+        found.name: found
+        for name in chosen.search.gpus
+        for found in (catalog.find_gpu(name, place=f"{scenario}: search.gpus"),)
+    }
+    chosen = replace(chosen, search=replace(chosen.search, gpus=tuple(kinds)))
     model, gpu, cluster, engine = catalog.resolve(chosen, str(scenario))
     return Inputs(
         scenario=chosen,
@@ -35,9 +41,7 @@ def read_inputs(scenario: Path, overrides: list[str], calibration: Path | None) 
         cluster=cluster,
         engine=engine,
         calibration=None if calibration is None else read_calibration(calibration),
-        gpus=tuple(
-            catalog.find_gpu(name, place=f"{scenario}: search.gpus") for name in chosen.search.gpus
-        ),
+        other_gpus=tuple(found for name, found in kinds.items() if name != gpu.name),
     )
 
 
@@ -55,10 +59,8 @@ def with_overrides(plan: Plan, overrides: list[str], place: str) -> Plan:
             )
     if not overrides:
         return plan
-    raw = asdict(plan.inputs.scenario)
-    raw["workload"], raw["slo"] = asdict(plan.workload), asdict(plan.slo)
-    changed = parse_scenario(raw, overrides, place=place)
-    return replace(plan, workload=changed.workload, slo=changed.slo)
+    changed = parse_scenario(asdict(plan.inputs.scenario), overrides, place=place)
+    return replace(plan, inputs=replace(plan.inputs, scenario=changed))
 
 
 @contextmanager

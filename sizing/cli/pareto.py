@@ -10,16 +10,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from minicluster.errors import Exit, NegativeAnswer
+from minicluster.pages.write import write_page
 from minicluster.shell import talk
 from minicluster.specs.checks import one_of
 from sizing.cli.console import wide_console
 from sizing.cli.inputs import naming, read_inputs
-from sizing.cli.plan import CALIBRATION, OVERRIDES  # noqa: TC001  (Typer reads the annotations)
+from sizing.cli.plan import CALIBRATION, HTML, OVERRIDES  # noqa: TC001  (Typer reads them)
 from sizing.planner.evaluated import evaluations, in_order
 from sizing.planner.studies.answer import OBJECTIVES
 from sizing.planner.studies.cost import require_price
 from sizing.planner.studies.pareto import fronts
 from sizing.report.study import front_table
+from sizing.report.study_pages import pareto_page
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,6 +37,7 @@ def pareto(
     as_json: Annotated[bool, typer.Option("--json", help="print every configuration")] = False,
     overrides: OVERRIDES = None,
     calibration: CALIBRATION = None,
+    html: HTML = None,
 ) -> None:
     """Show the configurations that no other beats: cost against TTFT and TPOT, pace against it."""
     one_of(OBJECTIVES, **{"--by": by})
@@ -46,6 +49,8 @@ def pareto(
         if not points:
             raise NegativeAnswer(f"{scenario}: no configuration carries the load")
         found = fronts(points, by=by)
+    if html is not None:
+        write_page(html, pareto_page(str(scenario), points, found))
     if as_json:
         sys.stdout.write(json.dumps(_document(points, found), indent=2) + "\n")
     else:

@@ -15,7 +15,7 @@ from minicluster.config import parse, read_toml
 from minicluster.engine_model.kv_cache import kv_bytes_per_token
 from minicluster.errors import InputError
 from minicluster.files import write_atomically
-from minicluster.plan import read_plan
+from minicluster.plan import read_plan, to_json
 from minicluster.shell import talk
 from minicluster.specs.checks import not_negative
 from minicluster.specs.cluster import topology_of
@@ -25,19 +25,19 @@ from sizing import catalog
 from sizing.cli.console import wide_console
 from sizing.cli.inputs import naming
 from sizing.cli.keys import with_keys
-from sizing.network import emission
+from sizing.network import scheduler_manifests
+from sizing.network.gpu_groups import GpuGroup, PoolRequest
 from sizing.network.network_cost import crossing
 from sizing.network.pools import PoolPlan, PoolRules, place_pools
 from sizing.network.ranks import Degrees, RankPlan, RankRules, place_ranks
-from sizing.network.room import rooms
-from sizing.network.seats import Seat, Want
-from sizing.report.placement import crossing_lines, cuts_table, seats_table
+from sizing.network.topology_units import unit_tree
+from sizing.report.placement import crossing_lines, cuts_table, gpu_groups_table
 
 if TYPE_CHECKING:
     from minicluster.plan import Plan
     from minicluster.specs.cluster import ClusterSpec
     from sizing.network.network_cost import Crossing
-    from sizing.network.room import Room
+    from sizing.network.topology_units import TopologyUnit
 
 FORMATS = ("ray", "kueue", "volcano", "slurm", "ranks")
 
@@ -82,7 +82,9 @@ def place(
         Path | None, typer.Option(help="TOML with a table of nodes, in place of sizes")
     ] = None,
     emit: Annotated[str | None, typer.Option(help=", ".join(FORMATS))] = None,
-    out: Annotated[Path | None, typer.Option("-o", "--out", help="file for --emit")] = None,
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", help="the plan so placed; with --emit, its file")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print exactly the data")] = False,
     **keys: Any,  # noqa: ANN401  (one option a key of `PlaceOptions`)
 ) -> None:
@@ -93,9 +95,16 @@ def place(
         raise InputError("PLAN", both, "a plan, or --tp with --pp and --dp, not both")
     if emit is not None and emit not in FORMATS:
         raise InputError("--emit", emit, "one of " + ", ".join(FORMATS))
+    if out is not None and emit is None:
+        _check_written(plan, cluster)
     read = None if plan is None else read_plan(plan)
     topology, nodes = _site(read, cluster, inventory)
-    root = rooms(nodes, spare_nodes=asked.spare_nodes, spare_tier=asked.spare_tier)
+    root = unit_tree(
+        nodes,
+        spare_nodes=asked.spare_nodes,
+        spare_tier=asked.spare_tier,
+        gpus_per_hb_domain=None if inventory else topology.tiers[0].gpus,
+    )
     start = time.perf_counter()
     found = _placed(read, root, topology, asked)
     seconds = time.perf_counter() - start
@@ -104,12 +113,15 @@ def place(
     if emit is not None:
         _give(_emitted(emit, found, nodes), out)
         return
+    if out is not None and read is not None and isinstance(found, PoolPlan):
+        write_atomically(out, to_json(placed_plan(read, found, nodes if inventory else None)))
+        _warn_of_distance(read, found, topology)
     crossed = None if read is None else crossing(_on(read, topology, cluster))
     _print(found, crossed, seconds, as_json=as_json)
 
 
 def _placed(
-    plan: Plan | None, root: Room, topology: Topology, asked: PlaceOptions
+    plan: Plan | None, root: TopologyUnit, topology: Topology, asked: PlaceOptions
 ) -> PoolPlan | RankPlan:
     """Place the replicas of a plan, or without one the ranks of a training job."""
     names = tuple(tier.name for tier in topology.tiers)
@@ -130,7 +142,46 @@ def _placed(
         spread_tier=at,
         spread_least=least,
     )
-    return place_pools(wants_of(plan), root, names, rules)
+    return place_pools(requests_of(plan), root, names, rules)
+
+
+def placed_plan(plan: Plan, found: PoolPlan, nodes: Inventory | None = None) -> Plan:
+    """Return *plan* on the nodes where its replicas were placed, *nodes* those of its cluster."""
+    kinds = {pool.gpu for pool in plan.pools}
+    if len(kinds) > 1:
+        raise InputError(
+            "PLAN", " and ".join(sorted(kinds)), "pools of one kind of GPU: a node holds one kind"
+        )
+    pools = tuple(replace(pool, placement=found.placement(pool.role)) for pool in plan.pools)
+    if nodes is None:
+        return replace(plan, pools=pools)
+    cluster = replace(plan.inputs.cluster, nodes=nodes.nodes)
+    return replace(plan, pools=pools, inputs=replace(plan.inputs, cluster=cluster))
+
+
+def _check_written(plan: Path | None, cluster: str | None) -> None:
+    """Refuse to write a plan where there is none, or one for another cluster than it was for."""
+    if plan is None:
+        raise InputError("--out", "without --emit", "a plan to write the placement into")
+    if cluster is not None:
+        raise InputError(
+            "--cluster", cluster, "none beside --out: the plan was made for its own cluster",
+            f"plan again: `sizing plan SCENARIO --set cluster.preset={cluster}`",
+        )  # fmt: skip
+
+
+def _warn_of_distance(plan: Plan, found: PoolPlan, topology: Topology) -> None:
+    """Say where KV caches cross a tier further out than the plan counts on."""
+    cluster, names = plan.inputs.cluster, [tier.name for tier in topology.tiers]
+    named = cluster.pools_meet_in
+    planned = topology.holding(cluster.max_gpus) if named is None else topology.index(named)
+    used = [names.index(tier) for tier, share in found.meeting_fraction.items() if share]
+    if used and max(used) > planned:
+        talk.print(
+            f"warning: pools meet in {names[max(used)]}, the plan's KV transfers are for"
+            f" {names[planned]}: plan again with cluster.pools_meet_in={names[max(used)]}",
+            highlight=False, markup=False,
+        )  # fmt: skip
 
 
 def _on(plan: Plan, topology: Topology, cluster: str | None) -> Plan:
@@ -152,17 +203,17 @@ def _print(
             data["crossing"] = asdict(crossed)
         sys.stdout.write(json.dumps(data, indent=2, allow_nan=False) + "\n")
         return
-    table = cuts_table(found) if isinstance(found, RankPlan) else seats_table(found)
+    table = cuts_table(found) if isinstance(found, RankPlan) else gpu_groups_table(found)
     console = wide_console()
     console.print(table)
     for line in [] if crossed is None else crossing_lines(crossed):
         console.print(line, highlight=False)
 
 
-def wants_of(plan: Plan) -> list[Want]:
+def requests_of(plan: Plan) -> list[PoolRequest]:
     """Return the replicas of a plan's pools, prefill before decode."""
     pools = sorted(plan.pools, key=lambda pool: pool.role, reverse=True)
-    return [Want(role=p.role, replicas=p.replicas, tp=p.tp, pp=p.pp) for p in pools]
+    return [PoolRequest(role=p.role, replicas=p.replicas, tp=p.tp, pp=p.pp * p.dp) for p in pools]
 
 
 def pool_rules(plan: Plan, topology: Topology) -> PoolRules:
@@ -230,26 +281,26 @@ def _spread(names: tuple[str, ...], text: str | None) -> tuple[int | None, int]:
 def _emitted(form: str, found: PoolPlan | RankPlan, nodes: Inventory) -> str:
     """Write the placement in one of `FORMATS`."""
     if form == "slurm":
-        return emission.slurm(nodes)
+        return scheduler_manifests.slurm(nodes)
     if form == "ranks":
         if not isinstance(found, RankPlan):
             raise InputError("--emit", form, "a training job: --tp, --pp, --dp")
-        return emission.rank_file(found)
-    seats = found.seats if isinstance(found, PoolPlan) else _as_seats(found)
+        return scheduler_manifests.rank_file(found)
+    groups = found.groups if isinstance(found, PoolPlan) else _as_groups(found)
     data: dict[str, Any]
     if form == "ray":
-        data = emission.ray(nodes, seats)
+        data = scheduler_manifests.ray(nodes, groups)
     else:
-        write = emission.kueue if form == "kueue" else emission.volcano
-        data = write(nodes, seats)
-    return emission.as_text(data)
+        write = scheduler_manifests.kueue if form == "kueue" else scheduler_manifests.volcano
+        data = write(nodes, groups)
+    return scheduler_manifests.as_text(data)
 
 
-def _as_seats(found: RankPlan) -> tuple[Seat, ...]:
-    """Return the tp groups of a job as seats, a data-parallel replica each."""
+def _as_groups(found: RankPlan) -> tuple[GpuGroup, ...]:
+    """Return the tp groups of a job as groups, a data-parallel replica each."""
     d = found.degrees
     return tuple(
-        Seat(role="train", replica=n // d.atoms, stage=n % d.atoms,
+        GpuGroup(role="train", replica=n // d.atoms, stage=n % d.atoms,
              gpus=found.ranks[n * d.tp : (n + 1) * d.tp])
         for n in range(d.atoms * d.dp)
     )  # fmt: skip

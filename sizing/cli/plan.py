@@ -13,6 +13,7 @@ from rich.console import Console
 
 from minicluster.errors import Exit, NegativeAnswer
 from minicluster.files import write_atomically
+from minicluster.pages.write import write_page
 from minicluster.plan import Plan, to_json
 from minicluster.shell import talk
 from sizing.cli.inputs import naming, read_inputs
@@ -30,6 +31,10 @@ CALIBRATION = Annotated[
     Path | None, typer.Option(help="step times of this machine, from `sizing calibrate`")
 ]
 
+HTML = Annotated[
+    Path | None, typer.Option(help="HTML page to write; plotly.min.js is written beside it")
+]
+
 
 def plan(  # noqa: PLR0913, PLR0917  (a command's options)
     scenario: Annotated[Path, typer.Argument(help="TOML; `sizing init` writes one")],
@@ -37,7 +42,7 @@ def plan(  # noqa: PLR0913, PLR0917  (a command's options)
     as_json: Annotated[bool, typer.Option("--json", help="print the plan")] = False,
     overrides: OVERRIDES = None,
     calibration: CALIBRATION = None,
-    html: Annotated[Path | None, typer.Option(help="self-contained page to write")] = None,
+    html: HTML = None,
     layouts: Annotated[
         str | None, typer.Option(help="any: also what serving cannot deploy (search.layouts)")
     ] = None,
@@ -64,10 +69,10 @@ def plan(  # noqa: PLR0913, PLR0917  (a command's options)
     if out is not None:
         write_atomically(out, to_json(proposed))
     if html is not None:
-        from sizing.report.page import plan_page  # noqa: PLC0415  (charts take time to import)
+        from sizing.report.plan_page import plan_page  # noqa: PLC0415  (it simulates)
 
         with naming(scenario), talk.status("simulating and drawing"):
-            write_atomically(html, plan_page(proposed))
+            write_page(html, plan_page(proposed))
     _show(proposed, as_json=as_json)
     if found.interrupted:
         _say_interrupted(

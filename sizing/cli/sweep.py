@@ -5,19 +5,26 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path  # noqa: TC003  (Typer reads the annotations)
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.progress import track
 
 from minicluster.errors import Exit, InputError
+from minicluster.pages.write import write_page
 from minicluster.shell import talk
 from sizing.cli.console import wide_console
 from sizing.cli.inputs import read_inputs
-from sizing.cli.plan import CALIBRATION, OVERRIDES  # noqa: TC001  (Typer reads the annotations)
+from sizing.cli.plan import CALIBRATION, HTML, OVERRIDES  # noqa: TC001  (Typer reads them)
 from sizing.planner.studies.answer import StudyAnswer, answered, data
 from sizing.planner.studies.sweep import parse_key, points
 from sizing.report.study import sweep_table
+from sizing.report.study_pages import sweep_page
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sizing.planner.studies.sweep import Swept
 
 
 def sweep(
@@ -29,6 +36,7 @@ def sweep(
     as_json: Annotated[bool, typer.Option("--json", help="print exactly the data")] = False,
     overrides: OVERRIDES = None,
     calibration: CALIBRATION = None,
+    html: HTML = None,
 ) -> None:
     """Plan every combination of values of some keys; infeasible ones say why."""
     keys = [parse_key(each) for each in key or []]
@@ -49,19 +57,32 @@ def sweep(
             raise
     stopped = len(answers) < len(combinations) or answers[-1].interrupted
     combinations = combinations[: len(answers)]
-    if as_json:
-        document = [
-            {"values": dict(each.split("=", 1) for each in combination), **data(answer)}
-            for combination, answer in zip(combinations, answers, strict=True)
-        ]
-        sys.stdout.write(json.dumps(document, indent=2) + "\n")
-    else:
-        wide_console().print(sweep_table(keys, combinations, answers))
+    if html is not None:
+        write_page(html, sweep_page(str(scenario), keys, combinations, answers))
+    _show(keys, combinations, answers, as_json=as_json)
     if stopped:
         talk.print("interrupted: the points so far", style="red")
         raise typer.Exit(Exit.INTERRUPTED)
     if not any(answer.plan for answer in answers):
         raise typer.Exit(Exit.NEGATIVE)
+
+
+def _show(
+    keys: Sequence[Swept],
+    combinations: Sequence[tuple[str, ...]],
+    answers: Sequence[StudyAnswer],
+    *,
+    as_json: bool,
+) -> None:
+    """Print the points as data, or as a table."""
+    if not as_json:
+        wide_console().print(sweep_table(keys, combinations, answers))
+        return
+    document = [
+        {"values": dict(each.split("=", 1) for each in combination), **data(answer)}
+        for combination, answer in zip(combinations, answers, strict=True)
+    ]
+    sys.stdout.write(json.dumps(document, indent=2) + "\n")
 
 
 def _answer(

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from minicluster.errors import InputError, NegativeAnswer
-from sizing.network.climbing import Climb
-from sizing.network.pairing import Counted, Counter, Objective, bound_gain, shares
+from minicluster.plan import Placement
+from sizing.network.gpu_groups import GpuGroup, PoolRequest, packed
+from sizing.network.local_search import LocalSearch
+from sizing.network.pair_gains import Counts, GainTables, Objective, bound_gain, shares
 from sizing.network.rails import aligned, domain_of, rail_aligned_fraction
-from sizing.network.room import Room
-from sizing.network.seats import Seat, Want, packed
+from sizing.network.topology_units import TopologyUnit
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,7 +33,7 @@ class PoolRules:
     Attributes:
         seconds_per_byte: between two GPUs that meet at a tier, by tier, never falling outwards.
         pair_bytes_per_s: that every prefill replica sends every decode replica.
-        straddle: TP may leave the HB domain; it then takes whole domains.
+        straddle: TP may leave the HB domain; it then takes equal shares of as few as can be.
         replica_within: the widest tier that one replica may spread over; `None`: any.
         pairs_within: the widest tier between a prefill and a decode replica; `None`: any.
         spread_tier: failure domain that no more than a share of a role may be in.
@@ -53,7 +55,7 @@ class PoolPlan:
     Where every replica goes.
 
     Attributes:
-        seats: by role, replica and stage.
+        groups: by role, replica and stage.
         cost: bytes/s of all pairs times the seconds per byte of the tier where they meet: link
             seconds per second.
         bound: no placement under the same rules costs less.
@@ -65,7 +67,7 @@ class PoolPlan:
         warnings: what could not be had.
     """
 
-    seats: tuple[Seat, ...]
+    groups: tuple[GpuGroup, ...]
     cost: float
     bound: float
     optimal: bool
@@ -75,9 +77,22 @@ class PoolPlan:
     rail_aligned_fraction: float
     warnings: tuple[str, ...] = ()
 
+    def placement(self, role: str) -> tuple[Placement, ...]:
+        """Return one entry a node of each replica of *role*, as a plan's pool takes them."""
+        replicas: dict[int, dict[str, list[int]]] = {}
+        for group in self.groups:
+            if group.role == role:
+                for node, gpu in group.gpus:
+                    replicas.setdefault(group.replica, {}).setdefault(node, []).append(gpu)
+        return tuple(
+            Placement(node=node, gpus=tuple(gpus))
+            for nodes in replicas.values()
+            for node, gpus in nodes.items()
+        )
+
 
 def place_pools(
-    wants: Sequence[Want], root: Room, tiers: Sequence[str], rules: PoolRules
+    requests: Sequence[PoolRequest], root: TopologyUnit, tiers: Sequence[str], rules: PoolRules
 ) -> PoolPlan:
     """
     Place the replicas of one or two roles.
@@ -92,7 +107,7 @@ def place_pools(
     over the units of every tier.
 
     Args:
-        wants: prefill and decode, or one role alone.
+        requests: prefill and decode, or one role alone.
         root: free GPUs.
         tiers: names, the HB domain first.
         rules: constraints and prices.
@@ -111,9 +126,11 @@ def place_pools(
         Uneven traffic between pairs; traffic inside a replica, which its units carry.
 
     """
-    if not 1 <= len(wants) <= 2:  # noqa: PLR2004
-        raise InputError("pools", [want.role for want in wants], "prefill and decode, or one pool")
-    cut, warnings = _cut(wants, root, tiers, rules)
+    if not 1 <= len(requests) <= 2:  # noqa: PLR2004
+        raise InputError(
+            "pools", [request.role for request in requests], "prefill and decode, or one pool"
+        )
+    cut, warnings = _cut(requests, root, tiers, rules)
     leaf = _leaf_tier(cut, root, tiers, rules)
     taken = _best(cut, root, leaf, rules)
     if taken is None and rules.spread_tier is not None:
@@ -124,70 +141,78 @@ def place_pools(
         raise _no_room(cut, root, tiers, rules)
     if taken.method != "exact" and rules.spread_tier is not None:
         warnings = (*warnings, "so many replicas are not spread on purpose: look at `spread`")
-    seats = tuple(seat for room, own in taken.leaves for seat in packed(room, cut, own) or ())
-    return _priced(aligned(_numbered(seats, wants), root), root, tiers, rules, (taken, warnings))
+    groups = tuple(group for unit, own in taken.leaves for group in packed(unit, cut, own) or ())
+    return _priced(
+        aligned(_numbered(groups, requests), root), root, tiers, rules, (taken, warnings)
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Taken:
     """Counts by leaf, what no placement gains more than, and how they were found."""
 
-    leaves: list[tuple[Room, Counted]]
+    leaves: list[tuple[TopologyUnit, Counts]]
     most: float
     method: str
 
 
 def _cut(
-    wants: Sequence[Want], root: Room, tiers: Sequence[str], rules: PoolRules
-) -> tuple[list[Want], tuple[str, ...]]:
-    """Cut TP that straddles HB domains into whole domains, where that is allowed."""
-    domain = max(room.free for room in root.domains())
+    requests: Sequence[PoolRequest], root: TopologyUnit, tiers: Sequence[str], rules: PoolRules
+) -> tuple[list[PoolRequest], tuple[str, ...]]:
+    """Cut TP that straddles HB domains into equal groups, where that is allowed."""
+    domain = max(unit.free for unit in root.domains())
     found, warnings = [], []
-    for want in wants:
-        if want.tp <= domain:
-            found.append(want)
+    for request in requests:
+        if request.tp <= domain:
+            found.append(request)
             continue
         if not rules.straddle:
             raise InputError(
-                f"{want.role} tp", want.tp, f"at most the {domain} free GPUs of one {tiers[0]}",
+                f"{request.role} tp", request.tp,
+                f"at most the {domain} free GPUs of one {tiers[0]}",
                 "--allow-tp-straddle permits it; every layer then waits for the network",
             )  # fmt: skip
-        if want.tp % domain:
-            raise InputError(f"{want.role} tp", want.tp, f"a multiple of {domain}, whole domains")
-        parts = want.tp // domain
-        found.append(replace(want, tp=domain, pp=want.pp * parts))
-        warnings.append(f"{want.role}: TP{want.tp} straddles {parts} units of {tiers[0]}")
+        # As few domains as can share it evenly.
+        parts = next(
+            n for n in range(-(-request.tp // domain), request.tp + 1) if request.tp % n == 0
+        )
+        found.append(replace(request, tp=request.tp // parts, pp=request.pp * parts))
+        warnings.append(f"{request.role}: TP{request.tp} straddles {parts} units of {tiers[0]}")
     return found, tuple(warnings)
 
 
-def _leaf_tier(wants: Sequence[Want], root: Room, tiers: Sequence[str], rules: PoolRules) -> int:
+def _leaf_tier(
+    requests: Sequence[PoolRequest], root: TopologyUnit, tiers: Sequence[str], rules: PoolRules
+) -> int:
     """Return the innermost tier of which a unit holds the widest replica."""
     leaf = 0
-    for want in wants:
+    for request in requests:
         tier = next(
             (
                 t
                 for t in range(root.tier + 1)
-                if any(r.atoms(want.tp) >= want.pp for r in root.at(t))
+                if any(r.atoms(request.tp) >= request.pp for r in root.at(t))
             ),
             None,
         )
         if tier is None:
-            raise _no_room(wants, root, tiers, rules)
+            raise _no_room(requests, root, tiers, rules)
         if rules.replica_within is not None and tier > rules.replica_within:
-            best = max(r.atoms(want.tp) * want.tp for r in root.at(rules.replica_within))
+            best = max(r.atoms(request.tp) * request.tp for r in root.at(rules.replica_within))
             raise NegativeAnswer(
-                f"a {want.role} replica of {want.tp * want.pp} GPUs does not fit one"
-                f" {tiers[rules.replica_within]}: {want.tp * want.pp - best} GPUs too few"
+                f"a {request.role} replica of {request.tp * request.pp} GPUs does not fit one"
+                f" {tiers[rules.replica_within]}: {request.tp * request.pp - best} GPUs too few"
                 f" (constraint: replica within {tiers[rules.replica_within]})"
             )
         leaf = max(leaf, tier)
     return leaf
 
 
-def _best(wants: Sequence[Want], root: Room, leaf: int, rules: PoolRules) -> _Taken | None:
+def _best(
+    requests: Sequence[PoolRequest], root: TopologyUnit, leaf: int, rules: PoolRules
+) -> _Taken | None:
     """Find the counts of least cost; `None` if there is no room."""
-    total = (wants[0].replicas, wants[1].replicas if len(wants) > 1 else 0)
+    total = (requests[0].replicas, requests[1].replicas if len(requests) > 1 else 0)
     prices = rules.seconds_per_byte
     gain = tuple(rules.pair_bytes_per_s * (b - a) for a, b in itertools.pairwise(prices))
     rises = [each for each in gain if each > 0]
@@ -200,141 +225,159 @@ def _best(wants: Sequence[Want], root: Room, leaf: int, rules: PoolRules) -> _Ta
                                     -(-total[1] // rules.spread_least))}  # fmt: skip
     objective = Objective(
         total=total, leaf=leaf, gain=gain, opening=opening, evenness=even, caps=caps,
-        fits=lambda room, p, d: packed(room, wants, (p, d)) is not None,
+        fits=lambda unit, p, d: packed(unit, requests, (p, d)) is not None,
     )  # fmt: skip
     ends = (
         list(root.at(max(leaf, rules.pairs_within))) if rules.pairs_within is not None else [root]
     )
-    counter, plain = Counter(objective), Counter(replace(objective, opening=0.0, evenness=0.0))
-    if _work(root, wants, total) > WORK_LIMIT:
-        return _greedy(ends, wants, gain, root)
-    values = [counter.table(room).value[total] for room in ends]
+    counter = GainTables(objective)
+    plain = GainTables(replace(objective, opening=0.0, evenness=0.0))
+    if _work(root, requests, total) > WORK_LIMIT:
+        return _greedy(ends, requests, gain, root)
+    if (
+        leaf >= root.tier and caps is None
+    ):  # replicas are as wide as all there is: nothing to choose
+        fits = packed(root, requests, total) is not None
+        most = sum(gain) * total[0] * total[1]
+        return _Taken(leaves=[(root, total)], most=most, method="exact") if fits else None
+    values = [counter.table(unit).value[total] for unit in ends]
     best = int(np.argmax(values))
     if not np.isfinite(values[best]):
         return None
-    most = max(float(plain.table(room).value[total]) for room in ends)
+    most = max(float(plain.table(unit).value[total]) for unit in ends)
     leaves = shares(ends[best], counter.table(ends[best]), total)
     return _Taken(leaves=leaves, most=most, method="exact")
 
 
-def _work(root: Room, wants: Sequence[Want], total: Counted) -> float:
+def _work(root: TopologyUnit, requests: Sequence[PoolRequest], total: Counts) -> float:
     """Bound the additions of the exact search from above."""
     states = (total[0] + 1) * (total[1] + 1)
     work = 0.0
     for tier in range(1, root.tier + 1):
         for unit in root.at(tier):
-            inside = max(room.free for room in unit.rooms)
+            inside = max(inner.free for inner in unit.inner)
             each = 1.0
-            for count, want in zip(total, wants, strict=False):
-                each *= min(count, inside // (want.tp * want.pp)) + 1
-            work += len(unit.rooms) * min(each, states) * states
+            for count, request in zip(total, requests, strict=False):
+                each *= min(count, inside // (request.tp * request.pp)) + 1
+            work += len(unit.inner) * min(each, states) * states
     return work
 
 
 def _greedy(
-    ends: Sequence[Room], wants: Sequence[Want], gain: Sequence[float], root: Room
+    ends: Sequence[TopologyUnit],
+    requests: Sequence[PoolRequest],
+    gain: Sequence[float],
+    root: TopologyUnit,
 ) -> _Taken | None:
     """Fill leaves in the order of the tree, roles in proportion; then exchange replicas."""
-    total = [want.replicas for want in wants]
+    total = [request.replicas for request in requests]
     for end in ends:
         left, leaves = list(total), []
-        for room in end.domains():
+        for unit in end.domains():
             own = [0] * len(total)
             while any(left):
                 order = sorted(range(len(total)), key=lambda i: -left[i] / total[i])
-                index = next((i for i in order if left[i] and _holds(room, wants, own, i)), None)
+                index = next((i for i in order if left[i] and _holds(unit, requests, own, i)), None)
                 if index is None:
                     break
                 own[index] += 1
                 left[index] -= 1
             if any(own):
-                leaves.append((room, (own[0], own[1] if len(own) > 1 else 0)))
+                leaves.append((unit, (own[0], own[1] if len(own) > 1 else 0)))
         if not any(left):
-            widths = (wants[0].tp * wants[0].pp, wants[-1].tp * wants[-1].pp)
+            widths = (requests[0].tp * requests[0].pp, requests[-1].tp * requests[-1].pp)
             roomiest = [max(r.free for r in root.at(t)) for t in range(root.tier + 1)]
             pair = (total[0], total[1] if len(total) > 1 else 0)
             most = bound_gain(pair, widths, gain, roomiest)
-            climb = Climb(
+            climb = LocalSearch(
                 root=end, gain=gain, widths=widths,
-                fits=lambda room, p, d: packed(room, wants, (p, d)) is not None,
+                fits=lambda unit, p, d: packed(unit, requests, (p, d)) is not None,
             )  # fmt: skip
-            better = leaves if len(wants) == 1 else climb.improved(leaves)
+            better = leaves if len(requests) == 1 else climb.improved(leaves)
             return _Taken(leaves=better, most=most, method="search")
     return None
 
 
-def _holds(room: Room, wants: Sequence[Want], own: Sequence[int], index: int) -> bool:
+def _holds(
+    unit: TopologyUnit, requests: Sequence[PoolRequest], own: Sequence[int], index: int
+) -> bool:
     """Say whether one more replica fits a leaf."""
     more = [count + (i == index) for i, count in enumerate(own)]
-    return packed(room, wants, (more[0], more[1] if len(more) > 1 else 0)) is not None
+    return packed(unit, requests, (more[0], more[1] if len(more) > 1 else 0)) is not None
 
 
 def _no_room(
-    wants: Sequence[Want], root: Room, tiers: Sequence[str], rules: PoolRules
+    requests: Sequence[PoolRequest], root: TopologyUnit, tiers: Sequence[str], rules: PoolRules
 ) -> NegativeAnswer:
     """Say by how many GPUs the pools do not fit, and which constraint keeps them out."""
-    needed = sum(want.gpus for want in wants)
+    needed = sum(request.gpus for request in requests)
     where = root.free
     rule = f"TP inside one {tiers[0]}"
     if rules.pairs_within is not None:
-        where = max(room.free for room in root.at(rules.pairs_within))
+        where = max(unit.free for unit in root.at(rules.pairs_within))
         rule += f", pairs within one {tiers[rules.pairs_within]}"
     short = needed - where
     tail = f"{short} too few" if short > 0 else "enough, but in pieces that are too small"
-    named = " and ".join(f"{want.replicas} x TP{want.tp} PP{want.pp} {want.role}" for want in wants)
+    named = " and ".join(
+        f"{request.replicas} x TP{request.tp} PP{request.pp} {request.role}" for request in requests
+    )
     return NegativeAnswer(
         f"{named} need {needed} GPUs, {where} are free: {tail} (constraint: {rule})"
     )
 
 
-def _numbered(seats: Sequence[Seat], wants: Sequence[Want]) -> tuple[Seat, ...]:
+def _numbered(groups: Sequence[GpuGroup], requests: Sequence[PoolRequest]) -> tuple[GpuGroup, ...]:
     """Number replicas and stages, and join the parts of TP that straddles."""
-    found = []
-    for want in wants:
-        own = [seat for seat in seats if seat.role == want.role]
-        parts = len(own) // (want.replicas * want.pp)
-        groups = [own[i : i + parts] for i in range(0, len(own), parts)]
-        for number, group in enumerate(groups):
-            found.append(
-                Seat(
-                    role=want.role,
-                    replica=number // want.pp,
-                    stage=number % want.pp,
-                    gpus=tuple(gpu for seat in group for gpu in seat.gpus),
-                )
+    found: list[GpuGroup] = []
+    for request in requests:
+        own = [group.gpus for group in groups if group.role == request.role]
+        stages = request.replicas * request.pp
+        parts = len(own) // stages
+        found += (
+            GpuGroup(
+                role=request.role,
+                replica=number // request.pp,
+                stage=number % request.pp,
+                gpus=tuple(gpu for part in own[number * parts :][:parts] for gpu in part),
             )
+            for number in range(stages)
+        )
     return tuple(found)
 
 
 def _priced(
-    seats: tuple[Seat, ...],
-    root: Room,
+    groups: tuple[GpuGroup, ...],
+    root: TopologyUnit,
     tiers: Sequence[str],
     rules: PoolRules,
     found: tuple[_Taken, tuple[str, ...]],
 ) -> PoolPlan:
     """Price the placement as it stands (eq. D2)."""
     taken, warnings = found
-    unit = {
-        (tier, node): room.first
+    unit_of = {
+        (tier, gpu): unit.first
         for tier in range(root.tier + 1)
-        for room in root.at(tier)
-        for domain in room.domains()
-        for node, _ in domain.gpus
+        for unit in root.at(tier)
+        for domain in unit.domains()
+        for gpu in domain.gpus
     }
-    roles = list(dict.fromkeys(seat.role for seat in seats))
-    first = [[seat for seat in seats if seat.role == role and seat.stage == 0] for role in roles]
+    roles = list(dict.fromkeys(group.role for group in groups))
+    first = [
+        [group for group in groups if group.role == role and group.stage == 0] for role in roles
+    ]
     meets = dict.fromkeys(range(root.tier + 1), 0)
     if len(first) > 1:
-        for a, b in itertools.product(first[0], first[1]):
-            here, there = a.gpus[0][0], b.gpus[0][0]
-            meets[next(t for t in meets if unit[t, here] == unit[t, there])] += 1
+        inside = 0  # pairs that meet in one unit of the tier below
+        for tier in meets:
+            here, there = (Counter(unit_of[tier, g.gpus[0]] for g in each) for each in first)
+            within = sum(count * there[unit] for unit, count in here.items())
+            meets[tier], inside = within - inside, within
     pairs = sum(meets.values())
     rate, prices = rules.pair_bytes_per_s, rules.seconds_per_byte
     cost = sum(rate * count * prices[tier] for tier, count in meets.items())
     bound = max(0.0, rate * pairs * prices[-1] - taken.most)
     return PoolPlan(
-        seats=seats,
+        groups=groups,
         cost=cost,
         bound=min(cost, bound),
         optimal=cost <= bound * (1 + 1e-9) + 1e-15,
@@ -342,9 +385,7 @@ def _priced(
         meeting_fraction={tiers[t]: n / pairs for t, n in meets.items()} if pairs else {},
         spread={
             role: {
-                tiers[t]: len(
-                    {unit[t, node] for s in seats if s.role == role for node, _ in s.gpus}
-                )
+                tiers[t]: len({unit_of[t, gpu] for s in groups if s.role == role for gpu in s.gpus})
                 for t in range(root.tier + 1)
             }
             for role in roles

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from sizing.network.room import Room
-    from sizing.network.seats import Gpu, Seat
+    from sizing.network.gpu_groups import Gpu, GpuGroup
+    from sizing.network.topology_units import TopologyUnit
 
-MOST_SEATS = 32
+MOST_GROUPS = 32
 """Groups up to which other GPUs are tried; beyond, they stay where they were packed."""
 PASSES = 4
 
 
-def rail_aligned_fraction(roles: Sequence[Sequence[Seat]], domain_of: dict[Gpu, int]) -> float:
+def rail_aligned_fraction(roles: Sequence[Sequence[GpuGroup]], domain_of: dict[Gpu, int]) -> float:
     """
     Share of the bytes between two roles that start and end on the same rail.
 
@@ -38,26 +39,33 @@ def rail_aligned_fraction(roles: Sequence[Sequence[Seat]], domain_of: dict[Gpu, 
         Nodes whose rails are in another order.
 
     """
-    aligned = total = 0.0
-    for a, b in itertools.product(roles[0], roles[1]):
-        if domain_of[a.gpus[0]] == domain_of[b.gpus[0]]:
-            continue
-        wide = max(len(a.gpus), len(b.gpus))
-        first = (a.gpus[r * len(a.gpus) // wide][1] for r in range(wide))
-        second = (b.gpus[r * len(b.gpus) // wide][1] for r in range(wide))
-        aligned += sum(x == y for x, y in zip(first, second, strict=True)) / wide
-        total += 1
+    # Groups with the same GPUs of their nodes are alike: pairs are counted, not listed.
+    kinds = [Counter(_rails(group) for group in groups) for groups in roles]
+    inside = [Counter((domain_of[g.gpus[0]], _rails(g)) for g in groups) for groups in roles]
+    domains = {domain for domain, _ in inside[0]}
+    aligned, total = 0.0, 0
+    for (a, first), (b, second) in itertools.product(kinds[0].items(), kinds[1].items()):
+        same = sum(inside[0][domain, a] * inside[1][domain, b] for domain in domains)
+        wide = max(len(a), len(b))
+        shared = sum(a[r * len(a) // wide] == b[r * len(b) // wide] for r in range(wide))
+        aligned += (first * second - same) * shared / wide
+        total += first * second - same
     return aligned / total if total else 1.0
 
 
-def aligned(seats: tuple[Seat, ...], root: Room) -> tuple[Seat, ...]:
+def _rails(group: GpuGroup) -> tuple[int, ...]:
+    """Return the rail of each rank."""
+    return tuple(gpu for _, gpu in group.gpus)
+
+
+def aligned(groups: tuple[GpuGroup, ...], root: TopologyUnit) -> tuple[GpuGroup, ...]:
     """
     Give groups other GPUs of their HB domain while that brings more bytes onto one rail.
 
     Costs and counts of a placement stay as they are: no group leaves its domain.
 
     Args:
-        seats: of one or two roles.
+        groups: of one or two roles.
         root: all GPUs that were free.
 
     Returns:
@@ -67,12 +75,12 @@ def aligned(seats: tuple[Seat, ...], root: Room) -> tuple[Seat, ...]:
         Better choices that take several exchanges at once.
 
     """
-    roles = list(dict.fromkeys(seat.role for seat in seats))
-    if len(roles) != 2 or len(seats) > MOST_SEATS:  # noqa: PLR2004  (prefill and decode)
-        return seats
+    roles = list(dict.fromkeys(group.role for group in groups))
+    if len(roles) != 2 or len(groups) > MOST_GROUPS:  # noqa: PLR2004  (prefill and decode)
+        return groups
     domains = domain_of(root)
     inside = {domain.first: domain.gpus for domain in root.domains()}
-    best, most = list(seats), _aligned(seats, roles, domains)
+    best, most = list(groups), _aligned(groups, roles, domains)
     for _ in range(PASSES):
         before = most
         for index in range(len(best)):
@@ -85,36 +93,40 @@ def aligned(seats: tuple[Seat, ...], root: Room) -> tuple[Seat, ...]:
     return tuple(best)
 
 
-def domain_of(root: Room) -> dict[Gpu, int]:
+def domain_of(root: TopologyUnit) -> dict[Gpu, int]:
     """Return the HB domain of every GPU."""
     return {gpu: domain.first for domain in root.domains() for gpu in domain.gpus}
 
 
-def _aligned(seats: Sequence[Seat], roles: Sequence[str], domains: dict[Gpu, int]) -> float:
+def _aligned(groups: Sequence[GpuGroup], roles: Sequence[str], domains: dict[Gpu, int]) -> float:
     """Return the aligned share of first stages."""
-    first = [[s for s in seats if s.role == role and s.stage == 0] for role in roles]
+    first = [[s for s in groups if s.role == role and s.stage == 0] for role in roles]
     return rail_aligned_fraction(first, domains)
 
 
-def _exchanged(seats: list[Seat], index: int, domain: Sequence[Gpu]) -> Iterator[list[Seat]]:
+def _exchanged(
+    groups: list[GpuGroup], index: int, domain: Sequence[Gpu]
+) -> Iterator[list[GpuGroup]]:
     """Yield the groups with one of them moved or exchanged inside its domain, or all turned."""
-    seat, here = seats[index], set(domain)
-    if not here.issuperset(seat.gpus):
+    group, here = groups[index], set(domain)
+    if not here.issuperset(group.gpus):
         return
-    near = [n for n, each in enumerate(seats) if here.issuperset(each.gpus)]
-    taken = {gpu for n in near for gpu in seats[n].gpus}
+    near = [n for n, each in enumerate(groups) if here.issuperset(each.gpus)]
+    taken = {gpu for n in near for gpu in groups[n].gpus}
     free = [gpu for gpu in domain if gpu not in taken]
-    width = len(seat.gpus)
+    width = len(group.gpus)
     for start in range(0, len(free) - width + 1, width):
-        yield _with(seats, {index: tuple(free[start : start + width])})
+        yield _with(groups, {index: tuple(free[start : start + width])})
     for other in near:
-        if other != index and len(seats[other].gpus) == width:
-            yield _with(seats, {index: seats[other].gpus, other: seat.gpus})
+        if other != index and len(groups[other].gpus) == width:
+            yield _with(groups, {index: groups[other].gpus, other: group.gpus})
     half = len(domain) // 2
     turned = {gpu: domain[(n + half) % len(domain)] for n, gpu in enumerate(domain)}
-    yield _with(seats, {n: tuple(turned[gpu] for gpu in seats[n].gpus) for n in near})
+    yield _with(groups, {n: tuple(turned[gpu] for gpu in groups[n].gpus) for n in near})
 
 
-def _with(seats: list[Seat], moved: dict[int, tuple[Gpu, ...]]) -> list[Seat]:
+def _with(groups: list[GpuGroup], moved: dict[int, tuple[Gpu, ...]]) -> list[GpuGroup]:
     """Return the groups, some of them on other GPUs."""
-    return [replace(seat, gpus=moved[n]) if n in moved else seat for n, seat in enumerate(seats)]
+    return [
+        replace(group, gpus=moved[n]) if n in moved else group for n, group in enumerate(groups)
+    ]

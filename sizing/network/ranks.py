@@ -12,7 +12,7 @@ from minicluster.specs.checks import positive
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from sizing.network.room import Room
+    from sizing.network.topology_units import TopologyUnit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +106,7 @@ class RankRules:
 
 
 def place_ranks(
-    degrees: Degrees, root: Room, tiers: Sequence[str], rules: RankRules | None = None
+    degrees: Degrees, root: TopologyUnit, tiers: Sequence[str], rules: RankRules | None = None
 ) -> RankPlan:
     """
     Put the ranks of a job onto free GPUs.
@@ -140,7 +140,7 @@ def place_ranks(
 
     """
     rules = rules or RankRules()
-    domain = max(room.free for room in root.domains())
+    domain = max(unit.free for unit in root.domains())
     atom = degrees.tp
     warnings: tuple[str, ...] = ()
     if degrees.tp > domain:
@@ -184,18 +184,20 @@ def _straddling(
     return domain, (text,)
 
 
-def _replica_tier(degrees: Degrees, root: Room, tiers: Sequence[str], rules: RankRules) -> int:
+def _replica_tier(
+    degrees: Degrees, root: TopologyUnit, tiers: Sequence[str], rules: RankRules
+) -> int:
     """Return the innermost tier of which a unit holds a whole replica."""
-    atom = min(degrees.tp, max(room.free for room in root.domains()))
+    atom = min(degrees.tp, max(unit.free for unit in root.domains()))
     needed = degrees.replica // atom
     for tier in range(root.tier + 1):
-        if any(room.atoms(atom) >= needed for room in root.at(tier)):
+        if any(unit.atoms(atom) >= needed for unit in root.at(tier)):
             break
     else:
         _too_small(degrees, root, tiers)
     widest = rules.replica_within
     if widest is not None and tier > widest:
-        best = max(room.atoms(atom) * atom for room in root.at(widest))
+        best = max(unit.atoms(atom) * atom for unit in root.at(widest))
         raise NegativeAnswer(
             f"a replica of {degrees.replica} GPUs does not fit one {tiers[widest]}: the roomiest"
             f" has {best} free in groups of TP{degrees.tp}, {degrees.replica - best} too few"
@@ -204,7 +206,7 @@ def _replica_tier(degrees: Degrees, root: Room, tiers: Sequence[str], rules: Ran
     return tier
 
 
-def _too_small(degrees: Degrees, root: Room, tiers: Sequence[str]) -> None:
+def _too_small(degrees: Degrees, root: TopologyUnit, tiers: Sequence[str]) -> None:
     """Say by how many GPUs a job does not fit, and what constrains it."""
     raise NegativeAnswer(
         f"the job needs {degrees.gpus} GPUs, {root.free} are free:"
@@ -213,15 +215,15 @@ def _too_small(degrees: Degrees, root: Room, tiers: Sequence[str]) -> None:
     )
 
 
-def _capacity(room: Room, tier: int, degrees: Degrees, atom: int) -> int:
+def _capacity(unit: TopologyUnit, tier: int, degrees: Degrees, atom: int) -> int:
     """Count the replicas that fit a unit, none of them across units of *tier*."""
     needed = degrees.replica // atom
-    return sum(inner.atoms(atom) // needed for inner in room.at(tier))
+    return sum(inner.atoms(atom) // needed for inner in unit.at(tier))
 
 
 def _select(
-    root: Room, replicas: int, tier: int, degrees: Degrees, atom: int
-) -> list[tuple[Room, int]]:
+    root: TopologyUnit, replicas: int, tier: int, degrees: Degrees, atom: int
+) -> list[tuple[TopologyUnit, int]]:
     """Choose units of *tier* and how many replicas each takes, in the order of the tree."""
     room_for = _capacity(root, tier, degrees, atom)
     if room_for < replicas:
@@ -233,7 +235,7 @@ def _select(
         )
     if root.tier == tier:
         return [(root, replicas)]
-    inner = {index: _capacity(room, tier, degrees, atom) for index, room in enumerate(root.rooms)}
+    inner = {index: _capacity(unit, tier, degrees, atom) for index, unit in enumerate(root.inner)}
     chosen: dict[int, int] = {}
     left = replicas
     for index in sorted(inner, key=lambda each: -inner[each]):
@@ -248,11 +250,13 @@ def _select(
         found
         for index in sorted(chosen)
         if chosen[index]
-        for found in _select(root.rooms[index], chosen[index], tier, degrees, atom)
+        for found in _select(root.inner[index], chosen[index], tier, degrees, atom)
     ]
 
 
-def _filled(taken: Sequence[tuple[Room, int]], degrees: Degrees, atom: int) -> Iterator[_Replica]:
+def _filled(
+    taken: Sequence[tuple[TopologyUnit, int]], degrees: Degrees, atom: int
+) -> Iterator[_Replica]:
     """Fill the chosen units replica by replica, in the order of the tree."""
     needed = degrees.replica // atom
     for unit, replicas in taken:
@@ -266,21 +270,21 @@ def _filled(taken: Sequence[tuple[Room, int]], degrees: Degrees, atom: int) -> I
 
 
 def _atoms(
-    unit: Room, atom: int, path: tuple[int, ...] = ()
+    unit: TopologyUnit, atom: int, path: tuple[int, ...] = ()
 ) -> Iterator[tuple[tuple[tuple[str, int], ...], tuple[int, ...]]]:
     """Yield groups of neighbouring GPUs with the units that they are in, inner to outer."""
     path = (unit.first, *path)
     if unit.tier == 0:
         for start in range(0, unit.free - atom + 1, atom):
             yield unit.gpus[start : start + atom], path
-    for room in unit.rooms:
-        yield from _atoms(room, atom, path)
+    for inner in unit.inner:
+        yield from _atoms(inner, atom, path)
 
 
 def _cut(
     tier: int,
     tiers: Sequence[str],
-    root: Room,
+    root: TopologyUnit,
     replicas: Sequence[_Replica],
     degrees: Degrees,
     rules: RankRules,
@@ -298,7 +302,7 @@ def _cut(
     same = [sum(own[0] == unit for own in where) for unit in units]
     pairs = count * (count - 1)
     rate = rules.oversubscription[tier + 1] if rules.oversubscription else 1.0
-    size = max(room.free for room in root.at(tier)) or 1
+    size = max(unit.free for unit in root.at(tier)) or 1
     return Cut(
         tier=tiers[tier],
         units=len(units),
@@ -311,20 +315,20 @@ def _cut(
     )
 
 
-def _unit_of_domain(root: Room, tier: int) -> dict[int, int]:
+def _unit_of_domain(root: TopologyUnit, tier: int) -> dict[int, int]:
     """Return the unit of a tier by the first GPU of each HB domain."""
     return {
         domain.first: unit.first for unit in root.at(tier) for domain in unit.domains()
     }  # fmt: skip
 
 
-def _bound(tier: int, root: Room, degrees: Degrees, replicas: int) -> int:
+def _bound(tier: int, root: TopologyUnit, degrees: Degrees, replicas: int) -> int:
     """Count the fewest units of a tier that hold the replicas; 0 if one does (eq. D1)."""
     if replicas == 1:
         return 0
-    atom = min(degrees.tp, max(room.free for room in root.domains()))
+    atom = min(degrees.tp, max(unit.free for unit in root.domains()))
     needed = degrees.replica // atom
-    holds = sorted((room.atoms(atom) for room in root.at(tier)), reverse=True)
+    holds = sorted((unit.atoms(atom) for unit in root.at(tier)), reverse=True)
     if holds[0] < needed:  # a replica is wider than a unit, and kept together: none next to it
         return replicas
     left, units = replicas, 0

@@ -139,7 +139,6 @@ def _latency(
         p90_s=at(0.9),
         p95_s=at(0.95),
         p99_s=at(0.99),
-        error_fraction=None if around is None else max(1 - around.low_s, around.high_s - 1),
         low_factor=None if around is None else around.low_s,
         high_factor=None if around is None else around.high_s,
     )

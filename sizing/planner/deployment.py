@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from minicluster.plan import Deployment, EngineSettings, PlanModel, Pool, Routing
+from minicluster.plan import Deployment, EngineSettings, Pool, Routing
+from sizing.network.gpu_groups import PoolRequest
 from sizing.planner.layout import block_size, kv_pool_bytes, max_model_len
 from sizing.planner.placement import place
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from minicluster.plan import Inputs, Placement
+    from minicluster.plan import Inputs
     from sizing.planner.candidate import Candidate
 
 
@@ -37,8 +38,7 @@ def deployment_of(
     """Return *placed* with model and engine of the inputs, for sequences of *context_tokens*."""
     model, engine = inputs.model, inputs.engine
     return Deployment(
-        model=PlanModel(id=model.id, source=model.source, config_hash=model.config_hash),
-        architecture=model,
+        model=model,
         engine=EngineSettings(
             name=engine.name,
             version=engine.version,
@@ -58,7 +58,21 @@ def pools(
     """Return all pools, placed."""
     tandem, shapes = chosen.tandem, chosen.layout.shapes
     counts = {role: (spares or {}).get(role, 0) for role in shapes}
-    placement = _placed(inputs, chosen, counts)
+    placement = place(
+        inputs.cluster,
+        [
+            (
+                shape.gpu,
+                PoolRequest(
+                    role=role,
+                    replicas=chosen.replicas[role] + counts[role],
+                    tp=shape.slicing.tp,
+                    pp=shape.lanes,
+                ),
+            )
+            for role, shape in shapes.items()
+        ],
+    )
     # A prompt's KV cache stays with prefill until decode has pulled it.
     held = tandem.prefill.max_batch_size + tandem.decode.max_batch_size
     return tuple(
@@ -83,22 +97,3 @@ def pools(
         for role, shape in shapes.items()
         for stage in (tandem.prefill if role == "prefill" else tandem.decode,)
     )
-
-
-def _placed(
-    inputs: Inputs, chosen: Candidate, spares: Mapping[str, int]
-) -> dict[str, tuple[Placement, ...]]:
-    """Place kind by kind: nodes hold one kind of GPU."""
-    placed: dict[str, tuple[Placement, ...]] = {}
-    nodes = 0
-    shapes = chosen.layout.shapes
-    for kind in dict.fromkeys(shape.gpu for shape in shapes.values()):
-        groups = [
-            (role, chosen.replicas[role] + spares[role], shape.gpus)
-            for role, shape in shapes.items()
-            if shape.gpu == kind
-        ]
-        found = place(groups, inputs.cluster, first_node=nodes)
-        nodes += len({each.node for group in found.values() for each in group})
-        placed |= found
-    return placed

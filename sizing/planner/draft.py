@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from minicluster.plan import Pool, Routing
 from minicluster.specs.slicing import Slicing
+from sizing.network.gpu_groups import PoolRequest
 from sizing.planner.deployment import deployment_of
 from sizing.planner.layout import LayoutShape, kv_pool_bytes
 from sizing.planner.placement import place
@@ -31,8 +32,9 @@ def draft_deployment(inputs: Inputs) -> Deployment:
     model = inputs.model
     context = inputs.scenario.model.max_context_tokens or CONTEXT_TOKENS
     context = min(context, model.max_context_tokens)
-    placement = place([("prefill", 1, 1), ("decode", 1, 1)], inputs.cluster)
     batches = {"prefill": 1, "decode": MOST_SEQUENCES}
+    one_each = [(inputs.gpu.name, PoolRequest(role=role, replicas=1, tp=1)) for role in batches]
+    placement = place(inputs.cluster, one_each)
     sequences = sum(batches.values())
     shape = LayoutShape(slicing=Slicing(), gpu=inputs.gpu.name)
     pools = tuple(

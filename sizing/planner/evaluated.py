@@ -10,7 +10,6 @@ import numpy as np
 from sizing.planner.candidate import Candidate
 from sizing.planner.evidence import StepErrors
 from sizing.planner.layout import profile_rule
-from sizing.planner.objective import total_power_w, total_price_usd_per_hour
 from sizing.planner.slo import meets
 from sizing.planner.starts import largest_batch, starting_points
 from sizing.planner.step_models import StepModels
@@ -112,8 +111,8 @@ def _evaluate(candidate: Candidate, inputs: Inputs) -> Evaluated | None:
         label=str(candidate),
         deployable=profile_rule(inputs, candidate.layout) is None,
         gpus=candidate.gpus,
-        power_w=total_power_w(inputs, candidate.gpus_by_kind),
-        price_usd_per_hour=total_price_usd_per_hour(inputs, candidate.gpus_by_kind),
+        power_w=inputs.power_w(candidate.gpus_by_kind),
+        price_usd_per_hour=inputs.price_usd_per_hour(candidate.gpus_by_kind),
         ttft_s=predicted.ttft.quantile(slo.level),
         tpot_s=predicted.tpot.quantile(slo.level),
         output_tokens_per_s=tokens,

@@ -12,19 +12,6 @@ if TYPE_CHECKING:
     from sizing.planner.layout import LayoutShape
 
 
-def price_usd_per_hour(inputs: Inputs, gpu: str) -> float | None:
-    """Return the user's price of one GPU; `None` where the scenario gives none."""
-    prices = inputs.scenario.search.prices_usd_per_gpu_hour
-    if gpu in prices:
-        return prices[gpu]
-    return inputs.cluster.price_usd_per_gpu_hour if gpu == inputs.gpu.name else None
-
-
-def power_w(inputs: Inputs, gpu: str) -> float | None:
-    """Return the power of one GPU: at the wall where the scenario says it, else its datasheet's."""
-    return inputs.scenario.cluster.power_w_per_gpu or inputs.kinds[gpu].power_w
-
-
 def cost_of_gpu(inputs: Inputs, gpu: str) -> float:
     """
     Return what one GPU counts for in the objective: 1, US dollars per hour, or watts.
@@ -35,7 +22,8 @@ def cost_of_gpu(inputs: Inputs, gpu: str) -> float:
     objective = inputs.scenario.search.objective
     if objective == "gpus":
         return 1.0
-    value = price_usd_per_hour(inputs, gpu) if objective == "usd" else power_w(inputs, gpu)
+    one = {gpu: 1}
+    value = inputs.price_usd_per_hour(one) if objective == "usd" else inputs.power_w(one)
     if value is None:
         wanted = "a price" if objective == "usd" else "a power"
         key = (
@@ -58,17 +46,3 @@ def cost(inputs: Inputs, chosen: Candidate) -> float:
         count * cost_of(inputs, chosen.layout.shapes[role])
         for role, count in chosen.replicas.items()
     )
-
-
-def total_price_usd_per_hour(inputs: Inputs, gpus: dict[str, int]) -> float | None:
-    """Return dollars per hour of all GPUs; `None` where a price is missing."""
-    prices = {gpu: price_usd_per_hour(inputs, gpu) for gpu in gpus}
-    known = [count * price for gpu, count in gpus.items() if (price := prices[gpu]) is not None]
-    return sum(known) if len(known) == len(gpus) else None
-
-
-def total_power_w(inputs: Inputs, gpus: dict[str, int]) -> float | None:
-    """Return watts of all GPUs; `None` where a power is unknown."""
-    powers = {gpu: power_w(inputs, gpu) for gpu in gpus}
-    known = [count * power for gpu, count in gpus.items() if (power := powers[gpu]) is not None]
-    return sum(known) if len(known) == len(gpus) else None

@@ -1,74 +1,73 @@
-"""Which GPUs of which node every replica takes."""
+"""Which GPUs of which node every replica of a plan takes, before `sizing place` is asked."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from minicluster.plan import Placement
+from minicluster.errors import NegativeAnswer
+from minicluster.specs.topology import NETWORK, Inventory, numbered_nodes
+from sizing.network.pools import PoolPlan, PoolRules, place_pools
+from sizing.network.topology_units import unit_tree
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from minicluster.plan import Placement
     from minicluster.specs.cluster import ClusterSpec
+    from sizing.network.gpu_groups import PoolRequest
+
+STEP = 10.0
+"""Price of a byte across a tier, times that of the tier inside it: what is near is nearer first."""
 
 
 def place(
-    groups: list[tuple[str, int, int]], cluster: ClusterSpec, *, first_node: int = 0
+    cluster: ClusterSpec, requests: Sequence[tuple[str, PoolRequest]]
 ) -> dict[str, tuple[Placement, ...]]:
     """
-    Pack replicas into HB domains, the widest first, each into the first that has room.
+    Place the replicas of a plan on the cluster's nodes (docs/model.md, eq. D2).
 
-    A replica wider than a domain takes whole domains. Pools may share a node.
+    Where the cluster lists its nodes, these are taken; else as few as hold the replicas, numbered
+    from 0. Nodes hold one kind of GPU.
 
     Args:
-        groups: role, replicas and GPUs of a replica of each pool.
-        cluster: sizes of node and HB domain.
-        first_node: number of the first node.
+        cluster: nodes, HB domains and tiers.
+        requests: of each pool, prefill before decode, its kind of GPU and its replicas.
 
     Returns:
         Per role, one placement a node of each replica, replica after replica.
 
+    Raises:
+        NegativeAnswer: the nodes that the cluster lists have no room.
+
     """
-    domain = cluster.gpus_per_hb_domain
-    free: list[list[int]] = []
-    placed: dict[str, list[Placement]] = {role: [] for role, _, _ in groups}
-    for role, replicas, tp in sorted(groups, key=lambda group: -group[2]):
-        at = 0
-        for _ in range(replicas):
-            if tp > domain:
-                taken = _whole(free, tp, domain)
-            else:
-                at = _first(free, tp, at)
-                taken = _taken(free, tp, at, domain)
-            placed[role] += _by_node(taken, cluster.gpus_per_node, first_node)
-    return {role: tuple(found) for role, found in placed.items()}
+    placed: dict[str, tuple[Placement, ...]] = {}
+    for kind in dict.fromkeys(kind for kind, _ in requests):
+        own = [request for each, request in requests if each == kind]
+        taken = len({place.node for each in placed.values() for place in each})
+        found = _placed(cluster, own, taken)
+        placed |= {request.role: found.placement(request.role) for request in own}
+    return placed
 
 
-def _first(free: list[list[int]], tp: int, at: int) -> int:
-    """Return the first domain from *at* on with room for *tp* GPUs; beyond the last: a new one."""
-    while at < len(free) and len(free[at]) < tp:
-        at += 1
-    return at
-
-
-def _taken(free: list[list[int]], tp: int, at: int, domain: int) -> list[int]:
-    """Take *tp* GPUs of a domain."""
-    if at == len(free):
-        free.append(list(range(at * domain, (at + 1) * domain)))
-    taken, free[at] = free[at][:tp], free[at][tp:]
-    return taken
-
-
-def _whole(free: list[list[int]], tp: int, domain: int) -> list[int]:
-    """Take new domains for *tp* GPUs; what is left of the last one stays free."""
-    start = len(free) * domain
-    domains = -(-tp // domain)
-    free += [[] for _ in range(domains - 1)]
-    free.append(list(range(start + tp, start + domains * domain)))
-    return list(range(start, start + tp))
-
-
-def _by_node(gpus: list[int], per_node: int, first: int) -> list[Placement]:
-    """Split numbered GPUs into one placement a node."""
-    nodes: dict[int, list[int]] = {}
-    for gpu in gpus:
-        nodes.setdefault(first + gpu // per_node, []).append(gpu % per_node)
-    return [Placement(node=f"node-{node}", gpus=tuple(found)) for node, found in nodes.items()]
+def _placed(cluster: ClusterSpec, requests: Sequence[PoolRequest], first_node: int) -> PoolPlan:
+    """Place the pools of one kind of GPU."""
+    tiers = cluster.tier_sizes
+    if tiers[-1][1] is not None:  # the plan may take more nodes than the preset has room for
+        tiers = (*tiers, (NETWORK, None))
+    rules = PoolRules(
+        seconds_per_byte=tuple(STEP**index for index in range(len(tiers))),
+        pair_bytes_per_s=1.0,
+        straddle=True,
+    )
+    if cluster.nodes:
+        listed = Inventory(nodes=cluster.nodes, tiers=tuple(name for name, _ in tiers))
+        return place_pools(requests, unit_tree(listed), listed.tiers, rules)
+    gpus = sum(request.gpus for request in requests)
+    for count in range(-(-gpus // cluster.gpus_per_node), gpus + 1):
+        nodes = numbered_nodes(count, cluster.gpus_per_node, tiers, first=first_node)
+        root = unit_tree(nodes, gpus_per_hb_domain=cluster.gpus_per_hb_domain)
+        try:
+            return place_pools(requests, root, nodes.tiers, rules)
+        except NegativeAnswer:
+            continue  # widths that leave gaps take more nodes
+    raise AssertionError("a node for each GPU has room for every group")

@@ -9,10 +9,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from minicluster.plan import (
-    SCHEMA_VERSION,
-    CalibrationNote,
     Confidence,
-    Cost,
     Deployable,
     Headroom,
     Latency,
@@ -25,13 +22,12 @@ from sizing.planner.bottleneck import bottlenecks
 from sizing.planner.deployment import deployment
 from sizing.planner.evidence import interval_around, validation
 from sizing.planner.layout import profile_rule
-from sizing.planner.objective import total_power_w, total_price_usd_per_hour
 from sizing.planner.slo import headroom
 from sizing.planner.spares import spare_replicas
 from sizing.queueing.forecast import capacity_requests_per_s, utilisations
 
 if TYPE_CHECKING:
-    from minicluster.plan import Inputs, Pool
+    from minicluster.plan import Inputs
     from sizing.evidence.interval import PredictionInterval
     from sizing.planner.answer import Found
     from sizing.planner.candidate import Candidate
@@ -45,23 +41,16 @@ def propose(inputs: Inputs, found: Found) -> Plan:
     runs = deployment(inputs, chosen, spares=spare_replicas(inputs, chosen))
     rule = profile_rule(inputs, chosen.layout)
     return Plan(
-        schema_version=SCHEMA_VERSION,
-        model=runs.model,
+        inputs=inputs,
         engine=runs.engine,
         step_model=chosen.tandem.step_model,
-        inputs=inputs,
-        slo=inputs.scenario.slo,
-        workload=inputs.scenario.workload,
         pools=runs.pools,
         routing=runs.routing,
         prediction=promise(inputs, found),
-        cost=_cost(inputs, runs.pools),
         headroom=_headroom(inputs, found),
-        calibration=_calibration(inputs),
         validated_on=validation(inputs, split=chosen.layout.prefill is not None),
         deployable=Deployable(
             profile=f"{engine.name}-{engine.version}-{engine.connector}",
-            ok=rule is None,
             rule_broken=rule,
         ),
         provenance=Provenance(version=version("minicluster"), inputs_hash=_hash(inputs)),
@@ -103,25 +92,8 @@ def _latency(spread: LatencyQuantiles, around: PredictionInterval | None = None)
         p90_s=spread.quantile(0.9),
         p95_s=spread.quantile(0.95),
         p99_s=spread.quantile(0.99),
-        error_fraction=None if around is None else max(1 - around.low_s, around.high_s - 1),
         low_factor=None if around is None else around.low_s,
         high_factor=None if around is None else around.high_s,
-    )
-
-
-def _cost(inputs: Inputs, pools: tuple[Pool, ...]) -> Cost:
-    """Count GPUs, whole nodes, power and dollars, spare replicas included."""
-    used: dict[str, int] = {}
-    for pool in pools:
-        used[pool.gpu] = used.get(pool.gpu, 0) + pool.gpus
-    nodes = {p.node for pool in pools for p in pool.placement}
-    gpus = sum(used.values())
-    return Cost(
-        gpus=gpus,
-        nodes=len(nodes),
-        gpu_power_w=total_power_w(inputs, used),
-        price_usd_per_hour=total_price_usd_per_hour(inputs, used),
-        stranded_gpus=len(nodes) * inputs.cluster.gpus_per_node - gpus,
     )
 
 
@@ -156,22 +128,6 @@ def _confidence(inputs: Inputs, found: Found) -> Confidence | None:
         gpus_at={f"{share:g}": gpus for share, gpus in found.gpus_at.items()},
         other_pools=found.other,
         interrupted=found.interrupted,
-    )
-
-
-def _calibration(inputs: Inputs) -> CalibrationNote:
-    """Say which fit the step times stand on."""
-    found = inputs.calibration
-    if found is not None:
-        error = max(found.prefill.error_fraction, found.decode.error_fraction)
-        return CalibrationNote(name=found.name, date=found.date, error_fraction=error)
-    efficiency = inputs.gpu.efficiency
-    fitted = efficiency is not None and efficiency.fitted
-    dates = [source.date for source in inputs.gpu.sources if "efficiency" in source.covers]
-    return CalibrationNote(
-        name=f"{inputs.gpu.name} op tables" if fitted else f"{inputs.gpu.name} documented defaults",
-        date=max(dates, default=""),
-        error_fraction=None,
     )
 
 

@@ -34,7 +34,7 @@ def cuts_table(found: RankPlan) -> Table:
     return table
 
 
-def seats_table(found: PoolPlan) -> Table:
+def gpu_groups_table(found: PoolPlan) -> Table:
     """One row a replica's group of GPUs."""
     verdict = "optimal, proved by the bound" if found.optimal else "not proved optimal"
     meeting = ", ".join(f"{t} {x:.0%}" for t, x in found.meeting_fraction.items() if x)
@@ -45,12 +45,12 @@ def seats_table(found: PoolPlan) -> Table:
     if meeting:
         title += f"\npairs meet in: {meeting}; {found.rail_aligned_fraction:.0%} on one rail"
     table = Table("role", "replica", "stage", "node", "GPUs", title=title, title_justify="left")
-    for seat in found.seats:
+    for group in found.groups:
         nodes: dict[str, list[str]] = {}
-        for node, gpu in seat.gpus:
+        for node, gpu in group.gpus:
             nodes.setdefault(node, []).append(str(gpu))
         for node, gpus in nodes.items():
-            table.add_row(seat.role, str(seat.replica), str(seat.stage), node, " ".join(gpus))
+            table.add_row(group.role, str(group.replica), str(group.stage), node, " ".join(gpus))
     return table
 
 

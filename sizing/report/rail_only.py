@@ -1,143 +1,168 @@
-"""The rail-only study as charts: the paper's figures, drawn from our model."""
+"""The page of the rail-only study: the paper's figures, drawn from our model."""
 
 from __future__ import annotations
 
-import html
+from itertools import cycle
 from typing import TYPE_CHECKING
 
-from sizing.report.study_chart import HEIGHT, STYLE, WIDTH, StudySeries, bars, lines, short
+from minicluster.pages.figure import SERIES_COLOURS, Figure, axes, axis, bars, log_axis, marks
+from minicluster.pages.latency import HEADROOM
+from minicluster.pages.page import ChartRow, Page
+from sizing.network.rail_only_study import BATCHES
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
     from sizing.network.rail_only_study import Saving, Study, Sweep
 
+    Points = tuple[Sequence[float], Sequence[float]]
 
-def charts(study: Study) -> list[str]:
-    """Return the study's charts, each an `<svg>`."""
+
+def study_page(study: Study) -> Page:
+    """Return the page of all charts of a study, and of what to know of its conventions."""
+    return Page(
+        title=study.conventions.name,
+        headline=f"Study {study.conventions.name}",
+        lines=study.warnings,
+        parts=(ChartRow(tuple(study_figures(study))),),
+        footer="sizing fabric rail-only",
+    )
+
+
+def study_figures(study: Study) -> Iterator[Figure]:
+    """Draw time and distance of sweeps, batches, traffic and costs, where the study has them."""
     sizes = sorted({sweep.gpus for sweep in study.hb_sweeps})
-    found = []
     for gpus in sizes:
         sweeps = [sweep for sweep in study.hb_sweeps if sweep.gpus == gpus and sweep.points]
         if sweeps:
-            found.append(_iteration_times(gpus, sweeps))
-            found.append(_distance(gpus, sweeps))
+            yield _iteration_times(gpus, sweeps)
+            yield _distance(gpus, sweeps)
     for gpus in sizes:
         sweeps = [sweep for sweep in study.batch_sweeps if sweep.gpus == gpus]
         if sweeps:
-            found.append(_batches(gpus, sweeps))
+            yield _batches(gpus, sweeps)
     if study.shares:
-        found.append(_traffic(study))
-    found += [
-        _costs(gpus, [saving for saving in study.savings if saving.gpus == gpus])
-        for gpus in sizes
-        if any(saving.gpus == gpus for saving in study.savings)
-    ]
-    return found
+        yield _traffic(study)
+    for gpus in sizes:
+        savings = [saving for saving in study.savings if saving.gpus == gpus]
+        if savings:
+            yield _costs(gpus, savings)
 
 
-def page(study: Study) -> str:
-    """Return one self-contained HTML page with all charts."""
-    warnings = "".join(f"<li>{html.escape(text)}</li>" for text in study.warnings)
-    body = "".join(f"<figure>{chart}</figure>" for chart in charts(study))
-    name = html.escape(study.conventions.name)
-    return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{name}</title>'
-        f"<style>{STYLE}body{{font:15px system-ui,sans-serif;max-width:1100px;margin:2em auto;"
-        "padding:0 1em;color:var(--ink);background:var(--paper)}"
-        "main{display:grid;grid-template-columns:repeat(auto-fit,minmax(420px,1fr));gap:1em}"
-        "figure{margin:0}</style></head>"
-        f"<body><h1>{name}</h1><ul>{warnings}</ul><main>{body}</main></body></html>\n"
+def short(value: float) -> str:
+    """Write a number the way axes do: 2K, 16K, 4M."""
+    for unit, name in ((1e9, "G"), (1e6, "M")):
+        if value >= unit:
+            return f"{value / unit:.3g}{name}"
+    if value >= 1024 and value % 1024 == 0:  # noqa: PLR2004  (sizes of clusters are powers of two)
+        return f"{value / 1024:.3g}K"
+    return f"{value:.4g}"
+
+
+def _iteration_times(gpus: int, sweeps: list[Sweep]) -> Figure:
+    return _lines(
+        f"Iteration time, {short(gpus)} GPUs",
+        {
+            sweep.model: (_hb_sizes(sweep), [point.total_s for point in sweep.points])
+            for sweep in sweeps
+        },
+        x_name="GPUs of an HB domain",
+        y_name="s",
     )
 
 
-def drawing(study: Study) -> str:
-    """Return one SVG file with all charts, two a row."""
-    found = charts(study)
-    rows = -(-len(found) // 2)
-    placed = "".join(
-        chart.replace(
-            "<svg ", f'<svg x="{index % 2 * WIDTH}" y="{index // 2 * HEIGHT}" '
-            f'width="{WIDTH}" height="{HEIGHT}" ', 1,
-        )
-        for index, chart in enumerate(found)
-    )  # fmt: skip
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {2 * WIDTH} {rows * HEIGHT}">'
-        f"<style>{STYLE}</style>{placed}</svg>\n"
-    )
-
-
-def _iteration_times(gpus: int, sweeps: list[Sweep]) -> str:
-    """Draw the step's time over HB sizes."""
-    series = [
-        StudySeries(
-            name=sweep.model,
-            x=tuple(point.step.hb_size for point in sweep.points),
-            y=tuple(point.total_s for point in sweep.points),
-        )
-        for sweep in sweeps
-    ]
-    return lines(
-        f"Iteration time, {short(gpus)} GPUs", series, x_name="GPUs of an HB domain", y_name="s"
-    )
-
-
-def _distance(gpus: int, sweeps: list[Sweep]) -> str:
-    """Draw how near a step comes to the ideal network over HB sizes."""
-    series = [
-        StudySeries(
-            name=sweep.model,
-            x=tuple(point.step.hb_size for point in sweep.points),
-            y=tuple(100 * point.relative_performance for point in sweep.points),
-        )
-        for sweep in sweeps
-    ]
-    return lines(
+def _distance(gpus: int, sweeps: list[Sweep]) -> Figure:
+    return _lines(
         f"Of an ideal any-to-any network, {short(gpus)} GPUs",
-        series,
+        {sweep.model: (_hb_sizes(sweep), _relative(sweep)) for sweep in sweeps},
         x_name="GPUs of an HB domain",
         y_name="%",
     )
 
 
-def _batches(gpus: int, sweeps: list[Sweep]) -> str:
-    """Draw relative performance over batches."""
-    series = [
-        StudySeries(
-            name=f"{sweep.model}, HB {sweep.points[0].step.hb_size}",
-            x=tuple(point.tokens_per_batch / sweep.points[0].tokens_per_batch / 4
-                    for point in sweep.points),
-            y=tuple(100 * point.relative_performance for point in sweep.points),
-        )
-        for sweep in sweeps
-    ]  # fmt: skip
-    return lines(
+def _batches(gpus: int, sweeps: list[Sweep]) -> Figure:
+    def factors(sweep: Sweep) -> list[float]:
+        first = sweep.points[0].tokens_per_batch
+        return [BATCHES[0] * point.tokens_per_batch / first for point in sweep.points]
+
+    return _lines(
         f"Larger batches need less network, {short(gpus)} GPUs",
-        series,
-        x_name="batch, of the model's own",
+        {
+            f"{sweep.model}, HB {sweep.points[0].step.hb_size}": (factors(sweep), _relative(sweep))
+            for sweep in sweeps
+        },
+        x_name="batch, times the model's own",
         y_name="% of ideal",
     )
 
 
-def _traffic(study: Study) -> str:
-    """Draw the shares of pairs and bytes."""
+def _hb_sizes(sweep: Sweep) -> list[float]:
+    return [point.step.hb_size for point in sweep.points]
+
+
+def _relative(sweep: Sweep) -> list[float]:
+    return [100 * point.relative_performance for point in sweep.points]
+
+
+def _traffic(study: Study) -> Figure:
     shown = [share for share in study.shares if share.gpus == study.shares[0].gpus]
-    names = [share.model for share in shown]
-    kinds = (
-        ("pairs that are silent", [100 * s.traffic.silent_pairs_fraction for s in shown]),
-        ("bytes inside HB domains", [100 * s.traffic.hb_bytes_fraction for s in shown]),
+    return _bars(
+        f"Which pairs exchange bytes, {short(shown[0].gpus)} GPUs, HB {shown[0].hb_size}",
+        [share.model for share in shown],
+        {
+            "pairs that are silent": [100 * s.traffic.silent_pairs_fraction for s in shown],
+            "bytes inside HB domains": [100 * s.traffic.hb_bytes_fraction for s in shown],
+        },
+        y_name="%",
     )
-    series = [StudySeries(name=name, x=(), y=tuple(values)) for name, values in kinds]
-    size = f"{short(shown[0].gpus)} GPUs, HB {shown[0].hb_size}"
-    return bars(f"Who talks to whom, {size}", names, series, y_name="%")
 
 
-def _costs(gpus: int, savings: list[Saving]) -> str:
-    """Draw relative costs by radix."""
-    names = [f"radix {saving.radix}" for saving in savings]
-    kinds = (
-        ("Clos", tuple(saving.clos.relative_cost / 1e3 for saving in savings)),
-        ("rail-only", tuple(saving.rail_only.relative_cost / 1e3 for saving in savings)),
+def _costs(gpus: int, savings: list[Saving]) -> Figure:
+    return _bars(
+        f"Cost at {savings[0].price_ratio:g}:1, {short(gpus)} GPUs",
+        [f"radix {saving.radix}" for saving in savings],
+        {
+            "Clos": [saving.clos.relative_cost / 1e3 for saving in savings],
+            "rail-only": [saving.rail_only.relative_cost / 1e3 for saving in savings],
+        },
+        y_name="1000 transceivers",
     )
-    series = [StudySeries(name=name, x=(), y=values) for name, values in kinds]
-    ratio = f"{savings[0].price_ratio:g}:1"
-    return bars(f"Cost at {ratio}, {short(gpus)} GPUs", names, series, y_name="1000 transceivers")
+
+
+def _lines(title: str, series: Mapping[str, Points], *, x_name: str, y_name: str) -> Figure:
+    """Draw lines over a logarithmic axis, 0 at the foot of the other."""
+    known = sorted({x for xs, _ in series.values() for x in xs})
+    top = HEADROOM * max(max(ys) for _, ys in series.values())
+    return Figure(
+        title=title,
+        caption="; ".join(
+            f"{name}: {ys[0]:.4g} {y_name} at {short(xs[0])}, {ys[-1]:.4g} at {short(xs[-1])}"
+            for name, (xs, ys) in series.items()
+        ),
+        traces=tuple(
+            marks(name, xs, ys, colour=colour, lines=True, hover=f"%{{x:,}}: %{{y:.4g}} {y_name}")
+            for (name, (xs, ys)), colour in zip(series.items(), cycle(SERIES_COLOURS), strict=False)
+        ),
+        layout=axes(
+            log_axis(x_name, {x: short(x) for x in known}, known[0] / 1.1, 1.1 * known[-1]),
+            axis(y_name, 0.0, top),
+        ),
+    )
+
+
+def _bars(
+    title: str, names: Sequence[str], series: Mapping[str, Sequence[float]], *, y_name: str
+) -> Figure:
+    """Draw groups of bars, one group a name."""
+    return Figure(
+        title=title,
+        caption="; ".join(
+            f"{label}: {', '.join(f'{name} {y:.4g}' for name, y in zip(names, ys, strict=True))}"
+            for label, ys in series.items()
+        ),
+        traces=tuple(
+            bars(label, names, ys, colour=colour, hover=f"%{{x}}: %{{y:.4g}} {y_name}")
+            for (label, ys), colour in zip(series.items(), cycle(SERIES_COLOURS), strict=False)
+        ),
+        layout=axes({"type": "category"}, axis(y_name)),
+    )

@@ -31,7 +31,7 @@ def kv_blocks(deployment: Deployment, pool: Pool) -> int:
     Raises:
         InputError: no block is left.
     """
-    model, size = deployment.architecture, deployment.engine.block_size
+    model, size = deployment.model, deployment.engine.block_size
     block_bytes = size * kv_bytes_per_token(model, slicing=pool.slicing)
     longest = size * -(-deployment.engine.max_model_len // size)
     whole = kv_bytes_per_sequence(model, longest, slicing=pool.slicing, block_size=size)

@@ -74,10 +74,10 @@ def verdict_in(folder: Path) -> dict[str, Any]:
     return verdict
 
 
-def start_run(host: str, folder: Path) -> subprocess.Popen[str]:
+def start_run(host: str, folder: Path, *more: str) -> subprocess.Popen[str]:
     """Start a long run and wait until the first answers are there."""
     extent = ["--duration", "300", "--slo", PATIENT, "-o", str(folder)]
-    command = [*COMMAND, "run", "--host", host, "--rate", "40", *SHORT, *extent]
+    command = [*COMMAND, "run", "--host", host, "--rate", "40", *SHORT, *extent, *more]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     wait_for(lambda: (folder / "samples.jsonl").exists() and len(answered(folder)) > 10)
     return process

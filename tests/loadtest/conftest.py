@@ -18,9 +18,6 @@ from loadtest.run.folder import PLAN, Run
 from loadtest.run.job import Job
 from loadtest.run.schedule import Window
 from minicluster.plan import (
-    SCHEMA_VERSION,
-    CalibrationNote,
-    Cost,
     Deployable,
     EngineSettings,
     Headroom,
@@ -28,7 +25,6 @@ from minicluster.plan import (
     Latency,
     Placement,
     Plan,
-    PlanModel,
     Pool,
     Prediction,
     Provenance,
@@ -117,7 +113,6 @@ def constant(seconds: float) -> Latency:
         p90_s=seconds,
         p95_s=seconds,
         p99_s=seconds,
-        error_fraction=None,
     )
 
 
@@ -156,8 +151,6 @@ def make_plan() -> PlanMaker:
             output_tokens=Lengths.fixed(num_output),
         )
         return Plan(
-            schema_version=SCHEMA_VERSION,
-            model=PlanModel(id="fake", source="fake", config_hash="0" * 16),
             engine=EngineSettings(
                 name="vllm",
                 version="0",
@@ -179,7 +172,10 @@ def make_plan() -> PlanMaker:
             ),
             inputs=Inputs(
                 scenario=ScenarioSpec(
-                    model=ModelChoice(id="fake"), cluster=ClusterChoice(gpu="cpu"), workload=load
+                    model=ModelChoice(id="fake"),
+                    cluster=ClusterChoice(gpu="cpu"),
+                    workload=load,
+                    slo=slo,
                 ),
                 model=MODEL,
                 gpu=GpuSpec(name="cpu", vendor="none", kind="cpu"),
@@ -189,8 +185,6 @@ def make_plan() -> PlanMaker:
                 engine=ENGINE,
                 calibration=None,
             ),
-            slo=slo,
-            workload=load,
             pools=(pool("prefill", 0), pool("decode", 1)),
             routing=Routing(),
             prediction=Prediction(
@@ -204,11 +198,9 @@ def make_plan() -> PlanMaker:
                 bottleneck={"prefill": "compute", "decode": "memory bandwidth"},
                 ttft_parts_s={"prefill": ttft_s},
             ),
-            cost=Cost(gpus=2, nodes=1, gpu_power_w=None, price_usd_per_hour=None),
             headroom=Headroom(load_factor=1.5, binds="prefill queue"),
-            calibration=CalibrationNote(name="none", date="2026-01-01", error_fraction=None),
             validated_on=Validation(num_rows=0, note="no measurement like this"),
-            deployable=Deployable(profile="fake", ok=True),
+            deployable=Deployable(profile="fake"),
             provenance=Provenance(version="0", inputs_hash="0" * 16),
         )
 

@@ -6,15 +6,11 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from minicluster.plan import (
-    SCHEMA_VERSION,
-    CalibrationNote,
-    Cost,
     Deployable,
     Deployment,
     EngineSettings,
@@ -23,7 +19,6 @@ from minicluster.plan import (
     Latency,
     Placement,
     Plan,
-    PlanModel,
     Pool,
     Prediction,
     Provenance,
@@ -41,7 +36,7 @@ from minicluster.specs.step import Interference, PathCoefficients, StepCoefficie
 from minicluster.specs.workload import Lengths, WorkloadSpec
 from serving.deployment.target import Target
 from serving.measurement.demo_model import DemoShape, make_demo_model
-from serving.protocol.endpoint_config import EndpointConfig, front_door
+from serving.protocol.endpoint_config import EndpointConfig, endpoint_config
 
 from .deployed import Shared, Split, driven, up
 from .faults.reference import FEW_LENGTHS, Reference, ask_bare_server
@@ -146,8 +141,7 @@ def make_deployment(make_pool: PoolMaker) -> DeploymentMaker:
         config = json.loads((model / "config.json").read_text())
         fingerprint = architecture_hash(config)
         return Deployment(
-            model=PlanModel(id="demo", source=str(model), config_hash=fingerprint),
-            architecture=ModelSpec(
+            model=ModelSpec(
                 id="demo",
                 source=str(model),
                 config_hash=fingerprint,
@@ -195,7 +189,7 @@ def make_plan() -> PlanMaker:
         max_context_tokens=1000,
         error_fraction=0.1,
     )
-    latency = Latency(mean_s=0.1, p50_s=0.1, p90_s=0.1, p95_s=0.1, p99_s=0.1, error_fraction=None)
+    latency = Latency(mean_s=0.1, p50_s=0.1, p90_s=0.1, p95_s=0.1, p99_s=0.1)
     load = WorkloadSpec(
         requests_per_s=1.0, input_tokens=Lengths.fixed(100), output_tokens=Lengths.fixed(10)
     )
@@ -228,8 +222,6 @@ def make_plan() -> PlanMaker:
 
     def make(deployment: Deployment) -> Plan:
         return Plan(
-            schema_version=SCHEMA_VERSION,
-            model=deployment.model,
             engine=deployment.engine,
             step_model=StepModel(
                 prefill=step,
@@ -244,9 +236,13 @@ def make_plan() -> PlanMaker:
             ),
             inputs=Inputs(
                 scenario=ScenarioSpec(
-                    model=ModelChoice(id="demo"), cluster=ClusterChoice(gpu="cpu"), workload=load
+                    model=ModelChoice(id="demo"),
+                    cluster=ClusterChoice(gpu="cpu"),
+                    workload=load,
+                    # Loose: what is tested is not how fast this machine is.
+                    slo=SloSpec(ttft_s=30.0, tpot_s=2.0),
                 ),
-                model=deployment.architecture,
+                model=deployment.model,
                 gpu=GpuSpec(name="cpu", vendor="any", kind="cpu"),
                 cluster=ClusterSpec(
                     name="laptop", gpu="cpu", gpus_per_node=2, gpus_per_hb_domain=2, max_gpus=2
@@ -254,9 +250,6 @@ def make_plan() -> PlanMaker:
                 engine=profile,
                 calibration=None,
             ),
-            # Loose: what is tested is not how fast this machine is.
-            slo=SloSpec(ttft_s=30.0, tpot_s=2.0),
-            workload=load,
             pools=deployment.pools,
             routing=deployment.routing,
             prediction=Prediction(
@@ -270,11 +263,9 @@ def make_plan() -> PlanMaker:
                 bottleneck={"prefill": "compute", "decode": "queue"},
                 ttft_parts_s={"prefill": 0.1},
             ),
-            cost=Cost(gpus=2, nodes=1, gpu_power_w=None, price_usd_per_hour=None),
             headroom=Headroom(load_factor=1.5, binds="prefill queue"),
-            calibration=CalibrationNote(name="none", date="2026-01-01", error_fraction=None),
             validated_on=Validation(num_rows=0, note="no measurement like this"),
-            deployable=Deployable(profile="vllm-0.29-nixl", ok=True),
+            deployable=Deployable(profile="vllm-0.29-nixl"),
             provenance=Provenance(version="0", inputs_hash="0" * 16),
         )
 
@@ -288,13 +279,13 @@ def exact_plan(demo_model: Path, make_deployment: DeploymentMaker, make_plan: Pl
 
 
 @pytest.fixture(scope="session")
-def front(
+def config(
     make_deployment: DeploymentMaker, make_plan: PlanMaker, small_model: Path
 ) -> EndpointConfig:
     """Return a plan of one replica each: 10 ms a step and 0.1 ms a prompt token."""
     deployment = make_deployment(small_model)
-    plan = replace(make_plan(deployment), slo=SloSpec(ttft_s=0.5, tpot_s=0.05))
-    return front_door(deployment, domains={"laptop": "d0"}, plan=plan, plan_hash="cafe")
+    plan = make_plan(deployment).under(slo=SloSpec(ttft_s=0.5, tpot_s=0.05))
+    return endpoint_config(deployment, domains={"laptop": "d0"}, plan=plan, plan_hash="cafe")
 
 
 @pytest.fixture(scope="session")

@@ -18,7 +18,7 @@ import pytest
 from minicluster.command import run_child
 from minicluster.plan import to_json
 from serving.cluster.ports import free_ports
-from serving.cluster.processes import marked
+from serving.cluster.processes import cluster_processes
 
 from .faults.processes import Process, processes
 
@@ -76,7 +76,7 @@ def up(
         down = [*SERVING, "down"]
         done = subprocess.run(down, cwd=place, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert marked(cluster_id) == set(), "processes left"
+    assert cluster_processes(cluster_id) == set(), "processes left"
     assert {file.name for file in (place / ".minicluster/serving").iterdir()} == {"logs"}
 
 
@@ -126,12 +126,11 @@ class Split:
     def _reached(self) -> set[str]:
         """Return the prefill replica that one more request goes to, if one does."""
         body = {"prompt": [2500], "max_tokens": 1}
-        order = {"prefill_deadline_s": 9.0, "kv_wait_deadline_s": 9.0}
-        phases, *_ = self("answer", "completions", body, order)
+        phases, *_ = self("answer", "completions", body, 9.0, {})
         return {phases["prefill_replica"]} if phases.get("prefill_replica") else set()
 
     def wait_until_inside(self, number: int) -> None:
-        """Wait until the front door has so many requests under way."""
+        """Wait until the endpoint has so many requests under way."""
         until(lambda: outstanding(self.base_url) == number, f"{number} requests inside")
 
     def wait_until_decoding(self, number: int) -> None:
@@ -225,9 +224,9 @@ def outstanding(base_url: str) -> float:
     return series(base_url)['minicluster_outstanding_requests{stage="all"}']
 
 
-def front_checks(*arguments: object) -> dict[str, Any]:
-    """Run a check of `front_checks.py`, in a process of its own."""
-    command = [sys.executable, HERE / "front_checks.py", *map(str, arguments)]
+def endpoint_checks(*arguments: object) -> dict[str, Any]:
+    """Run a check of `endpoint_checks.py`, in a process of its own."""
+    command = [sys.executable, HERE / "endpoint_checks.py", *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LONGEST_S)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)

@@ -1,4 +1,4 @@
-"""Pools that answer without an engine: the front door is tested, and timed, on them."""
+"""Pools that answer without an engine: the endpoint is tested, and timed, on them."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from serving.protocol.phases import FirstChunk, PrefillTiming, RequestPhases
-from serving.protocol.refusal import Refusal
-from serving.request.prompt_length import text_bytes
+from serving.protocol.messages import FirstChunk, PrefillTiming, Refusal, RequestPhases
+from serving.request.length import text_bytes
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator

@@ -87,7 +87,7 @@ def _serve() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print is no answer
     import serving.replicas.engine_compat  # noqa: PLC0415
-    import serving.replicas.prefill_decode  # noqa: F401, PLC0415
+    import serving.replicas.servers  # noqa: F401, PLC0415
 
     staying = []
     for line in sys.stdin:

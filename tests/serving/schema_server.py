@@ -1,5 +1,5 @@
 """
-The front door over pools that check requests with vLLM's own schema and answer without an engine.
+The endpoint over pools that check requests with vLLM's own schema and answer without an engine.
 
 It runs in a process of its own (`forks`), because importing vLLM takes seconds and warns.
 """
@@ -13,16 +13,16 @@ import uvicorn
 from fake_servers import FakeServers
 
 from minicluster.plan import read_plan
-from serving.api.app import front_app
-from serving.protocol.endpoint_config import front_door
-from serving.protocol.refusal import Refusal
+from serving.api.app import api_app
+from serving.protocol.endpoint_config import endpoint_config
+from serving.protocol.messages import Refusal
 from serving.replicas.engine_request import engine_request, for_prefill
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from serving.protocol.phases import FirstChunk
+    from serving.protocol.messages import FirstChunk
 
 
 class SchemaServers(FakeServers):
@@ -45,6 +45,6 @@ def main(plan: Path, port: int) -> None:
     """Serve until stopped."""
     given = read_plan(plan)
     nodes = {placement.node: "d0" for pool in given.pools for placement in pool.placement}
-    front = front_door(given.deployment, domains=nodes, plan=given)
-    app = front_app(front, SchemaServers(), {})
+    config = endpoint_config(given.deployment, domains=nodes, plan=given)
+    app = api_app(config, SchemaServers(), {})
     uvicorn.run(app, host="127.0.0.1", port=port, log_level="warning")

@@ -124,7 +124,7 @@ def test_prompts_that_decode_computes_fill_its_steps() -> None:
 
 
 @pytest.mark.parametrize(("work_ahead_s", "retry_after_s"), [(2.1, 1), (10.0, 5), (1000.0, 60)])
-def test_who_is_shed_is_told_when_the_queue_is_short_enough(
+def test_a_shed_request_gets_when_the_queue_is_short_enough(
     work_ahead_s: float, retry_after_s: int
 ) -> None:
     """What is late beyond a limit of 1 s, in whole seconds up to a minute."""
@@ -142,7 +142,7 @@ def test_who_is_shed_is_told_when_the_queue_is_short_enough(
         # Of the room between 41.28, which an idle cluster takes, and the limit six tenths at most.
         (Margin(ttft_s=1.0), 41.28 + (84.68675 - 41.28) / 0.4),
         # What is typical counts whole, up to nine tenths.
-        (Margin(ttft_s=1.0, typical_ttft_s=1.0), 41.28 + (84.68675 - 41.28) / 0.1),
+        (Margin(ttft_s=1.0, median_ttft_s=1.0), 41.28 + (84.68675 - 41.28) / 0.1),
     ],
 )
 def test_a_request_is_admitted_up_to_the_limit_less_the_margin(

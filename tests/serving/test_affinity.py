@@ -24,7 +24,7 @@ class Bindings:
         return config.pthrDelay
 class Config:
     pthrDelay = 0
-rested = type(_api.nixlBind).__name__ == "_Rested"
+rested = type(_api.nixlBind).__name__ == "_SleepingProgress"
 print(rested and type(_api.nixlBind)(Bindings()).nixlAgent("x", Config()))
 print(CpuPlatform.discover_numa_topology() == [])
 print(shm_broadcast.SHM_READER_RECHECK_INTERVAL_MS)

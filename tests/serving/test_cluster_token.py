@@ -18,7 +18,7 @@ from serving.cluster.connection import FIRST_CALL
 from serving.cluster.local_cluster import CLUSTER_TOKEN, LocalCluster, token_file
 from serving.cluster.ports import free_ports
 from serving.cluster.processes import environment
-from serving.cluster.state import HOME, State, forget, write_state
+from serving.cluster.state import HOME, State, remove_state, write_state
 from serving.cluster.state import TOKEN as OWN_TOKEN
 from serving.cluster.token import (
     CERTIFICATES,
@@ -51,7 +51,7 @@ def test_only_its_owner_reads_a_token(tmp_path: Path) -> None:
     assert file.read_text() != first
 
 
-def test_processes_are_told_where_the_token_lies(
+def test_processes_get_the_path_of_the_token(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What we start authenticates by the cluster's file, whatever the shell says of others."""
@@ -92,7 +92,7 @@ def test_a_token_goes_with_its_cluster(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr("serving.cluster.local_cluster.read_cluster", lambda: cluster)
     found = [token_file(f"127.0.0.1:{port}") for port in (1, 2, 3)]
     assert found == [OWN_TOKEN, CLUSTER_TOKEN, None]
-    forget(state)
+    remove_state(state)
     assert not OWN_TOKEN.exists()
     write_state(_state("127.0.0.1:2", ""))
     assert token_file("127.0.0.1:2") == CLUSTER_TOKEN
@@ -135,7 +135,7 @@ def _up(place: Path, plan: str, address: str, **variables: str) -> tuple[int, st
     return done.returncode, done.stderr
 
 
-def test_somebody_elses_cluster(
+def test_a_foreign_cluster(
     tmp_path: Path,
     refusing: str,
     small_model: Path,
@@ -153,7 +153,7 @@ def test_somebody_elses_cluster(
     assert (code, "which refuses this one" in said) == (2, True)
     [port] = free_ports(1)
     code, said = _up(tmp_path, plan, f"127.0.0.1:{port}", **{TOKEN: "0" * 64})
-    assert (code, "nobody listens there" in said) == (5, True)
+    assert (code, "no process listens there" in said) == (5, True)
 
 
 def test_encryption_wants_its_files(tmp_path: Path) -> None:

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minicluster.plan import Placement
+from minicluster.plan import NODE_LABEL, ROLE_LABEL, Placement
 from minicluster.specs.slo import SloSpec
 from serving.deployment.compile import compile_app, domains, replica_devices
 from serving.deployment.engine_args import DeployTarget
-from serving.protocol.app_spec import CORES, DEVICES_LABEL, NODE_LABEL, ROLE_LABEL, planned_cores
-from serving.protocol.endpoint_config import front_from, to_plain
+from serving.protocol.app_spec import CORES, DEVICES_LABEL, planned_cores
+from serving.protocol.endpoint_config import from_plain, to_plain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .conftest import DeploymentMaker, PlanMaker, PoolMaker
 
 GOLDEN = Path(__file__).parent / "golden"
-CPU = DeployTarget(target="cpu")
+CPU = DeployTarget(kind="cpu")
 
 
 def _gpu_deployment(
@@ -67,11 +67,11 @@ def test_a_plan_compiles_to_these_options(
     """
     if target == "cpu":
         deployment = make_deployment(small_model)
-        ground = CPU
+        machines = CPU
     else:
         deployment = _gpu_deployment(small_model, make_deployment, make_pool)
-        ground = DeployTarget(target="gpu", one_host=False)
-    app = compile_app(deployment, ground, plan=replace(make_plan(deployment), slo=SloSpec()))
+        machines = DeployTarget(kind="gpu", one_host=False)
+    app = compile_app(deployment, machines, plan=make_plan(deployment).under(slo=SloSpec()))
     said = {"nodes": app.nodes, "pools": {pool.role: asdict(pool) for pool in app.pools}}
     text = json.dumps(said, default=asdict).replace(str(small_model), "MODEL")
     flat = dict(_flat(json.loads(text)))
@@ -91,7 +91,7 @@ def _flat(value: object, name: str = "") -> Iterator[tuple[str, object]]:
         yield name, value
 
 
-def test_the_front_door_gets_what_is_planned(
+def test_the_endpoint_gets_the_plan(
     small_model: Path, make_deployment: DeploymentMaker, make_plan: PlanMaker
 ) -> None:
     """Each prediction under its own name, the load, limits, steps, and the sizes of the pools."""
@@ -102,27 +102,24 @@ def test_the_front_door_gets_what_is_planned(
         for mean_s, name in enumerate(("ttft", "tpot", "itl", "e2e"), start=1)
     }
     plan = replace(plan, prediction=replace(said, **told))
-    front = compile_app(plan.deployment, CPU, plan=plan).front
-    assert front.promise is not None
-    promised = asdict(front.promise)
+    config = compile_app(plan.deployment, CPU, plan=plan).endpoint
+    assert config.prediction is not None
+    promised = asdict(config.prediction)
     assert {name: promised[name]["mean_s"] for name in told} == {
         "ttft": 1,
         "tpot": 2,
         "itl": 3,
         "e2e": 4,
     }
-    assert (promised["capacity_requests_per_s"], promised["confidence"]) == (2.0, None)
+    assert (promised["capacity_requests_per_s"], config.confidence_fraction) == (2.0, None)
     assert promised["utilisation_fraction"] == {"prefill": 0.5, "decode": 0.5}
     assert promised["ttft_parts_s"] == {"prefill": 0.1}
-    assert front.promise.workload == plan.workload
-    assert (front.slo, front.step_model) == (plan.slo, plan.step_model)
-    assert (front.model_id, front.max_model_len, front.block_size) == ("demo", 2048, 32)
-    assert (front.policy, front.fallback, front.local_threshold_tokens) == (
-        *("power-of-two", "fail"),
-        0,
-    )
-    assert front.pairing == {"d0": ("d0",)}
-    sizes = [(pool.role, pool.replicas, pool.max_batch_size) for pool in front.pools]
+    assert config.workload == plan.workload
+    assert (config.slo, config.step_model) == (plan.slo, plan.step_model)
+    assert (config.model_id, config.max_model_len, config.block_size) == ("demo", 2048, 32)
+    assert config.routing == plan.routing
+    assert config.pairing == {"d0": ("d0",)}
+    sizes = [(pool.role, pool.replicas, pool.max_batch_size) for pool in config.pools]
     assert sizes == [("prefill", {"d0": 1}, 4), ("decode", {"d0": 1}, 16)]
 
 
@@ -143,7 +140,7 @@ def test_same_deployment_same_app(small_model: Path, make_deployment: Deployment
 
 def test_across_hosts_no_shared_memory(small_model: Path, make_deployment: DeploymentMaker) -> None:
     """Between hosts only TCP is offered, with a lease short enough to keep prefill moving."""
-    app = compile_app(make_deployment(small_model), DeployTarget(target="cpu", one_host=False))
+    app = compile_app(make_deployment(small_model), DeployTarget(kind="cpu", one_host=False))
     config = app.of("prefill")[0].llm_config
     assert config["runtime_env"]["env_vars"]["UCX_TLS"] == "tcp,self"
     extra = config["engine_kwargs"]["kv_transfer_config"]["kv_connector_extra_config"]
@@ -161,8 +158,8 @@ def test_a_mixed_pool_hands_nothing_over(
         ("mixed", "Mixed:demo", 2)
     ]
     assert "kv_transfer_config" not in app.servers[0].llm_config["engine_kwargs"]
-    assert not app.front.split
-    assert app.front.pairing == {"d0": ()}
+    assert not app.endpoint.split
+    assert app.endpoint.pairing == {"d0": ()}
 
 
 def _two_nodes(make_plan: PlanMaker, deployment: Deployment, per_domain: int) -> Plan:
@@ -197,7 +194,7 @@ def test_a_deployment_for_each_domain(paired: Deployment, make_plan: PlanMaker) 
         ("Decode-d0:demo", "d0", 1),
         ("Decode-d1:demo", "d1", 1),
     ]
-    assert app.front.pairing == {"d0": ("d0", "d1"), "d1": ("d1", "d0")}
+    assert app.endpoint.pairing == {"d0": ("d0", "d1"), "d1": ("d1", "d0")}
     selectors = [_selector(pool)[NODE_LABEL] for pool in app.pools]
     assert selectors == ["in(node-0)", "in(node-1)"] * 2
     ports = [
@@ -279,7 +276,7 @@ def test_queues_end_where_the_deadline_does(
     assert all(
         each["max_queued_requests"] == each["max_ongoing_requests"] for each in options.values()
     )
-    assert app.front.prefill_deadline_s == app.front.kv_wait_deadline_s == 60.0
+    assert app.endpoint.prefill_deadline_s == app.endpoint.kv_wait_deadline_s == 60.0
 
 
 def test_deadlines_that_an_operator_sets(
@@ -288,10 +285,10 @@ def test_deadlines_that_an_operator_sets(
     """A deadline given is kept to; the other one stays the plan's."""
     deployment = make_deployment(small_model)
     plan = make_plan(deployment)
-    front = compile_app(
-        deployment, DeployTarget(target="cpu", deadlines_s=(None, 3.0)), plan=plan
-    ).front
-    assert (front.prefill_deadline_s, front.kv_wait_deadline_s) == (60.0, 3.0)
+    config = compile_app(
+        deployment, DeployTarget(kind="cpu", deadlines_s=(None, 3.0)), plan=plan
+    ).endpoint
+    assert (config.prefill_deadline_s, config.kv_wait_deadline_s) == (60.0, 3.0)
 
 
 def test_a_substitution_keeps_no_promise(
@@ -300,19 +297,19 @@ def test_a_substitution_keeps_no_promise(
     """What is deployed otherwise than planned says so, and promises nothing of the plan's."""
     deployment = make_deployment(small_model)
     app = compile_app(deployment, CPU, plan=make_plan(deployment), substitutions=("tp: 2",))
-    assert app.front.substitutions == ("tp: 2",)
-    assert app.front.promise is None
-    assert app.front.slo is None
+    assert app.endpoint.substitutions == ("tp: 2",)
+    assert app.endpoint.prediction is None
+    assert app.endpoint.slo is None
 
 
-def test_the_front_door_reads_what_was_compiled(
+def test_the_endpoint_reads_what_was_compiled(
     small_model: Path, make_deployment: DeploymentMaker, make_plan: PlanMaker
 ) -> None:
     """What crosses to the endpoint as plain data comes back as the same value."""
     deployment = make_deployment(small_model)
     for plan in (None, make_plan(deployment)):
-        front = compile_app(deployment, CPU, plan=plan).front
-        assert front_from(json.loads(json.dumps(to_plain(front)))) == front
+        config = compile_app(deployment, CPU, plan=plan).endpoint
+        assert from_plain(json.loads(json.dumps(to_plain(config)))) == config
 
 
 def test_cores_of_a_replica() -> None:

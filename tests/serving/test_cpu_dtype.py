@@ -14,26 +14,26 @@ from minicluster.plan import to_json
 from serving.cli.app import app
 from serving.measurement import cpu_dtype
 from serving.measurement.cpu_dtype import (
-    CpuPace,
+    CpuSpeed,
     choice_text,
     cpu_flags,
     dtype_warning,
     native_dtype,
 )
-from serving.operations import deployed
+from serving.operations import deploy
 from sizing import catalog
 
 if TYPE_CHECKING:
     from .conftest import DeploymentMaker, PlanMaker
 
-LAPTOP = CpuPace(flags=("avx2",), fp32_flops_per_s=57e9, bf16_flops_per_s=1.6e9)
-SERVER = CpuPace(
+LAPTOP = CpuSpeed(flags=("avx2",), fp32_flops_per_s=57e9, bf16_flops_per_s=1.6e9)
+SERVER = CpuSpeed(
     flags=("avx2", "avx512f", "avx512_bf16"), fp32_flops_per_s=83e9, bf16_flops_per_s=332e9
 )
-EQUAL = CpuPace(flags=("avx2", "avx512f"), fp32_flops_per_s=50e9, bf16_flops_per_s=50e9)
+EQUAL = CpuSpeed(flags=("avx2", "avx512f"), fp32_flops_per_s=50e9, bf16_flops_per_s=50e9)
 
 
-def _measured(monkeypatch: pytest.MonkeyPatch, pace: CpuPace) -> None:
+def _measured(monkeypatch: pytest.MonkeyPatch, pace: CpuSpeed) -> None:
     """Have this CPU be another one."""
     monkeypatch.setattr(cpu_dtype, "measure", lambda: pace)
 
@@ -41,8 +41,8 @@ def _measured(monkeypatch: pytest.MonkeyPatch, pace: CpuPace) -> None:
 def test_timing_decides_the_dtype() -> None:
     """bf16 is native where it is about as fast as fp32, whatever the flags are."""
     assert [native_dtype(pace) for pace in (LAPTOP, SERVER, EQUAL)] == ["fp32", "bf16", "bf16"]
-    slow = CpuPace(flags=SERVER.flags, fp32_flops_per_s=100e9, bf16_flops_per_s=89e9)
-    near = CpuPace(flags=LAPTOP.flags, fp32_flops_per_s=100e9, bf16_flops_per_s=91e9)
+    slow = CpuSpeed(flags=SERVER.flags, fp32_flops_per_s=100e9, bf16_flops_per_s=89e9)
+    near = CpuSpeed(flags=LAPTOP.flags, fp32_flops_per_s=100e9, bf16_flops_per_s=91e9)
     assert [native_dtype(slow), native_dtype(near)] == ["fp32", "bf16"]
 
 
@@ -72,7 +72,7 @@ def test_warning_names_the_factor_and_the_way_out() -> None:
     assert "fp32 runs 4.0 times slower than bf16" in str(dtype_warning("fp32", SERVER))
     for dtype, pace in (("fp32", LAPTOP), ("bf16", SERVER), ("bf16", EQUAL), ("fp16", LAPTOP)):
         assert dtype_warning(dtype, pace) is None
-    twice = CpuPace(flags=(), fp32_flops_per_s=2e9, bf16_flops_per_s=1e9)
+    twice = CpuSpeed(flags=(), fp32_flops_per_s=2e9, bf16_flops_per_s=1e9)
     assert dtype_warning("bf16", twice) is None
 
 
@@ -124,7 +124,7 @@ def test_demo_model_is_written_in_the_dtype(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     options: list[str],
-    pace: CpuPace,
+    pace: CpuSpeed,
     named: str,
     said: bool,  # noqa: FBT001  (a parameter of a table)
 ) -> None:
@@ -161,7 +161,7 @@ def test_up_warns_of_a_dtype_that_is_emulated(  # noqa: PLR0913, PLR0917  (fixtu
     make_deployment: DeploymentMaker,
     make_plan: PlanMaker,
     dtype: str,
-    pace: CpuPace,
+    pace: CpuSpeed,
     warned: bool,  # noqa: FBT001  (a parameter of a table)
 ) -> None:
     """`serving up` warns before it starts anything, on stderr, and only where it matters."""
@@ -170,7 +170,7 @@ def test_up_warns_of_a_dtype_that_is_emulated(  # noqa: PLR0913, PLR0917  (fixtu
         raise TargetFailed("stopped by the test")
 
     _measured(monkeypatch, pace)
-    monkeypatch.setattr(deployed, "compile_app", stop)
+    monkeypatch.setattr(deploy, "compile_app", stop)
     monkeypatch.chdir(tmp_path)
     plan = make_plan(make_deployment(small_model, dtype=dtype))
     Path("plan.json").write_text(to_json(plan))

@@ -36,8 +36,8 @@ def registry(
 ) -> CollectorRegistry:
     """Return what the endpoint exposes."""
     deployment = make_deployment(small_model)
-    app = compile_app(deployment, DeployTarget(target="cpu"), plan=make_plan(deployment))
-    return Metrics(app.front)._registry
+    app = compile_app(deployment, DeployTarget(kind="cpu"), plan=make_plan(deployment))
+    return Metrics(app.endpoint)._registry
 
 
 def test_every_query_asks_for_what_is_exposed(registry: CollectorRegistry) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from minicluster.errors import Exit
-from serving.cluster.processes import marked
+from serving.cluster.processes import cluster_processes
 
 if TYPE_CHECKING:
     from .deployed import Shared
@@ -40,4 +40,4 @@ def test_the_demo_ends_with_a_verdict(tmp_path: Path, shared: Shared) -> None:
     assert verdict["verdict"] in {"met", "missed", "inconclusive", "invalid"}
     assert (tmp_path / "out/demo/report.html").stat().st_size > 0
     assert not (tmp_path / ".minicluster/serving/state.json").exists()
-    assert marked(mark, MARK) == set(), "processes left"
+    assert cluster_processes(mark, MARK) == set(), "processes left"

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from serving.protocol.refusal import Refusal
-from serving.request.answer_length import LENGTHS
+from serving.protocol.messages import Refusal
+from serving.request.length import LENGTH_FIELDS
 from serving.request.validation import IGNORED
 
 TEXT = {"type": "text", "text": "hi"}
@@ -27,11 +27,11 @@ def vllm() -> Any:  # noqa: ANN401
 
 
 @pytest.mark.parametrize(("kind", "unnamed"), [("chat", None), ("completions", 16)])
-def test_vllm_reads_what_the_door_reads(vllm: Any, kind: str, unnamed: int | None) -> None:  # noqa: ANN401
+def test_vllm_reads_what_the_endpoint_reads(vllm: Any, kind: str, unnamed: int | None) -> None:  # noqa: ANN401
     """Its own fields and none of the other endpoint's; a length that is not named is as long."""
     fields = vllm.SCHEMAS[kind].model_fields
     assert not set(IGNORED[kind]) & set(fields)
-    assert {fields[name].default for name in LENGTHS[kind]} == {unnamed}
+    assert {fields[name].default for name in LENGTH_FIELDS[kind]} == {unnamed}
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A thousand broken bodies against the front door and vLLM's request classes; no engine."""
+"""A thousand broken bodies against the endpoint and vLLM's request classes; no engine."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def url(
     small_model: Path,
     forks: Forks,
 ) -> str:
-    """Have a front door up, until all tests end, whose servers check bodies as vLLM does."""
+    """Have an endpoint up, until all tests end, whose servers check bodies as vLLM does."""
     place = tmp_path_factory.mktemp("fuzz")
     plan = place / "plan.json"
     plan.write_text(to_json(make_plan(make_deployment(small_model))))
@@ -52,7 +52,7 @@ def url(
 
 
 def _wait(url: str, log: Path) -> None:
-    """Wait until somebody answers."""
+    """Wait until the server answers."""
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         try:
@@ -65,7 +65,7 @@ def _wait(url: str, log: Path) -> None:
 
 def test_broken_bodies_get_clear_answers(url: str) -> None:
     """None is a 5xx, each 4xx names a field, and valid requests between them are answered."""
-    command = [sys.executable, HERE / "front_checks.py", "fuzz", url, "1000", "1"]
+    command = [sys.executable, HERE / "endpoint_checks.py", "fuzz", url, "1000", "1"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     found = json.loads(done.stdout)
     assert found["first"] == []

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from serving.request.token_limit import MAX_OUTPUT_TOKENS
+from serving.request.length import MAX_OUTPUT_TOKENS
 
 from .client import post
-from .deployed import Shared, front_checks, up
+from .deployed import Shared, endpoint_checks, up
 from .generated import schemathesis
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def url(
 
 def test_ten_thousand_broken_bodies_do_no_harm(url: str) -> None:
     """None is a 5xx, each 4xx names a field, and valid requests between them stay right."""
-    found = front_checks("fuzz", url, 10_000, 6)
+    found = endpoint_checks("fuzz", url, 10_000, 6)
     sys.stdout.write(f"\nfuzz: {found['statuses']}, {found['complaints']} complaints\n")
     assert found["first"] == []
 

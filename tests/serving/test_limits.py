@@ -10,9 +10,8 @@ import pytest
 from minicluster.plan import Placement, to_json
 from serving.cli.inspect import bounds
 from serving.cluster.state import State
-from serving.deployment.compile import compile_app
+from serving.deployment.compile import compile_app, limits
 from serving.deployment.engine_args import DeployTarget
-from serving.deployment.limits import limits
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -79,7 +78,7 @@ def test_the_queue_ends_where_the_deadline_does(
 
 def test_a_load_beyond_the_capacity_bounds_the_queue(plan: Plan) -> None:
     """Of a plan for five requests a second, which saturates at two, 35 come in 7 s."""
-    busier = replace(plan, workload=replace(plan.workload, requests_per_s=5.0))
+    busier = plan.under(workload=replace(plan.workload, requests_per_s=5.0))
     found = limits(plan.deployment.pool("prefill"), busier, deadlines_s=(7.0, None))
     assert found["max_ongoing_requests"] == 4 + 35
 
@@ -88,7 +87,7 @@ def test_verify_expects_what_was_compiled(tmp_path: Path, plan: Plan) -> None:
     """Deadlines and token limit of `serving up` are kept for `serving verify`."""
     file, given = tmp_path / "plan.json", (None, 300.0)
     file.write_text(to_json(plan))
-    ground = DeployTarget(target="cpu", deadlines_s=given, token_limit=1000)
+    target = DeployTarget(kind="cpu", deadlines_s=given, token_limit=1000)
     state = State(
         cluster_id="",
         address="127.0.0.2:1",
@@ -102,6 +101,6 @@ def test_verify_expects_what_was_compiled(tmp_path: Path, plan: Plan) -> None:
         deadlines_s=given,
         token_limit=1000,
     )
-    for pool in compile_app(plan.deployment, ground, plan=plan).pools:
+    for pool in compile_app(plan.deployment, target, plan=plan).pools:
         options = pool.llm_config["deployment_config"]
         assert bounds(state)[pool.role].items() <= options.items()

@@ -8,7 +8,7 @@ import pytest
 
 from minicluster.errors import InputError, NegativeAnswer
 from minicluster.plan import to_json
-from serving.api.api_keys import KEYS_FILE
+from serving.api.auth import KEYS_FILE
 from serving.cluster.local_cluster import CLUSTER, current_cluster, numbered_nodes, read_cluster
 from serving.cluster.raylets import ray_lines, raylet_mark
 from serving.cluster.state import HOME
@@ -85,7 +85,7 @@ def test_lines_for_hosts(
         assert f"--labels=minicluster-role={role},minicluster-node=laptop" in line
     up = done.stdout.splitlines()[-1]
     assert "serving up deployment.json --address 10.0.0.1:7000 --host 0.0.0.0" in up
-    assert up.startswith(f"{KEYS_FILE}=")  # nobody is let in without a key
+    assert up.startswith(f"{KEYS_FILE}=")  # the endpoint needs a key
     shared = "RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH=/etc/minicluster-keys/ray-token "
     assert all(shared in line for line in [*lines, up])
     assert "(umask 077; openssl rand -hex 32 > /etc/minicluster-keys/ray-token)" in done.stdout

@@ -14,15 +14,13 @@ import yaml
 
 from loadtest.client.api_key import VARIABLES
 from minicluster.errors import InputError, NegativeAnswer
-from minicluster.plan import Deployable, plan_from, to_json
-from serving.api.api_keys import KEYS_FILE
+from minicluster.plan import NODE_LABEL, ROLE_LABEL, Deployable, plan_from, to_json
+from serving.api.auth import KEYS_FILE
 from serving.cli.manifest import manifest_of
 from serving.cluster.token import MODE, TOKEN_PATH
 from serving.deployment.compose import compose
-from serving.deployment.import_path import imported
 from serving.deployment.kubernetes import ray_service
-from serving.deployment.manifest import as_yaml, ray_serve
-from serving.protocol.app_spec import NODE_LABEL, ROLE_LABEL
+from serving.deployment.manifest import as_yaml, compile_from_args, ray_serve
 
 if TYPE_CHECKING:
     from minicluster.plan import Plan
@@ -43,7 +41,8 @@ def demo_plan(make_deployment: DeploymentMaker, make_plan: PlanMaker, small_mode
         replace(pool, placement=tuple(replace(p, node="node-0") for p in pool.placement))
         for pool in plan.pools
     )
-    return replace(plan, pools=pools, model=replace(plan.model, source=SOURCE))
+    inputs = replace(plan.inputs, model=replace(plan.model, source=SOURCE))
+    return replace(plan, pools=pools, inputs=inputs)
 
 
 @pytest.fixture
@@ -137,14 +136,14 @@ def test_gpus_of_kubernetes_and_compose(
 
 def test_the_shipped_compose_file_is_what_is_written(demo: Manifest) -> None:
     """docker-compose.yml is the demo's, open to this machine, unedited."""
-    assert (ROOT / "docker-compose.yml").read_text() == compose(replace(demo, everybody=True))
+    assert (ROOT / "docker-compose.yml").read_text() == compose(replace(demo, open_access=True))
 
 
 def test_the_load_shows_the_key_of_the_shell(demo: Manifest) -> None:
     """Where keys are wanted the load test has one to show; where all is open it needs none."""
     locked, opened = (
-        yaml.safe_load(compose(replace(demo, everybody=everybody)))["services"]["load"]
-        for everybody in (False, True)
+        yaml.safe_load(compose(replace(demo, open_access=opened)))["services"]["load"]
+        for opened in (False, True)
     )
     assert locked["environment"] == {VARIABLES[0]: "${MINICLUSTER_API_KEY:-}"}
     assert "environment" not in opened
@@ -182,7 +181,7 @@ def test_the_cluster_takes_what_up_would(
     file.write_text(to_json(demo_plan))
     manifest = manifest_of(demo_plan, file, "ray-serve", image="x", model=str(small_model))
     (application,) = ray_serve(manifest)["applications"]
-    served = imported(application["args"], application["runtime_env"]["env_vars"])
+    served = compile_from_args(application["args"], application["runtime_env"]["env_vars"])
     assert served == manifest.served
 
 
@@ -206,14 +205,14 @@ def test_the_cluster_refuses_what_up_would(
     """A plan that cannot be realised there, or that would be open unasked, is not built."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "plan.json").write_text(to_json(demo_plan))
-    rule = Deployable(profile="x", ok=False, rule_broken="pp = 2")
+    rule = Deployable(profile="x", rule_broken="pp = 2")
     (tmp_path / "no.json").write_text(to_json(replace(demo_plan, deployable=rule)))
     good = {"plan": "plan.json", "target": "cpu", "model": str(small_model), "access": "open"}
     with pytest.raises((InputError, NegativeAnswer), match=says):
-        imported(good | change, {})
+        compile_from_args(good | change, {})
 
 
-def test_nobody_comes_in_without_a_key_unless_asked_for(
+def test_the_endpoint_needs_a_key_unless_open(
     tmp_path: Path, demo: Manifest, demo_plan: Plan
 ) -> None:
     """Every format has a file of keys where the endpoint is, there alone; or says it is open."""
@@ -236,7 +235,7 @@ def test_nobody_comes_in_without_a_key_unless_asked_for(
     _volumes_fit(pod)
     mounts = {each["name"]: each["mountPath"] for each in pod["containers"][0]["volumeMounts"]}
     assert mounts["keys"] == str(path.parent)
-    opened = replace(demo, everybody=True)
+    opened = replace(demo, open_access=True)
     (application,) = ray_serve(opened)["applications"]
     assert application["args"]["access"] == "open"
     for text in (compose(opened), ray_service(opened)):
@@ -250,7 +249,7 @@ def test_nobody_comes_in_without_a_key_unless_asked_for(
 def test_rays_processes_share_a_token_that_is_a_secret(demo: Manifest) -> None:
     """Head and workers, and no other service, have the token's file; it is not in the file."""
     for opened in (False, True):
-        whole = yaml.safe_load(compose(replace(demo, everybody=opened)))
+        whole = yaml.safe_load(compose(replace(demo, open_access=opened)))
         secret = {"file": "${RAY_TOKEN:-./.minicluster/ray-token}"}
         assert whole["secrets"]["ray-token"] == secret
         for name, service in whole["services"].items():
@@ -273,10 +272,10 @@ def test_pods_are_reached_by_those_that_need_to(demo: Manifest) -> None:
     own = policy["spec"]["podSelector"]["matchLabels"]
     for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
         assert own.items() <= group["template"]["metadata"]["labels"].items()
-    ours, operator, everybody = policy["spec"]["ingress"]
+    ours, operator, clients = policy["spec"]["ingress"]
     assert ours == {"from": [{"podSelector": {"matchLabels": own}}]}
     assert [each["port"] for each in operator["ports"]] == [8265, 52365]
-    assert everybody == {"ports": [{"protocol": "TCP", "port": 8000}]}
+    assert clients == {"ports": [{"protocol": "TCP", "port": 8000}]}
     assert policy["spec"]["policyTypes"] == ["Ingress"]
 
 
@@ -318,7 +317,7 @@ def test_files_that_compose_mounts_are_there() -> None:
     [
         ({}, ("--format", "helm"), 2, "--format is 'helm'; expected one of ray-serve"),
         (
-            {"deployable": Deployable(profile="x", ok=False, rule_broken="pp = 2")},
+            {"deployable": Deployable(profile="x", rule_broken="pp = 2")},
             ("--format", "kuberay"),
             3,
             "pp = 2",

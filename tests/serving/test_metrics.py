@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from serving.api.metrics import Metrics
-from serving.protocol.endpoint_config import front_door
+from serving.protocol.endpoint_config import endpoint_config
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,9 +34,9 @@ SIMULATED = {
 """The phases of a plan, as `sizing.queueing` and `sizing.simulation` call them."""
 
 
-def _planned(front: object) -> dict[str, float | None]:
+def _planned(config: object) -> dict[str, float | None]:
     """Return the planned means of what is measured on the way to the first token."""
-    registry = Metrics(front)._registry  # type: ignore[arg-type]
+    registry = Metrics(config)._registry  # type: ignore[arg-type]
     return {
         name: registry.get_sample_value(
             "minicluster_planned_seconds", {"quantity": name, "percentile": "mean"}
@@ -52,12 +52,12 @@ def test_phases_stand_beside_what_was_planned(
     make_plan: PlanMaker,
     small_model: Path,
 ) -> None:
-    """Whoever predicted them; where no prompt goes elsewhere they are not measured either."""
+    """From either predictor; without remote prompts they are not measured either."""
     deployment = make_deployment(small_model)
-    front = front_door(deployment, domains={"laptop": "d0"}, plan=make_plan(deployment))
-    assert front.promise is not None
-    planned = replace(front, promise=replace(front.promise, ttft_parts_s=parts_s))
+    config = endpoint_config(deployment, domains={"laptop": "d0"}, plan=make_plan(deployment))
+    assert config.prediction is not None
+    planned = replace(config, prediction=replace(config.prediction, ttft_parts_s=parts_s))
     expected = {"queue": 20.0, "prefill": 3.4, "kv_transfer": 0.05678}
     assert _planned(planned) == pytest.approx(expected)
-    together = replace(planned, pools=front.pools[1:])
+    together = replace(planned, pools=config.pools[1:])
     assert set(_planned(together).values()) == {None}

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from serving.cluster.processes import environment, marked, stop
+from serving.cluster.processes import cluster_processes, environment, stop
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,9 +42,9 @@ def _start(cluster_id: str) -> None:
 def test_orphans_are_found_and_stopped(cluster_id: str) -> None:
     """Processes are found by their mark when their parent is dead, and stopped, the deaf too."""
     _start(cluster_id)
-    assert len(marked(cluster_id)) == 2
+    assert len(cluster_processes(cluster_id)) == 2
     assert stop(cluster_id, grace_s=0.3) == set()
-    assert marked(cluster_id) == set()
+    assert cluster_processes(cluster_id) == set()
 
 
 def test_others_are_left_alone(cluster_id: str) -> None:
@@ -52,14 +52,14 @@ def test_others_are_left_alone(cluster_id: str) -> None:
     other = secrets.token_hex(8)
     _start(cluster_id)
     assert stop(other) == set()
-    assert len(marked(cluster_id)) == 2
+    assert len(cluster_processes(cluster_id)) == 2
 
 
 def test_a_zombie_is_no_process(cluster_id: str) -> None:
-    """A process that has ended, and that nobody has waited for, does not count."""
+    """A zombie process does not count."""
     child = subprocess.Popen([sys.executable, "-c", ""], env=environment(cluster_id, TOKEN))
     deadline = time.monotonic() + 20
-    while marked(cluster_id) and time.monotonic() < deadline:
+    while cluster_processes(cluster_id) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert marked(cluster_id) == set()
+    assert cluster_processes(cluster_id) == set()
     child.wait()

@@ -1,4 +1,4 @@
-"""The door that every replica of Ray Serve has on all interfaces."""
+"""The gRPC port that every replica of Ray Serve opens on all interfaces."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ async def main():
 asyncio.run(main())
 """
 """
-A replica's gRPC server as Ray makes it, and a stranger who sends it a pickle that makes a file.
+A replica's gRPC server as Ray makes it, and a client without a token that sends a pickle.
 """
 
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.protocol.refusal import Refusal
-from serving.request.validation import RequestRefused, check, parse_body
+from serving.protocol.messages import Refusal, RequestRefused
+from serving.request.validation import check, parse_body
 
 LIMITS = {"model_id": "demo", "max_model_len": 100}
 HI = [{"role": "user", "content": "hi"}]
@@ -90,7 +90,7 @@ def test_unsupported_parameter(param: str) -> None:
         ({"prompt": [1] * 60, "max_tokens": 41}, "prompt"),
     ],
 )
-def test_what_nobody_can_answer(body: dict[str, object], param: str) -> None:
+def test_what_cannot_be_answered(body: dict[str, object], param: str) -> None:
     """Requests that would hang, starve others or mislead are refused with the parameter."""
     refusal = _refused({"prompt": "x", **body})
     assert (refusal.status, refusal.param) == (400, param)
@@ -186,7 +186,7 @@ def test_nothing_is_generated_only_with_echo() -> None:
 def test_fields_of_the_other_endpoint_are_left_out(
     kind: str, body: dict[str, object], passed_on: dict[str, object]
 ) -> None:
-    """The engine does not read them: nobody between us and it may."""
+    """The engine does not read them, and so no process before it may."""
     assert check(kind, body, **LIMITS) == {**passed_on, "model": "demo"}
 
 
@@ -214,7 +214,7 @@ def test_refusal_is_shaped_as_openai_shapes_it() -> None:
 
 
 @pytest.mark.parametrize(("seconds", "told"), [(0.2, "1"), (5.0, "5"), (5.1, "6")])
-def test_when_to_come_again_is_told_in_whole_seconds(seconds: float, told: str) -> None:
+def test_retry_after_is_in_whole_seconds(seconds: float, told: str) -> None:
     """Retry-After is rounded up, and is there only where coming again may help."""
     assert Refusal(status=503, message="m", retry_after_s=seconds).headers == {"Retry-After": told}
     assert Refusal(status=400, message="m").headers == {}

@@ -4,13 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.protocol.refusal import Refusal
-from serving.protocol.request_policy import RequestPolicy
+from serving.protocol.messages import Refusal
 from serving.request.prefill_eligibility import may_be_short, must_be_local, short_enough
-from serving.request.retry import DIED, NO_REPLICA, TIMEOUT, Local, Try, next_step
+from serving.request.retry import DIED, NO_REPLICA, TIMEOUT, LocalPrefill, PrefillAttempt, next_step
 
-FAIL = RequestPolicy(prefill_deadline_s=2.0, kv_wait_deadline_s=2.0)
-LOCAL = RequestPolicy(prefill_deadline_s=2.0, kv_wait_deadline_s=2.0, fallback="local")
+from .configs import unplanned
+
+FAIL = unplanned()
+LOCAL = unplanned(fallback="local")
 
 
 @given(
@@ -23,14 +24,13 @@ def test_every_request_ends(
     failures: list[str], live: int | None, left_s: float, fallback: str
 ) -> None:
     """After two attempts, without time or without a replica there is an answer, by the policy."""
-    order = RequestPolicy(prefill_deadline_s=2.0, kv_wait_deadline_s=2.0, fallback=fallback)
-    step = next_step(failures, live=live, left_s=left_s, order=order)
-    if isinstance(step, Try):
+    step = next_step(failures, live=live, left_s=left_s, config=unplanned(fallback=fallback))
+    if isinstance(step, PrefillAttempt):
         assert live != 0
         assert len(failures) < 2
         assert step.timeout_s <= max(left_s, left_s / 2)
     elif fallback == "local":
-        assert isinstance(step, Local)
+        assert isinstance(step, LocalPrefill)
         assert step.path == "fallback-local"
     else:
         assert isinstance(step, Refusal)
@@ -40,9 +40,9 @@ def test_every_request_ends(
 
 def test_a_second_replica_has_half_of_the_time() -> None:
     """The first of several replicas gets half of the deadline, the second all that is left."""
-    assert next_step([], live=2, left_s=2.0, order=FAIL) == Try(timeout_s=1.0)
-    assert next_step([TIMEOUT], live=2, left_s=1.0, order=FAIL) == Try(timeout_s=1.0)
-    assert next_step([], live=1, left_s=2.0, order=FAIL) == Try(timeout_s=2.0)
+    assert next_step([], live=2, left_s=2.0, config=FAIL) == PrefillAttempt(timeout_s=1.0)
+    assert next_step([TIMEOUT], live=2, left_s=1.0, config=FAIL) == PrefillAttempt(timeout_s=1.0)
+    assert next_step([], live=1, left_s=2.0, config=FAIL) == PrefillAttempt(timeout_s=2.0)
 
 
 @pytest.mark.parametrize(
@@ -55,14 +55,14 @@ def test_a_second_replica_has_half_of_the_time() -> None:
         ([TIMEOUT], 1, 504, TIMEOUT),
     ],
 )
-def test_the_policy_is_told(failures: list[str], live: int, status: int, reason: str) -> None:
+def test_the_fallback_is_reported(failures: list[str], live: int, status: int, reason: str) -> None:
     """Without prefill a request fails with the reason, or is computed locally and says so."""
     left_s = 0.0 if failures == [TIMEOUT] else 1.0
-    refusal = next_step(failures, live=live, left_s=left_s, order=FAIL)
+    refusal = next_step(failures, live=live, left_s=left_s, config=FAIL)
     assert isinstance(refusal, Refusal)
     assert (refusal.status, refusal.code) == (status, reason)
-    local = next_step(failures, live=live, left_s=left_s, order=LOCAL)
-    assert local == Local(path="fallback-local", reason=reason)
+    local = next_step(failures, live=live, left_s=left_s, config=LOCAL)
+    assert local == LocalPrefill(path="fallback-local", reason=reason)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_what_one_fetched_cache_cannot_answer_is_local(
     body: dict[str, object], reason: str
 ) -> None:
     """Several answers, and whatever looks at the prompt, are computed by decode alone."""
-    assert must_be_local(body) == Local(path="local", reason=reason)
+    assert must_be_local(body) == LocalPrefill(path="local", reason=reason)
 
 
 @pytest.mark.parametrize(
@@ -97,8 +97,8 @@ def test_everything_else_goes_through_prefill(body: dict[str, object]) -> None:
 
 
 def test_threshold() -> None:
-    """Prompts up to the threshold stay, longer ones go, and without one nobody counts."""
-    assert short_enough(8, 8) == Local(path="local", reason="short")
+    """Prompts up to the threshold are local, longer ones remote; without one nothing is counted."""
+    assert short_enough(8, 8) == LocalPrefill(path="local", reason="short")
     assert short_enough(9, 8) is None
     assert short_enough(1, 0) is None
     assert not may_be_short({"prompt": "x"}, 0)

@@ -15,8 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minicluster.routing import POLICIES, Rng, chooser, counts_tokens, find_policy, routing_policy
-from serving.replicas.outstanding import Outstanding
-from serving.request.prompt_length import prompt_tokens
+from serving.request.length import prompt_tokens
 
 from .virtual_time import run
 
@@ -30,7 +29,7 @@ with warnings.catch_warnings():
     )
     from ray.serve.request_router import PendingRequest
 
-    from serving.replicas.router import PlannedRouter
+    from serving.replicas.router import Outstanding, PlannedRouter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -41,43 +40,43 @@ EVENTS = st.lists(
 
 
 @given(EVENTS)
-def test_books_equal_what_is_under_way(events: list[tuple[bool, int, int, float]]) -> None:
+def test_counts_equal_what_is_outstanding(events: list[tuple[bool, int, int, float]]) -> None:
     """After any adds and removes, repeated or of things unknown, loads are the sums of the rest."""
-    books, under_way = Outstanding(), dict[tuple[int, int], float]()
+    outstanding, under_way = Outstanding(), dict[tuple[int, int], float]()
     for adds, replica, request, tokens in events:
         if adds:
-            books.add(replica, request, tokens)
+            outstanding.add(replica, request, tokens)
             under_way.setdefault((replica, request), tokens)
         else:
-            books.remove(replica, request)
+            outstanding.remove(replica, request)
             under_way.pop((replica, request), None)
     for replica in range(3):
         mine = [tokens for (at, _), tokens in under_way.items() if at == replica]
-        assert books.requests(replica) == len(mine)
-        assert books.tokens(replica) == pytest.approx(sum(mine), abs=1e-6)
+        assert outstanding.requests(replica) == len(mine)
+        assert outstanding.tokens(replica) == pytest.approx(sum(mine), abs=1e-6)
         if not mine:
-            assert books.tokens(replica) == 0
+            assert outstanding.tokens(replica) == 0
 
 
 def test_requests_of_others_count_as_ours_do() -> None:
     """A replica that says it has more requests than we sent is loaded by our mean prompt."""
-    books = Outstanding()
-    books.add("a", 1, 100.0)
-    books.add("a", 2, 300.0)
-    assert books.requests("a", 5) == 5
-    assert books.tokens("a", 5) == 400 + 3 * 200
-    assert books.tokens("b", 1) == 200
-    assert books.tokens("a", 0) == 400  # what it said is older than what we sent
+    outstanding = Outstanding()
+    outstanding.add("a", 1, 100.0)
+    outstanding.add("a", 2, 300.0)
+    assert outstanding.requests("a", 5) == 5
+    assert outstanding.tokens("a", 5) == 400 + 3 * 200
+    assert outstanding.tokens("b", 1) == 200
+    assert outstanding.tokens("a", 0) == 400  # what it said is older than what we sent
 
 
 def test_replicas_that_are_gone_are_forgotten() -> None:
     """Neither requests nor tokens of a dead replica remain."""
-    books = Outstanding()
-    books.add("a", 1, 100.0)
-    books.add("b", 2, 100.0)
-    books.forget({"b"})
-    assert (books.requests("a"), books.tokens("a")) == (0, 0)
-    assert (books.requests("b"), books.tokens("b")) == (1, 100)
+    outstanding = Outstanding()
+    outstanding.add("a", 1, 100.0)
+    outstanding.add("b", 2, 100.0)
+    outstanding.keep_only({"b"})
+    assert (outstanding.requests("a"), outstanding.tokens("a")) == (0, 0)
+    assert (outstanding.requests("b"), outstanding.tokens("b")) == (1, 100)
 
 
 @pytest.mark.parametrize(
@@ -121,19 +120,19 @@ class Routed:
         self.router.update_replicas(self.replicas)
         self._sent = 0
 
-    def pending(self, tokens: int = 1, asked: list[ReplicaID] | None = None) -> PendingRequest:
+    def pending(self, tokens: int = 1, tried: list[ReplicaID] | None = None) -> PendingRequest:
         """Return a call with a prompt, as Ray Serve hands it to its router."""
         self._sent += 1
         name = f"request-{self._sent}"
         return PendingRequest(
             args=[SimpleNamespace(prompt=[1] * tokens)],
-            kwargs={} if asked is None else {"asked": asked},
+            kwargs={} if tried is None else {"tried": tried},
             metadata=RequestMetadata(request_id=name, internal_request_id=name),
         )
 
-    async def route(self, tokens: int = 1, asked: list[ReplicaID] | None = None) -> str:
+    async def route(self, tokens: int = 1, tried: list[ReplicaID] | None = None) -> str:
         """Return where a call with a prompt of so many tokens goes."""
-        replica = await self.router._choose_replica_for_request(self.pending(tokens, asked))
+        replica = await self.router._choose_replica_for_request(self.pending(tokens, tried))
         return str(replica.replica_id.unique_id)
 
     async def order(self) -> str:
@@ -284,7 +283,7 @@ def test_a_call_that_waits_for_a_place_counts_once() -> None:
 
 
 def test_a_call_that_is_given_up_counts_nowhere() -> None:
-    """Who leaves while all replicas are full leaves nothing outstanding."""
+    """A request that is cancelled while all replicas are full leaves nothing outstanding."""
 
     async def left() -> str:
         a, b = Replica("a", places=1), Replica("b", places=1)
@@ -319,9 +318,9 @@ def test_a_call_that_is_tried_again_goes_elsewhere() -> None:
 
     async def tried() -> tuple[list[str], list[str]]:
         routed = Routed("least-tokens", *_named("a", "b", "c"))
-        asked: list[ReplicaID] = []
-        went = [await routed.route(100, asked) for _ in range(4)]
-        return went, [replica.unique_id for replica in asked]
+        tried: list[ReplicaID] = []
+        went = [await routed.route(100, tried) for _ in range(4)]
+        return went, [replica.unique_id for replica in tried]
 
     assert run(tried()) == (["a", "b", "c", "a"], ["a", "b", "c", "a"])
 

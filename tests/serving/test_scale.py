@@ -1,4 +1,4 @@
-"""Replicas come and go under load; whoever asks meanwhile is answered."""
+"""Scaling under load: requests are answered meanwhile."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from minicluster.errors import InputError, NegativeAnswer
 from minicluster.plan import Placement, to_json
 from serving.cluster.ports import free_ports
 from serving.cluster.state import State
-from serving.operations.scale import moves, scale
+from serving.operations.scale import replica_changes, scale
 
 from .client import Reply, send
 
@@ -48,9 +48,9 @@ def three(small_model: Path, make_deployment: DeploymentMaker, make_pool: PoolMa
 
 def test_what_shrinks_goes_first(three: Deployment) -> None:
     """A pool that grows takes what another one left."""
-    found = moves(three, three, {"decode": 2, "prefill": 1})
+    found = replica_changes(three, three, {"decode": 2, "prefill": 1})
     assert [(move.pool.role, move.replicas) for move in found] == [("prefill", 1), ("decode", 2)]
-    assert moves(three, three, {"decode": 1}) == ()
+    assert replica_changes(three, three, {"decode": 1}) == ()
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_what_shrinks_goes_first(three: Deployment) -> None:
 def test_no_more_than_was_planned(three: Deployment, wanted: dict[str, int], says: str) -> None:
     """Devices stay those of the plan, and no pool goes empty."""
     with pytest.raises(InputError, match=says):
-        moves(three, three, wanted)
+        replica_changes(three, three, wanted)
 
 
 def test_a_substitution_is_not_scaled() -> None:
@@ -186,8 +186,8 @@ def test_replicas_move_under_load(
     cluster_spec = replace(plan.inputs.cluster, gpus_per_hb_domain=8)  # one for all nodes
     # Loose for a machine that starts engines meanwhile; a TPOT as planned, so that an answer is
     # long beyond all that was planned.
-    slo = replace(plan.slo, ttft_s=8.0, tpot_s=None)
-    plan = replace(plan, slo=slo, inputs=replace(plan.inputs, cluster=cluster_spec))
+    plan = replace(plan, inputs=replace(plan.inputs, cluster=cluster_spec))
+    plan = plan.under(slo=replace(plan.slo, ttft_s=8.0, tpot_s=None))
     (tmp_path / "plan.json").write_text(to_json(plan))
     assert shell("cluster", "up", "plan.json").returncode == 0
     cluster = shell.data("cluster", "status")
@@ -219,7 +219,7 @@ def test_replicas_move_under_load(
         failed = load.stop()
     print(f"\n{len(load.replies)} requests while pools were scaled, {len(failed)} failed")  # noqa: T201
     assert not failed
-    assert shell("scale", "--advise", "--window", "1").returncode == 4  # nobody asks any more
+    assert shell("scale", "--advise", "--window", "1").returncode == 4  # no more requests
     assert shell("scale", "--apply", "--decode", "3").returncode == 2
     assert shell("down").returncode == 0
     assert shell("cluster", "down").returncode == 0

@@ -18,7 +18,7 @@ from ray.serve.api import RunTarget
 from ray.serve.deployment import Application
 from ray.serve.handle import DeploymentHandle
 from serving.cluster.loopback import loopback
-from serving.cluster.serve_compat import STRAIGHT
+from serving.cluster.serve_compat import DIRECT_CALLS
 with loopback():
     local = services.resolve_ip_for_localhost("127.0.0.1")
 leave = inspect.getsource(Replica._perform_graceful_shutdown)
@@ -28,7 +28,7 @@ print(
     [*update] == ["self", "deployment_id", "target_num_replicas"],
     "external_scaler_enabled" in inspect.signature(RunTarget).parameters,
     hasattr(ServeControllerClient, "get_serve_details"),
-    all(name in inspect.signature(DeploymentHandle.options).parameters for name in STRAIGHT),
+    all(name in inspect.signature(DeploymentHandle.options).parameters for name in DIRECT_CALLS),
     "_controller" in inspect.getsource(ServeControllerClient.__init__),
     leave.index("_drain_ongoing_requests") < leave.index("await self.shutdown()"),
     local == "127.0.0.1",
@@ -51,10 +51,10 @@ from logging.handlers import MemoryHandler, RotatingFileHandler
 from ray.serve._private.logging_utils import SERVE_LOGGER_NAME, get_component_logger_file_path
 from types import SimpleNamespace
 import ray
-from serving.cluster.serve_compat import keep_log
+from serving.cluster.serve_compat import keep_log_open
 logger = logging.getLogger(SERVE_LOGGER_NAME)
 logger.addHandler(MemoryHandler(1, target=RotatingFileHandler(sys.argv[1] + "/replica.log")))
-keep_log()
+keep_log_open()
 logging.config.dictConfig({"version": 1, "disable_existing_loggers": False})
 logger.error("still there")
 ray._private.worker._global_node = SimpleNamespace(get_logs_dir_path=lambda: sys.argv[1])

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from serving.cluster.processes import marked
+from serving.cluster.processes import cluster_processes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -85,7 +85,7 @@ def test_every_ray_server_wants_the_token(listening: list[dict[str, Any]]) -> No
 
 
 def test_no_process_has_the_token_in_its_environment(base_url: str, place: Path) -> None:  # noqa: ARG001
-    """The processes know where the token lies; whoever sees their environment does not see it."""
+    """The processes know where the token lies; their environment does not show it."""
     home = place / ".minicluster/serving"
     token = home / "token"
     assert token.stat().st_mode & 0o777 == 0o600
@@ -99,7 +99,7 @@ def test_no_process_has_the_token_in_its_environment(base_url: str, place: Path)
 
 def _environments(cluster_id: str) -> Iterator[bytes]:
     """Yield environment and command line of each process of the cluster."""
-    for pid in marked(cluster_id):
+    for pid in cluster_processes(cluster_id):
         try:
             yield (
                 Path(f"/proc/{pid}/environ").read_bytes()

@@ -7,7 +7,7 @@ import pytest
 
 from minicluster.errors import InputError, NegativeAnswer, TargetFailed
 from serving.cluster.logs import replica_logs
-from serving.cluster.state import HOME, LOGS, STATE, State, forget, read_state, write_state
+from serving.cluster.state import HOME, LOGS, STATE, State, read_state, remove_state, write_state
 from serving.operations.status import current, is_gone
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def test_nothing_deployed() -> None:
         current()
 
 
-def test_dead_cluster_is_told(tmp_path: Path) -> None:
+def test_a_dead_cluster_is_reported(tmp_path: Path) -> None:
     """A state whose processes are gone is a failed target, with the way out."""
     write_state(_state(str(tmp_path / "session")))
     with pytest.raises(TargetFailed, match="serving down"):
@@ -74,7 +74,7 @@ def test_forgetting_keeps_only_the_logs(tmp_path: Path) -> None:
     state = _state(str(session))
     write_state(state)
     assert [title for title, _ in replica_logs(1)] == [f"app:Decode err: {logs}/worker-1.err"]
-    forget(state)
+    remove_state(state)
     assert not session.exists()
     assert not STATE.exists()
     assert [(text, LOGS.is_dir()) for _, text in replica_logs(1)] == [("bad", True)]
@@ -88,12 +88,12 @@ def test_logs_that_cannot_be_kept_keep_no_state(tmp_path: Path) -> None:
     state = _state(str(tmp_path / "session"))
     write_state(state)
     LOGS.write_text("a file where the directory of logs would be")
-    forget(state)
+    remove_state(state)
     assert read_state() is None
     assert not (tmp_path / "session").exists()
 
 
-def test_no_logs_is_told() -> None:
+def test_missing_logs_are_reported() -> None:
     """Without any deployment, past or present, `serving logs` says so."""
     with pytest.raises(NegativeAnswer, match="no logs"):
         list(replica_logs(1))
@@ -107,7 +107,7 @@ def test_no_logs_is_told() -> None:
         ("", "session_1", False),  # written before clusters were told apart
     ],
 )
-def test_somebody_elses_cluster_is_gone(
+def test_a_foreign_cluster_is_gone(
     monkeypatch: pytest.MonkeyPatch, recorded: str, running: str, *, gone: bool
 ) -> None:
     """A deployment is forgotten only where the very cluster that it is on runs no more."""
@@ -115,6 +115,6 @@ def test_somebody_elses_cluster_is_gone(
     assert is_gone(replace(_state(""), cluster_id="", instance=recorded)) is gone
 
 
-def test_a_cluster_where_nobody_listens_is_gone() -> None:
+def test_a_cluster_without_a_listener_is_gone() -> None:
     """Ray would wait many minutes for a head that a restart took elsewhere."""
     assert is_gone(replace(_state(""), cluster_id="", instance="session_1"))

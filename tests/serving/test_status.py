@@ -70,7 +70,7 @@ def test_verify_lists_what_does_not_run_or_answer(
     small_model: Path,
     make_deployment: DeploymentMaker,
 ) -> None:
-    """Nobody is asked for facts where nobody runs, silence is a difference, and the end is 3."""
+    """Pools without replicas are not queried, silence is a difference, and the exit code is 3."""
     file = tmp_path / "deployment.json"
     file.write_text(to_json(make_deployment(small_model)))
     state: Any = SimpleNamespace(
@@ -90,6 +90,8 @@ def test_verify_lists_what_does_not_run_or_answer(
     assert negative.value.exit_code == 3
     found = json.loads(capsys.readouterr().out)["differences"]
     assert "prefill.replicas: deployed 0, planned 1" in found
-    assert "Decode:demo.facts: deployed not told within 30 s, planned not compared" in found
-    assert not any(each.startswith("decode.") for each in found)  # what nobody told is not wrong
+    assert "Decode:demo.facts: not reported within 30 s, so not compared" in found
+    assert not any(
+        each.startswith("decode.") for each in found
+    )  # unreported settings are no differences
     assert asked == ["Decode:demo", "no more"]

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minicluster.errors import InputError
-from serving.request.token_limit import read_token_limit, within
-from serving.request.validation import RequestRefused
+from serving.protocol.messages import RequestRefused
+from serving.request.length import apply_token_limit, read_token_limit
 
 CONTEXT = 200
 JSON = st.recursive(
@@ -20,9 +20,9 @@ JSON = st.recursive(
 
 @given(st.sampled_from(["prompt", "messages"]), JSON)
 def test_whatever_a_prompt_is_the_engine_refuses_not_we(name: str, given_: object) -> None:
-    """No JSON breaks the bound on the length of answers; nobody gets more than the limit."""
+    """No JSON breaks the bound on the length of answers; no answer exceeds the limit."""
     kind = "chat" if name == "messages" else "completions"
-    limited = within(kind, {name: given_, "max_tokens": None}, 16, CONTEXT)
+    limited = apply_token_limit(kind, {name: given_, "max_tokens": None}, 16, CONTEXT)
     assert limited[name] == given_
     assert 1 <= (limited["max_tokens"] or 1) <= 16
 
@@ -42,26 +42,28 @@ def test_whatever_a_prompt_is_the_engine_refuses_not_we(name: str, given_: objec
         ({"messages": [{"content": "x" * 110}], "tools": [{"type": "function"}]}, 4),
     ],
 )
-def test_who_names_no_length_gets_the_limit_or_what_fits(
+def test_a_request_without_length_gets_the_limit_or_what_fits(
     body: dict[str, object], tokens: int
 ) -> None:
     """The longest prompt and 64 tokens of a template decide; of text each byte may be a token."""
     kind = "chat" if "messages" in body else "completions"
     asked = {**body, "max_tokens": None}
-    assert within(kind, asked, 16, CONTEXT) == {**body, "max_tokens": tokens}
+    assert apply_token_limit(kind, asked, 16, CONTEXT) == {**body, "max_tokens": tokens}
 
 
 def test_where_nothing_fits_the_engine_says_so() -> None:
     """A prompt as long as the context passes as it is."""
     body = {"prompt": [1] * CONTEXT, "max_tokens": None}
-    assert within("completions", body, 16, CONTEXT) == body
+    assert apply_token_limit("completions", body, 16, CONTEXT) == body
 
 
 def test_a_completion_that_names_none_gets_no_more_than_the_engine_makes() -> None:
     """A limit above the default of 16 makes no answer longer, one below it makes them shorter."""
-    assert within("completions", {"prompt": "x"}, 20, CONTEXT) == {"prompt": "x"}
-    assert within("completions", {"prompt": "x"}, 3, CONTEXT)["max_tokens"] == 3
-    assert within("completions", {"prompt": [1] * CONTEXT}, 3, CONTEXT)["max_tokens"] == 3
+    assert apply_token_limit("completions", {"prompt": "x"}, 20, CONTEXT) == {"prompt": "x"}
+    assert apply_token_limit("completions", {"prompt": "x"}, 3, CONTEXT)["max_tokens"] == 3
+    assert (
+        apply_token_limit("completions", {"prompt": [1] * CONTEXT}, 3, CONTEXT)["max_tokens"] == 3
+    )
 
 
 @pytest.mark.parametrize(
@@ -78,23 +80,23 @@ def test_a_completion_that_names_none_gets_no_more_than_the_engine_makes() -> No
         ("chat", {"max_completion_tokens": 16, "max_tokens": 1}, None),
     ],
 )
-def test_who_asks_for_more_is_refused(
+def test_a_request_for_more_is_refused(
     kind: str, lengths: dict[str, object], param: str | None
 ) -> None:
     """With the parameter at fault, whichever the engine reads here; up to the limit it stays."""
     body = {"prompt": "x", **lengths}
     if param is None:
-        assert within(kind, body, 16, CONTEXT) == body
+        assert apply_token_limit(kind, body, 16, CONTEXT) == body
         return
     with pytest.raises(RequestRefused) as refused:
-        within(kind, body, 16, CONTEXT)
+        apply_token_limit(kind, body, 16, CONTEXT)
     assert (refused.value.refusal.status, refused.value.refusal.param) == (400, param)
 
 
 def test_without_a_limit_everything_passes() -> None:
     """A request for any length is passed on as it came where the operator sets no limit."""
     body = {"prompt": "x", "max_tokens": 10**9}
-    assert within("completions", body, None, CONTEXT) == body
+    assert apply_token_limit("completions", body, None, CONTEXT) == body
 
 
 @pytest.mark.parametrize("given_", ["", "0", "-1", "1.5", "many"])

@@ -46,7 +46,7 @@ def _up(
 
 
 def test_port_in_use(tmp_path: Path, plan: Plan) -> None:
-    """A port that somebody listens on is bad input: one line, exit 2."""
+    """A port in use is bad input: one line, exit 2."""
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
@@ -68,7 +68,7 @@ def test_every_reason_is_listed(tmp_path: Path, plan: Plan, make_pool: PoolMaker
 
 def test_plan_that_says_no_itself(tmp_path: Path, plan: Plan) -> None:
     """A plan that is not deployable by its own account is refused with the rule it breaks."""
-    no = Deployable(profile="vllm-0.29-nixl", ok=False, rule_broken="pp = 2")
+    no = Deployable(profile="vllm-0.29-nixl", rule_broken="pp = 2")
     done = _up(tmp_path, replace(plan, deployable=no))
     assert done.returncode == 3
     assert "pp = 2" in done.stderr
@@ -123,7 +123,7 @@ def test_what_a_dead_cluster_left_is_cleared(tmp_path: Path, plan: Plan) -> None
 
 
 def test_open_to_others_only_if_asked_for(tmp_path: Path, plan: Plan) -> None:
-    """Without keys another address than loopback is bad input, unless everybody may come."""
+    """Without keys another address than loopback is bad input, unless the endpoint is open."""
     done = _up(tmp_path, plan, "--host", "0.0.0.0")  # noqa: S104
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "--host is '0.0.0.0'; expected API keys" in done.stderr

@@ -13,7 +13,7 @@ from serving.cluster.ports import free_port
 from serving.cluster.state import State, write_state
 from serving.deployment.compile import compile_app
 from serving.deployment.engine_args import DeployTarget
-from serving.operations import deployed
+from serving.operations import deploy as operations
 from serving.operations.deploy import Site
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def plan(small_model: Path, make_deployment: DeploymentMaker, make_plan: PlanMak
 def running(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> State:
     """Have the plan's deployment up, without a plan behind it."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(deployed, "is_gone", lambda _state: False)
+    monkeypatch.setattr(operations, "is_gone", lambda _state: False)
     file = tmp_path / "deployment.json"
     file.write_text(to_json(plan.deployment))
     state = State(
@@ -65,10 +65,10 @@ def laid_over(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> Any:  # noqa: ANN4
         seen.extend([state, served])
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(deployed, "deploy", deploy)
+    monkeypatch.setattr(operations, "deploy", deploy)
     site = Site(target="cpu", host="127.0.0.1", port=free_port("127.0.0.1"))
     with pytest.raises(KeyboardInterrupt):
-        deployed.bring_up(plan.deployment, site, told=lambda _: None, plan=plan)
+        operations.bring_up(plan.deployment, site, report=lambda _: None, plan=plan)
     return seen
 
 
@@ -83,14 +83,14 @@ def test_a_plan_takes_over_the_cluster_that_was_measured(
         running.address,
         running.nixl_port,
     )
-    assert served.front.slo == plan.slo
+    assert served.endpoint.slo == plan.slo
 
 
 def test_engines_of_plan_and_measurement_are_the_same(plan: Plan) -> None:
     """A plan changes what bounds queues, and nothing of what an engine is started with."""
-    ground = DeployTarget(target="cpu", nixl_port=20_100)
+    target = DeployTarget(kind="cpu", nixl_port=20_100)
     measured, planned = (
-        compile_app(plan.deployment, ground, plan=behind).pools for behind in (None, plan)
+        compile_app(plan.deployment, target, plan=behind).pools for behind in (None, plan)
     )
     bounds = "deployment_config"
     for before, after in zip(measured, planned, strict=True):
@@ -111,7 +111,8 @@ def test_anything_else_that_runs_is_not_replaced(
     elif change == "not ready":
         write_state(replace(running, ready=False))
     elif change == "model":
-        other = replace(plan, model=replace(plan.model, id="another"))
+        model = replace(plan.model, id="another")
+        other = replace(plan, inputs=replace(plan.inputs, model=model))
     elif change == "routing":
         other = replace(plan, routing=replace(plan.routing, policy="round-robin"))
     else:
@@ -123,7 +124,7 @@ def test_anything_else_that_runs_is_not_replaced(
             for pool in plan.pools
         )
         other = replace(plan, pools=pools)
-    monkeypatch.setattr(deployed, "deploy", lambda *_, **__: pytest.fail("it was replaced"))
+    monkeypatch.setattr(operations, "deploy", lambda *_, **__: pytest.fail("it was replaced"))
     site = Site(target="cpu", host="127.0.0.1", port=free_port("127.0.0.1"))
     with pytest.raises(InputError, match="serving down"):
-        deployed.bring_up(other.deployment, site, told=lambda _: None, plan=other)
+        operations.bring_up(other.deployment, site, report=lambda _: None, plan=other)

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from minicluster.engine_model.kv_cache import kv_bytes_per_sequence
-from minicluster.plan import Placement
+from minicluster.plan import NODE_LABEL, ROLE_LABEL, Placement
 from serving.deployment.feasibility import findings
-from serving.protocol.app_spec import NODE_LABEL, ROLE_LABEL
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -100,11 +99,11 @@ def test_a_window_of_attention_needs_less_cache(
 ) -> None:
     """What the planner says that a sequence needs is enough, layers with a window included."""
     whole = make_deployment(small_model)
-    model = replace(whole.architecture, num_window_layers=1, window_tokens=64)
+    model = replace(whole.model, num_window_layers=1, window_tokens=64)
     needed = kv_bytes_per_sequence(model, whole.engine.max_model_len, block_size=32)
     pools = tuple(replace(pool, kv_bytes=needed) for pool in whole.pools)
     assert any("one sequence" in each for each in findings(replace(whole, pools=pools), target))
-    assert findings(replace(whole, architecture=model, pools=pools), target) == ()
+    assert findings(replace(whole, model=model, pools=pools), target) == ()
 
 
 def test_every_reason_at_once(

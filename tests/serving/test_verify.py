@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from minicluster.plan import NODE_LABEL, ROLE_LABEL
 from serving.operations.status import Deployed
 from serving.operations.verify import differences
-from serving.protocol.app_spec import NODE_LABEL, ROLE_LABEL
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -77,7 +77,7 @@ def test_each_difference_is_named(
     assert says in found[0]
 
 
-def test_limits_that_somebody_changed(small_model: Path, make_deployment: DeploymentMaker) -> None:
+def test_limits_that_were_changed(small_model: Path, make_deployment: DeploymentMaker) -> None:
     """An option of Ray Serve that is not what was compiled is reported with both values."""
     options = {"decode": {"Decode:demo": {"max_ongoing_requests": 7}}}
     deployed = replace(_as_planned(small_model), options=options)

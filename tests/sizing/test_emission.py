@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from minicluster.plan import NODE_LABEL
 from minicluster.specs.topology import Inventory, Node
-from sizing.network import emission
+from sizing.network import scheduler_manifests
+from sizing.network.gpu_groups import GpuGroup, PoolRequest
 from sizing.network.pools import PoolRules, place_pools
 from sizing.network.ranks import Degrees, RankPlan, place_ranks
-from sizing.network.room import rooms
-from sizing.network.seats import Seat, Want
+from sizing.network.topology_units import unit_tree
 
 NAME = re.compile(r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$")
 LABEL = re.compile(r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$")
@@ -26,42 +27,42 @@ def site(domains: list[int], per_rack: int = 2) -> Inventory:
     return Inventory(nodes=nodes, tiers=("hb", "rack", "pod"))
 
 
-def seats(inventory: Inventory, prefill: Want, decode: Want) -> tuple[Seat, ...]:
+def groups(inventory: Inventory, prefill: PoolRequest, decode: PoolRequest) -> tuple[GpuGroup, ...]:
     """Place two pools."""
     rules = PoolRules(seconds_per_byte=(1.0, 4.0, 8.0), pair_bytes_per_s=1.0)
-    return place_pools([prefill, decode], rooms(inventory), inventory.tiers, rules).seats
+    return place_pools([prefill, decode], unit_tree(inventory), inventory.tiers, rules).groups
 
 
-def narrow(inventory: Inventory) -> tuple[Seat, ...]:
+def narrow(inventory: Inventory) -> tuple[GpuGroup, ...]:
     """Place two prefill replicas of 4 and one decode replica of 8."""
-    return seats(
+    return groups(
         inventory,
-        Want(role="prefill", replicas=2, tp=4),
-        Want(role="decode", replicas=1, tp=8),
+        PoolRequest(role="prefill", replicas=2, tp=4),
+        PoolRequest(role="decode", replicas=1, tp=8),
     )
 
 
-def wide(inventory: Inventory) -> tuple[Seat, ...]:
+def wide(inventory: Inventory) -> tuple[GpuGroup, ...]:
     """Place replicas of two nodes each."""
-    return seats(
+    return groups(
         inventory,
-        Want(role="prefill", replicas=1, tp=8, pp=2),
-        Want(role="decode", replicas=1, tp=8, pp=2),
+        PoolRequest(role="prefill", replicas=1, tp=8, pp=2),
+        PoolRequest(role="decode", replicas=1, tp=8, pp=2),
     )
 
 
 def test_ray_bundles_hold_all_gpus() -> None:
     """One selector a bundle, each of a node that has the label."""
     inventory = site([8, 8, 4, 4])
-    made = emission.ray(inventory, narrow(inventory))
+    made = scheduler_manifests.ray(inventory, narrow(inventory))
     groups = made["placement_groups"]
 
     assert sum(bundle["GPU"] for group in groups for bundle in group["bundles"]) == 16
     assert all(len(g["bundles"]) == len(g["bundle_label_selector"]) for g in groups)
     assert {group["strategy"] for group in groups} == {"STRICT_PACK"}
-    selected = {s["ps.node"] for g in groups for s in g["bundle_label_selector"]}
+    selected = {s[NODE_LABEL] for g in groups for s in g["bundle_label_selector"]}
     assert selected == set(made["node_labels"])
-    several = emission.ray(site([8] * 4), wide(site([8] * 4)))["placement_groups"]
+    several = scheduler_manifests.ray(site([8] * 4), wide(site([8] * 4)))["placement_groups"]
     assert [(group["strategy"], len(group["bundles"])) for group in several] == [("PACK", 2)] * 2
 
 
@@ -69,7 +70,7 @@ def test_volcano_objects_keep_to_their_schema() -> None:
     """HyperNodes of every unit used, members of the tier below; one policy a role."""
     inventory = site([8] * 4)
     for placed, tier, pods in ((narrow(inventory), 1, 1), (wide(inventory), 2, 2)):
-        made = emission.volcano(inventory, placed)
+        made = scheduler_manifests.volcano(inventory, placed)
         known: set[str] = {node.name for node in inventory.nodes}
         for node in made["hyperNodes"]:
             assert set(node) == {"apiVersion", "kind", "metadata", "spec"}
@@ -106,7 +107,7 @@ def test_kueue_objects_keep_to_their_schema() -> None:
     """Levels from the outside in, unique, hosts last; slices as wide as a replica."""
     inventory = site([8] * 4)
     for placed, level, pods in ((narrow(inventory), "hb", 1), (wide(inventory), "rack", 2)):
-        made = emission.kueue(inventory, placed)
+        made = scheduler_manifests.kueue(inventory, placed)
         levels = [each["nodeLabel"] for each in made["spec"]["levels"]]
         assert made["apiVersion"] == "kueue.x-k8s.io/v1beta2"
         assert len(set(levels)) == len(levels) <= 16
@@ -123,32 +124,34 @@ def test_kueue_objects_keep_to_their_schema() -> None:
 
 def test_slurm_topology_nests() -> None:
     """Every unit is a switch of its own name; leaves list nodes, the others their children."""
-    text = emission.slurm(site([8] * 4))
+    text = scheduler_manifests.slurm(site([8] * 4))
     assert text.startswith("- topology: minicluster\n  cluster_default: true\n  tree:\n")
     assert "- switch: hb-h0\n        nodes: n0" in text
     assert "- switch: rack-r-1\n        children: hb-h[2-3]" in text
     named = re.findall(r"switch: (\S+)", text)
     assert len(set(named)) == len(named)
-    assert emission.ranged([f"node{i}" for i in range(16)] + ["node20"]) == "node[0-15,20]"
+    assert (
+        scheduler_manifests.ranged([f"node{i}" for i in range(16)] + ["node20"]) == "node[0-15,20]"
+    )
 
 
 def test_units_of_two_tiers_with_one_name_are_two_switches() -> None:
     """A rack `a` in a pod `a` are not one switch."""
     node = Node(name="n0", gpus=8, units={"hb": "a", "rack": "a", "pod": "a"})
     inventory = Inventory(nodes=(node,), tiers=("hb", "rack", "pod"))
-    named = re.findall(r"switch: (\S+)", emission.slurm(inventory))
+    named = re.findall(r"switch: (\S+)", scheduler_manifests.slurm(inventory))
     assert named == ["hb-a", "rack-a", "pod-a"]
 
 
 def placed_job() -> RankPlan:
     """Place a small job."""
     inventory = site([8, 8, 8, 8])
-    return place_ranks(Degrees(tp=4, pp=2, dp=3), rooms(inventory), inventory.tiers)
+    return place_ranks(Degrees(tp=4, pp=2, dp=3), unit_tree(inventory), inventory.tiers)
 
 
 def test_rank_file_has_every_rank() -> None:
     """Ranks count tensor slices first, replicas last."""
-    head, *lines = emission.rank_file(placed_job()).splitlines()
+    head, *lines = scheduler_manifests.rank_file(placed_job()).splitlines()
 
     assert head == "rank node gpu tp cp pp dp"
     assert [line.split()[0] for line in lines] == [str(rank) for rank in range(24)]

@@ -16,10 +16,10 @@ from minicluster.errors import InputError, NegativeAnswer
 from minicluster.specs.cluster import topology_of
 from minicluster.specs.topology import Inventory, Node, inventory_of
 from sizing import catalog
+from sizing.network.gpu_groups import PoolRequest
 from sizing.network.pools import PoolPlan, PoolRules, place_pools
 from sizing.network.ranks import Degrees, RankRules, place_ranks
-from sizing.network.room import Room, rooms
-from sizing.network.seats import Want
+from sizing.network.topology_units import TopologyUnit, unit_tree
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -50,7 +50,7 @@ def test_a_job_of_16384_on_the_24k_cluster() -> None:
     """6 pods, 6 of 128 ring edges, as few as there can be; a random order cuts 83 %."""
     inventory, over = preset("roce-24k")
     found = place_ranks(
-        Degrees(tp=8, pp=16, dp=128), rooms(inventory), inventory.tiers,
+        Degrees(tp=8, pp=16, dp=128), unit_tree(inventory), inventory.tiers,
         RankRules(oversubscription=over),
     )  # fmt: skip
     pod = next(cut for cut in found.cuts if cut.tier == "pod")
@@ -65,7 +65,7 @@ def test_a_job_of_16384_on_the_24k_cluster() -> None:
 def test_random_order_cuts_what_the_estimate_says() -> None:
     """Shuffled replicas cross pods as often as the closed form."""
     inventory, _ = preset("roce-24k")
-    found = place_ranks(Degrees(tp=8, pp=16, dp=128), rooms(inventory), inventory.tiers)
+    found = place_ranks(Degrees(tp=8, pp=16, dp=128), unit_tree(inventory), inventory.tiers)
     unit = {node.name: node.units["pod"] for node in inventory.nodes}
     pods = np.array([unit[found.ranks[i * 128][0]] for i in range(128)])
     rng = np.random.default_rng(7)
@@ -86,7 +86,7 @@ def test_ranks_respect_constraints_and_the_bound(
 ) -> None:
     """TP stays inside a domain, every GPU is used once, cuts are at least the bound."""
     try:
-        found = place_ranks(Degrees(tp=tp, pp=pp, dp=dp), rooms(inventory), inventory.tiers)
+        found = place_ranks(Degrees(tp=tp, pp=pp, dp=dp), unit_tree(inventory), inventory.tiers)
     except NegativeAnswer as error:
         assert "GPUs" in str(error)  # noqa: PT017
         return
@@ -118,7 +118,7 @@ def test_pools_are_placed_as_well_as_any_enumeration(
     assert found.optimal
     assert least is not None
     assert found.cost == pytest.approx(least)
-    used = [gpu for seat in found.seats for gpu in seat.gpus]
+    used = [gpu for group in found.groups for gpu in group.gpus]
     assert len(used) == len(set(used)) == counts[0] * widths[0] + counts[1] * widths[1]
 
 
@@ -126,14 +126,14 @@ def pooled(
     inventory: Inventory, counts: tuple[int, int], widths: tuple[int, int], **rules: object
 ) -> PoolPlan:
     """Place prefill and decode replicas at made-up prices."""
-    wants = [
-        Want(role=role, replicas=n, tp=width)
+    requests = [
+        PoolRequest(role=role, replicas=n, tp=width)
         for role, n, width in zip(("prefill", "decode"), counts, widths, strict=True)
     ]
     prices = PRICES[: len(inventory.tiers)]
     return place_pools(
-        wants,
-        rooms(inventory),
+        requests,
+        unit_tree(inventory),
         inventory.tiers,
         PoolRules(seconds_per_byte=prices, pair_bytes_per_s=1.0, **rules),
     )
@@ -209,26 +209,28 @@ def test_narrow_groups_stride_over_the_rails() -> None:
 def test_spares_are_kept_free() -> None:
     """One node of each rack stays free; nodes that are down or spare have no room."""
     inventory = site([8] * 4)
-    root = rooms(inventory, spare_nodes=1, spare_tier="rack")
+    root = unit_tree(inventory, spare_nodes=1, spare_tier="rack")
     assert root.free == 16
     down = Node(name="x", gpus=8, units={"hb": "hx", "rack": "r9"}, state="down")
-    assert rooms(Inventory(nodes=(*inventory.nodes, down), tiers=inventory.tiers)).free == 32
+    assert unit_tree(Inventory(nodes=(*inventory.nodes, down), tiers=inventory.tiers)).free == 32
     with pytest.raises(InputError, match="at most the 2 nodes"):
-        rooms(inventory, spare_nodes=3, spare_tier="rack")
+        unit_tree(inventory, spare_nodes=3, spare_tier="rack")
 
 
 def test_refusals_say_how_many_and_why() -> None:
     """TP beyond a domain needs permission; jobs that do not fit say by how many GPUs."""
     inventory = site([8, 8])
     with pytest.raises(InputError, match="--allow-tp-straddle"):
-        place_ranks(Degrees(tp=16), rooms(inventory), inventory.tiers)
-    wide = place_ranks(Degrees(tp=16), rooms(inventory), inventory.tiers, RankRules(straddle=True))
+        place_ranks(Degrees(tp=16), unit_tree(inventory), inventory.tiers)
+    wide = place_ranks(
+        Degrees(tp=16), unit_tree(inventory), inventory.tiers, RankRules(straddle=True)
+    )
     assert "straddles 2" in wide.warnings[0]
     with pytest.raises(NegativeAnswer, match="8 GPUs too few"):
-        place_ranks(Degrees(tp=8, dp=3), rooms(inventory), inventory.tiers)
+        place_ranks(Degrees(tp=8, dp=3), unit_tree(inventory), inventory.tiers)
     with pytest.raises(NegativeAnswer, match=r"8 too few \(constraint: replica within hb\)"):
         place_ranks(
-            Degrees(tp=8, pp=2), rooms(inventory), inventory.tiers, RankRules(replica_within=0)
+            Degrees(tp=8, pp=2), unit_tree(inventory), inventory.tiers, RankRules(replica_within=0)
         )
     with pytest.raises(InputError, match="prefill tp"):
         pooled(inventory, (1, 1), (16, 1))
@@ -263,7 +265,7 @@ def test_command(run: Sizing, tmp_path: Path) -> None:
 
 def test_rooms_count_atoms() -> None:
     """Groups fit inside domains only."""
-    root: Room = rooms(site([8, 4, 2]))
+    root: TopologyUnit = unit_tree(site([8, 4, 2]))
     assert (root.free, root.atoms(4), root.atoms(8)) == (14, 3, 1)
 
 
@@ -295,15 +297,15 @@ def test_alignment_moves_no_group_out_of_its_domain(
     try:
         found = pooled(inventory, counts, (2, 4))
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("sizing.network.rails.MOST_SEATS", 0)
+            patch.setattr("sizing.network.rails.MOST_GROUPS", 0)
             packed_only = pooled(inventory, counts, (2, 4))
     except NegativeAnswer:
         return
     assert found.cost == packed_only.cost
     assert found.rail_aligned_fraction >= packed_only.rail_aligned_fraction
-    used = [gpu for seat in found.seats for gpu in seat.gpus]
+    used = [gpu for group in found.groups for gpu in group.gpus]
     assert len(set(used)) == len(used)
-    for here, there in zip(found.seats, packed_only.seats, strict=True):
+    for here, there in zip(found.groups, packed_only.groups, strict=True):
         assert {node for node, _ in here.gpus} == {node for node, _ in there.gpus}
 
 
@@ -311,3 +313,25 @@ def test_pairs_of_two_nodes_are_rail_aligned() -> None:
     """Two halves of two nodes: the pair that crosses the network meets on its rails."""
     found = pooled(site([8, 8]), (2, 1), (4, 4))
     assert found.rail_aligned_fraction == 1
+
+
+@settings(max_examples=25)
+@given(inventory=sites(), counts=st.tuples(st.integers(1, 4), st.integers(1, 3)))
+def test_pairs_are_counted_as_if_listed(inventory: Inventory, counts: tuple[int, int]) -> None:
+    """Where pairs meet, and on which rails, is what listing every pair gives."""
+    try:
+        found = pooled(inventory, counts, (2, 4))
+    except NegativeAnswer:
+        return
+    units = {node.name: (node.units["hb"], node.units["rack"]) for node in inventory.nodes}
+    roles = [[g.gpus for g in found.groups if g.role == role] for role in ("prefill", "decode")]
+    tiers, on_rail = [], []
+    for a, b in itertools.product(*roles):
+        here, there = units[a[0][0]], units[b[0][0]]
+        tiers.append("hb" if here[0] == there[0] else "rack" if here[1] == there[1] else "pod")
+        if here[0] != there[0]:
+            on_rail.append(np.mean([a[rank // 2][1] == b[rank][1] for rank in range(4)]))
+    for tier, share in found.meeting_fraction.items():
+        assert share == pytest.approx(tiers.count(tier) / len(tiers))
+    expected = np.mean(on_rail) if on_rail else 1.0
+    assert found.rail_aligned_fraction == pytest.approx(expected)

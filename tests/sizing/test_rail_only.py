@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import xml.etree.ElementTree as ET
+from html import unescape
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,7 @@ from sizing.network.rail_only import (
     with_batch,
 )
 from sizing.network.rail_only_study import savings_range, study
+from sizing.report.rail_only import short, study_page
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -95,17 +96,44 @@ def test_wider_domains_and_larger_batches_never_hurt(model: str) -> None:
     assert max(near) <= 1
 
 
-def test_charts_of_the_study(tmp_path: Path) -> None:
-    """The command writes one page and one drawing, well-formed, with every model's line."""
-    page, drawing = tmp_path / "study.html", tmp_path / "study.svg"
-    code, out = run("rail-only", "--html", str(page), "--svg", str(drawing), "--json")
+def test_page_of_the_study(tmp_path: Path) -> None:
+    """The command writes one page, with every model's line in every sweep."""
+    target = tmp_path / "study.html"
+    code, out = run("rail-only", "--html", str(target), "--json")
     assert code == 0
-    assert json.loads(out)["warnings"]
-    root = ET.fromstring(drawing.read_text(encoding="utf-8"))  # noqa: S314  (our own file)
-    lines = root.findall(".//{http://www.w3.org/2000/svg}polyline")
+    html = target.read_text(encoding="utf-8")
+    for warning in json.loads(out)["warnings"]:
+        assert warning in unescape(html)
+    page = study_page(study(PAPER))
+    lines = [trace for figure in page.figures for trace in figure.traces if "mode" in trace]
     assert len(lines) == 3 * 3 * len(PAPER.gpus)
-    for model in PAPER.models:
-        assert model.name in page.read_text(encoding="utf-8")
+    assert html.count('class="chart"') == len(page.figures)
+
+
+def test_charts_draw_the_study() -> None:
+    """Times, distances, batches, traffic and costs are those of the study."""
+    found = study(PAPER)
+    page = study_page(found)
+    for sweep in found.hb_sweeps:
+        size = short(sweep.gpus)
+        times = page.figure(f"Iteration time, {size} GPUs").trace(sweep.model)
+        assert times["x"] == [point.step.hb_size for point in sweep.points]
+        assert times["y"] == pytest.approx([point.total_s for point in sweep.points], rel=1e-5)
+        near = page.figure(f"Of an ideal any-to-any network, {size} GPUs").trace(sweep.model)
+        shares = [100 * point.relative_performance for point in sweep.points]
+        assert near["y"] == pytest.approx(shares, rel=1e-5)
+    for sweep in found.batch_sweeps:
+        drawn = page.figure(f"Larger batches need less network, {short(sweep.gpus)} GPUs")
+        trace = drawn.trace(f"{sweep.model}, HB {sweep.points[0].step.hb_size}")
+        own = PAPER.model(sweep.model).tokens_per_batch
+        factors = [point.tokens_per_batch / own for point in sweep.points]
+        assert trace["x"] == pytest.approx(factors, rel=1e-5)
+    for saving in found.savings:
+        costs = page.figure(f"Cost at 2:1, {short(saving.gpus)} GPUs")
+        at = costs.trace("Clos")["x"].index(f"radix {saving.radix}")
+        for name, bill in (("Clos", saving.clos), ("rail-only", saving.rail_only)):
+            drawn_cost = 1000 * costs.trace(name)["y"][at]
+            assert drawn_cost == pytest.approx(bill.relative_cost, rel=1e-5)
 
 
 @pytest.mark.parametrize(

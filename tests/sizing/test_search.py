@@ -262,7 +262,8 @@ def with_search(rate: float, **keys: object) -> Inputs:
     load = replace(SMALL.workload, requests_per_s=rate)
     choice = SearchChoice(**keys)  # type: ignore[arg-type]
     given = inputs(replace(SMALL, workload=load, search=choice))
-    return replace(given, gpus=tuple(catalog.find_gpu(name) for name in choice.gpus))
+    others = tuple(catalog.find_gpu(name) for name in choice.gpus if name != given.gpu.name)
+    return replace(given, other_gpus=others)
 
 
 def test_more_confidence_takes_more_gpus() -> None:

@@ -16,18 +16,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minicluster.errors import InputError
+from minicluster.pages.write import render
 from minicluster.plan import read_plan
+from minicluster.stats.quantiles import LEVELS
 from sizing.cli.inputs import read_inputs
 from sizing.planner.studies.cost import running
 from sizing.planner.studies.loss import losses, without_one
 from sizing.planner.studies.pareto import front
 from sizing.planner.studies.sensitivity import CHANGES, changed_inputs
 from sizing.planner.studies.sweep import parse_key, points
-from sizing.report.page import plan_page
+from sizing.report.plan_page import plan_page
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from minicluster.pages.page import Page
     from minicluster.plan import Plan
 
     from .conftest import Sizing
@@ -102,7 +105,7 @@ def test_sweep_is_a_cross_product(sizing: Sizing) -> None:
     values = [tuple(each["values"].values()) for each in found]
     assert values == [("5", "0.001"), ("5", "0.5"), ("20", "0.001"), ("20", "0.5")]
     assert [each["feasible"] for each in found] == [False, True, False, True]
-    assert "0.001" in found[0]["reason"] or "1.0 ms" in found[0]["reason"]
+    assert "limit 1.00 ms" in found[0]["reason"]
     assert found[1]["gpus"] <= found[3]["gpus"]
     shown = sizing("sweep", SCENARIO, "--key", "slo.ttft_s=0.001")
     assert shown.code == 3
@@ -223,6 +226,59 @@ def test_pareto(sizing: Sizing) -> None:
     assert "US dollars a million output tokens" in shown.out
 
 
+def test_page_of_pareto(sizing: Sizing, tmp_path: Path) -> None:
+    """Every configuration is on each chart, the front apart; the tables stand below."""
+    target = tmp_path / "pareto.html"
+    done = sizing("pareto", SCENARIO, *SPLIT, "--json", "--html", str(target))
+    assert done.code == 0
+    rows = json.loads(done.out)
+    for drawn, name in zip(
+        figures_in(target),
+        ("cost against TTFT", "cost against TPOT", "throughput against pace"),
+        strict=True,
+    ):
+        others, front = drawn["data"]
+        kept = [each for each in rows if name in each["on_fronts"]]
+        assert len(front["x"]) == len(kept)
+        assert len(others["x"]) + len(kept) == len(rows) or len(others["x"]) > 500
+        if name == "cost against TTFT":
+            pairs = sorted((each["gpus"], each["ttft_s"]) for each in kept)
+            assert front["x"] == [gpus for gpus, _ in pairs]
+            assert sorted(front["y"]) == pytest.approx(sorted(s for _, s in pairs), rel=1e-5)
+
+
+def test_page_of_a_sweep(sizing: Sizing, tmp_path: Path) -> None:
+    """A chart draws what the sweep found at each value; a point without a plan is in the table."""
+    target = tmp_path / "sweep.html"
+    keys = ("--key", "workload.requests_per_s=2,4", "--key", "slo.tpot_s=0.0001,0.05")
+    done = sizing("sweep", SCENARIO, *SPLIT, *keys, "--json", "--html", str(target))
+    answers = [each for each in json.loads(done.out) if each.get("gpus")]
+    drawn = figures_in(target)
+    assert len(drawn) == 4
+    for figure, (key, scale) in zip(
+        drawn,
+        (("gpus", 1), ("ttft_s", 1000), ("tpot_s", 1000), ("headroom_factor", 1)),
+        strict=True,
+    ):
+        [line] = figure["data"]
+        assert line["name"] == "slo.tpot_s=0.05"
+        assert line["x"] == [2, 4]
+        assert line["y"] == pytest.approx([scale * each[key] for each in answers], rel=1e-5)
+    html = target.read_text(encoding="utf-8")
+    assert "2 of 4 points" in html
+    assert html.count("missed by") == 2
+
+
+def figures_in(page: Path) -> list[dict[str, Any]]:
+    """Return the charts of a page as a browser reads them."""
+    found = re.findall(
+        r'<script type="application/json">(.*?)</script>',
+        page.read_text(encoding="utf-8"),
+        re.DOTALL,
+    )
+    return [json.loads(each) for each in found]
+
+
 def test_changes_of_sensitivity() -> None:
     """Each number changes alone and by what is said; the hit rate by points where it is zero."""
     inputs = read_inputs(Path("llama-3.1-70b-h100"), [], None)
@@ -273,34 +329,71 @@ def test_losses_command(
     assert all(each["holds"] for each in lost) is (code == 0)
 
 
-def test_page_holds_everything(plan: Plan) -> None:
-    """One file without references: answer, charts, layout with every GPU, assumptions, sources."""
-    page = plan_page(plan)
-    assert not re.search(r"(src|href)=|url\(|@import|<script", page)
-    for words in (
+@pytest.fixture(scope="module")
+def page(plan: Plan) -> Page:
+    """Return the plan's page."""
+    return plan_page(plan)
+
+
+def test_page_says_everything(plan: Plan, page: Page) -> None:
+    """Answer, charts, layout with every GPU, assumptions, sources, what to type next."""
+    html = render(page)
+    assert page.headline == f"{plan.cost.gpus} h100-sxm for {plan.model.id}"
+    assert [figure.title for figure in page.figures] == [
         "TTFT: distribution",
+        "TPOT: distribution",
         "Queues over time",
         "Utilisation over time",
         "KV cache over time",
         "Pareto: cost against TTFT",
+        "Pareto: cost against TPOT",
+        "Pareto: throughput against pace",
+    ]
+    for words in (
         "Layout",
         "Assumptions and errors",
         "error of TTFT",
         "your number",
         "NVIDIA H100 Tensor Core GPU datasheet",
+        "serving up plan.json",
     ):
-        assert words in page, words
+        assert words in html, words
     for pool in plan.pools:
-        assert page.count(f"{pool.role} replica ") == pool.gpus
-    assert page == plan_page(plan)
+        assert html.count(f"{pool.role} replica ") == pool.gpus
+    assert html == render(plan_page(plan))
+
+
+def test_page_draws_the_plans_own_numbers(plan: Plan, page: Page) -> None:
+    """Predicted percentiles, limits, the plan's place on the fronts and the fronts themselves."""
+    for name, limit_s in (("ttft", plan.slo.ttft_s), ("tpot", plan.slo.tpot_s)):
+        figure, predicted = page.figure(f"{name.upper()}: distribution"), plan.prediction
+        shown = [1000 * getattr(predicted, name).at(p) for p in ("p50", "p90", "p95", "p99")]
+        assert figure.trace("predicted")["y"] == pytest.approx(shown, rel=1e-5)
+        assert limit_s is not None
+        assert figure.trace("SLO")["y"][0] == pytest.approx(1000 * limit_s)
+        assert figure.trace("SLO")["x"][1] == pytest.approx(1 - LEVELS[plan.slo.percentile])
+        slowed = figure.trace("with slowed steps")["y"]
+        assert slowed[len(slowed) // 2] >= figure.trace("simulated")["y"][len(slowed) // 2]
+    front = page.figure("Pareto: cost against TTFT")
+    cost = running(plan).usd_per_million_output_tokens
+    ttft_s = plan.prediction.ttft.at(plan.slo.percentile)
+    assert front.trace("the plan")["x"] == pytest.approx([cost], rel=1e-5)
+    assert front.trace("the plan")["y"] == pytest.approx([ttft_s], rel=1e-5)
+    kept = front.trace("no other beats it")
+    assert kept["x"] == sorted(kept["x"])
+    assert kept["y"] == sorted(kept["y"], reverse=True)
+    for role, row in {pool.role: pool for pool in plan.pools}.items():
+        busy = page.figure("Utilisation over time").trace(role)["y"]
+        assert 0 < np.mean(busy) <= 100, row
 
 
 def test_page_of_a_plan_command(sizing: Sizing, tmp_path: Path) -> None:
-    """`--html` writes the file; one that cannot be written is refused."""
+    """`--html` writes the page and Plotly's script; what cannot be written is refused."""
     target = tmp_path / "plan.html"
     one = ("plan", SCENARIO, *SPLIT, "--html")
     assert sizing(*one, str(target)).code == 0
     assert target.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
+    assert {path.name for path in tmp_path.iterdir()} == {"plan.html", "plotly.min.js"}
     assert sizing(*one, str(tmp_path / "no" / "plan.html")).code == 2
 
 

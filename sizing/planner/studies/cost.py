@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from minicluster.errors import InputError
-from sizing.planner.objective import price_usd_per_hour
 
 if TYPE_CHECKING:
     from minicluster.plan import Inputs, Plan
@@ -79,7 +78,7 @@ def require_price(inputs: Inputs, scenario: str) -> None:
         InputError: how to give one.
     """
     for kind in inputs.kinds:
-        if price_usd_per_hour(inputs, kind) is None:
+        if inputs.price_usd_per_hour({kind: 1}) is None:
             raise InputError(
                 f"{scenario}: cluster.price_usd_per_gpu_hour",
                 None,

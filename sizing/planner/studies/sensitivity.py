@@ -124,11 +124,10 @@ def _link(inputs: Inputs, change: float) -> tuple[float, Inputs] | None:
         return None
     tiers = (*cluster.tiers[:1], *(_faster(tier, factor) for tier in cluster.tiers[1:]))
     other = replace(cluster, scale_out_bytes_per_s=None, tiers=tiers)
-    faster = {name: _with_link(gpu, said, factor) for name, gpu in inputs.kinds.items()}
     varied = replace(
         inputs,
         gpu=_with_link(inputs.gpu, said, factor),
-        gpus=tuple(faster[gpu.name] for gpu in inputs.gpus),
+        other_gpus=tuple(_with_link(gpu, said, factor) for gpu in inputs.other_gpus),
         cluster=other,
     )
     return slowest * factor, varied

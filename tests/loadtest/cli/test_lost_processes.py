@@ -35,30 +35,35 @@ def mock_servers() -> list[psutil.Process]:
     ]
 
 
-def test_a_killed_server_ends_the_run(start_server: ServerStarter, tmp_path: Path) -> None:
-    """A server killed mid-run ends the run with the samples so far: exit 5."""
-    process = start_run(start_server(**FAST), tmp_path)
-    mock_servers()[0].kill()
-    out, err = process.communicate(timeout=60)
-
-    assert process.returncode == Exit.TARGET_FAILED, err
-    assert "stopped answering" in out
-    assert len(answered(tmp_path)) > 10
-
-
-@pytest.mark.parametrize("kill_server", [False, True], ids=["interrupted", "server killed"])
-def test_a_removed_folder_ends_the_run(
-    start_server: ServerStarter, tmp_path: Path, *, kill_server: bool
+@pytest.mark.parametrize(("processes", "removed"), [(1, False), (1, True), (2, True)])
+def test_the_reader_of_stderr_is_gone(
+    start_server: ServerStarter, tmp_path: Path, processes: int, *, removed: bool
 ) -> None:
+    """
+    A run whose parent was killed, and with it the server and the reader of its messages, ends.
+
+    So did `make demo`: its load test waited for ever if the next one had removed the folder.
+    """
+    folder = tmp_path / "run"
+    process = start_run(start_server(**FAST), folder, "--processes", str(processes))
+    assert process.stderr
+    process.stderr.close()
+    if removed:
+        shutil.rmtree(folder)
+    mock_servers()[0].kill()
+
+    with process:
+        assert process.wait(60) == (Exit.BAD_INPUT if removed else Exit.TARGET_FAILED)
+    assert removed or len(answered(folder)) > 10
+
+
+def test_a_removed_folder_ends_the_run(start_server: ServerStarter, tmp_path: Path) -> None:
     """A run whose folder was removed ends, and the message names the folder: exit 2."""
     folder = tmp_path / "run"
     process = start_run(start_server(**FAST), folder)
     client = psutil.Process(process.pid).children()[0]
     shutil.rmtree(folder)
-    if kill_server:
-        mock_servers()[0].kill()
-    else:
-        client.send_signal(signal.SIGTERM)
+    client.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=60)
 
     assert process.returncode == Exit.BAD_INPUT, err

@@ -66,7 +66,8 @@ def test_planned_run_compares_with_the_prediction(
     assert again.stdout == (out / "verdict.json").read_text()
     assert not verdict_in(out)["comparison"]["held"]
     assert [pool["role"] for pool in verdict_in(out)["pools"]] == ["prefill", "decode"]
-    assert (out / "report.html").read_text().count("<svg") == 5
+    assert (out / "report.html").read_text().count('class="chart"') == 5
+    assert (out / "plotly.min.js").is_file()
 
 
 def test_a_shape_by_the_command(start_server: ServerStarter, tmp_path: Path) -> None:

@@ -143,7 +143,7 @@ def test_chats_are_loaded_and_counted(start_server: ServerStarter, tmp_path: Pat
     [
         (["--api", "chats"], "completions, chat"),
         (["--api", "chat", "--turns", "2"], "--turns"),
-        (["--api", "chat", "--input-tokens", "12"], "chat template takes alone"),
+        (["--api", "chat", "--input-tokens", "12"], "of the chat template"),
     ],
 )
 def test_what_no_chat_can_be_is_refused(

@@ -36,7 +36,7 @@ class Wire:
     def report(self, worker: str, *lines: str, left: int) -> None:
         """Let *worker* report its progress."""
         data = {"lines": lines, "t_s": 1.0, "sent": 2, "done": 1, "failed": 0, "left": left}
-        self.heard["report"](msg=SimpleNamespace(node_id=worker, data=data))
+        self.heard["progress"](msg=SimpleNamespace(node_id=worker, data=data))
 
     def client(self, worker: str, stop: str) -> None:
         """Let *worker* send its final report."""
@@ -66,7 +66,7 @@ def test_a_lost_worker_ends_the_run(wire: Wire, coordinator: Coordinator, tmp_pa
     assert wire.sent[2:] == []
     for _ in range(2):
         coordinator.drop_missing(("a",))
-    assert wire.sent[2:] == [("stop", {"reason": "short of a worker"})]
+    assert wire.sent[2:] == [("end_run", {"reason": "short of a worker"})]
     assert not coordinator.finished.is_set()
     wire.client("a", "short of a worker")
 
@@ -84,7 +84,7 @@ def test_a_worker_lost_after_the_last_request(
     """All is measured, but the health of the lost worker is unknown, and the run says so."""
     wire.report("a", left=0)
     wire.report("b", left=0)
-    assert wire.sent[2:] == [("stop", {"reason": "complete"})]
+    assert wire.sent[2:] == [("end_run", {"reason": "complete"})]
     wire.client("a", "complete")
     coordinator.drop_missing(("a",))
 
@@ -132,7 +132,7 @@ def test_no_worker_is_missing_between_runs(
 
     assert coordinator.finished.is_set()
     assert read_client(tmp_path / "client.json").stop == "complete"
-    assert [to for kind, to in wire.sent if kind == "start"] == ["a", "b", "a", "c"]
+    assert [to for kind, to in wire.sent if kind == "start_run"] == ["a", "b", "a", "c"]
 
 
 def test_a_run_whose_folder_is_gone_ends(wire: Wire, tmp_path: Path) -> None:

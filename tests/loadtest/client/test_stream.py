@@ -196,7 +196,7 @@ def test_one_chunk_has_no_more_tokens_than_the_answer() -> None:
     stream = CompletionStream(asked_tokens=5)
     for total in (5, 6, 11):
         stream.take(chunk("a", total), 0.0)
-    with pytest.raises(StreamError, match="6 tokens in one chunk; 5 were asked") as refused:
+    with pytest.raises(StreamError, match="6 tokens in one chunk; 5 were requested") as refused:
         stream.take(chunk("a", 17), 0.0)
 
     assert refused.value.outcome == "malformed"

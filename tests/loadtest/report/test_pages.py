@@ -8,14 +8,15 @@ import re
 import shutil
 import struct
 import subprocess
+from copy import copy
 from html import unescape
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from loadtest.report.compare_page import search_page, versus_page
-from loadtest.report.page import page
+from loadtest.report.run_page import run_page
 from loadtest.studies.capacity import Probe
 from loadtest.studies.capacity_search import CapacitySearch
 from loadtest.studies.compare import compare_runs
@@ -23,6 +24,9 @@ from loadtest.verdict.goodput_curve import GoodputCurve
 from loadtest.verdict.prediction import TOLERANCE
 from loadtest.verdict.resimulation import PredictedRequest, Resimulation
 from loadtest.verdict.verdict import conclude
+from minicluster.pages.figure import BLUE, Figure, axes, axis, marks
+from minicluster.pages.page import ChartRow, Page
+from minicluster.pages.write import render, write_page
 
 if TYPE_CHECKING:
     from conftest import RunMaker, SampleMaker
@@ -62,6 +66,12 @@ class Browser:
             "--virtual-time-budget=2000",
         ]
 
+    def on_a_dark_screen(self) -> Browser:
+        """Return the same browser for people who prefer dark pages."""
+        dark = copy(self)
+        dark._options = [*self._options, "--blink-settings=preferredColorScheme=0"]
+        return dark
+
     def __call__(self, option: str, page_file: Path) -> subprocess.CompletedProcess[str]:
         """Open *page_file*."""
         return subprocess.run(
@@ -80,28 +90,42 @@ def browser(chromium: str, tmp_path: Path) -> Browser:
 
 
 PROBE = """<script>
-const shapes = [...document.querySelectorAll('svg')].map(s => {
-  const drawn = [...s.querySelectorAll('polyline,circle')].filter(e => {
+const charts = [...document.querySelectorAll('.chart')].map(chart => {
+  const plot = chart.querySelector('.cartesianlayer');
+  const drawn = [...plot.querySelectorAll('.point,.js-line')].filter(e => {
     const box = e.getBoundingClientRect();
     const style = getComputedStyle(e);
     return box.width + box.height > 0 && (style.stroke !== 'none' || style.fill !== 'none');
   });
-  const box = s.getBoundingClientRect();
-  return box.width > 100 && box.height > 100 ? drawn.length : 0;
+  const named = chart.data.findIndex(trace => trace.name === 'a request' || trace.x.length > 3);
+  Plotly.Fx.hover(chart, [{curveNumber: Math.max(0, named), pointNumber: 1}]);
+  const box = chart.getBoundingClientRect();
+  return {drawn: box.width > 100 && box.height > 100 ? drawn.length : 0,
+    texts: [...chart.querySelectorAll('svg text')].map(e => e.textContent),
+    hovered: chart.querySelector('.hoverlayer').textContent,
+    cut: [...chart.querySelectorAll('.xtitle,.ytitle,.xtick,.ytick,.legendtext')].filter(e => {
+      const mine = e.getBoundingClientRect();
+      return mine.left < box.left - 1 || mine.right > box.right + 1 ||
+        mine.top < box.top - 1 || mine.bottom > box.bottom + 1;
+    }).map(e => e.textContent)};
 });
 const note = document.createElement('pre');
 note.id = 'probe';
-note.textContent = JSON.stringify({text: document.body.innerText, shapes: shapes,
+note.textContent = JSON.stringify({text: document.body.innerText, charts: charts,
+  loaded: [...document.querySelectorAll('script[src],link,img,iframe,image')].map(
+    e => e.getAttribute('src') || e.getAttribute('href')),
+  ink: getComputedStyle(document.querySelector('.chart .xtitle')).fill,
   wide: document.documentElement.scrollWidth <= innerWidth});
 document.body.append(note);
 </script>"""
 """Writes into the page what is visible of it, where --dump-dom finds it."""
 
 
-def look(browser: Browser, html: str, tmp_path: Path, name: str) -> dict[str, object]:
-    """Open *html*, keep a screenshot, and return what a reader sees."""
+def look(browser: Browser, page: Page, tmp_path: Path, name: str) -> dict[str, Any]:
+    """Open *page*, keep a screenshot, and return what a reader sees."""
     plain, probed = tmp_path / f"{name}.html", tmp_path / f"{name}-probed.html"
-    plain.write_text(html, encoding="utf-8")
+    write_page(plain, page)
+    html = plain.read_text(encoding="utf-8")
     probed.write_text(html.replace("</body>", PROBE + "</body>"), encoding="utf-8")
     SCREENSHOTS.mkdir(parents=True, exist_ok=True)
     picture = (SCREENSHOTS / f"{name}.png").resolve()
@@ -113,7 +137,17 @@ def look(browser: Browser, html: str, tmp_path: Path, name: str) -> dict[str, ob
     dom = browser("--dump-dom", probed).stdout
     found = re.search(r'<pre id="probe">(.*?)</pre>', dom, flags=re.DOTALL)
     assert found
-    seen: dict[str, object] = json.loads(unescape(found.group(1)))
+    seen: dict[str, Any] = json.loads(unescape(found.group(1)))
+    assert seen["loaded"] == ["plotly.min.js"]
+    assert seen["wide"]
+    assert len(seen["charts"]) == len(page.figures)
+    for chart, figure in zip(seen["charts"], page.figures, strict=True):
+        assert chart["drawn"], figure.title
+        assert chart["cut"] == [], figure.title
+        shown = {trace["name"] for trace in figure.traces if trace.get("showlegend", True)}
+        assert {unescape(name) for name in shown} <= set(chart["texts"]), figure.title
+        for side in ("xaxis", "yaxis"):
+            assert figure.layout[side]["title"]["text"] in chart["texts"]
     return seen
 
 
@@ -145,20 +179,54 @@ def test_report(browser: Browser, run: Run, tmp_path: Path) -> None:
         points=((200.0, 200.0), (320.0, 318.0), (400.0, 380.0), (440.0, 210.0)),
         limit_requests_per_s=400.0,
     )
-    seen = look(browser, page(run, verdict, resimulation, foreseen), tmp_path, "report")
-    text, shapes = str(seen["text"]), seen["shapes"]
+    seen = look(browser, run_page(run, verdict, resimulation, foreseen), tmp_path, "report")
+    text, charts = seen["text"], seen["charts"]
 
-    assert seen["wide"]
     assert text.startswith("SLO MET")
     for part in ("Predicted, measured, promised", "Phase by phase", "Errors", "The plan"):
         assert part in text
     assert "<script>alert(1)</script>" in text
     assert "explains" in text
-    assert isinstance(shapes, list)
-    assert len(shapes) == 5
+    assert len(charts) == 5
     assert "Goodput against load" in text
     assert "hold up to 400.00 requests/s" in text
-    assert all(shapes)
+    assert re.search(r"[0-9.]+ % within [0-9.]+ ms", charts[0]["hovered"])
+    assert re.search(r"arrival [0-9.]+ s: [0-9.]+ ms", charts[2]["hovered"])
+
+
+def test_charts_on_a_dark_screen(browser: Browser, run: Run, tmp_path: Path) -> None:
+    """The words of charts are light where the page is dark."""
+    page = run_page(run, conclude(run, TOLERANCE, require_prediction=False))
+    light = look(browser, page, tmp_path, "report-light")["ink"]
+    dark = look(browser.on_a_dark_screen(), page, tmp_path, "report-dark")["ink"]
+
+    assert light == "rgb(92, 104, 120)"
+    assert dark == "rgb(154, 167, 184)"
+
+
+def test_words_of_a_chart_are_no_markup(browser: Browser, tmp_path: Path) -> None:
+    """What a user named is written in the legend as it stands, tags and all."""
+    name = "<b>bold</b> <a href='javascript:alert(1)'>x</a> &amp; $x$"
+    drawn = marks(name, [1, 2], [3, 4], colour=BLUE, hover="%{text}", texts=[name, name])
+    figure = Figure(
+        title=name, caption=name, traces=(drawn, {**drawn, "name": "other"}),
+        layout=axes(axis("x", 0, 3), axis("y", 0, 5)),
+    )  # fmt: skip
+    page = Page(title=name, headline=name, parts=(ChartRow((figure,)),))
+    seen = look(browser, page, tmp_path, "markup")
+
+    assert seen["text"].startswith(name)
+    assert name in seen["charts"][0]["hovered"]
+
+
+def test_page_without_its_script_says_so(browser: Browser, run: Run, tmp_path: Path) -> None:
+    """A page that was sent alone still has its words, and says what the charts need."""
+    page = run_page(run, conclude(run, TOLERANCE, require_prediction=False))
+    (tmp_path / "alone.html").write_text(render(page), encoding="utf-8")
+    dom = browser("--dump-dom", tmp_path / "alone.html").stdout
+
+    assert dom.count("This chart needs plotly.min.js beside the page.") >= len(page.figures)
+    assert page.figures[0].caption in unescape(dom)
 
 
 def test_compare(browser: Browser, run: Run, tmp_path: Path) -> None:
@@ -166,10 +234,9 @@ def test_compare(browser: Browser, run: Run, tmp_path: Path) -> None:
     versus = compare_runs(run, run, ("before", "after" * 50))
     seen = look(browser, versus_page(versus, run, run), tmp_path, "compare")
 
-    assert str(seen["text"]).startswith("0 of 16 figures differ")
-    assert "Compared request by request" in str(seen["text"])
-    assert seen["shapes"] == [2, 2]
-    assert seen["wide"]
+    assert seen["text"].startswith("0 of 16 figures differ")
+    assert "Compared request by request" in seen["text"]
+    assert [chart["drawn"] for chart in seen["charts"]] == [2, 2]
 
 
 def test_search(browser: Browser, tmp_path: Path) -> None:
@@ -201,11 +268,12 @@ def test_search(browser: Browser, tmp_path: Path) -> None:
     )
     seen = look(browser, search_page(search), tmp_path, "search")
 
-    text = str(seen["text"])
+    [chart], text = seen["charts"], seen["text"]
 
     assert text.startswith("The SLO holds at 11.20 requests/s and misses at 12.50")
     assert "-4% to +7% off the measured limit" in text
     assert "Open at 11.80 requests/s" in text
-    for part in ("holds", "misses", "open", "predicted limit", "all that is offered", "TTFT p90"):
-        assert part in text
-    assert seen["shapes"] == [6]
+    assert "TTFT p90" in text
+    for part in ("holds", "misses", "open", "predicted limit", "all that is offered"):
+        assert part in chart["texts"]
+    assert chart["drawn"] == 4 + 5  # diagonal, course, two limits; a mark a try

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-import re
 from dataclasses import replace
-from html.parser import HTMLParser
 from io import StringIO
 from typing import TYPE_CHECKING
 
@@ -11,50 +9,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from loadtest.report.chart import distribution, over_time, round_ticks
-from loadtest.report.page import page
+from loadtest.report.charts import goodput_against_load, requests_over_time
+from loadtest.report.run_page import run_page
 from loadtest.report.table import print_verdict
 from loadtest.verdict.prediction import TOLERANCE
 from loadtest.verdict.verdict import conclude
+from minicluster.pages.figure import ORANGE
+from minicluster.pages.write import render
 
 if TYPE_CHECKING:
     from conftest import RunMaker, SampleMaker
 
+    from loadtest.run.folder import Run
+    from minicluster.pages.page import Page
     from minicluster.workload.samples import Sample
-
-VOID = {"meta", "br", "line", "circle", "rect", "polyline"}
-
-
-class Checker(HTMLParser):
-    """Collect what a page loads, and whether its elements close in order."""
-
-    def __init__(self) -> None:
-        """Start with nothing open."""
-        super().__init__()
-        self.loads: list[str] = []
-        self.open: list[str] = []
-        self.counts: dict[str, int] = {}
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Note the element."""
-        self.counts[tag] = self.counts.get(tag, 0) + 1
-        self.loads += [value or "" for name, value in attrs if name in {"src", "href", "data"}]
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        """Check that it closes the last one open."""
-        if tag not in VOID:
-            assert self.open.pop() == tag
-
-
-def check(html: str) -> Checker:
-    """Parse *html* to its end."""
-    checker = Checker()
-    checker.feed(html)
-    checker.close()
-    assert checker.open == []
-    return checker
 
 
 @pytest.fixture
@@ -65,93 +33,121 @@ def samples(make_sample: SampleMaker) -> list[Sample]:
     return [*made[:7], failed, *made[8:]]
 
 
-def test_page_loads_nothing(make_run: RunMaker, samples: list[Sample]) -> None:
-    """The page is self-contained: no address, script or import in it, and four charts."""
-    run = make_run(samples)
-    html = page(run, conclude(run, TOLERANCE, require_prediction=False))
-    seen = check(html)
-
-    assert seen.loads == []
-    assert seen.counts["svg"] == 4
-    assert "script" not in seen.counts
-    assert not re.search(r"url\(|@import|<link", html)
+def judged(run: Run) -> Page:
+    """Return the page of a run."""
+    return run_page(run, conclude(run, TOLERANCE, require_prediction=False))
 
 
 def test_page_says_the_verdict(make_run: RunMaker, samples: list[Sample]) -> None:
-    """Verdict, prediction and SLO stand in the page."""
-    run = make_run(samples)
-    html = page(run, conclude(run, TOLERANCE, require_prediction=False))
+    """Verdict, prediction and SLO stand in the page, the answer first."""
+    page = judged(make_run(samples))
+    html = render(page)
 
+    assert (page.headline, page.status) == ("SLO MET", "met")
     assert "<h1>SLO MET</h1>" in html
-    assert "Prediction of the plan did not hold" in html
+    assert any("Prediction of the plan did not hold" in line for line in page.lines)
     assert "1 cut mid-stream" in html
+
+
+def test_charts_draw_what_was_measured(make_run: RunMaker, samples: list[Sample]) -> None:
+    """Four charts: the values of the window by share, and every request at its arrival."""
+    run = make_run(samples)
+    page = judged(run)
+    assert [figure.title for figure in page.figures] == [
+        "TTFT: distribution",
+        "TPOT: distribution",
+        "TTFT over time",
+        "TPOT over time",
+    ]
+    verdict = conclude(run, TOLERANCE, require_prediction=False)
+    for metric in ("ttft", "tpot"):
+        measured = page.figure(f"{metric.upper()}: distribution").trace("measured")
+        spread = verdict.latency[metric]
+        assert spread
+        assert measured["y"][-1] == pytest.approx(1000 * spread.max_s, rel=1e-5)
+        near_p90 = max(y for x, y in zip(measured["x"], measured["y"], strict=True) if x > 0.1)
+        assert near_p90 == pytest.approx(1000 * spread.p90_s, rel=0.01)
+        [promise] = [each for each in verdict.slo if each.metric == metric]
+        corner = page.figure(f"{metric.upper()}: distribution").trace("SLO")
+        assert corner["y"][0] == pytest.approx(1000 * promise.limit_s)
+    over_time = page.figure("TTFT over time")
+    drawn = over_time.trace("a request")
+    latencies = {round(s.due_s, 3): s.ttft_s for s in samples if s.ok}
+    assert len(drawn["x"]) == -(-len(latencies) // -(-len(latencies) // 1500))
+    for due_s, value_ms in list(zip(drawn["x"], drawn["y"], strict=True))[::50]:
+        assert value_ms == pytest.approx(1000 * latencies[round(due_s, 3)], rel=1e-4)
+    failed = over_time.trace("a request that failed")
+    assert failed["x"] == pytest.approx([samples[7].due_s], rel=1e-5)
+    assert failed["text"] == ["cut mid-stream: &lt;script&gt;"]
 
 
 @pytest.mark.parametrize("stop", ["complete", "died", "interrupted"])
 def test_page_without_any_answer(make_run: RunMaker, samples: list[Sample], stop: str) -> None:
-    """A run in which nothing was answered still has a page."""
+    """A run in which nothing was answered still has a page, without charts."""
     run = make_run([replace(s, outcome="refused", chunk_s=()) for s in samples], stop=stop)
 
-    check(page(run, conclude(run, TOLERANCE, require_prediction=False)))
+    assert judged(run).figures == ()
+    assert "</html>" in render(judged(run))
 
 
 def test_names_from_outside_are_escaped(make_run: RunMaker, samples: list[Sample]) -> None:
     """What the endpoint or the plan calls itself cannot become markup."""
     run = make_run(samples)
     run = replace(run, job=replace(run.job, model="<b>evil</b>"))
-    html = page(run, conclude(run, TOLERANCE, require_prediction=False))
+    html = render(judged(run))
 
     assert "<b>evil</b>" not in html
     assert "&lt;b&gt;evil&lt;/b&gt;" in html
+    assert html.count("<script") == 2 + 4  # Plotly's, ours, and the data of four charts
 
 
 @given(st.lists(st.floats(1e-6, 1e4), min_size=1, max_size=2000), st.floats(1e-3, 1e3))
-def test_charts_draw_any_values(values: list[float], limit: float) -> None:
-    """Whatever was measured, every coordinate is a finite number inside the drawing."""
-    drawn = distribution(
-        values, predicted_s={0.5: limit, 0.99: 2 * limit}, limit=(0.99, limit)
-    ) + over_time(
+def test_requests_lie_within_their_axes(values: list[float], limit: float) -> None:
+    """Whatever was measured, all that is drawn lies inside the chart, in one unit."""
+    end_s = max(1.0, len(values) / 10)
+    drawn = requests_over_time(
+        "TTFT over time",
         [(k / 10, v) for k, v in enumerate(values)],
-        failed_s=[0.0],
-        window=(0.0, 1.0),
+        failed=[(0.5, "cut")],
+        window_s=(0.0, 1.0),
         limit_s=limit,
-        end_s=max(1.0, len(values) / 10),
+        end_s=end_s,
     )
-    numbers = re.findall(r'(?:points|cx|cy|x1|y1|x2|y2)="([^"]*)"', drawn)
-    found = [float(n) for group in numbers for n in re.split(r"[ ,]", group)]
-
-    assert all(-1e-6 <= n <= 520 for n in found)
-
-
-@pytest.mark.parametrize(("high_s", "unit"), [(0.02, "ms"), (9.0, "ms"), (45.0, "seconds")])
-def test_axes_are_in_the_unit_that_people_read(high_s: float, unit: str) -> None:
-    """No axis of 45,000 ms."""
-    drawn = distribution([0.01, high_s], predicted_s={}, limit=None)
-
-    assert f">{unit}</text>" in drawn
-    assert max(map(len, re.findall(r">(\d+)</text>", drawn))) <= 5
+    top = drawn.layout["yaxis"]["range"][1]
+    scale = 1 if drawn.layout["yaxis"]["title"]["text"] == "s" else 1000
+    assert drawn.layout["xaxis"]["range"] == pytest.approx([0, end_s])
+    assert drawn.trace("a request")["y"][0] == pytest.approx(scale * values[0], rel=1e-5)
+    assert drawn.trace("SLO")["y"] == pytest.approx([scale * limit] * 2, rel=1e-5)
+    for trace in drawn.traces:
+        assert all(0 <= x <= end_s for x in trace["x"])
+        assert all(0 <= y <= top for y in trace["y"])
+    [before, after] = drawn.layout["shapes"]
+    assert (before["x1"], after["x0"], after["x1"]) == (0.0, 1.0, end_s)
 
 
-def test_legends_name_what_is_drawn(
-    make_run: RunMaker, make_sample: SampleMaker, samples: list[Sample]
-) -> None:
-    """Each mark of a chart has its word, and a mark that is not there has none."""
-    for run, failed in ((make_run(samples), 2), (make_run([make_sample(0)]), 0)):
-        html = page(run, conclude(run, TOLERANCE, require_prediction=False))
+def test_legends_name_what_is_drawn(make_run: RunMaker, make_sample: SampleMaker) -> None:
+    """A mark that is not there has no word in the legend."""
+    names = [trace["name"] for trace in judged(make_run([make_sample(0)])).figures[2].traces]
 
-        assert html.count("one that failed") == failed
-        assert html.count("a request</span>") == 2
-        assert html.count("SLO</span>") == 4
+    assert names == ["a request", "SLO"]
 
 
-@given(st.floats(1e-6, 1e6))
-def test_ticks_are_round_and_cover(high: float) -> None:
-    """Ticks start at 0, reach the value, and are at most seven."""
-    ticks = round_ticks(high)
-
-    assert ticks[0] == 0
-    assert ticks[-1] >= high * (1 - 1e-6)
-    assert len(ticks) <= 7
+def test_goodput_is_drawn_against_load() -> None:
+    """Runs by what became of their SLO, limits upright, the diagonal for all that is offered."""
+    drawn = goodput_against_load(
+        [(8.0, 7.9, True), (12.0, 6.0, False)],
+        {True: "holds", False: "misses", None: "open"},
+        limits={"predicted limit": (10.0, ORANGE)},
+        predicted=[(5.0, 5.0), (9.0, 8.5)],
+    )
+    assert (drawn.trace("holds")["x"], drawn.trace("holds")["y"]) == ([8.0], [7.9])
+    assert (drawn.trace("misses")["x"], drawn.trace("misses")["y"]) == ([12.0], [6.0])
+    assert drawn.trace("predicted limit")["x"] == [10.0, 10.0]
+    assert drawn.trace("predicted")["y"] == [5.0, 8.5]
+    assert drawn.trace("")["x"] == [8.0, 12.0]
+    assert drawn.trace("all that is offered")["x"] == drawn.layout["xaxis"]["range"]
+    with pytest.raises(KeyError):
+        drawn.trace("open")
 
 
 def test_table_fits_a_narrow_terminal(make_run: RunMaker, samples: list[Sample]) -> None:

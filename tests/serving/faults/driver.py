@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -44,15 +45,27 @@ class Driver:
         handles = [_handle(name) for name in (PREFILL, DECODE)]
         return [free for each in handles for free in broadcast(each, "kv_is_free")].count(False)
 
-    def answer(self, kind: str, body: dict[str, Any], order: dict[str, Any]) -> list[Any]:
-        """Ask decode itself, with an order of the test's."""
-        from serving.protocol.refusal import Refusal  # noqa: PLC0415
-        from serving.protocol.request_policy import RequestPolicy  # noqa: PLC0415
+    def answer(
+        self, kind: str, body: dict[str, Any], deadline_s: float, routing: dict[str, Any]
+    ) -> list[Any]:
+        """Call decode directly, with both deadlines and the routing of the test."""
+        from minicluster.plan import Routing, read_deployment  # noqa: PLC0415
+        from serving.deployment.compile import domains  # noqa: PLC0415
+        from serving.operations.status import current  # noqa: PLC0415
+        from serving.protocol.endpoint_config import endpoint_config  # noqa: PLC0415
+        from serving.protocol.messages import Refusal  # noqa: PLC0415
 
-        handle = _handle(DECODE).options(stream=True)
-        begun, *later = handle.answer.remote(
-            kind, {"model": "demo", **body}, order=RequestPolicy(**order)
+        deployment = read_deployment(Path(current().deployment))
+        config = replace(
+            endpoint_config(
+                deployment,
+                domains=domains(deployment, None),
+                deadlines_s=(deadline_s, deadline_s),
+            ),
+            routing=Routing(**routing),
         )
+        handle = _handle(DECODE).options(stream=True)
+        begun, *later = handle.answer.remote(kind, {"model": "demo", **body}, config=config)
         if isinstance(begun, Refusal):
             return [asdict(begun)]
         return [asdict(begun.phases), begun.first, *later]
@@ -70,7 +83,7 @@ def _handle(name: str) -> Any:  # noqa: ANN401
 
 
 def operate() -> None:
-    """Answer what is asked until nobody asks."""
+    """Answer calls until stdin ends."""
     from serving.cluster.connection import connected  # noqa: PLC0415
     from serving.operations.status import current  # noqa: PLC0415
 

@@ -64,7 +64,7 @@ class Load:
             each.join()
 
     def _ask(self) -> None:
-        """Ask until told to stop; who is refused waits a little, as Retry-After asks for."""
+        """Send requests until stopped; after a refusal wait a little, as Retry-After asks for."""
         while not self._stop.is_set():
             reply = send(self._url, body_of(next(self._seed), **self._body), timeout_s=60)
             self.replies.append(reply)

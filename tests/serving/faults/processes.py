@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from serving.cluster.processes import marked
+from serving.cluster.processes import cluster_processes
 
 TITLES = {
     "prefill": "ray::ServeReplica:minicluster:Prefill",
@@ -47,7 +47,7 @@ class Process:
 
 def processes(cluster_id: str) -> list[Process]:
     """Return what of a cluster has a role, replicas with their pid as `replica`."""
-    pids = marked(cluster_id)
+    pids = cluster_processes(cluster_id)
     titles = {pid: _title(pid) for pid in pids}
     found = [
         Process(pid=pid, role=role, replica=pid)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from serving.cli import deploy, main
 from serving.deployment import engine_args
-from serving.operations import deployed
+from serving.operations import deploy as operations
 
 CROWDED = "MINICLUSTER_TEST_CROWDED"
 
@@ -28,7 +28,7 @@ def spoil() -> None:
     )
     engine_args.LEASE_S["shared memory"] = LEASE_S
     if CROWDED in os.environ:
-        deployed.findings = lambda _deployment, _target: ()
+        operations.findings = lambda _deployment, _target: ()
     kwargs = {"worker_extension_cls": "spoiler.Spoiler"}
     deploy.bring_up = partial(deploy.bring_up, decode_engine_kwargs=kwargs)
 

@@ -46,7 +46,7 @@ FORGED = {
 
 @pytest.fixture(autouse=True)
 def harmless(split: Split) -> Iterator[None]:
-    """Expect of all of them: no engine dies, everybody else is served, no KV cache stays held."""
+    """Expect of all of them: no engine dies, other clients are served, no KV cache stays held."""
     split.wait_until_whole()
     before = {each.pid for each in split.find("prefill/engine", "decode/engine")}
     yield

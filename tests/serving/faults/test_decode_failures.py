@@ -1,4 +1,4 @@
-"""Failures 4 and 13: whoever answers dies midway, or whoever manages."""
+"""Failures 4 and 13: the decode replica or the controller dies midway."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_decode_hangs(wide: Split) -> None:
 @pytest.mark.parametrize("victim", ["controller", "ingress"])
 def test_the_managers_die(wide: Split, victim: str) -> None:
     """
-    Failure 13: Ray Serve's controller, or our front door, is killed.
+    Failure 13: Ray Serve's controller, or our endpoint, is killed.
 
     Expected: at most the requests under way break; new ones are answered again, without anybody's
     doing; the engines are not touched.

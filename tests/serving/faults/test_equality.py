@@ -27,7 +27,7 @@ TOLERANCE = 1e-3
 """Of a log-probability: float32 sums in another order differ by far less."""
 
 REFUSED = {"tools"}
-"""Classes of request that want settings of vLLM's that nobody made: a parser for the model."""
+"""Classes of request that need vLLM settings which are not made: a parser for the model."""
 
 SPOILED = (2, 33, 64, 200, 768, 2024)
 """Prompt lengths: each with a block that decode does not compute itself."""
@@ -117,9 +117,9 @@ def test_remote_equals_local(split: Split, name: str) -> None:
     """What decode answers with a fetched KV cache it answers with one that it computed itself."""
     asked = CLASSES[name]
     kind = "chat" if asked.kind.startswith("chat") else "completions"
-    order = {"prefill_deadline_s": 9.0, "kv_wait_deadline_s": 9.0, "local_threshold_tokens": 2000}
+    routing = {"local_threshold_tokens": 2000}
     body = {**asked.body, "prompt": prompt} if (prompt := _one(asked.body)) else asked.body
-    phases, local = split("answer", kind, {**body, "cache_salt": "computed"}, order)
+    phases, local = split("answer", kind, {**body, "cache_salt": "computed"}, 9.0, routing)
     reply = send(f"{split.base_url}/v1/{asked.kind}", {**asked.body, "cache_salt": "fetched"})
     assert (phases["path"], reply.path) == ("local", "remote"), reply.body
     assert other(local, reply.body, TOLERANCE) is None
@@ -161,8 +161,8 @@ def test_a_stream_says_what_the_whole_answer_says(
 )
 def test_short_prompts_stay(split: Split, kind: str, body: dict[str, object], path: str) -> None:
     """Up to the plan's threshold, in tokens however written, decode computes a prompt itself."""
-    order = {"prefill_deadline_s": 9.0, "kv_wait_deadline_s": 9.0, "local_threshold_tokens": 50}
-    phases, *answers = split("answer", kind, {**body, "max_tokens": 2}, order)
+    routing = {"local_threshold_tokens": 50}
+    phases, *answers = split("answer", kind, {**body, "max_tokens": 2}, 9.0, routing)
     assert answers, phases
     assert (phases["path"], phases["reason"]) == (path, "short" if path == "local" else "")
     assert answers[0]["usage"]["completion_tokens"] == 2

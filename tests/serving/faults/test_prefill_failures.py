@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.campaign]
 
 @pytest.fixture(autouse=True)
 def whole(wide: Split) -> Iterator[None]:
-    """Start and end with all replicas, and with nobody holding KV cache."""
+    """Start and end with all replicas, and without held KV cache."""
     wide.wait_until_whole()
     yield
     wide.wait_until_whole()
@@ -104,8 +104,7 @@ def test_all_prefill_replicas_are_gone(wide: Split) -> None:
     kill(*wide.find("prefill", "prefill/engine", "prefill/worker"))
     first = send(url, body_of(300))
     again = send(url, body_of(301))
-    order = {"prefill_deadline_s": 9.0, "kv_wait_deadline_s": 9.0, "fallback": "local"}
-    phases, *events = wide("answer", "completions", body_of(302), order)
+    phases, *events = wide("answer", "completions", body_of(302), 9.0, {"fallback": "local"})
     for reply in (first, again):
         assert (reply.status, reply.body["error"]["code"]) == (503, "no-prefill-replica"), (
             reply.body

@@ -54,9 +54,9 @@ def test_rounds_of_kills_under_load(wide: Split, capsys: pytest.CaptureFixture[s
     Replicas are killed for 20 rounds under load: prefill in turn, at first decode too.
 
     Expected: every request gets an answer or an error, none later than its deadlines; afterwards
-    nobody holds KV cache, and no process that serves has grown by more than 5 % since round 5.
-    Ray's own, of 10 to 80 MB, are printed only: they keep a history of who died, and raylets of
-    15 MB gain 3 without any load.
+    no KV cache is held, and no process that serves has grown by more than 5 % since round 5.
+    Ray's own, of 10 to 80 MB, are printed only: they keep a history of dead processes, and
+    raylets of 15 MB gain 3 without any load.
     """
     wide.wait_until_whole()
     early: dict[str, float] = {}
@@ -86,7 +86,7 @@ def test_rounds_of_kills_under_load(wide: Split, capsys: pytest.CaptureFixture[s
 
 
 def _say(capsys: pytest.CaptureFixture[str], text: str) -> None:
-    """Tell whoever watches."""
+    """Print a line of progress."""
     with capsys.disabled():
         sys.stdout.write(f"\n{text}")
         sys.stdout.flush()

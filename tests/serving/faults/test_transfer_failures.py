@@ -22,7 +22,7 @@ pytestmark = pytest.mark.engine
 
 @pytest.fixture(autouse=True)
 def transfers(split: Split) -> Iterator[None]:
-    """Leave transfers as they should be, and nobody holding KV cache."""
+    """End with normal transfers, and without held KV cache."""
     split.wait_until_whole()
     yield
     split("spoil", "nothing")

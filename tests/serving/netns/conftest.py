@@ -87,7 +87,8 @@ def compose(
     )
     # As `make demo` names it: a path that leads nowhere from where the containers run.
     model = replace(plan.model, source=".minicluster/models/demo")
-    plan = replace(plan, pools=pools, model=model, slo=replace(plan.slo, ttft_s=TTFT_S))
+    plan = replace(plan, pools=pools, inputs=replace(plan.inputs, model=model))
+    plan = plan.under(slo=replace(plan.slo, ttft_s=TTFT_S))
     (place / "plan.json").write_text(to_json(plan))
     write_token(place / TOKEN_FILE)
     services = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]

@@ -142,7 +142,7 @@ def _add(host: Host, hosts: dict[str, Host], bridge: str) -> None:
     _etc(host).mkdir(parents=True)
     lines = [f"{host.address} {os.uname().nodename}"]
     lines += [f"{each.address} {each.name}" for each in hosts.values()]
-    # `ip netns exec` puts them over those of /etc. No name server: who asks one is refused at once.
+    # `ip netns exec` puts them over those of /etc. No name server: a query is refused at once.
     (_etc(host) / "hosts").write_text("127.0.0.1 localhost\n" + "\n".join(lines) + "\n")
     (_etc(host) / "resolv.conf").write_text("nameserver 127.0.0.1\noptions timeout:1 attempts:1\n")
 

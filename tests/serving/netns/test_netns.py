@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from serving.protocol.phases import STALL_S
+from serving.protocol.messages import STALL_S
 from tests.serving.client import send
 
 from .conftest import TTFT_S
@@ -54,7 +54,7 @@ class Transfers:
 
 
 def _transfers(compose: Compose, count: int, rng: random.Random) -> Transfers:
-    """Send prompts that nobody has cached, one after the other; each moves its KV cache once."""
+    """Send prompts that are not cached, one after the other; each moves its KV cache once."""
     seconds = []
     for _ in range(count):
         prompt = [rng.randrange(2361, 4361) for _ in range(PROMPT_TOKENS)]

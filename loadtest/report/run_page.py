@@ -1,0 +1,312 @@
+"""The page of a run: verdict, charts, errors, plan."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from datetime import UTC, datetime
+from importlib import metadata
+from typing import TYPE_CHECKING
+
+from loadtest.report.charts import goodput_against_load, requests_over_time
+from loadtest.report.table import (
+    client_text,
+    confidence_text,
+    headline,
+    interval_text,
+    latency_rows,
+    load_rows,
+    outcome_text,
+    phases_text,
+    prediction_text,
+    stall_text,
+)
+from minicluster.pages.figure import BLUE, ORANGE
+from minicluster.pages.latency import LatencyCurve, latency_distribution
+from minicluster.pages.page import ChartRow, DataTable, FactTable, Page, Section, Text, Tile
+from minicluster.stats.quantiles import LEVELS
+from minicluster.units import seconds
+from minicluster.workload.samples import OUTCOMES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from loadtest.run.folder import Run
+    from loadtest.run.job import Job
+    from loadtest.verdict.goodput_curve import GoodputCurve
+    from loadtest.verdict.resimulation import Resimulation
+    from loadtest.verdict.slo import SloResult
+    from loadtest.verdict.verdict import Verdict
+    from minicluster.pages.figure import Figure
+    from minicluster.plan import Plan
+    from minicluster.workload.samples import Sample
+
+MOST_ERRORS = 8
+"""Kinds of errors listed."""
+MOST_DETAIL = 160
+"""Characters shown of what an endpoint said of an error."""
+
+NAMES = {"ttft": "TTFT", "tpot": "TPOT"}
+HELD = {"met": True, "missed": False}
+"""Whether the SLO held, by verdict; of others it is not known."""
+
+
+def run_page(
+    run: Run,
+    verdict: Verdict,
+    replay: Resimulation | None = None,
+    foreseen: GoodputCurve | None = None,
+) -> Page:
+    """Return the whole page of a run."""
+    word, why = headline(verdict)
+    lines = [why, prediction_text(verdict) or "", *map(confidence_text, verdict.slo)]
+    parts: list[Section | ChartRow] = [
+        Section("Predicted, measured, promised", (_latency_table(verdict),)),
+        *_phases(verdict),
+        *_charts(run, verdict, replay, foreseen),
+        *_errors(run),
+    ]
+    if run.plan:
+        parts.append(Section("The plan", (FactTable(tuple(_plan_facts(run.plan))),)))
+    parts.append(Section("The run", (FactTable(tuple(_run_facts(run, verdict))),)))
+    return Page(
+        title=f"{word}: {verdict.metadata.model}",
+        headline=word,
+        status=verdict.verdict,
+        lines=tuple(map(sentence, filter(None, lines))),
+        notes=tuple(map(sentence, (outcome_text(verdict), *verdict.notes))),
+        tiles=tuple(_tiles(verdict)),
+        parts=tuple(parts),
+        footer=footer(),
+    )
+
+
+def footer() -> str:
+    """Say which program wrote a page."""
+    return f"minicluster {metadata.version('minicluster')}, loadtest"
+
+
+def sentence(text: str) -> str:
+    """Begin *text* with a capital letter, unless with an address; no line breaks before its %."""
+    address = "://" in text.partition(" ")[0]
+    begun = text if address else text[:1].upper() + text[1:]
+    return begun.replace(" %", "\N{NO-BREAK SPACE}%")
+
+
+def _tiles(verdict: Verdict) -> Iterator[Tile]:
+    for promise in verdict.slo:
+        measured = promise.measured_s
+        yield Tile(
+            name=f"{promise.metric.upper()} {promise.percentile}",
+            value="endless" if measured is None else seconds(measured),
+            below=f"SLO {seconds(promise.limit_s)}, 95 % interval {interval_text(promise)}",
+            bad=promise.verdict == "missed",
+        )
+    done = verdict.throughput
+    yield Tile(
+        name="goodput",
+        value=f"{done.good_requests_per_s:.2f}/s",
+        below=f"{done.good_fraction:.2%} of {done.offered_requests_per_s:.2f} requests/s",
+    )
+    stall = verdict.latency["longest_stall"]
+    yield Tile(
+        name="longest stall",
+        value=seconds(stall.max_s) if stall else "-",
+        below=f"{verdict.stalls.count} suspected KV-transfer stalls",
+        bad=verdict.stalls.count > 0,
+    )
+
+
+def _latency_table(verdict: Verdict) -> DataTable:
+    heads = ("", "predicted", "measured", "error", "SLO")
+    return DataTable(heads, (*latency_rows(verdict), *load_rows(verdict)))
+
+
+def _phases(verdict: Verdict) -> Iterator[Section]:
+    """Show where predicted and measured time went, where the endpoint tells."""
+    phases = verdict.comparison.phases if verdict.comparison else None
+    if phases is None:
+        return
+    rows = tuple(
+        (
+            row.name,
+            seconds(row.predicted_s),
+            seconds(row.measured_s),
+            f"{1000 * row.difference_s:+z.1f} ms",
+        )
+        for row in phases.rows
+    )
+    drawn = DataTable(("", "predicted", "measured", "difference"), rows)
+    said = Text(sentence(phases_text(verdict) or ""))
+    yield Section("Phase by phase, means", (drawn, said))
+
+
+def _errors(run: Run) -> Iterator[Section]:
+    """List what went wrong, most frequent first."""
+    seen = Counter(_how_it_ended(s) for s in run.samples if _failed(s))
+    if seen:
+        rows = tuple((f"{count} x", what) for what, count in seen.most_common(MOST_ERRORS))
+        yield Section("Errors", (FactTable(rows),))
+
+
+def _charts(
+    run: Run, verdict: Verdict, replay: Resimulation | None, foreseen: GoodputCurve | None
+) -> Iterator[ChartRow]:
+    """Draw distribution and course of TTFT and TPOT, where anything was measured, and goodput."""
+    answered = [s for s in run.measured if s.ok and s.due_s >= verdict.window.start_s]
+    promises = {p.metric: p for p in verdict.slo}
+    figures = []
+    for metric in NAMES:
+        values = [v for s in answered if (v := getattr(s, f"{metric}_s")) is not None]
+        if values:
+            replayed = _replayed(metric, answered, replay)
+            promise = promises.get(metric)
+            figures.append(_distribution(metric, values, replayed, promise, run.plan))
+    for metric in NAMES:
+        figures += _course(metric, run, promises.get(metric))
+    if figures:
+        yield ChartRow(tuple(figures))
+    if foreseen:
+        yield from _goodput(verdict, foreseen)
+
+
+def _goodput(verdict: Verdict, foreseen: GoodputCurve) -> Iterator[ChartRow]:
+    """Draw what of a load meets the SLO: predicted at several, measured at this run's."""
+    done, limit = verdict.throughput, foreseen.limit_requests_per_s
+    held = HELD.get(verdict.verdict)
+    drawn = goodput_against_load(
+        [(done.offered_requests_per_s, done.good_requests_per_s, held)],
+        {held: "this run"},
+        limits={"the SLO holds up to here, by the plan": (limit, ORANGE)},
+        predicted=foreseen.points,
+    )
+    said = (
+        f"{drawn.caption}. Predicted: this run's own requests, simulated at other rates without"
+        f" the front door's shedding. The plan has the SLO hold up to {limit:.2f} requests/s;"
+        " beyond, queues grow as long as the load lasts."
+    )
+    yield ChartRow((replace(drawn, caption=said),))
+
+
+def _replayed(metric: str, answered: Sequence[Sample], replay: Resimulation | None) -> list[float]:
+    """Return the simulated latency of each request answered."""
+    if replay is None:
+        return []
+    known = [replay.requests[s.index] for s in answered if s.index in replay.requests]
+    return [v for each in known if (v := getattr(each, f"{metric}_s")) is not None]
+
+
+def _distribution(
+    metric: str,
+    values: Sequence[float],
+    replayed: Sequence[float],
+    promise: SloResult | None,
+    plan: Plan | None,
+) -> Figure:
+    curves = [LatencyCurve(name="measured", values_s=values, colour=BLUE)]
+    predicted = None
+    if replayed:
+        curves.append(LatencyCurve(name="predicted", values_s=replayed, colour=ORANGE, dash="dash"))
+    elif plan:
+        planned = getattr(plan.prediction, metric)
+        predicted = {p: planned.at(n) for n, p in LEVELS.items()}
+    return latency_distribution(
+        f"{NAMES[metric]}: distribution",
+        curves,
+        predicted_s=predicted,
+        limit=(LEVELS[promise.percentile], promise.limit_s) if promise else None,
+    )
+
+
+def _course(metric: str, run: Run, promise: SloResult | None) -> Iterator[Figure]:
+    points = [
+        (s.due_s, v) for s in run.samples if s.ok and (v := getattr(s, f"{metric}_s")) is not None
+    ]
+    if points:
+        window = run.job.window
+        yield requests_over_time(
+            f"{NAMES[metric]} over time",
+            points,
+            failed=[(s.due_s, _how_it_ended(s)) for s in run.samples if _failed(s)],
+            window_s=(window.start_s, window.end_s),
+            limit_s=promise.limit_s if promise else None,
+            end_s=max(window.end_s, *(s.due_s for s in run.samples)),
+        )
+
+
+def _how_it_ended(sample: Sample) -> str:
+    return f"{OUTCOMES[sample.outcome]}: {(sample.detail or '')[:MOST_DETAIL]}"
+
+
+def _failed(sample: Sample) -> bool:
+    """Tell whether it failed; what the end of the run cut off behind the window did not."""
+    return not sample.ok and (sample.in_window or sample.outcome != "unfinished")
+
+
+def arrivals_text(job: Job) -> str:
+    """Say how requests came."""
+    source, shape = job.shape.source, job.shape
+    if source.users is not None:
+        return f"closed loop of {source.users} users"
+    if job.workload.trace:
+        return f"trace {job.workload.trace}"
+    if shape.stages:
+        return f"open loop in {len(shape.stages)} stages, {source.process}"
+    return f"open loop, {source.process}, {job.workload.requests_per_s:g}/s"
+
+
+def _plan_facts(plan: Plan) -> Iterator[tuple[str, str]]:
+    yield "model", plan.model.id
+    for pool in plan.pools:
+        yield (
+            f"{pool.role} pool",
+            (
+                f"{pool.replicas} x TP {pool.tp}, PP {pool.pp} on {pool.gpu}, {pool.dtype}; up to "
+                f"{pool.max_batch_size} sequences and {pool.max_batched_tokens} tokens a step"
+            ),
+        )
+    load, promised = plan.workload, plan.prediction
+    yield "planned load", f"{load.requests_per_s:g} requests/s"
+    yield "predicted capacity", f"{promised.capacity_requests_per_s:.3g} requests/s"
+    yield (
+        "headroom",
+        (
+            f"SLO predicted to hold up to {plan.headroom.load_factor:.2f} times the load, "
+            f"then {plan.headroom.binds} binds"
+        ),
+    )
+    yield "bottleneck", ", ".join(f"{role}: {what}" for role, what in promised.bottleneck.items())
+    note, error = plan.calibration, plan.calibration.error_fraction
+    fitted = "" if error is None else f", residual {error:.1%}"
+    yield "calibration", f"{note.name}, {note.date}{fitted}"
+    yield "validated on", f"{plan.validated_on.num_rows} rows: {plan.validated_on.note}"
+    yield "engine", f"{plan.engine.name} {plan.engine.version}"
+
+
+def _run_facts(run: Run, verdict: Verdict) -> Iterator[tuple[str, str]]:
+    where = verdict.metadata
+    started = datetime.fromtimestamp(where.started_unix_s, tz=UTC)
+    yield "endpoint", f"{where.host}, model {where.model}"
+    yield "started", f"{started:%Y-%m-%d %H:%M:%S} UTC, {where.wall_s:.1f} s in all"
+    yield (
+        "window",
+        (
+            f"{where.window_s:.1f} s of scheduled arrivals after {where.warmup_s:.1f} s of "
+            "warm-up; arrivals went on until its last request had ended"
+        ),
+    )
+    yield "arrivals", f"{arrivals_text(run.job)}, seed {where.seed}"
+    yield "requests", "chats" if run.job.chat else "completions of token ids"
+    for problem in (client_text(verdict), stall_text(verdict)):
+        name, _, text = problem.partition(": ")
+        yield name, text
+    yield "client machine", where.machine
+    yield "versions", ", ".join(f"{name} {version}" for name, version in where.versions.items())
+    yield (
+        "definitions",
+        (
+            "TTFT: scheduled arrival to first content chunk. TPOT: (last - first chunk) / (tokens "
+            "after the first chunk). ITL: gaps between content chunks. E2E: scheduled arrival to "
+            "last token. Requests without a complete answer miss the SLO and are in no average."
+        ),
+    )

@@ -1,0 +1,191 @@
+"""Charts in Plotly's own terms: plain traces and layouts, without its Python library."""
+
+from __future__ import annotations
+
+import html
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import ArrayLike
+
+Json = dict[str, Any]
+
+BLUE, GREEN, ORANGE, PURPLE, RED, AMBER, SOFT = (
+    f"var(--{name})" for name in ("blue", "green", "orange", "purple", "red", "amber", "soft")
+)
+"""Colours of the style sheet (page.css); page.js looks them up, for light and dark screens."""
+POOL_COLOURS = {"prefill": BLUE, "decode": GREEN, "mixed": PURPLE}
+"""Colours of pools, by role."""
+SERIES_COLOURS = (BLUE, ORANGE, GREEN, PURPLE)
+"""Colours of series that have no meaning of their own, in their order."""
+MAX_MARKS = 1_500
+"""Marks of one trace at most: a browser draws each as an element of its own."""
+DIGITS = 6
+"""Significant digits of numbers in a page: more than a chart can show."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """
+    One chart.
+
+    Attributes:
+        title: what is drawn.
+        caption: what the chart shows in words; stands below it, and for it where it is not seen.
+        traces: `data` of Plotly.
+        layout: `layout` of Plotly, less what all charts of a page share (page.js).
+    """
+
+    title: str
+    caption: str
+    traces: tuple[Json, ...]
+    layout: Json
+
+    def trace(self, name: str) -> Json:
+        """
+        Return the trace of that *name*.
+
+        Raises:
+            KeyError: the chart has none.
+        """
+        found = [trace for trace in self.traces if trace["name"] == plain(name)]
+        if not found:
+            raise KeyError(name)
+        return found[0]
+
+
+def line(  # noqa: PLR0913  (what a line of a chart is)
+    name: str,
+    xs: ArrayLike,
+    ys: ArrayLike,
+    *,
+    colour: str,
+    hover: str,
+    dash: str = "solid",
+    hover_values: ArrayLike | None = None,
+) -> Json:
+    """
+    Return a line through points.
+
+    Args:
+        name: in the legend.
+        xs: shape (n,).
+        ys: shape (n,).
+        colour: one of this module's.
+        hover: Plotly's `hovertemplate`: our own words, never those of a user.
+        dash: Plotly's `line.dash`.
+        hover_values: what *hover* calls `%{customdata}`, shape (n,).
+    """
+    drawn: Json = {
+        "type": "scatter",
+        "mode": "lines",
+        "name": plain(name),
+        "x": numbers(xs),
+        "y": numbers(ys),
+        "line": {"color": colour, "dash": dash, "width": 2},
+        "hovertemplate": f"{hover}<extra>%{{fullData.name}}</extra>",
+    }
+    return drawn if hover_values is None else {**drawn, "customdata": numbers(hover_values)}
+
+
+def marks(  # noqa: PLR0913  (what marks of a chart are)
+    name: str,
+    xs: ArrayLike,
+    ys: ArrayLike,
+    *,
+    colour: str,
+    hover: str,
+    texts: Sequence[str] = (),
+    size: int = 9,
+    symbol: str = "circle",
+    opacity: float = 1.0,
+    lines: bool = False,
+) -> Json:
+    """
+    Return a mark a point.
+
+    Args:
+        name: in the legend.
+        xs: shape (n,).
+        ys: shape (n,).
+        colour: one of this module's.
+        hover: Plotly's `hovertemplate`: our own words, never those of a user.
+        texts: what *hover* calls `%{text}`: any words; n of them, or none.
+        size: diameter in pixels.
+        symbol: Plotly's `marker.symbol`.
+        opacity: of the marks, 0 to 1.
+        lines: whether a line joins them.
+    """
+    drawn: Json = {
+        "type": "scatter",
+        "mode": "lines+markers" if lines else "markers",
+        "name": plain(name),
+        "x": numbers(xs),
+        "y": numbers(ys),
+        "marker": {
+            "color": colour,
+            "size": size,
+            "symbol": symbol,
+            "opacity": opacity,
+            "line": {"width": 2 if symbol.endswith("-open") else 0, "color": colour},
+        },
+        "line": {"color": colour, "width": 2},
+        "hovertemplate": f"{hover}<extra>%{{fullData.name}}</extra>",
+    }
+    return {**drawn, "text": [plain(text) for text in texts]} if texts else drawn
+
+
+def bars(name: str, labels: Sequence[str], ys: ArrayLike, *, colour: str, hover: str) -> Json:
+    """Return a bar a label; *hover* is Plotly's `hovertemplate`, our own words."""
+    return {
+        "type": "bar",
+        "name": plain(name),
+        "x": [plain(label) for label in labels],
+        "y": numbers(ys),
+        "marker": {"color": colour},
+        "hovertemplate": f"{hover}<extra>%{{fullData.name}}</extra>",
+    }
+
+
+def axes(x: Json, y: Json, **more: Any) -> Json:  # noqa: ANN401  (any part of a layout)
+    """Return a layout of two axes, and *more* of it in Plotly's keys."""
+    return {"xaxis": x, "yaxis": y, **more}
+
+
+def axis(title: str, low: float | None = None, high: float | None = None) -> Json:
+    """Return an axis with its unit in the *title*; without ends it holds whatever is drawn."""
+    named: Json = {"title": {"text": plain(title)}}
+    return named if high is None else {**named, "range": numbers([low or 0.0, high])}
+
+
+def log_axis(title: str, ticks: Mapping[float, str], low: float, high: float) -> Json:
+    """Return a logarithmic axis from *low* to *high*, either of which may be the larger."""
+    return {
+        "title": {"text": plain(title)},
+        "type": "log",
+        "range": numbers([math.log10(low), math.log10(high)]),
+        "tickvals": list(ticks),
+        "ticktext": [plain(text) for text in ticks.values()],
+    }
+
+
+def thinned(count: int) -> slice:
+    """Return every so many of *count* places, so that at most `MAX_MARKS` are left."""
+    return slice(None, None, max(1, -(-count // MAX_MARKS)))
+
+
+def numbers(values: ArrayLike) -> list[float | None]:
+    """Return values as JSON has them: `DIGITS` significant digits; `None` for what is no number."""
+    flat = np.asarray(values, np.float64).tolist()
+    return [float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None for value in flat]
+
+
+def plain(text: str) -> str:
+    """Return *text* so that Plotly shows it as it stands: it takes `<b>` and `<a>` for markup."""
+    return html.escape(text, quote=False)

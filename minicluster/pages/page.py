@@ -1,0 +1,164 @@
+"""A page as values: what it says, in the order in which it says it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from minicluster.pages.figure import Figure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tile:
+    """A number that is looked for first: its name, its value, and what to compare it with."""
+
+    name: str
+    value: str
+    below: str = ""
+    bad: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A paragraph."""
+
+    kind: ClassVar[str] = "text"
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command to type, and what it does."""
+
+    kind: ClassVar[str] = "command"
+    command: str
+    does: str
+
+
+@dataclass(frozen=True, slots=True)
+class DataTable:
+    """
+    A table of figures, words in its first column.
+
+    Attributes:
+        heads: names of the columns.
+        rows: as many cells as heads.
+    """
+
+    kind: ClassVar[str] = "table"
+    heads: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+    def groups(self) -> tuple[bool, ...]:
+        """Say of each row whether a group begins with it: its first word is a new one."""
+        firsts = [row[0].partition(" ")[0] for row in self.rows]
+        return tuple(
+            at > 0 and first != firsts[at - 1] and not first[:1].isdigit()
+            for at, first in enumerate(firsts)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class FactTable:
+    """Names, and what is said of each."""
+
+    kind: ClassVar[str] = "facts"
+    rows: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GpuBox:
+    """A GPU: the role and the number of the replica that has it; `None`: it is free."""
+
+    role: str
+    replica: int | None
+    title: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeBox:
+    """A node and its GPUs."""
+
+    name: str
+    gpus: tuple[GpuBox, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeGrid:
+    """
+    GPUs by node, drawn as boxes.
+
+    Attributes:
+        roles: named in the legend.
+        nodes: drawn.
+        more: how many nodes are not drawn.
+    """
+
+    kind: ClassVar[str] = "nodes"
+    roles: tuple[str, ...]
+    nodes: tuple[NodeBox, ...]
+    more: int = 0
+
+
+Block = Text | Command | DataTable | FactTable | NodeGrid
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Blocks below a heading."""
+
+    kind: ClassVar[str] = "section"
+    title: str
+    blocks: tuple[Block, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ChartRow:
+    """Charts side by side."""
+
+    kind: ClassVar[str] = "charts"
+    figures: tuple[Figure, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """
+    A page: the answer first.
+
+    Attributes:
+        title: of the browser's tab.
+        headline: the answer.
+        status: how it ended, as a class of page.css: met, missed, inconclusive; empty: no verdict.
+        lines: what the answer rests on.
+        notes: what else to know of it, in grey.
+        tiles: figures that are looked for first.
+        parts: all the rest.
+        footer: which command wrote the page.
+    """
+
+    title: str
+    headline: str
+    status: str = ""
+    lines: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    tiles: tuple[Tile, ...] = ()
+    parts: tuple[Section | ChartRow, ...] = ()
+    footer: str = ""
+
+    @property
+    def figures(self) -> tuple[Figure, ...]:
+        """All charts."""
+        rows = [part.figures for part in self.parts if isinstance(part, ChartRow)]
+        return tuple(figure for row in rows for figure in row)
+
+    def figure(self, title: str) -> Figure:
+        """
+        Return the chart of that *title*.
+
+        Raises:
+            KeyError: the page has none.
+        """
+        found = [figure for figure in self.figures if figure.title == title]
+        if not found:
+            raise KeyError(title)
+        return found[0]

@@ -1,0 +1,102 @@
+"""A page as HTML in a file, with Plotly's script beside it."""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+from minicluster.errors import InputError, MiniclusterError
+from minicluster.files import write_atomically
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+    from minicluster.pages.page import Page
+
+SCRIPT = "plotly.min.js"
+"""Name of the file that draws the charts; all pages of a folder share it."""
+STDOUT = 1
+"""File descriptor of the standard output."""
+HERE = Path(__file__).parent
+
+
+def render(page: Page, script: str = SCRIPT) -> str:
+    """
+    Return a page as HTML; every word of it is escaped.
+
+    Args:
+        page: what it says.
+        script: where Plotly's script lies, as the page's `src` has it.
+    """
+    return _templates().get_template("page.html.j2").render(page=page, script=script)
+
+
+def write_page(path: Path, page: Page, *, script_folder: Path | None = None) -> None:
+    """
+    Write a page, and Plotly's script unless it is there already.
+
+    A page is never there in part, nor without its script. A page without charts needs none.
+
+    Args:
+        path: of the page: a file, as a stream has no place beside it.
+        page: what it says.
+        script_folder: where the script lies; `None`: beside the page.
+
+    Raises:
+        InputError: a file that cannot be written.
+    """
+    folder = path.parent if script_folder is None else script_folder
+    if _is_stream(path):
+        raise InputError(
+            str(path), "a stream", f"a file to write a page to, with {SCRIPT} beside it"
+        )
+    address = quote(Path(os.path.relpath(folder / SCRIPT, path.parent)).as_posix())
+    html = render(page, address)
+    if page.figures:
+        _keep_script(folder / SCRIPT)
+    write_atomically(path, html)
+
+
+def plotly_script() -> Path:
+    """
+    Return Plotly's script as its Python package ships it; the package is not imported.
+
+    Raises:
+        MiniclusterError: the package is not installed.
+    """
+    found = find_spec("plotly")
+    if found is None or found.origin is None:
+        raise MiniclusterError("charts need the package plotly: `pip install -e .` installs it")
+    return Path(found.origin).parent / "package_data" / SCRIPT
+
+
+def _is_stream(path: Path) -> bool:
+    """Tell whether *path* is a device, a pipe, or what the standard output goes to."""
+    if not path.exists():
+        return False
+    return not path.is_file() or os.path.samestat(path.stat(), os.fstat(STDOUT))
+
+
+def _keep_script(path: Path) -> None:
+    """Write the script; leave a file that is the same already."""
+    content = plotly_script().read_text(encoding="utf-8")
+    if not (path.is_file() and path.read_bytes() == content.encode()):
+        write_atomically(path, content)
+
+
+@cache
+def _templates() -> Environment:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined  # noqa: PLC0415  (25 ms)
+
+    return Environment(
+        loader=FileSystemLoader(HERE),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )

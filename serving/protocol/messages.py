@@ -1,0 +1,196 @@
+"""Values that cross a process boundary with a request: refusals, phases, first chunks, timings."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+STALL_S = 1.0
+"""A KV transfer that takes longer is counted as stalled."""
+
+PATH_HEADER = "X-Minicluster-Path"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """
+    An error as the client sees it, before it is written as HTTP; fields as in OpenAI's error.
+
+    Attributes:
+        retry_after_s: when a retry may succeed; `None`: the same request will fail again.
+    """
+
+    status: int
+    message: str
+    param: str | None = None
+    code: str | None = None
+    retry_after_s: float | None = None
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The response body: OpenAI's error object."""
+        kind = "invalid_request_error" if self.status < 500 else "server_error"  # noqa: PLR2004
+        error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
+        return {"error": error}
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The response headers: Retry-After, in whole seconds, if a retry may succeed."""
+        if self.retry_after_s is None:
+            return {}
+        return {"Retry-After": str(max(1, math.ceil(self.retry_after_s)))}
+
+
+class RequestRefused(Exception):
+    """Carries a refusal up the stack to the HTTP layer."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        """Keep the refusal."""
+        super().__init__(refusal.message)
+        self.refusal = refusal
+
+
+class EngineFailed(Exception):
+    """The engine failed while answering; a stream that has begun ends without [DONE]."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestPhases:
+    """
+    The phases of a request's time to first token, and the path that the request took.
+
+    Attributes:
+        prefill_s: from the decode server's first call to the prefill pool's answer: routing,
+            queue, prefill and failed attempts; 0 where decode computes the prompt.
+        handoff_s: from there to the first token: KV transfer, queue and one decode step; where
+            decode computes the prompt, queue and prefill.
+        path: `remote`, `retried` (remote, on the second replica), `local` (decode computes the
+            prompt, as planned) or `fallback-local` (decode computes it because no prefill
+            replica answered).
+        reason: why the path is not plainly remote; one of few words, fit for a metric's label.
+        prefill_replica: name of the replica that computed the prompt; empty: decode did.
+        decode_replica: name of the replica that answers.
+        prefill_queue_s: the part of `prefill_s` spent waiting in the prefill engine.
+        prefill_step_s: the part of `prefill_s` from being scheduled there to its token.
+    """
+
+    prefill_s: float
+    handoff_s: float
+    path: str = "remote"
+    reason: str = ""
+    prefill_replica: str = ""
+    decode_replica: str = ""
+    prefill_queue_s: float = 0.0
+    prefill_step_s: float = 0.0
+
+    @property
+    def server_timing(self) -> str:
+        """
+        The value of a Server-Timing header (W3C), in milliseconds.
+
+        `queue` and `step` are parts of `prefill`, by the prefill engine's own clock; a `step` of 0
+        means that decode computed the prompt.
+        """
+        parts = {
+            "prefill": self.prefill_s,
+            "queue": self.prefill_queue_s,
+            "step": self.prefill_step_s,
+            "handoff": self.handoff_s,
+        }
+        return ", ".join(f"{name};dur={seconds * 1e3:.1f}" for name, seconds in parts.items())
+
+    @property
+    def path_and_reason(self) -> str:
+        """Path and reason in one line: `retried; reason=prefill-failed`."""
+        return f"{self.path}; reason={self.reason}" if self.reason else self.path
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The headers that report time and path with every answer."""
+        return {"Server-Timing": self.server_timing, PATH_HEADER: self.path_and_reason}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FirstChunk:
+    """
+    The first token of an answer and its phases, in one message, because each costs milliseconds.
+
+    Attributes:
+        first: the first server-sent events, or the whole answer.
+    """
+
+    phases: RequestPhases
+    first: list[str] | dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prefilled:
+    """
+    A prefill replica's answer: where its KV cache is, and where the time went.
+
+    Attributes:
+        kv_transfer_params: what decode fetches the KV cache with.
+        replica: name of the replica.
+        queue_s: waiting inside the engine.
+        step_s: inside the engine, from being scheduled to the token.
+    """
+
+    kv_transfer_params: dict[str, object]
+    replica: str
+    queue_s: float
+    step_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillTiming:
+    """
+    The time of one prompt through the prefill pool alone.
+
+    Attributes:
+        seconds: inside the replica, everything included.
+        queue_s: waiting inside the engine.
+        step_s: inside the engine, from being scheduled to the first token.
+    """
+
+    prompt_tokens: int
+    seconds: float
+    queue_s: float
+    step_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Readiness:
+    """
+    The result of the probes that follow a deployment.
+
+    Attributes:
+        stalls: transfers that took longer than `STALL_S` before enough rounds in a row did not.
+        handoff_s: slowest transfer of the last round, first decode step included.
+        ttft_s: of the streamed completion at the end.
+    """
+
+    stalls: int
+    handoff_s: float
+    ttft_s: float
+
+
+class Backend(Protocol):
+    """The pools as the endpoint calls them: Ray Serve's handles, or fakes in tests."""
+
+    def answer(
+        self, domain: str, kind: str, body: dict[str, Any]
+    ) -> AsyncIterator[Refusal | FirstChunk | list[str]]:
+        """Answer a request; raises `RequestRefused` where no replica can take it."""
+
+    async def time_prefill(self, body: dict[str, Any]) -> PrefillTiming | Refusal:
+        """Run a prompt through the prefill pool alone."""
+
+    async def running(self) -> dict[tuple[str, str], int]:
+        """Return the number of running replicas, by role and domain."""
+
+    async def facts(self) -> dict[tuple[str, str], dict[str, Any]]:
+        """Return the settings of one engine of each role and domain, of those that answer."""

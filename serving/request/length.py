@@ -1,0 +1,237 @@
+"""
+The length of a request in tokens: its prompts, estimated from their bytes, and its answers.
+
+The endpoint has no tokenizer: it estimates a text from its bytes by a line that the token counts
+of earlier answers fit, chat template included (docs/adr/0131).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from minicluster.errors import InputError
+from serving.protocol.messages import Refusal, RequestRefused
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+TOKENS_PER_BYTE = 0.25
+"""Tokens per byte of text until answers have been counted: about that of English text."""
+
+LEAST_TOKENS_PER_BYTE = 1 / 64
+MOST_TOKENS_PER_BYTE = 1.0
+"""Bounds of the fitted slope; a token of text has at least one byte."""
+
+MOST_OVERHEAD_TOKENS = 256
+"""Upper bound of the fitted constant: a longer template is not one that every text has."""
+
+SHORT_BYTES = 256
+"""Weight of a text in the fit: 1 / (1 + bytes / SHORT_BYTES). Short texts fit the constant."""
+
+KEPT = 0.98
+"""Weight that earlier texts keep when a new one is added: about the last fifty count."""
+
+KEPT_AFTER_REFUSAL = 0.9
+"""
+Weight that earlier texts keep when a text is refused for its estimated length: no answer would
+ever correct that estimate.
+"""
+
+TEMPLATE_FIELDS = ("content", "text", "tool_calls", "function", "arguments")
+"""The fields of a message, its parts and its calls that a chat template writes out."""
+
+LENGTH_FIELDS = {"chat": ("max_completion_tokens", "max_tokens"), "completions": ("max_tokens",)}
+"""By endpoint, the fields that name the answer's length; the first that is set counts (vLLM)."""
+
+DEFAULT_COMPLETION_TOKENS = 16
+"""vLLM's default for a completion without `max_tokens`. A chat goes on while it has room."""
+
+MAX_OUTPUT_TOKENS = "MINICLUSTER_MAX_OUTPUT_TOKENS"
+"""Environment variable: most tokens of one answer; default: what the model has room for."""
+
+TEMPLATE_TOKENS = 64
+"""Room reserved for what a chat template adds to a prompt, when an answer's limit is set."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenEstimate:
+    """
+    A line from the bytes of a text to its tokens.
+
+    Attributes:
+        overhead_tokens: the constant: chat template and beginning of sequence.
+        tokens_per_byte: the slope, over bytes of UTF-8.
+    """
+
+    overhead_tokens: float = 0.0
+    tokens_per_byte: float = TOKENS_PER_BYTE
+
+
+DEFAULT_ESTIMATE = TokenEstimate()
+
+
+class TokenCounts:
+    """
+    The fit of the token counts that the engine reported over the bytes of the texts.
+
+    Least squares with a prior of no overhead and `TOKENS_PER_BYTE`: short texts alone say nothing
+    of the slope, long ones of one length nothing of the constant.
+    """
+
+    def __init__(self) -> None:
+        """Start with the prior alone."""
+        self._sums = [0.0] * 5
+
+    def add(self, size_bytes: int, tokens: int) -> None:
+        """Add a text of *size_bytes* that has *tokens*."""
+        weight = SHORT_BYTES / (SHORT_BYTES + size_bytes)
+        off = weight * (tokens - TOKENS_PER_BYTE * size_bytes)
+        new = (weight, weight * size_bytes, weight * size_bytes**2, off, off * size_bytes)
+        self._sums = [KEPT * known + more for known, more in zip(self._sums, new, strict=True)]
+
+    def discount(self) -> None:
+        """Move towards the prior, after a text was refused for its estimated length."""
+        self._sums = [KEPT_AFTER_REFUSAL * known for known in self._sums]
+
+    @property
+    def estimate(self) -> TokenEstimate:
+        """The fit so far; within bounds, whatever was counted."""
+        count, sizes, squares, off, off_sizes = self._sums
+        count, squares = count + 1, squares + SHORT_BYTES**2
+        overhead = (off * squares - sizes * off_sizes) / (count * squares - sizes**2)
+        overhead = min(max(0.0, overhead), MOST_OVERHEAD_TOKENS)
+        slope = TOKENS_PER_BYTE + (off_sizes - overhead * sizes) / squares
+        return TokenEstimate(
+            overhead_tokens=overhead,
+            tokens_per_byte=min(max(LEAST_TOKENS_PER_BYTE, slope), MOST_TOKENS_PER_BYTE),
+        )
+
+
+def prompts_in(kind: str, body: Mapping[str, Any]) -> list[Any]:
+    """
+    Return the prompts of a request, for `prompt_tokens`, `text_bytes` and `most_tokens`.
+
+    Args:
+        kind: `chat`, whose only prompt is all that its template gets, or `completions`.
+        body: the request.
+    """
+    if kind != "chat":
+        return prompts_of(body.get("prompt"))
+    lists = (body[name] for name in ("tools", "documents") if body.get(name))
+    return [[body.get("messages"), *(json.dumps(each, ensure_ascii=False) for each in lists)]]
+
+
+def prompts_of(prompt: object) -> list[Any]:
+    """Return the prompts of a completion: those of a list, or the only one."""
+    if not isinstance(prompt, list) or not prompt or isinstance(prompt[0], int | float):
+        return [prompt]
+    return prompt
+
+
+def prompt_tokens(prompt: object, estimate: TokenEstimate = DEFAULT_ESTIMATE) -> float:
+    """
+    Return the tokens of one prompt: exact for token ids, an estimate from the bytes of text.
+
+    *prompt* is a string, ids, or the messages of a chat. Anything else counts as no text: the
+    engine will refuse it.
+    """
+    if isinstance(prompt, list) and prompt and isinstance(prompt[0], int):
+        return float(len(prompt))
+    return max(1.0, estimate.overhead_tokens + estimate.tokens_per_byte * text_bytes(prompt))
+
+
+def text_bytes(prompt: object) -> int:
+    """Return the bytes of text in a prompt, without roles and what a chat template adds."""
+    if isinstance(prompt, str):
+        return len(prompt.encode("utf-8", "surrogatepass"))
+    if isinstance(prompt, list) and not (prompt and isinstance(prompt[0], int)):
+        return sum(text_bytes(part) for part in prompt)
+    if isinstance(prompt, dict):
+        return sum(text_bytes(prompt.get(name)) for name in TEMPLATE_FIELDS)
+    return 0
+
+
+def most_tokens(prompt: object) -> int:
+    """
+    Return an upper bound of a prompt's tokens: a token of text has at least one byte.
+
+    *prompt* is any JSON, as in `prompt_tokens`; each number counts as one token.
+    """
+    if isinstance(prompt, list):
+        return sum(most_tokens(part) for part in prompt)
+    if isinstance(prompt, str | dict):
+        return text_bytes(prompt)
+    return 0 if prompt is None else 1
+
+
+def counted_text_bytes(kind: str, body: Mapping[str, Any]) -> int:
+    """
+    Return the bytes of the text that the engine's count of prompt tokens is for; 0: no one text.
+
+    Several prompts share one count, and a truncated prompt is counted in part only.
+
+    Args:
+        kind: `chat` or `completions`.
+        body: the request.
+    """
+    prompts = prompts_in(kind, body)
+    if len(prompts) > 1 or body.get("truncate_prompt_tokens") is not None:
+        return 0
+    return text_bytes(prompts[0])
+
+
+def requested_tokens(kind: str, body: Mapping[str, Any]) -> Any:  # noqa: ANN401
+    """Return the answer's length that a request of *kind* names, if it names one."""
+    return next((body[name] for name in LENGTH_FIELDS[kind] if body.get(name) is not None), None)
+
+
+def answer_tokens(kind: str, body: Mapping[str, Any]) -> int | None:
+    """
+    Return the most tokens of one answer; `None`: as many as the context has room for.
+
+    Args:
+        kind: `chat` or `completions`.
+        body: a request that `serving.request.validation.check` accepted.
+    """
+    if kind == "completions" and "max_tokens" not in body:
+        return DEFAULT_COMPLETION_TOKENS
+    requested: int | None = requested_tokens(kind, body)
+    return requested
+
+
+def read_token_limit(environment: Mapping[str, str]) -> int | None:
+    """Return the operator's limit; raises InputError for anything but a number of tokens."""
+    value = environment.get(MAX_OUTPUT_TOKENS)
+    if value is None:
+        return None
+    if not value.isascii() or not value.isdigit() or int(value) < 1:
+        raise InputError(MAX_OUTPUT_TOKENS, value, "a number of tokens, at least 1")
+    return int(value)
+
+
+def apply_token_limit(
+    kind: str, body: dict[str, Any], limit: int | None, max_model_len: int
+) -> dict[str, Any]:
+    """
+    Return a request of *kind* (`chat` or `completions`) that keeps the operator's limit.
+
+    A request that names no length gets the engine's default, at most the limit. Where that default
+    is all the context has room for, it gets the limit, or what certainly fits beside its prompt (a
+    token has at least a byte). Where nothing fits, the engine's own bound remains.
+
+    Raises:
+        RequestRefused: the request asks for more.
+    """
+    if limit is None:
+        return body
+    for name in (*LENGTH_FIELDS[kind], "min_tokens"):
+        if (body.get(name) or 0) > limit:
+            message = f"{name}: expected at most {limit}, the limit of this endpoint."
+            raise RequestRefused(Refusal(status=400, message=message, param=name))
+    tokens = answer_tokens(kind, body)
+    if tokens is not None:
+        return body if tokens <= limit else {**body, "max_tokens": limit}
+    room = max_model_len - max(map(most_tokens, prompts_in(kind, body))) - TEMPLATE_TOKENS
+    return {**body, "max_tokens": min(limit, room)} if room >= 1 else body

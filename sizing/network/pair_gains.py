@@ -1,0 +1,192 @@
+"""Counts of two roles in the units of a tree: the best of them by dynamic programming."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sizing.network.topology_units import TopologyUnit
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+Counts = tuple[int, int]
+"""Replicas of the first and of the second role."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """
+    What a unit can hold, and what it is worth.
+
+    Attributes:
+        value: best gain by replicas of the first and the second role; -inf: no room.
+        steps: for each unit inside, its table and which of its `options` is taken.
+    """
+
+    value: NDArray[np.float64]
+    steps: tuple[tuple[Table, NDArray[np.int64]], ...] = ()
+
+    @property
+    def options(self) -> list[Counts]:
+        """Counts that there is room for, the most valuable use of each."""
+        return [(int(p), int(d)) for p, d in np.argwhere(np.isfinite(self.value))]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Objective:
+    """
+    What counts are worth.
+
+    Attributes:
+        total: replicas of each role.
+        leaf: tier of the units that replicas are packed into.
+        fits: whether a leaf has room for counts.
+        gain: of a pair that meets in one unit of a tier, by tier: c_(j+1) - c_j.
+        opening: price of a leaf that is used at all.
+        evenness: price of the squared counts of a unit.
+        caps: most replicas of each role in one unit, by tier.
+    """
+
+    total: Counts
+    leaf: int
+    fits: Callable[[TopologyUnit, int, int], bool]
+    gain: tuple[float, ...]
+    opening: float = 0.0
+    evenness: float = 0.0
+    caps: dict[int, Counts] | None = None
+
+
+class GainTables:
+    """Makes tables, one for each kind of unit; counts the additions that they take."""
+
+    def __init__(self, objective: Objective) -> None:
+        """Start without tables."""
+        self.objective = objective
+        self.work = 0
+        self._tables: dict[tuple[object, ...], Table] = {}
+        self._keys: dict[tuple[object, ...], int] = {}
+
+    def table(self, unit: TopologyUnit) -> Table:
+        """
+        Return the table of a unit.
+
+            f_u(P, D) = max over shares of the units inside of sum f + (c_(j+1) - c_j) P D
+            (docs/model.md, eq. D3)
+        """
+        key = self._key(unit)
+        if key not in self._tables:
+            made = self._leaf(unit) if unit.tier == self.objective.leaf else self._joined(unit)
+            self._tables[key] = self._capped(unit.tier, made)
+        return self._tables[key]
+
+    def _key(self, unit: TopologyUnit) -> tuple[object, ...]:
+        """Name what makes two units alike."""
+        if unit.tier == 0:
+            return (0, unit.free)
+        inside = tuple(self._keys.setdefault(self._key(r), len(self._keys)) for r in unit.inner)
+        return (unit.tier, inside)
+
+    def _leaf(self, unit: TopologyUnit) -> Table:
+        """List what fits."""
+        first, second = self.objective.total
+        value = np.full((first + 1, second + 1), -np.inf)
+        for p in range(first + 1):
+            for d in range(second + 1):
+                if not self.objective.fits(unit, p, d):
+                    break
+                value[p, d] = -self.objective.opening if p or d else 0.0
+        # Whatever meets in a leaf is taken to meet in one HB domain.
+        return self._worth(value, range(unit.tier + 1))
+
+    def _joined(self, unit: TopologyUnit) -> Table:
+        """Join the units inside, one after the other."""
+        first, second = self.objective.total
+        acc = np.full((first + 1, second + 1), -np.inf)
+        acc[0, 0] = 0.0
+        reach = (0, 0)
+        steps = []
+        for inner in unit.inner:
+            child = self.table(inner)
+            new = np.full_like(acc, -np.inf)
+            choice = np.zeros(acc.shape, dtype=np.int64)
+            options = child.options
+            self.work += len(options) * (reach[0] + 1) * (reach[1] + 1)
+            for index, (p, d) in enumerate(options):
+                high, wide = min(reach[0], first - p) + 1, min(reach[1], second - d) + 1
+                found = acc[:high, :wide] + child.value[p, d]
+                view = new[p : p + high, d : d + wide]
+                better = found > view
+                view[better] = found[better]
+                choice[p : p + high, d : d + wide][better] = index
+            filled = np.argwhere(np.isfinite(new))
+            reach = (int(filled[:, 0].max()), int(filled[:, 1].max()))
+            acc = new
+            steps.append((child, choice))
+        return self._worth(acc, range(unit.tier, unit.tier + 1), tuple(steps))
+
+    def _worth(
+        self,
+        value: NDArray[np.float64],
+        tiers: range,
+        steps: tuple[tuple[Table, NDArray[np.int64]], ...] = (),
+    ) -> Table:
+        """Add what pairs gain that meet here, less what crowding costs."""
+        p, d = np.ogrid[: value.shape[0], : value.shape[1]]
+        gain = sum(self.objective.gain[j] for j in tiers if j < len(self.objective.gain))
+        crowded = self.objective.evenness * (p * p + d * d)
+        return Table(value=value + gain * p * d - crowded, steps=steps)
+
+    def _capped(self, tier: int, table: Table) -> Table:
+        """Forbid more replicas than the caps of a tier."""
+        cap = (self.objective.caps or {}).get(tier)
+        if cap is None:
+            return table
+        value = table.value.copy()
+        value[cap[0] + 1 :, :] = -np.inf
+        value[:, cap[1] + 1 :] = -np.inf
+        return Table(value=value, steps=table.steps)
+
+
+def shares(unit: TopologyUnit, table: Table, counts: Counts) -> list[tuple[TopologyUnit, Counts]]:
+    """Return the leaves that hold replicas in the best placement of *counts*, with theirs."""
+    if not table.steps:
+        return [(unit, counts)] if any(counts) else []
+    found: list[tuple[TopologyUnit, Counts]] = []
+    p, d = counts
+    for inner, (child, choice) in reversed(list(zip(unit.inner, table.steps, strict=True))):
+        taken = child.options[int(choice[p, d])]
+        found = shares(inner, child, taken) + found
+        p, d = p - taken[0], d - taken[1]
+    return found
+
+
+def bound_gain(
+    total: Counts, widths: Counts, gain: Sequence[float], roomiest: Sequence[int]
+) -> float:
+    """
+    Bound the gain of any placement without searching.
+
+        M_j <= min(P min(D, (g_j - p)/d), D min(P, (g_j - d)/p), g_j (P p + D d)/(4 p d))
+        (docs/model.md, eq. D4): the last since x y <= (x + y)^2/4 and x + y <= g_j in each unit
+
+    Args:
+        total: P and D replicas.
+        widths: their GPUs p and d.
+        gain: of a pair that meets in tier j.
+        roomiest: g_j, free GPUs of the roomiest unit of tier j.
+
+    """
+    first, second = total
+    p, d = widths
+    bound = 0.0
+    for each, free in zip(gain, roomiest, strict=False):
+        beside = min(second, max(0, free - p) // d) if second else 0
+        other = min(first, max(0, free - d) // p) if second else 0
+        even = free * (first * p + second * d) / (4 * p * d)
+        bound += each * min(first * beside, second * other, even)
+    return bound

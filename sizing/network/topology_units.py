@@ -1,0 +1,153 @@
+"""Free GPUs as a tree of units: the whole site, its pods and racks, down to HB domains."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from minicluster.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from minicluster.specs.topology import Inventory, Node
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopologyUnit:
+    """
+    One unit of a tier.
+
+    Attributes:
+        name: of the unit.
+        tier: 0 for an HB domain.
+        inner: units of the tier below; empty for an HB domain.
+        gpus: free ones of an HB domain, (node, GPU of the node) each.
+        first: number of its first GPU in the inventory's order.
+    """
+
+    name: str
+    tier: int
+    inner: tuple[TopologyUnit, ...] = ()
+    gpus: tuple[tuple[str, int], ...] = ()
+    first: int = 0
+
+    @property
+    def free(self) -> int:
+        """Free GPUs."""
+        return len(self.gpus) if self.tier == 0 else sum(unit.free for unit in self.inner)
+
+    def domains(self) -> Iterator[TopologyUnit]:
+        """Yield its HB domains in order."""
+        if self.tier == 0:
+            yield self
+        for unit in self.inner:
+            yield from unit.domains()
+
+    def atoms(self, gpus: int) -> int:
+        """Count the groups of *gpus* that fit, none of them across HB domains."""
+        return sum(unit.free // gpus for unit in self.domains())
+
+    def at(self, tier: int) -> Iterator[TopologyUnit]:
+        """Yield its units of a tier."""
+        if self.tier == tier:
+            yield self
+        else:
+            for unit in self.inner:
+                yield from unit.at(tier)
+
+
+def unit_tree(
+    inventory: Inventory,
+    *,
+    spare_nodes: int = 0,
+    spare_tier: str | None = None,
+    gpus_per_hb_domain: int | None = None,
+) -> TopologyUnit:
+    """
+    Return the free GPUs of an inventory as a tree; nodes that are down or spare have none.
+
+    Args:
+        inventory: nodes and the names of the tiers.
+        spare_nodes: further nodes to keep free, the last ones that are `ok`.
+        spare_tier: of each unit of this tier; `None`: of the whole inventory.
+        gpus_per_hb_domain: at most; a node with more has several domains. `None`: nodes have one.
+
+    Raises:
+        InputError: a tier that there is not, or more spares than nodes.
+
+    """
+    kept = _kept(inventory, spare_nodes, spare_tier)
+    placed: list[tuple[Node, int]] = []
+    first = 0
+    for node in inventory.nodes:
+        placed.append((node, first))
+        first += node.gpus
+    tiers = inventory.tiers or ("hb",)
+    whole = _unit("all", len(tiers) - 1, placed, tiers, kept)
+    widest = max(node.gpus for node in inventory.nodes)
+    if gpus_per_hb_domain is None or gpus_per_hb_domain >= widest:
+        return whole
+    return _cut_domains(whole, gpus_per_hb_domain)
+
+
+def _cut_domains(unit: TopologyUnit, size: int) -> TopologyUnit:
+    """Cut nodes, an HB domain each so far, into domains of *size*."""
+    if unit.tier > 1:
+        return replace(unit, inner=tuple(_cut_domains(each, size) for each in unit.inner))
+    parts = [
+        TopologyUnit(
+            name=f"{domain.name}.{start // size}",
+            tier=0,
+            gpus=domain.gpus[start : start + size],
+            first=domain.first + start,
+        )
+        for domain in unit.domains()
+        for start in range(0, len(domain.gpus), size)
+    ]
+    return replace(unit, inner=tuple(parts)) if unit.tier else unit
+
+
+def _kept(inventory: Inventory, spare_nodes: int, spare_tier: str | None) -> set[str]:
+    """Return the names of nodes without free GPUs: down, spare, or kept free now."""
+    if spare_tier is not None and spare_tier not in inventory.tiers:
+        raise InputError("--spare-tier", spare_tier, "one of " + ", ".join(inventory.tiers))
+    units: dict[str, list[str]] = {}
+    for node in inventory.nodes:
+        if node.state == "ok":
+            unit = "" if spare_tier is None else node.units.get(spare_tier, "")
+            units.setdefault(unit, []).append(node.name)
+    short = next((unit for unit, names in units.items() if len(names) < spare_nodes), None)
+    if short is not None:
+        raise InputError(
+            "--spare-nodes", spare_nodes, f"at most the {len(units[short])} nodes of a unit"
+        )
+    kept = {node.name for node in inventory.nodes if node.state != "ok"}
+    for names in units.values():
+        kept.update(names[len(names) - spare_nodes :])
+    return kept
+
+
+def _unit(
+    name: str,
+    tier: int,
+    placed: Sequence[tuple[Node, int]],
+    tiers: Sequence[str],
+    kept: set[str],
+) -> TopologyUnit:
+    """Make one unit from its nodes, each with the number of its first GPU."""
+    if tier == 0:
+        free = tuple(
+            (node.name, gpu)
+            for node, _ in placed
+            if node.name not in kept
+            for gpu in range(node.gpus)
+        )
+        return TopologyUnit(name=name, tier=0, gpus=free, first=placed[0][1])
+    inner: dict[str, list[tuple[Node, int]]] = {}
+    for node, first in placed:
+        # A node that names no HB domain is one.
+        unit = node.units.get(tiers[tier - 1]) or (node.name if tier == 1 else f"{name}'s")
+        inner.setdefault(unit, []).append((node, first))
+    below = tuple(_unit(unit, tier - 1, found, tiers, kept) for unit, found in inner.items())
+    return TopologyUnit(name=name, tier=tier, inner=below, first=placed[0][1])

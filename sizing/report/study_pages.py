@@ -1,0 +1,119 @@
+"""The pages of `sizing pareto` and `sizing sweep`: their tables, and charts of the same figures."""
+
+from __future__ import annotations
+
+from itertools import cycle
+from typing import TYPE_CHECKING
+
+from minicluster.pages.figure import (
+    SERIES_COLOURS,
+    Figure,
+    axes,
+    axis,
+    bars,
+    marks,
+)
+from minicluster.pages.page import ChartRow, DataTable, Page, Section
+from sizing.planner.studies.answer import figures
+from sizing.report.plan_charts import front_figure
+from sizing.report.study import front_table, sweep_table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from rich.table import Table
+
+    from sizing.planner.evaluated import Evaluated
+    from sizing.planner.studies.answer import Figures, StudyAnswer
+    from sizing.planner.studies.pareto import Front
+    from sizing.planner.studies.sweep import Swept
+
+MEASURES: tuple[tuple[str, str, Callable[[Figures], float]], ...] = (
+    ("GPUs needed", "GPUs", lambda found: found.gpus),
+    ("TTFT at the SLO's percentile", "ms", lambda found: 1e3 * found.ttft_s),
+    ("TPOT at the SLO's percentile", "ms", lambda found: 1e3 * found.tpot_s),
+    ("Headroom", "times the load", lambda found: found.headroom_factor),
+)
+"""What the charts of a sweep show of every plan: title, unit, value."""
+
+
+def pareto_page(scenario: str, points: Sequence[Evaluated], found: Sequence[Front]) -> Page:
+    """Return the page of the configurations that no other beats."""
+    kept = sum(any(front.kept[at] for front in found) for at in range(len(points)))
+    return Page(
+        title=f"{scenario}: configurations",
+        headline=f"{kept} of {len(points):,} configurations of {scenario} are beaten by no other",
+        lines=("By closed forms, not simulated; `sizing plan` simulates the one that it takes.",),
+        parts=(
+            ChartRow(tuple(front_figure(front, points) for front in found)),
+            *(_section(front_table(front, points)) for front in found),
+        ),
+        footer="minicluster, sizing pareto",
+    )
+
+
+def sweep_page(
+    scenario: str,
+    keys: Sequence[Swept],
+    combinations: Sequence[tuple[str, ...]],
+    answers: Sequence[StudyAnswer],
+) -> Page:
+    """Return the page of a scenario planned for many values of its keys."""
+    planned = sum(answer.plan is not None for answer in answers)
+    swept = " and ".join(key.key for key in keys)
+    return Page(
+        title=f"{scenario}: {swept}",
+        headline=f"{planned} of {len(answers)} points of {scenario} have a plan",
+        lines=(f"Planned anew for every value of {swept}.",),
+        parts=(
+            ChartRow(tuple(_sweep_figures(keys, combinations, answers))),
+            _section(sweep_table(keys, combinations, answers)),
+        ),
+        footer="minicluster, sizing sweep",
+    )
+
+
+def _sweep_figures(
+    keys: Sequence[Swept],
+    combinations: Sequence[tuple[str, ...]],
+    answers: Sequence[StudyAnswer],
+) -> Iterator[Figure]:
+    """Draw each measure over the first key, a line for each combination of the others."""
+    series: dict[str, list[tuple[str, Figures]]] = {}
+    for (first, *others), answer in zip(combinations, answers, strict=True):
+        if answer.plan is not None:
+            point = (first.partition("=")[2], figures(answer.plan))
+            series.setdefault(" ".join(others) or "plan", []).append(point)
+    numeric = all(_is_number(value) for value in keys[0].values)
+    for title, unit, value_of in MEASURES if series else ():
+        traces, said = [], []
+        for (name, points), colour in zip(series.items(), cycle(SERIES_COLOURS), strict=False):
+            values, ys = [value for value, _ in points], [value_of(found) for _, found in points]
+            hover = f"{title}: %{{y:,.4g}} {unit}"
+            traces.append(
+                marks(name, [float(v) for v in values], ys, colour=colour, hover=hover, lines=True)
+                if numeric
+                else bars(name, values, ys, colour=colour, hover=hover)
+            )
+            drawn = ", ".join(f"{y:,.4g} at {v}" for v, y in zip(values, ys, strict=True))
+            said.append(f"{name}: {drawn}")
+        x = axis(keys[0].key) if numeric else {**axis(keys[0].key), "type": "category"}
+        y = {**axis(unit), "rangemode": "tozero"}
+        caption = f"In {unit}. {'; '.join(said)}"
+        yield Figure(title=title, caption=caption, traces=tuple(traces), layout=axes(x, y))
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _section(table: Table) -> Section:
+    """Return a table of a terminal as a section of a page."""
+    heads = tuple(str(column.header) for column in table.columns)
+    rows = zip(*(column.cells for column in table.columns), strict=True)
+    cells = tuple(tuple(getattr(cell, "plain", cell) for cell in row) for row in rows)
+    return Section(str(table.title or ""), (DataTable(heads, cells),))

@@ -1,0 +1,317 @@
+"""The page kit: what is drawn is what was given, nothing is loaded from elsewhere."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+from html import unescape
+from html.parser import HTMLParser
+from itertools import chain
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minicluster.errors import InputError
+from minicluster.pages import figure, write
+from minicluster.pages.figure import Figure, axes, axis, bars, line, marks, thinned
+from minicluster.pages.latency import LatencyCurve, latency_distribution
+from minicluster.pages.page import (
+    ChartRow,
+    Command,
+    DataTable,
+    FactTable,
+    GpuBox,
+    NodeBox,
+    NodeGrid,
+    Page,
+    Section,
+    Text,
+    Tile,
+)
+from minicluster.pages.write import SCRIPT, plotly_script, render, write_page
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+EVIL = "</script><b onload='x'>&amp;\"%{x}"
+
+
+def chart(text: str = "what") -> Figure:
+    """Return a chart that says *text* wherever it can."""
+    return Figure(
+        title=text,
+        caption=text,
+        traces=(
+            marks(text, [1], [2], colour=figure.BLUE, hover="%{text}", texts=[text]),
+            bars(text, [text], [2], colour=figure.RED, hover="%{x}"),
+            line(text, [1, 2], [2, 3], colour=figure.SOFT, hover="%{y}"),
+        ),
+        layout=axes(axis(text), axis(text, 0, 5)),
+    )
+
+
+def page(text: str = "what") -> Page:
+    """Return a page of every part, which says *text* wherever it can."""
+    grid = NodeGrid(
+        (text,), (NodeBox(text, (GpuBox(text, 1, text), GpuBox("free", None, text))),), 3
+    )
+    blocks = (
+        Text(text),
+        Command(text, text),
+        DataTable((text, text), ((text, text), ("b", "c"))),
+        FactTable(((text, text),)),
+        grid,
+    )
+    return Page(
+        title=text,
+        headline=text,
+        status=text,
+        lines=(text,),
+        notes=(text,),
+        tiles=(Tile(name=text, value=text, below=text, bad=True),),
+        parts=(Section(text, blocks), ChartRow((chart(text), chart(text)))),
+        footer=text,
+    )
+
+
+class Checker(HTMLParser):
+    """Collect elements, words and addresses of a page; its elements must close in order."""
+
+    VOID = frozenset({"meta", "br"})
+
+    def __init__(self) -> None:
+        """Start with nothing open."""
+        super().__init__()
+        self.loads: list[str] = []
+        self.open: list[str] = []
+        self.tags: set[str] = set()
+        self.words: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Note the element."""
+        self.tags.add(tag)
+        self.loads += [value or "" for name, value in attrs if name in {"src", "href", "data"}]
+        self.words += [value or "" for _, value in attrs]
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        """Check that it closes the last one open."""
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        """Note the words."""
+        self.words.append(data)
+
+
+def checked(html: str) -> Checker:
+    """Parse *html* to its end."""
+    checker = Checker()
+    checker.feed(html)
+    checker.close()
+    assert checker.open == []
+    return checker
+
+
+def figures_in(html: str) -> list[dict[str, object]]:
+    """Return the charts as a browser reads them."""
+    found = re.findall(r'<script type="application/json">(.*?)</script>', html, re.DOTALL)
+    return [json.loads(each) for each in found]
+
+
+def test_page_loads_nothing_but_the_script_beside_it() -> None:
+    """The only address in a page is that of the script; one without charts has none."""
+    html = render(page())
+    assert checked(html).loads == [SCRIPT]
+    assert checked(render(Page(title="a", headline="b"))).loads == []
+    assert not re.search(r"url\(|@import|<link|https?://", html)
+
+
+@pytest.mark.parametrize("text", [EVIL, "<i>", "a & b", "'\"", "{{ 7 * 7 }}", "</style>"])
+def test_no_word_becomes_markup(text: str) -> None:
+    """Whatever a scenario, a host or an error says is shown as it was said, and does nothing."""
+    seen, plain = checked(render(page(text))), checked(render(page()))
+    assert seen.tags == plain.tags
+    assert seen.words.count(text) >= plain.words.count("what") - 1  # less the title, which is raw
+    assert f"<title>{text}" in unescape(render(page(text)))
+
+
+@pytest.mark.parametrize("text", [EVIL, "<i>", "a & b"])
+def test_no_word_becomes_markup_of_a_chart(text: str) -> None:
+    """Plotly takes tags in names, labels and texts for markup: it gets them escaped."""
+    for drawn in figures_in(render(page(text))):
+        words = json.dumps(drawn)
+        assert "<b" not in words
+        assert "<i" not in words
+        assert unescape(drawn["data"][0]["name"]) == text  # type: ignore[index]
+        templates = [trace["hovertemplate"] for trace in drawn["data"]]  # type: ignore[attr-defined]
+        assert all(text not in template for template in templates)
+
+
+def test_charts_reach_the_browser_as_they_are() -> None:
+    """The page holds the very traces and layouts, each chart with its caption."""
+    html = render(page())
+    assert figures_in(html) == 2 * [{"data": list(chart().traces), "layout": chart().layout}]
+    assert html.count("<figcaption>what</figcaption>") == 2
+    assert html.count('class="chart" role="img" aria-label="what"') == 2
+
+
+def test_colours_are_known_on_light_and_dark_screens() -> None:
+    """Every colour of a chart is a variable that the style sheet has, twice."""
+    style = (write.HERE / "page.css").read_text(encoding="utf-8")
+    light, dark = (
+        set(re.findall(r"(--[a-z]+): #", part)) for part in style.split("@media", maxsplit=1)
+    )
+    used = {value for name, value in vars(figure).items() if name.isupper() and "var(" in str(value)
+            and isinstance(value, str)}  # fmt: skip
+    assert light == dark
+    assert {value[4:-1] for value in used} <= light
+    script = (write.HERE / "page.js").read_text(encoding="utf-8")
+    assert set(re.findall(r"var\((--[a-z]+)\)", script + style)) <= light
+
+
+def test_script_is_written_once_beside_pages(tmp_path: Path) -> None:
+    """Two pages share one script, which is written again only if it differs from the package's."""
+    write_page(tmp_path / "a.html", page())
+    script = tmp_path / SCRIPT
+    assert script.read_bytes() == plotly_script().read_bytes()
+    first = script.stat()
+    write_page(tmp_path / "b.html", page())
+    assert (script.stat().st_ino, script.stat().st_mtime_ns) == (first.st_ino, first.st_mtime_ns)
+    script.write_text("older", encoding="utf-8")
+    write_page(tmp_path / "b.html", page())
+    assert script.stat().st_size == first.st_size
+    assert {path.name for path in tmp_path.iterdir()} == {"a.html", "b.html", SCRIPT}
+    assert (tmp_path / "a.html").stat().st_size < 50_000
+
+
+def test_pages_below_may_share_the_script(tmp_path: Path) -> None:
+    """A page in a folder of its own finds the script where it is told; without charts none is."""
+    folder = tmp_path / "try 1"
+    folder.mkdir()
+    write_page(folder / "a.html", page(), script_folder=tmp_path)
+    assert checked((folder / "a.html").read_text()).loads == [f"../{SCRIPT}"]
+    write_page(folder / "b.html", Page(title="a", headline="b"))
+    assert [path.name for path in sorted(folder.iterdir())] == ["a.html", "b.html"]
+
+
+def test_what_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    """A folder that is not there, a device, a pipe, stdout: what to do is said, nothing is left."""
+    with pytest.raises(InputError, match="a file that can be written"):
+        write_page(tmp_path / "no" / "a.html", page())
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "device").symlink_to("/dev/null")
+    (tmp_path / "stdout").symlink_to("/proc/self/fd/1")
+    for stream in ("pipe", "device", "stdout"):
+        with pytest.raises(InputError, match=f"{stream} is 'a stream'; expected .*{SCRIPT}"):
+            write_page(tmp_path / stream, page())
+    assert {path.name for path in tmp_path.iterdir()} == {"pipe", "device", "stdout"}
+
+
+@pytest.mark.parametrize("command", ["sizing.cli.app", "loadtest.cli.app"])
+def test_commands_start_without_the_libraries_of_pages(command: str) -> None:
+    """Neither Plotly nor Jinja is imported before a page is written, nor any serving stack."""
+    code = (
+        f"import {command}, sys;"
+        " print({'plotly', 'jinja2', 'ray', 'torch', 'vllm', 'locust'} & {*sys.modules})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
+
+
+def test_writing_a_page_never_imports_plotly() -> None:
+    """Its Python library takes its time; only its script is read."""
+    code = (
+        "import sys; from minicluster.pages.write import plotly_script;"
+        " assert plotly_script().is_file(); print('plotly' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
+LATENCIES = st.lists(st.floats(1e-6, 1e4), min_size=1, max_size=2000)
+
+
+@given(LATENCIES, st.floats(1e-3, 1e3))
+def test_distribution_draws_the_values(values: list[float], limit: float) -> None:
+    """Each point is a value over the share of requests within it; all lie on the axes."""
+    drawn = latency_distribution(
+        "TTFT: distribution",
+        [LatencyCurve(name="measured", values_s=values, colour=figure.BLUE)],
+        predicted_s={0.5: limit, 0.99: 2 * limit},
+        limit=(0.99, limit),
+    )
+    unit = drawn.layout["yaxis"]["title"]["text"]
+    scale = {"ms": 1000, "s": 1}[unit]
+    curve, ordered = drawn.trace("measured"), np.sort(values)
+    ranks = np.rint((1 - np.array(curve["x"])) * len(values) - 0.5).astype(int)
+    assert ranks[0] == 0
+    assert ranks[-1] == len(values) - 1
+    assert curve["y"] == pytest.approx(scale * ordered[ranks], rel=1e-5)
+    assert curve["customdata"] == pytest.approx(100 * (ranks + 0.5) / len(values), rel=1e-5)
+    assert drawn.trace("predicted")["y"] == pytest.approx(
+        [scale * limit, 2 * scale * limit], rel=1e-5
+    )
+    assert drawn.trace("predicted")["x"] == pytest.approx([0.5, 0.01])
+    assert drawn.trace("SLO")["x"] == pytest.approx([1, 0.01, 0.01])
+    assert drawn.trace("SLO")["y"][:2] == pytest.approx([scale * limit] * 2, rel=1e-5)
+    (left, right), (foot, top) = drawn.layout["xaxis"]["range"], drawn.layout["yaxis"]["range"]
+    for trace in drawn.traces:
+        assert all(right - 1e-5 <= math.log10(x) <= left for x in trace["x"])
+        assert all(foot <= y <= top * (1 + 1e-5) for y in trace["y"])
+
+
+@pytest.mark.parametrize(("high_s", "unit"), [(0.02, "ms"), (9.0, "ms"), (45.0, "s")])
+def test_axes_are_in_the_unit_that_people_read(high_s: float, unit: str) -> None:
+    """No axis of 45,000 ms; the caption speaks of the same unit, and of the very quantiles."""
+    curve = LatencyCurve(name="measured", values_s=[0.01, high_s], colour=figure.BLUE)
+    drawn = latency_distribution("TTFT", [curve], limit=(0.9, 0.5))
+    assert drawn.layout["yaxis"]["title"]["text"] == unit
+    factor = 1000 if unit == "ms" else 1
+    assert drawn.caption.replace("\N{NO-BREAK SPACE}", " ") == (
+        f"measured: of 2 requests 50 % within {0.01 * factor:,.4g} {unit}, 99 % within "
+        f"{high_s * factor:,.4g} {unit}; SLO: 90 % within {0.5 * factor:,.4g} {unit}"
+    )
+
+
+@given(st.lists(st.floats(allow_nan=True, allow_infinity=True), max_size=50))
+def test_numbers_are_json(values: list[float]) -> None:
+    """Six digits of every number; what is none becomes null, as JSON has no other way to say it."""
+    found = json.loads(json.dumps(figure.numbers(values), allow_nan=False))
+    for value, drawn in zip(values, found, strict=True):
+        if math.isfinite(value):
+            assert drawn == pytest.approx(value, rel=1e-5)
+        else:
+            assert drawn is None
+
+
+@given(st.integers(0, 10_000))
+def test_marks_are_few_enough_to_draw(count: int) -> None:
+    """At most `MAX_MARKS` are left, the first among them; few stay as they are."""
+    left = list(range(count))[thinned(count)]
+    assert len(left) <= figure.MAX_MARKS
+    assert left[:1] == list(range(count))[:1]
+    assert len(left) == count or count > figure.MAX_MARKS
+
+
+def test_groups_of_rows_are_set_apart() -> None:
+    """A line is drawn where the first word of rows changes, unless it is a number."""
+    rows = tuple((name, "") for name in ("TTFT mean", "TTFT p50", "TPOT mean", "1", "2"))
+    assert DataTable(("", ""), rows).groups() == (False, False, True, False, False)
+
+
+def test_a_chart_without_such_a_trace_says_so() -> None:
+    """Charts and traces are found by name; others are an error, not nothing."""
+    assert page().figure("what").trace("what")["type"] == "scatter"
+    with pytest.raises(KeyError):
+        page().figure("other")
+    with pytest.raises(KeyError):
+        chart().trace("other")
+    assert len(list(chain(page().figures))) == 2

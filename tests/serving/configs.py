@@ -1,0 +1,38 @@
+"""Configurations of an endpoint without a plan, for tests of one rule."""
+
+from __future__ import annotations
+
+from minicluster.plan import Routing
+from serving.protocol.endpoint_config import EndpointConfig, PoolConfig
+
+
+def unplanned(
+    *,
+    prefill_deadline_s: float = 2.0,
+    kv_wait_deadline_s: float = 2.0,
+    fallback: str = "fail",
+    max_model_len: int = 2048,
+    max_batch_size: int = 16,
+) -> EndpointConfig:
+    """Return the configuration of one prefill and one decode replica."""
+    size = {"gpu": "cpu", "tp": 1, "max_batched_tokens": 2048, "kv_bytes": 1e9}
+    pools = tuple(
+        PoolConfig(role=role, replicas={"d0": 1}, max_batch_size=max_batch_size, **size)  # type: ignore[arg-type]
+        for role in ("prefill", "decode")
+    )
+    return EndpointConfig(
+        model_id="demo",
+        max_model_len=max_model_len,
+        block_size=32,
+        plan_hash="",
+        slo=None,
+        prediction=None,
+        workload=None,
+        confidence_fraction=None,
+        step_model=None,
+        prefill_deadline_s=prefill_deadline_s,
+        kv_wait_deadline_s=kv_wait_deadline_s,
+        routing=Routing(fallback=fallback),
+        pools=pools,
+        pairing={"d0": ("d0",)},
+    )
