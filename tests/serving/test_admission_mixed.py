@@ -39,7 +39,7 @@ def mixed(
     pool = make_pool("mixed", replicas=2, placement=places, **size)
     deployment = replace(make_deployment(small_model), pools=(pool,))
     plan = make_plan(deployment).under(slo=SloSpec(ttft_s=0.5, tpot_s=2.0))
-    return front_door(deployment, domains={"laptop": "d0"}, plan=plan)
+    return endpoint_config(deployment, domains={"laptop": "d0"}, plan=plan)
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def split(
     """Return a plan of one replica each."""
     deployment = make_deployment(small_model)
     plan = make_plan(deployment).under(slo=SloSpec(ttft_s=0.5, tpot_s=0.05))
-    return front_door(deployment, domains={"laptop": "d0"}, plan=plan)
+    return endpoint_config(deployment, domains={"laptop": "d0"}, plan=plan)
 
 
 def _alone(config: EndpointConfig, slo: SloSpec) -> AdmissionController:
