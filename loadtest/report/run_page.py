@@ -61,7 +61,7 @@ def run_page(
     word, why = headline(verdict)
     lines = [why, prediction_text(verdict) or "", *map(confidence_text, verdict.slo)]
     parts: list[Section | ChartRow] = [
-        Section("Predicted, measured, promised", (_latency_table(verdict),)),
+        _latencies(verdict),
         *_phases(verdict),
         *_charts(run, verdict, replay, foreseen),
         *_errors(run),
@@ -117,9 +117,14 @@ def _tiles(verdict: Verdict) -> Iterator[Tile]:
     )
 
 
-def _latency_table(verdict: Verdict) -> DataTable:
+def _latencies(verdict: Verdict) -> Section:
+    """Set measured values beside the SLO and, where a plan was loaded, beside its prediction."""
     heads = ("", "predicted", "measured", "error", "SLO")
-    return DataTable(heads, (*latency_rows(verdict), *load_rows(verdict)))
+    rows = (*latency_rows(verdict), *load_rows(verdict))
+    if verdict.comparison is not None:
+        return Section("Predicted, measured, promised", (DataTable(heads, rows),))
+    measured = tuple((name, value, limit) for name, _, value, _, limit in rows)
+    return Section("Measured, promised", (DataTable(("", "measured", "SLO"), measured),))
 
 
 def _phases(verdict: Verdict) -> Iterator[Section]:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from sizing.planner.studies.sweep import Swept
 
 MEASURES: tuple[tuple[str, str, Callable[[Figures], float]], ...] = (
-    ("GPUs needed", "GPUs", lambda found: found.gpus),
+    ("GPUs", "GPUs", lambda found: found.gpus),
     ("TTFT at the SLO's percentile", "ms", lambda found: 1e3 * found.ttft_s),
     ("TPOT at the SLO's percentile", "ms", lambda found: 1e3 * found.tpot_s),
     ("Headroom", "times the load", lambda found: found.headroom_factor),
@@ -83,23 +83,23 @@ def _sweep_figures(
     for (first, *others), answer in zip(combinations, answers, strict=True):
         if answer.plan is not None:
             point = (first.partition("=")[2], figures(answer.plan))
-            series.setdefault(" ".join(others) or "plan", []).append(point)
+            series.setdefault(" ".join(others) or "the plan", []).append(point)
     numeric = all(_is_number(value) for value in keys[0].values)
     for title, unit, value_of in MEASURES if series else ():
         traces, said = [], []
         for (name, points), colour in zip(series.items(), cycle(SERIES_COLOURS), strict=False):
             values, ys = [value for value, _ in points], [value_of(found) for _, found in points]
-            hover = f"{title}: %{{y:,.4g}} {unit}"
+            hover = f"%{{y:,.4g}} {unit} at %{{x}}"
             traces.append(
                 marks(name, [float(v) for v in values], ys, colour=colour, hover=hover, lines=True)
                 if numeric
                 else bars(name, values, ys, colour=colour, hover=hover)
             )
             drawn = ", ".join(f"{y:,.4g} at {v}" for v, y in zip(values, ys, strict=True))
-            said.append(f"{name}: {drawn}")
+            said.append(f"{name}: {drawn}" if len(series) > 1 else drawn)
         x = axis(keys[0].key) if numeric else {**axis(keys[0].key), "type": "category"}
         y = {**axis(unit), "rangemode": "tozero"}
-        caption = f"In {unit}. {'; '.join(said)}"
+        caption = f"{unit if title == unit else f'{title}, {unit}'}: {'; '.join(said)}"
         yield Figure(title=title, caption=caption, traces=tuple(traces), layout=axes(x, y))
 
 
