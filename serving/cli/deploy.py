@@ -86,7 +86,7 @@ def up(  # noqa: PLR0913, PLR0917  (a command's options)
         float | None,
         typer.Option(
             "--kv-deadline",
-            help="Deadline from there to the first token, seconds (default: the same).",
+            help="Deadline from prefill to the first token, seconds (default: as for prefill).",
             min=0.1,
         ),
     ] = None,
