@@ -7,12 +7,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from sizing.cli.common import with_overrides
 
 from minicluster.errors import InputError
 from minicluster.plan import Plan, plan_from, read_plan, to_json
 from minicluster.plan.document import KEPT_AT_TOP, KEPT_OF_CALIBRATION
 from minicluster.specs.calibration import CalibrationKey, CalibrationSpec
+from sizing.cli.common import with_overrides
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
