@@ -14,7 +14,7 @@ from minicluster.pages.figure import (
     marks,
 )
 from minicluster.pages.page import ChartRow, DataTable, Page, Section
-from sizing.planner.studies.answer import figures
+from sizing.planner.studies.result import figures
 from sizing.report.plan_charts import front_figure
 from sizing.report.study import front_table, sweep_table
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from sizing.planner.evaluated import Evaluated
-    from sizing.planner.studies.answer import Figures, StudyAnswer
+    from sizing.planner.design_points import DesignPoint
     from sizing.planner.studies.pareto import Front
+    from sizing.planner.studies.result import Figures, StudyResult
     from sizing.planner.studies.sweep import Swept
 
 MEASURES: tuple[tuple[str, str, Callable[[Figures], float]], ...] = (
@@ -37,7 +37,7 @@ MEASURES: tuple[tuple[str, str, Callable[[Figures], float]], ...] = (
 """What the charts of a sweep show of every plan: title, unit, value."""
 
 
-def pareto_page(scenario: str, points: Sequence[Evaluated], found: Sequence[Front]) -> Page:
+def pareto_page(scenario: str, points: Sequence[DesignPoint], found: Sequence[Front]) -> Page:
     """Return the page of the configurations that no other beats."""
     kept = sum(any(front.kept[at] for front in found) for at in range(len(points)))
     return Page(
@@ -56,7 +56,7 @@ def sweep_page(
     scenario: str,
     keys: Sequence[Swept],
     combinations: Sequence[tuple[str, ...]],
-    answers: Sequence[StudyAnswer],
+    answers: Sequence[StudyResult],
 ) -> Page:
     """Return the page of a scenario planned for many values of its keys."""
     planned = sum(answer.plan is not None for answer in answers)
@@ -76,7 +76,7 @@ def sweep_page(
 def _sweep_figures(
     keys: Sequence[Swept],
     combinations: Sequence[tuple[str, ...]],
-    answers: Sequence[StudyAnswer],
+    answers: Sequence[StudyResult],
 ) -> Iterator[Figure]:
     """Draw each measure over the first key, a line for each combination of the others."""
     series: dict[str, list[tuple[str, Figures]]] = {}
