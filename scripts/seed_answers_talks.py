@@ -30,7 +30,7 @@ from seed_figures import (
 from minicluster.specs.parameters import num_parameters
 from minicluster.specs.topology import inventory_of
 from sizing import catalog
-from sizing.cli.long_context import LENGTHS
+from sizing.cli.studies import LENGTHS
 from sizing.training.closed_forms import achieved_flops_per_s, training_s, weight_set_bytes
 from sizing.training.flops import training_flops
 

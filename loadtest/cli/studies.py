@@ -13,12 +13,12 @@ from loadtest.cli.options import Insecure  # noqa: TC001  (typer reads it)
 from loadtest.client.endpoint import base_address, check_model, check_trust
 from loadtest.client.launch import run_with_progress_bar
 from loadtest.report.compare_page import (
+    comparison_lines,
+    comparison_page,
+    comparison_table,
     search_lines,
     search_page,
     search_table,
-    versus_lines,
-    versus_page,
-    versus_table,
 )
 from loadtest.report.judge import JudgeOptions, judge_run
 from loadtest.run.folder import prepare, read_run
@@ -154,11 +154,11 @@ def compare(
     runs = read_run(first), read_run(second)
     found = comparing.compare_runs(*runs, (str(first), str(second)))
     if output:
-        write_page(output, versus_page(found, *runs))
+        write_page(output, comparison_page(found, *runs))
     if json:
         typer.echo(comparing.to_json(found), nl=False)
         return
     console = Console()
-    console.print(versus_table(found))
-    for line in versus_lines(found):
+    console.print(comparison_table(found))
+    for line in comparison_lines(found):
         console.print(line, highlight=False, soft_wrap=True, markup=False)

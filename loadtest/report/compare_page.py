@@ -1,4 +1,4 @@
-"""Two runs, or the tries of a search, as tables and pages."""
+"""Tables and pages of a comparison of two runs, and of a capacity search."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ if TYPE_CHECKING:
 
 NAMES = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "E2E"}
 CHANGE_HEADS = ("", "first", "second", "difference, 95 %", "")
-FOUND_WORDS = {True: "holds", False: "misses", None: "open"}
+FOUND_WORDS = {True: "holds", False: "misses", None: "unclear"}
 
 
-def change_rows(versus: RunComparison) -> Iterator[tuple[str, ...]]:
+def change_rows(comparison: RunComparison) -> Iterator[tuple[str, ...]]:
     """Yield a row for the requests that met the SLO, then one for each statistic."""
-    good = versus.good
+    good = comparison.good
     yield (
         "good requests",
-        f"{versus.first.good_fraction:.2%}",
-        f"{versus.second.good_fraction:.2%}",
+        f"{comparison.first.good_fraction:.2%}",
+        f"{comparison.second.good_fraction:.2%}",
         f"{100 * good.low:+z.2f} to {100 * good.high:+z.2f} points",
         "differs" if good.significant else "chance",
     )
-    for change in versus.changes:
+    for change in comparison.changes:
         yield (
             f"{NAMES[change.metric]} {change.statistic}",
             seconds(change.first_s),
@@ -55,33 +55,33 @@ def difference_text(low_s: float, high_s: float) -> str:
     return f"{1000 * low_s:+z.{digits}f} to {1000 * high_s:+z.{digits}f} ms"
 
 
-def versus_lines(versus: RunComparison) -> Iterator[str]:
-    """Say which runs they are, and what weakens the comparison."""
-    yield f"first:  {_side(versus.first)}"
-    yield f"second: {_side(versus.second)}"
+def comparison_lines(comparison: RunComparison) -> Iterator[str]:
+    """Yield the two runs, how they are compared, and what weakens the comparison."""
+    yield f"first:  {_side(comparison.first)}"
+    yield f"second: {_side(comparison.second)}"
     yield (
         "compared request by request: both had the same schedule"
-        if versus.paired
+        if comparison.paired
         else "compared as two runs of their own: their schedules differ"
     )
     yield (
-        f"what differs does so by more than chance at 5 % for all {len(versus.changes) + 1} "
-        "figures together; each interval is one of 95 % by itself"
+        f"marked differences are significant at 5 % for all {len(comparison.changes) + 1} "
+        "figures together (Holm); each interval alone has a confidence of 95 %"
     )
-    yield from versus.notes
+    yield from comparison.notes
 
 
-def versus_table(versus: RunComparison) -> Table:
+def comparison_table(comparison: RunComparison) -> Table:
     """Return the table of a terminal."""
     found = Table(title="second less first")
     for head in CHANGE_HEADS:
         found.add_column(head, justify="right" if head else "left")
-    for row in change_rows(versus):
+    for row in change_rows(comparison):
         found.add_row(*row)
     return found
 
 
-def versus_page(versus: RunComparison, first: Run, second: Run) -> Page:
+def comparison_page(comparison: RunComparison, first: Run, second: Run) -> Page:
     """Return the page of both runs: table, and distributions over each other."""
     figures = []
     for metric in ("ttft", "tpot"):
@@ -95,13 +95,13 @@ def versus_page(versus: RunComparison, first: Run, second: Run) -> Page:
                 LatencyCurve(name="second", values_s=values[1], colour=ORANGE, dash="dash"),
             ]
             figures.append(latency_distribution(f"{NAMES[metric]}: distribution", curves))
-    differ = [versus.good.significant, *(change.significant for change in versus.changes)]
+    differ = [comparison.good.significant, *(change.significant for change in comparison.changes)]
     title = f"{sum(differ)} of {len(differ)} figures differ"
-    changes = DataTable(CHANGE_HEADS, tuple(change_rows(versus)))
+    changes = DataTable(CHANGE_HEADS, tuple(change_rows(comparison)))
     return Page(
         title=title,
         headline=title,
-        lines=tuple(map(sentence, versus_lines(versus))),
+        lines=tuple(map(sentence, comparison_lines(comparison))),
         parts=(Section("Second less first", (changes,)), ChartRow(tuple(figures))),
         footer=footer(),
     )
@@ -114,21 +114,21 @@ def probe_heads(search: CapacitySearch) -> tuple[str, ...]:
 
 
 def probe_rows(search: CapacitySearch) -> Iterator[tuple[str, ...]]:
-    """Yield a row for each try, by rate."""
+    """Yield a row for each probe, by rate."""
     for probe in sorted(search.probes, key=lambda p: p.requests_per_s):
         yield (
             f"{probe.requests_per_s:.2f}",
             FOUND_WORDS[probe.holds],
             f"{probe.attained_fraction:.2%}",
             f"{probe.good_requests_per_s:.2f}",
-            "endless" if probe.ttft_s is None else seconds(probe.ttft_s),
+            "infinite" if probe.ttft_s is None else seconds(probe.ttft_s),
             "-" if probe.tpot_s is None else seconds(probe.tpot_s),
             str(probe.num_requests),
         )
 
 
 def search_lines(search: CapacitySearch) -> Iterator[str]:
-    """Say between which tries the limit lies, how far the plan's word is from it, what is open."""
+    """Yield the bracket of the limit, the error of the plan's limit, and the undecided rates."""
     found, error = search.found, ""
     if found.low is not None and found.high is not None:
         yield (
@@ -138,25 +138,25 @@ def search_lines(search: CapacitySearch) -> Iterator[str]:
         low, high = (search.predicted_requests_per_s / end - 1 for end in (found.high, found.low))
         error = f": {low:+.0%} to {high:+.0%} off the measured limit"
     elif found.low is not None:
-        yield f"the SLO holds at {found.low:.2f} requests/s; no rate tried misses"
+        yield f"the SLO holds at {found.low:.2f} requests/s; no probed rate misses"
     else:
         holds = "is known to hold" if found.unclear else "holds"
-        yield f"no rate tried {holds} the SLO"
+        yield f"no probed rate {holds} the SLO"
     yield (
-        f"the plan has it hold up to {search.predicted_requests_per_s:.2f} requests/s{error}; "
+        f"the plan predicts a limit of {search.predicted_requests_per_s:.2f} requests/s{error}; "
         f"its pools saturate at {search.saturation_requests_per_s:.2f} requests/s"
     )
     if found.unclear:
         rates = ", ".join(f"{rate:.2f}" for rate in found.unclear)
         yield (
-            f"open at {rates} requests/s: no run of at most {search.most_requests} requests "
-            "(--most-requests) tells whether the SLO holds there"
+            f"unclear at {rates} requests/s: no run of at most {search.most_requests} requests "
+            "(--most-requests) decides whether the SLO holds there"
         )
 
 
 def search_table(search: CapacitySearch) -> Table:
     """Return the table of a terminal."""
-    found = Table(title="tries")
+    found = Table(title="probes")
     for head in probe_heads(search):
         found.add_column(head, justify="right")
     for row in probe_rows(search):
@@ -165,7 +165,7 @@ def search_table(search: CapacitySearch) -> Table:
 
 
 def search_page(search: CapacitySearch) -> Page:
-    """Return the page of a search: goodput against load with its knee, and every try."""
+    """Return the page of a search: goodput against load with its knee, and every probe."""
     first, *more = map(sentence, search_lines(search))
     limits = {"predicted limit": (search.predicted_requests_per_s, ORANGE)}
     if search.found.middle is not None:
@@ -175,12 +175,12 @@ def search_page(search: CapacitySearch) -> Page:
         FOUND_WORDS,
         limits=limits,
     )
-    tries = DataTable(probe_heads(search), tuple(probe_rows(search)))
+    probes = DataTable(probe_heads(search), tuple(probe_rows(search)))
     return Page(
         title=first,
         headline=first,
         lines=tuple(more),
-        parts=(ChartRow((drawn,)), Section("Tries", (tries,))),
+        parts=(ChartRow((drawn,)), Section("Probes", (probes,))),
         footer=footer(),
     )
 

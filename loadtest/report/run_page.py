@@ -42,9 +42,9 @@ if TYPE_CHECKING:
     from minicluster.workload.samples import Sample
 
 MOST_ERRORS = 8
-"""Kinds of errors listed."""
+"""Number of kinds of errors listed."""
 MOST_DETAIL = 160
-"""Characters shown of what an endpoint said of an error."""
+"""Characters shown of the endpoint's text of an error."""
 
 NAMES = {"ttft": "TTFT", "tpot": "TPOT"}
 HELD = {"met": True, "missed": False}
@@ -54,16 +54,16 @@ HELD = {"met": True, "missed": False}
 def run_page(
     run: Run,
     verdict: Verdict,
-    replay: Resimulation | None = None,
-    foreseen: GoodputCurve | None = None,
+    resimulation: Resimulation | None = None,
+    curve: GoodputCurve | None = None,
 ) -> Page:
     """Return the whole page of a run."""
     word, why = headline(verdict)
     lines = [why, prediction_text(verdict) or "", *map(confidence_text, verdict.slo)]
     parts: list[Section | ChartRow] = [
-        Section("Predicted, measured, promised", (_latency_table(verdict),)),
+        _latencies(verdict),
         *_phases(verdict),
-        *_charts(run, verdict, replay, foreseen),
+        *_charts(run, verdict, resimulation, curve),
         *_errors(run),
     ]
     if run.plan:
@@ -94,13 +94,13 @@ def sentence(text: str) -> str:
 
 
 def _tiles(verdict: Verdict) -> Iterator[Tile]:
-    for promise in verdict.slo:
-        measured = promise.measured_s
+    for result in verdict.slo:
+        measured = result.measured_s
         yield Tile(
-            name=f"{promise.metric.upper()} {promise.percentile}",
-            value="endless" if measured is None else seconds(measured),
-            below=f"SLO {seconds(promise.limit_s)}, 95 % interval {interval_text(promise)}",
-            bad=promise.verdict == "missed",
+            name=f"{result.metric.upper()} {result.percentile}",
+            value="infinite" if measured is None else seconds(measured),
+            below=f"SLO {seconds(result.limit_s)}, 95 % interval {interval_text(result)}",
+            bad=result.verdict == "missed",
         )
     done = verdict.throughput
     yield Tile(
@@ -117,9 +117,14 @@ def _tiles(verdict: Verdict) -> Iterator[Tile]:
     )
 
 
-def _latency_table(verdict: Verdict) -> DataTable:
+def _latencies(verdict: Verdict) -> Section:
+    """Set measured values beside the SLO and, where a plan was loaded, beside its prediction."""
     heads = ("", "predicted", "measured", "error", "SLO")
-    return DataTable(heads, (*latency_rows(verdict), *load_rows(verdict)))
+    rows = (*latency_rows(verdict), *load_rows(verdict))
+    if verdict.comparison is not None:
+        return Section("Predicted, measured, promised", (DataTable(heads, rows),))
+    measured = tuple((name, value, limit) for name, _, value, _, limit in rows)
+    return Section("Measured, promised", (DataTable(("", "measured", "SLO"), measured),))
 
 
 def _phases(verdict: Verdict) -> Iterator[Section]:
@@ -150,63 +155,67 @@ def _errors(run: Run) -> Iterator[Section]:
 
 
 def _charts(
-    run: Run, verdict: Verdict, replay: Resimulation | None, foreseen: GoodputCurve | None
+    run: Run, verdict: Verdict, resimulation: Resimulation | None, curve: GoodputCurve | None
 ) -> Iterator[ChartRow]:
     """Draw distribution and course of TTFT and TPOT, where anything was measured, and goodput."""
     answered = [s for s in run.measured if s.ok and s.due_s >= verdict.window.start_s]
-    promises = {p.metric: p for p in verdict.slo}
+    results = {p.metric: p for p in verdict.slo}
     figures = []
     for metric in NAMES:
         values = [v for s in answered if (v := getattr(s, f"{metric}_s")) is not None]
         if values:
-            replayed = _replayed(metric, answered, replay)
-            promise = promises.get(metric)
-            figures.append(_distribution(metric, values, replayed, promise, run.plan))
+            simulated = _simulated(metric, answered, resimulation)
+            result = results.get(metric)
+            figures.append(_distribution(metric, values, simulated, result, run.plan))
     for metric in NAMES:
-        figures += _course(metric, run, promises.get(metric))
+        figures += _course(metric, run, results.get(metric))
     if figures:
         yield ChartRow(tuple(figures))
-    if foreseen:
-        yield from _goodput(verdict, foreseen)
+    if curve:
+        yield from _goodput(verdict, curve)
 
 
-def _goodput(verdict: Verdict, foreseen: GoodputCurve) -> Iterator[ChartRow]:
-    """Draw what of a load meets the SLO: predicted at several, measured at this run's."""
-    done, limit = verdict.throughput, foreseen.limit_requests_per_s
+def _goodput(verdict: Verdict, curve: GoodputCurve) -> Iterator[ChartRow]:
+    """Draw goodput over load: predicted at several rates, measured at this run's."""
+    done, limit = verdict.throughput, curve.limit_requests_per_s
     held = HELD.get(verdict.verdict)
     drawn = goodput_against_load(
         [(done.offered_requests_per_s, done.good_requests_per_s, held)],
         {held: "this run"},
-        limits={"the SLO holds up to here, by the plan": (limit, ORANGE)},
-        predicted=foreseen.points,
+        limits={"predicted limit of the SLO": (limit, ORANGE)},
+        predicted=curve.points,
     )
-    said = (
+    caption = (
         f"{drawn.caption}. Predicted: this run's own requests, simulated at other rates without"
-        f" the front door's shedding. The plan has the SLO hold up to {limit:.2f} requests/s;"
+        f" admission control. The plan predicts the SLO to hold up to {limit:.2f} requests/s;"
         " beyond, queues grow as long as the load lasts."
     )
-    yield ChartRow((replace(drawn, caption=said),))
+    yield ChartRow((replace(drawn, caption=caption),))
 
 
-def _replayed(metric: str, answered: Sequence[Sample], replay: Resimulation | None) -> list[float]:
+def _simulated(
+    metric: str, answered: Sequence[Sample], resimulation: Resimulation | None
+) -> list[float]:
     """Return the simulated latency of each request answered."""
-    if replay is None:
+    if resimulation is None:
         return []
-    known = [replay.requests[s.index] for s in answered if s.index in replay.requests]
+    known = [resimulation.requests[s.index] for s in answered if s.index in resimulation.requests]
     return [v for each in known if (v := getattr(each, f"{metric}_s")) is not None]
 
 
 def _distribution(
     metric: str,
     values: Sequence[float],
-    replayed: Sequence[float],
-    promise: SloResult | None,
+    simulated: Sequence[float],
+    result: SloResult | None,
     plan: Plan | None,
 ) -> Figure:
     curves = [LatencyCurve(name="measured", values_s=values, colour=BLUE)]
     predicted = None
-    if replayed:
-        curves.append(LatencyCurve(name="predicted", values_s=replayed, colour=ORANGE, dash="dash"))
+    if simulated:
+        curves.append(
+            LatencyCurve(name="predicted", values_s=simulated, colour=ORANGE, dash="dash")
+        )
     elif plan:
         planned = getattr(plan.prediction, metric)
         predicted = {p: planned.at(n) for n, p in LEVELS.items()}
@@ -214,11 +223,11 @@ def _distribution(
         f"{NAMES[metric]}: distribution",
         curves,
         predicted_s=predicted,
-        limit=(LEVELS[promise.percentile], promise.limit_s) if promise else None,
+        limit=(LEVELS[result.percentile], result.limit_s) if result else None,
     )
 
 
-def _course(metric: str, run: Run, promise: SloResult | None) -> Iterator[Figure]:
+def _course(metric: str, run: Run, result: SloResult | None) -> Iterator[Figure]:
     points = [
         (s.due_s, v) for s in run.samples if s.ok and (v := getattr(s, f"{metric}_s")) is not None
     ]
@@ -229,7 +238,7 @@ def _course(metric: str, run: Run, promise: SloResult | None) -> Iterator[Figure
             points,
             failed=[(s.due_s, _how_it_ended(s)) for s in run.samples if _failed(s)],
             window_s=(window.start_s, window.end_s),
-            limit_s=promise.limit_s if promise else None,
+            limit_s=result.limit_s if result else None,
             end_s=max(window.end_s, *(s.due_s for s in run.samples)),
         )
 

@@ -8,8 +8,8 @@ from serving.cli.cluster import app as cluster
 from serving.cli.deploy import demo_model, down, up
 from serving.cli.inspect import logs, status, verify
 from serving.cli.manifest import manifest
+from serving.cli.measure import measure
 from serving.cli.scale import scale
-from serving.measurement.measure import measure
 
 app = typer.Typer(
     help="Deployment of a plan on Ray Serve and vLLM: split prefill and decode, or mixed pools.",

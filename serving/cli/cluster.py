@@ -14,6 +14,7 @@ from minicluster.command import terminable
 from minicluster.errors import InputError
 from minicluster.plan import read_deployment
 from serving.api.auth import KEYS_FILE
+from serving.cli.progress import progress
 from serving.cluster.local_cluster import (
     CLUSTER_TOKEN,
     cluster_down,
@@ -26,7 +27,6 @@ from serving.cluster.raylets import ray_lines
 from serving.cluster.token import TOKEN_PATH, refuse_missing_certificates, shared_variables
 from serving.deployment.compile import ray_nodes
 from serving.deployment.manifest import KEYS_PATH
-from serving.operations.progress import progress
 
 app = typer.Typer(help="Labelled Ray cluster to deploy on.", no_args_is_help=True)
 

@@ -14,6 +14,7 @@ from minicluster.errors import InputError, NegativeAnswer
 from minicluster.plan import Deployment, Plan, read_plan_or_deployment
 from minicluster.shell import talk
 from serving.api.auth import refuse_open
+from serving.cli.progress import progress
 from serving.cluster.ports import free_port
 from serving.cluster.state import read_state
 from serving.deployment.feasibility import plan_findings, refuse
@@ -21,7 +22,6 @@ from serving.deployment.target import located
 from serving.measurement import cpu_dtype
 from serving.operations.deploy import Site, bring_up
 from serving.operations.down import take_down
-from serving.operations.progress import progress
 from serving.request.length import read_token_limit
 
 
@@ -86,7 +86,7 @@ def up(  # noqa: PLR0913, PLR0917  (a command's options)
         float | None,
         typer.Option(
             "--kv-deadline",
-            help="Deadline from there to the first token, seconds (default: the same).",
+            help="Deadline from prefill to the first token, seconds (default: as for prefill).",
             min=0.1,
         ),
     ] = None,

@@ -11,7 +11,7 @@ import typer
 
 from minicluster.errors import Inconclusive, InputError, NegativeAnswer
 from minicluster.plan import read_deployment, read_plan
-from serving.operations.progress import progress
+from serving.cli.progress import progress
 from serving.operations.scale import SCALED, replica_changes
 from serving.operations.scale import scale as apply_scale
 from serving.operations.scaling_policy import Advice, PoolDevices, advise

@@ -1,4 +1,4 @@
-"""The commands of `sizing`; each is imported when it is asked for."""
+"""The commands of `sizing`; the module of each is imported when the command is used."""
 
 from __future__ import annotations
 
@@ -11,38 +11,38 @@ from typer.main import get_group
 
 COMMANDS = {
     "plan": "plan:plan",
-    "explain": "explain:explain",
-    "predict": "predict:predict",
+    "explain": "plan:explain",
+    "predict": "plan:predict",
     "validate": "validate:validate",
     "calibrate": "calibrate:calibrate",
     "simulate": "simulate:simulate",
     "train": "train:train",
     "place": "place:place",
-    "spares": "spares:spares",
+    "spares": "network:spares",
     "init": "catalog:init",
     "schema": "catalog:schema",
     "models": "catalog:models",
     "gpus": "catalog:gpus",
-    "compare": "compare:compare",
-    "sweep": "sweep:sweep",
-    "sensitivity": "sensitivity:sensitivity",
-    "pareto": "pareto:pareto",
-    "losses": "losses:losses",
-    "long-context": "long_context:long_context",
-    "fabric": "fabric:app",
+    "compare": "studies:compare",
+    "sweep": "studies:sweep",
+    "sensitivity": "studies:sensitivity",
+    "pareto": "studies:pareto",
+    "losses": "simulate:losses",
+    "long-context": "studies:long_context",
+    "fabric": "network:app",
 }
-"""Where in `sizing.cli` a command is, in the order in which the help shows them."""
+"""Module and function of each command in `sizing.cli`, in the order of the help."""
 
 
 class LazyGroup(TyperGroup):
-    """A group that imports no more than the command it runs."""
+    """A command group that imports only the module of the command it runs."""
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ANN401, ARG002  (Click's own types)
-        """Name all commands."""
+        """Return the names of all commands."""
         return list(COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ANN401, ARG002  (likewise)
-        """Import a command; `None` if there is none of that name."""
+        """Import a command; return `None` if there is none of that name."""
         if cmd_name not in COMMANDS:
             return None
         module, _, attribute = COMMANDS[cmd_name].partition(":")

@@ -1,62 +1,99 @@
-"""`sizing calibrate`: fit the constants of this machine's engine."""
+"""`sizing calibrate`: fit the constants of this machine's engine, to timed steps or load tests."""
 
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
 import sys
 from dataclasses import asdict
 from pathlib import Path  # noqa: TC003  (Typer reads the annotations)
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
+import numpy as np
 import typer
 from rich.table import Table
 
-from minicluster.errors import InputError
+from minicluster.command import find_command, run_child
+from minicluster.errors import Exit, InputError, TargetFailed
 from minicluster.files import write_atomically
 from minicluster.machine import this_machine
+from minicluster.plan import StepModel, step_time, to_json
 from minicluster.shell import talk
 from minicluster.specs.calibration import read_measurements
-from sizing.cli.inputs import read_inputs
-from sizing.cli.refit import recalibrate
-from sizing.cli.timing import timed_engine
+from minicluster.workload.arrivals import length_quantiles
+from minicluster.workload.run_verdict import read_run_verdict
+from minicluster.workload.schedule import ScheduledRequest, write_schedule
+from minicluster.workload.sources import RequestSource, drawn
+from sizing.cli.common import AsJson, Overrides, read_inputs
+from sizing.evidence.refit.evidence import SOUND, check_runs
+from sizing.evidence.refit.fit import RunResidual, fit_scales, recalibrated, residuals
+from sizing.evidence.refit.observed import FEWEST, Observed, observed, read_observed
+from sizing.evidence.refit.scales import scaled
 from sizing.latency.calibration import fit_calibration, read_calibration
+from sizing.planner.deployment import measurement_deployment
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from minicluster.plan import Deployment, Inputs
     from minicluster.specs.calibration import CalibrationSpec
     from minicluster.specs.model import ModelSpec
+    from minicluster.specs.workload import WorkloadSpec
+    from sizing.evidence.refit.scales import Scales
+
+BURST_UTILISATION = 0.45
+"""Prefill utilisation of the burst: high enough to queue, low enough for a tail of some samples."""
+
+BURST_SEQUENCES = 4.0
+"""Mean decode batch of the burst: a quarter of the largest batch that was timed."""
+
+BURST_REQUESTS = 270
+BURST_LIMIT_S = 35.0
+WARM_UP_S = 5.0
+"""Length of the burst: this many requests after its warm-up, but no longer than the limit."""
+
+RUN_ENDINGS = (Exit.DONE, Exit.NEGATIVE, Exit.INCONCLUSIVE)
+"""Exit codes of a load test that has samples, whatever it proves of an SLO."""
+
+QUANTILES = 128
+"""Quantiles that stand for a distribution of lengths."""
 
 
 def calibrate(  # noqa: PLR0913  (a command's options)
     scenario: Annotated[
-        Path | None, typer.Argument(help="whose model and engine to calibrate for")
+        Path | None,
+        typer.Argument(help="Scenario file (TOML), or a shipped scenario; not with --from"),
     ] = None,
     *,
-    out: Annotated[Path, typer.Option("-o", "--out", help="calibration file to write")],
-    overrides: Annotated[
-        list[str] | None, typer.Option("--set", help="key=value of the scenario, as in `plan`")
-    ] = None,
+    out: Annotated[Path, typer.Option("-o", "--out", help="Calibration file to write")],
+    overrides: Overrides = None,
     engine: Annotated[
-        bool, typer.Option("--engine", help="time this machine's engine first (minutes)")
+        bool, typer.Option("--engine", help="Deployment and timing of this machine's engine first")
     ] = False,
     keep: Annotated[
-        bool, typer.Option("--keep", help="with --engine: leave it up, for `serving up PLAN`")
+        bool,
+        typer.Option("--keep", help="With --engine: engines left running, for `serving up PLAN`"),
     ] = False,
     steps: Annotated[
-        Path | None, typer.Option(help="steps.csv: written with --engine, read without")
+        Path | None, typer.Option(help="Timed steps (CSV): written with --engine, else read")
     ] = None,
     again: Annotated[
-        bool, typer.Option("--again", help="measure even if -o holds this machine's constants")
+        bool, typer.Option("--again", help="Measurement even if -o holds this machine's constants")
     ] = False,
     samples: Annotated[
-        list[Path] | None, typer.Option("--from", help="samples.jsonl of a `loadtest run`")
+        list[Path] | None,
+        typer.Option("--from", help="Samples of a `loadtest run` to fit to; repeatable"),
     ] = None,
     plan: Annotated[
-        Path | None, typer.Option(help="with --from: that was deployed; else beside the samples")
+        Path | None,
+        typer.Option(help="With --from: plan of the runs, if it is not beside their samples"),
     ] = None,
     hold_out: Annotated[
-        list[Path] | None, typer.Option("--hold-out", help="samples.jsonl to compare with only")
+        list[Path] | None,
+        typer.Option("--hold-out", help="With --from: samples to compare with, but not to fit to"),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="print the calibration")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Fit step times, path and interference to timed steps, or to load tests with --from."""
     if keep and not engine:
@@ -83,13 +120,12 @@ def calibrate(  # noqa: PLR0913  (a command's options)
                 else _from_steps(scenario, inputs.model, steps, name=out.stem)
             )
             write_atomically(out, json.dumps(asdict(fitted), indent=2, sort_keys=True) + "\n")
-            _print(fitted, out)
+            _print_calibration(fitted, out)
         if as_json:
             sys.stdout.write(out.read_text(encoding="utf-8"))
 
 
 def _from_steps(scenario: Path, model: ModelSpec, steps: Path, *, name: str) -> CalibrationSpec:
-    """Fit the constants to steps that were timed before."""
     rows = read_measurements(steps)
     if rows[0].key.model_config_hash != model.config_hash:
         raise InputError(
@@ -102,7 +138,7 @@ def _from_steps(scenario: Path, model: ModelSpec, steps: Path, *, name: str) -> 
 
 
 def _holds(out: Path, model: ModelSpec, engine: str) -> bool:
-    """Whether *out* was fitted on this machine, engine version and model."""
+    """Return whether *out* was fitted on this machine, to this engine version and model."""
     if not out.exists():
         return False
     key = this_machine(engine, model_config_hash=model.config_hash, dtype=model.weight_dtype)
@@ -112,8 +148,7 @@ def _holds(out: Path, model: ModelSpec, engine: str) -> bool:
         return False
 
 
-def _print(fitted: CalibrationSpec, out: Path) -> None:
-    """Show the constants and how far the fit is from the rows."""
+def _print_calibration(fitted: CalibrationSpec, out: Path) -> None:
     table = Table(title=f"{fitted.name}: {fitted.key.processor}, {fitted.num_rows} rows")
     for heading in ("term", "value", "error of the fit"):
         table.add_column(heading)
@@ -147,3 +182,247 @@ def _print(fitted: CalibrationSpec, out: Path) -> None:
     )
     talk.print(table)
     talk.print(f"written: {out}")
+
+
+# --- from load tests
+
+
+def recalibrate(
+    samples: Sequence[Path],
+    *,
+    held_out: Sequence[Path],
+    plan: Path | None,
+    out: Path,
+    as_json: bool,
+) -> None:
+    """
+    Fit the constants behind a plan to runs of it, and print the errors before and after.
+
+    Args:
+        samples: runs to fit to.
+        held_out: runs to compare with only.
+        plan: the plan of all runs; `None` where each has its own beside its samples.
+        out: calibration file; the residuals are written beside it.
+        as_json: print the residuals as JSON instead of a table.
+
+    Raises:
+        InputError: runs that cannot be read, or that are unfit to be fitted to.
+    """
+    runs = [read_observed(path, plan) for path in samples]
+    others = [read_observed(path, plan) for path in held_out]
+    before = check_runs(runs, others)
+    for run in (*runs, *others):
+        _print_doubts(run)
+    model = runs[0].step_model
+    scales = fit_scales(model, runs)
+    found = {
+        "fitted": residuals(model, scaled(model, scales), runs),
+        "held_out": residuals(model, scaled(model, scales), others) or _left_out(model, runs),
+    }
+    fitted = recalibrated(before, scales, runs, name=out.stem)
+    write_atomically(out, json.dumps(asdict(fitted), indent=2, sort_keys=True) + "\n")
+    kept = {"scales": asdict(scales)} | {k: [asdict(r) for r in v] for k, v in found.items()}
+    text = json.dumps(kept, indent=2) + "\n"
+    write_atomically(out.with_suffix(".residuals.json"), text)
+    if as_json:
+        sys.stdout.write(text)
+    else:
+        _print_refit(scales, found, out)
+
+
+def _print_doubts(run: Observed) -> None:
+    if run.turned_away:
+        share = f"{run.turned_away:,} of {run.turned_away + len(run.arrivals):,} requests"
+        away = f"{run.name}: left out {share}, rejected before they reached an engine"
+        talk.print(away, highlight=False, markup=False, soft_wrap=True)
+    if run.verdict is not None and run.verdict not in SOUND:
+        worth = f"{run.name}: its verdict is {run.verdict}, so that errors on it prove little"
+        talk.print(worth, highlight=False, markup=False, soft_wrap=True)
+
+
+def _left_out(model: StepModel, runs: Sequence[Observed]) -> tuple[RunResidual, ...]:
+    """Compare each run with a fit to the others; empty if there is only one."""
+    if len(runs) == 1:
+        return ()
+    rows: list[RunResidual] = []
+    for run in runs:
+        scales = fit_scales(model, [other for other in runs if other is not run])
+        rows += residuals(model, scaled(model, scales), [run])
+    return tuple(rows)
+
+
+def _print_refit(scales: Scales, found: dict[str, tuple[RunResidual, ...]], out: Path) -> None:
+    factors = ", ".join(f"{name} x {value:.2f}" for name, value in asdict(scales).items())
+    talk.print(f"constants: {factors}", highlight=False)
+    for kind, rows in found.items():
+        if rows:
+            talk.print(_errors_table(kind.replace("_", " "), rows))
+    if not found["held_out"]:
+        talk.print("no run was held out: use --hold-out, or --from several times")
+    talk.print(f"written: {out}, residuals beside it", highlight=False, soft_wrap=True)
+
+
+def _errors_table(title: str, rows: Sequence[RunResidual]) -> Table:
+    """Return the relative errors of a group of runs by statistic, before and after the fit."""
+    names = sorted({row.run for row in rows})
+    title = f"predicted / measured - 1, {title}: {len(names)} runs"
+    table = Table(title=title, title_justify="left")
+    for heading in ("", "before", "after", "mean size before", "after"):
+        table.add_column(heading, justify="right" if heading else "left")
+    for metric, statistic in dict.fromkeys((row.metric, row.statistic) for row in rows):
+        those = [row for row in rows if (row.metric, row.statistic) == (metric, statistic)]
+        before = np.array([row.before_fraction for row in those])
+        after = np.array([row.after_fraction for row in those])
+        table.add_row(
+            f"{metric.upper() if len(metric) == 4 else metric} {statistic}",  # noqa: PLR2004
+            f"{before.mean():+.0%}",
+            f"{after.mean():+.0%}",
+            f"{np.abs(before).mean():.0%}",
+            f"{np.abs(after).mean():.0%}",
+        )
+    return table
+
+
+# --- from the engine
+
+
+def timed_engine(inputs: Inputs, steps: Path, *, name: str, keep: bool) -> CalibrationSpec:
+    """
+    Deploy one replica per pool, time its steps alone and together, send a short load, and fit.
+
+    A burst of open-loop requests at the scenario's lengths shows what steps timed one by one do
+    not: what the engines, the endpoint and the load client take from one another's cores.
+
+    Args:
+        inputs: the scenario with its catalog entries.
+        steps: steps.csv to write; deployment and burst are written beside it.
+        name: name of the calibration.
+        keep: whether the engines stay up.
+
+    Raises:
+        TargetFailed: the engines did not start, or did not answer.
+    """
+    deployment = measurement_deployment(inputs)
+    planned = steps.with_suffix(".deployment.json")
+    write_atomically(planned, to_json(deployment))
+    kept = _status() is not None  # an earlier deployment is not taken down
+    try:
+        _command("serving", "up", planned, "--port", 0)
+        kept = False
+        _command("serving", "measure", "-o", steps)
+        fitted = fit_calibration(read_measurements(steps), name=name)
+        fitted = _with_burst(inputs, deployment, fitted, steps.with_suffix(".burst"))
+        kept = keep
+    finally:
+        if not kept:
+            _command("serving", "down")
+    return fitted
+
+
+def _with_burst(
+    inputs: Inputs, deployment: Deployment, fitted: CalibrationSpec, folder: Path
+) -> CalibrationSpec:
+    """Return the constants refitted to a short load; unchanged where its verdict is not sound."""
+    model = StepModel(
+        prefill=fitted.prefill,
+        decode=fitted.decode,
+        path=fitted.path,
+        interference=fitted.interference,
+    )
+    load, slo = inputs.scenario.workload, inputs.scenario.slo
+    rate = burst_rate(model, load)
+    if rate * (BURST_LIMIT_S - WARM_UP_S) < FEWEST:
+        talk.print(
+            f"no burst: {rate:.2g} requests/s are too few to learn from in {BURST_LIMIT_S:.0f} s"
+        )
+        return fitted
+    schedule = folder.with_suffix(".schedule.jsonl")
+    write_burst(schedule, load, rate)
+    _command(
+        *("loadtest", "run", "--trace", schedule, "--warmup", WARM_UP_S, "-o", folder),
+        *("--host", _endpoint(), "--model", deployment.model.id),
+        *("--vocab-size", inputs.model.vocab_size),
+        *("--slo", f"ttft={slo.ttft_s},tpot={slo.per_token_s},percentile=p90"),
+        endings=RUN_ENDINGS,
+        silent=True,
+    )
+    found = read_run_verdict(folder / "verdict.json")
+    if found is not None and found.verdict not in SOUND:
+        talk.print(f"burst left out: {'; '.join(found.reasons)}", soft_wrap=True)
+        return fitted
+    run = observed(folder / "samples.jsonl", deployment, model, fitted)
+    return recalibrated(fitted, fit_scales(model, [run]), [run], name=fitted.name)
+
+
+def burst_rate(model: StepModel, load: WorkloadSpec) -> float:
+    """
+    Return the rate of the burst, requests/s, from steps timed in service.
+
+    Ignores:
+        The extra cost of prompts in service at prefill batches above one.
+    """
+    prompts = length_quantiles(load.input_tokens, QUANTILES)
+    answers = length_quantiles(load.output_tokens, QUANTILES)
+    between = model.interference
+    prefill_s = float(np.mean(step_time.prefill_s(model.prefill, prompts)))
+    prefill_s = prefill_s * (1 + between.prefill_fraction) + between.prefill_per_request_s
+    step_s = float(step_time.decode_s(model.decode, BURST_SEQUENCES, prompts.mean()))
+    step_s *= 1 + between.decode_fraction
+    return min(BURST_UTILISATION / prefill_s, BURST_SEQUENCES / (step_s * float(answers.mean())))
+
+
+def write_burst(path: Path, load: WorkloadSpec, rate: float) -> None:
+    """Write Poisson arrivals of the scenario's lengths as a trace that `loadtest run` sends."""
+    length_s = min(BURST_LIMIT_S, WARM_UP_S + BURST_REQUESTS / rate)
+    arrivals = drawn(load, RequestSource(), count=round(length_s * rate), seed=0)
+    due_s = arrivals.due_s * load.requests_per_s / rate
+    rows = zip(due_s, arrivals.input_tokens, arrivals.output_tokens, strict=True)
+    write_schedule(
+        (
+            ScheduledRequest(
+                index=index,
+                due_s=float(at),
+                input_tokens=int(prompt),
+                output_tokens=int(answer),
+                in_window=True,
+            )
+            for index, (at, prompt, answer) in enumerate(rows)
+        ),
+        path,
+    )
+
+
+def _endpoint() -> str:
+    status = _status()
+    if status is None:
+        raise TargetFailed("`serving status` finds no deployment of `serving up`")
+    return str(status["base_url"])
+
+
+def _status() -> dict[str, Any] | None:
+    """Return the output of `serving status`; `None` where nothing is deployed."""
+    line = [find_command("serving"), "status", "--json"]
+    done = subprocess.run(line, check=False, capture_output=True)  # noqa: S603  (ours)
+    if done.returncode:
+        return None
+    status: dict[str, Any] = json.loads(done.stdout)
+    return status
+
+
+def _command(
+    name: str, *arguments: object, endings: tuple[int, ...] = (0,), silent: bool = False
+) -> None:
+    """
+    Run `serving` or `loadtest`: the packages meet in files and subprocesses only.
+
+    Raises:
+        TargetFailed: its exit code is not one of *endings*.
+        KeyboardInterrupt: it was interrupted.
+    """
+    options = {"stdout": subprocess.DEVNULL} if silent else {"stdout": sys.stderr}
+    code = run_child([find_command(name), *map(str, arguments)], **options)
+    if code in (-signal.SIGINT, Exit.INTERRUPTED):
+        raise KeyboardInterrupt
+    if code not in endings:
+        line = " ".join([name, *map(str, arguments[:2])])
+        raise TargetFailed(f"`{line}` ended with exit code {code}")

@@ -1,4 +1,4 @@
-"""`sizing init`, `schema`, `models` and `gpus`: what there is to choose from."""
+"""`sizing init`, `schema`, `models` and `gpus`: a first scenario, its keys, the catalogs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from pathlib import Path  # noqa: TC003  (Typer reads the annotations)
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from minicluster.engine_model.kv_cache import kv_bytes_per_token
@@ -18,22 +17,21 @@ from minicluster.shell import talk
 from minicluster.specs.parameters import num_active_parameters, num_parameters
 from sizing import catalog
 from sizing.catalog.schema import scenario_keys
+from sizing.cli.common import AsJson, wide_console
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from minicluster.specs.gpu import GpuSpec, NumberSource
 
-AsJson = Annotated[bool, typer.Option("--json", help="print exactly the data")]
-
 DEFAULT_SCENARIO = "llama-3.1-8b-h100"
-WIDTH = 160
-"""Columns of a table that goes into a pipe or a file."""
 
 
 def init(
-    name: Annotated[str, typer.Argument(help="a shipped scenario")] = DEFAULT_SCENARIO,
-    out: Annotated[Path | None, typer.Option("-o", "--out", help="file to write")] = None,
+    name: Annotated[str, typer.Argument(help="Name of a shipped scenario")] = DEFAULT_SCENARIO,
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", help="Scenario file to write [default: stdout]")
+    ] = None,
 ) -> None:
     """Write a commented scenario to start from."""
     shipped = catalog.files("scenarios")
@@ -54,7 +52,7 @@ def init(
 
 
 def schema(*, as_json: AsJson = False) -> None:
-    """Print every key of a scenario with type, unit, default and limits."""
+    """Print every scenario key with type, unit, default and limits."""
     keys = scenario_keys()
     if as_json:
         _print_json([asdict(key) for key in keys])
@@ -64,7 +62,7 @@ def schema(*, as_json: AsJson = False) -> None:
         default = "required" if key.required else _shown(key.default)
         limits = (_shown(key.minimum), _shown(key.maximum))
         table.add_row(key.key, key.type, key.unit, default, *limits, key.meaning)
-    _print_table(table)
+    wide_console().print(table)
 
 
 def models(*, as_json: AsJson = False) -> None:
@@ -109,7 +107,7 @@ def models(*, as_json: AsJson = False) -> None:
             f"{row['max_context_tokens']:,}",
             str(row["weight_dtype"]),
         )
-    _print_table(table)
+    wide_console().print(table)
 
 
 def gpus(*, as_json: AsJson = False) -> None:
@@ -137,39 +135,30 @@ def gpus(*, as_json: AsJson = False) -> None:
             _efficiency(spec),
             _document(spec.sources, "peak_flops_per_s"),
         )
-    _print_table(table)
+    wide_console().print(table)
 
 
 def _efficiency(spec: GpuSpec) -> str:
-    """Say where step times on a GPU come from."""
     if spec.efficiency is None:
         return "calibration"
     return "fitted" if spec.efficiency.fitted else "default"
 
 
 def _document(sources: Iterable[NumberSource], covered: str) -> str:
-    """Return the document behind one number."""
     return next((source.document for source in sources if covered in source.covers), "")
 
 
 def _scaled(value: float | None, unit: float) -> str:
-    """Write a number in the unit that people read."""
+    """Write a number in *unit*; empty where it is unknown."""
     return "" if value is None else f"{value / unit:,.0f}"
 
 
 def _shown(value: object) -> str:
-    """Write a value of the schema; nothing where there is none."""
+    """Write a value of the schema; empty where there is none."""
     if value is None or value == ():
         return ""
     return f"{value:,}" if isinstance(value, int | float) else str(value)
 
 
 def _print_json(data: object) -> None:
-    """Write data, and nothing else, to stdout."""
     sys.stdout.write(json.dumps(data, indent=2, allow_nan=False) + "\n")
-
-
-def _print_table(table: Table) -> None:
-    """Write a table to stdout, wide enough where nobody's terminal limits it."""
-    console = Console()
-    Console(width=None if console.is_terminal else WIDTH).print(table)

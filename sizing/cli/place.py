@@ -22,9 +22,7 @@ from minicluster.specs.cluster import topology_of
 from minicluster.specs.topology import Inventory, Node, Topology, inventory_of
 from minicluster.workload.arrivals import length_quantiles
 from sizing import catalog
-from sizing.cli.console import wide_console
-from sizing.cli.inputs import naming
-from sizing.cli.keys import with_keys
+from sizing.cli.common import AsJson, naming, wide_console, with_keys
 from sizing.network import scheduler_manifests
 from sizing.network.gpu_groups import GpuGroup, PoolRequest
 from sizing.network.network_cost import crossing
@@ -63,29 +61,42 @@ class PlaceOptions:
 
 
 HELP = {
-    "tp": "of a training job, as --cp, --pp and --dp",
-    "allow_tp_straddle": "TP may leave the HB domain",
-    "replica_within": "widest tier of one replica",
-    "pairs_within": "widest tier between prefill and decode",
-    "spread": "TIER:N, each role over N units at least",
-    "spare_nodes": "nodes to keep free",
-    "spare_tier": "so many in each unit of it",
+    "tp": "Tensor-parallel degree of a training job",
+    "cp": "Context-parallel degree of a training job",
+    "pp": "Pipeline stages of a training job",
+    "dp": "Data-parallel replicas of a training job",
+    "allow_tp_straddle": "TP groups that may leave the HB domain",
+    "replica_within": "Widest tier of one replica",
+    "pairs_within": "Widest tier between a prefill and a decode replica",
+    "spread": "Smallest number of units of a tier for each role, as TIER:N",
+    "spare_nodes": "Number of nodes to keep free",
+    "spare_tier": "Tier of which each unit keeps that many nodes free",
 }
-"""What the help says of the keys of `PlaceOptions`."""
+"""Help text of each key of `PlaceOptions`."""
 
 
 @with_keys(PlaceOptions, HELP)
 def place(
-    plan: Annotated[Path | None, typer.Argument(help="plan.json; or give --tp, --pp, --dp")] = None,
-    cluster: Annotated[str | None, typer.Option(help="preset or file; else the plan's")] = None,
+    plan: Annotated[
+        Path | None,
+        typer.Argument(help="Plan file; or describe a training job by --tp, --pp, --dp"),
+    ] = None,
+    cluster: Annotated[
+        str | None, typer.Option(help="Cluster preset or file [default: the plan's]")
+    ] = None,
     inventory: Annotated[
-        Path | None, typer.Option(help="TOML with a table of nodes, in place of sizes")
+        Path | None, typer.Option(help="Inventory (TOML) that lists the cluster's nodes")
     ] = None,
-    emit: Annotated[str | None, typer.Option(help=", ".join(FORMATS))] = None,
+    emit: Annotated[
+        str | None, typer.Option(help="Scheduler format to write: " + ", ".join(FORMATS))
+    ] = None,
     out: Annotated[
-        Path | None, typer.Option("-o", "--out", help="the plan so placed; with --emit, its file")
+        Path | None,
+        typer.Option(
+            "-o", "--out", help="Plan file to write with this placement; with --emit, its file"
+        ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="print exactly the data")] = False,
+    as_json: AsJson = False,
     **keys: Any,  # noqa: ANN401  (one option a key of `PlaceOptions`)
 ) -> None:
     """Place a plan's replicas or a job's ranks; print cost, what crosses each tier, the bound."""

@@ -1,102 +1,180 @@
-"""`sizing plan`: the fewest GPUs that hold the SLO."""
+"""`sizing plan`, `predict` and `explain`: a scenario's plan, named pools, a plan's terms."""
 
 from __future__ import annotations
 
-import json
+import re
 import sys
 from dataclasses import asdict
-from pathlib import Path
-from typing import Annotated
+from pathlib import Path  # noqa: TC003  (Typer reads the annotations)
+from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
 
-from minicluster.errors import Exit, NegativeAnswer
+from minicluster.errors import Exit, InputError, NegativeAnswer
 from minicluster.files import write_atomically
 from minicluster.pages.write import write_page
-from minicluster.plan import Plan, to_json
+from minicluster.plan import Plan, read_plan, to_json
 from minicluster.shell import talk
-from sizing.cli.inputs import naming, read_inputs
+from minicluster.specs.slicing import Slicing
+from sizing.cli.common import (
+    AsJson,
+    Calibration,
+    Html,
+    Overrides,
+    PlanFile,
+    Scenario,
+    Verbose,
+    naming,
+    print_json,
+    read_inputs,
+)
 from sizing.network.network_cost import crossing
-from sizing.planner.proposal import propose
+from sizing.planner.build_plan import build_plan
+from sizing.planner.explanation import explain_plan
+from sizing.planner.predict import PoolSize, predict_pools
 from sizing.planner.search import Infeasible, search
-from sizing.report.confidence import confidence_lines
+from sizing.report.explanation import explanation_tables
 from sizing.report.placement import crossing_lines
-from sizing.report.tables import latency_table, layout_table, summary
+from sizing.report.plan_screen import (
+    infeasible_text,
+    plan_details,
+    plan_screen,
+    prediction_screen,
+)
+from sizing.report.tables import latency_table, layout_table, parts_table
 
-OVERRIDES = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="override a scenario key")
-]
-CALIBRATION = Annotated[
-    Path | None, typer.Option(help="step times of this machine, from `sizing calibrate`")
-]
-
-HTML = Annotated[
-    Path | None, typer.Option(help="HTML page to write; plotly.min.js is written beside it")
-]
+POOL_SIZE = re.compile(
+    r"(?P<replicas>[1-9]\d*)xTP(?P<tp>[1-9]\d*)(?:xPP(?P<pp>[1-9]\d*))?(?:xDP(?P<dp>[1-9]\d*))?"
+    r"(?:xEP(?P<ep>[1-9]\d*))?(?:@(?P<gpu>\S+))?",
+    re.IGNORECASE,
+)
 
 
 def plan(  # noqa: PLR0913, PLR0917  (a command's options)
-    scenario: Annotated[Path, typer.Argument(help="TOML; `sizing init` writes one")],
-    out: Annotated[Path | None, typer.Option("-o", "--out", help="plan file to write")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="print the plan")] = False,
-    overrides: OVERRIDES = None,
-    calibration: CALIBRATION = None,
-    html: HTML = None,
+    scenario: Scenario,
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="Plan file to write")] = None,
+    as_json: AsJson = False,
+    overrides: Overrides = None,
+    calibration: Calibration = None,
+    html: Html = None,
     layouts: Annotated[
-        str | None, typer.Option(help="any: also what serving cannot deploy (search.layouts)")
+        str | None,
+        typer.Option(help="deployable, or any: also layouts that serving cannot deploy"),
     ] = None,
+    verbose: Verbose = False,
 ) -> None:
-    """Find the fewest GPUs and their layout for the SLO; say what binds, or why there are none."""
+    """Find the fewest GPUs and their layout that hold the SLO, or say why there are none."""
     keys = [*(overrides or []), *([] if layouts is None else [f"search.layouts={layouts}"])]
     inputs = read_inputs(scenario, keys, calibration)
     try:
         with naming(scenario), talk.status("searching layouts"):
             found = search(inputs)
-            if not isinstance(found, Infeasible):
-                proposed = propose(inputs, found)
+            if isinstance(found, Infeasible):
+                _refuse(found, scenario, as_json=as_json)
+            built = build_plan(inputs, found)
     except KeyboardInterrupt as stopped:
-        _say_interrupted(str(stopped) or "nothing found so far")
+        _print_interrupted(str(stopped) or "nothing found so far")
         raise typer.Exit(Exit.INTERRUPTED) from None
-    if isinstance(found, Infeasible):
-        if as_json:
-            sys.stdout.write(json.dumps({"infeasible": asdict(found)}, indent=2) + "\n")
-        nearest = f"nearest: {found.nearest} ({found.nearest_gpus} GPUs); " if found.nearest else ""
-        raise NegativeAnswer(
-            f"{scenario}: {found.reason}; {nearest}missed by: {found.missed_by};"
-            f" way out: {found.way_out}"
-        )
     if out is not None:
-        write_atomically(out, to_json(proposed))
+        write_atomically(out, to_json(built))
     if html is not None:
-        from sizing.report.plan_page import plan_page  # noqa: PLC0415  (it simulates)
+        from sizing.report.plan_page import plan_page  # noqa: PLC0415  (charts take time to import)
 
         with naming(scenario), talk.status("simulating and drawing"):
-            write_page(html, plan_page(proposed))
-    _show(proposed, as_json=as_json)
+            write_page(html, plan_page(built))
+    if as_json:
+        sys.stdout.write(to_json(built))
+    else:
+        _print_plan(built, out, verbose=verbose)
     if found.interrupted:
-        _say_interrupted(
-            "the best plan so far" + ("" if found.verdicts else ", by closed forms, not simulated")
-        )
+        unverified = "" if found.verdicts else ", by closed forms, not simulated"
+        _print_interrupted(f"the best plan so far{unverified}")
         raise typer.Exit(Exit.INTERRUPTED)
 
 
-def _say_interrupted(what: str) -> None:
-    """Say on stderr what an interrupt leaves."""
+def _refuse(found: Infeasible, scenario: Path, *, as_json: bool) -> NoReturn:
+    if as_json:
+        print_json({"infeasible": asdict(found)})
+    raise NegativeAnswer(infeasible_text(found, scenario))
+
+
+def _print_interrupted(what: str) -> None:
     talk.print(f"interrupted: {what}", style="red", highlight=False, soft_wrap=True)
 
 
-def _show(proposed: Plan, *, as_json: bool) -> None:
-    """Print a plan as data, or on one screen."""
+def _print_plan(built: Plan, written: Path | None, *, verbose: bool) -> None:
+    console = Console(highlight=False)
+    console.print(plan_screen(built, written=written, verbose=verbose))
+    if not verbose:
+        return
+    for part in plan_details(built):
+        console.print(part)
+    if built.inputs.cluster.tiers:
+        for line in crossing_lines(crossing(built)):
+            console.print(line)
+
+
+def predict(  # noqa: PLR0913, PLR0917  (a command's options)
+    scenario: Scenario,
+    prefill: Annotated[
+        str | None,
+        typer.Option(metavar="RxTPn", help="Prefill pool: replicas and TP, such as 2xTP4"),
+    ] = None,
+    decode: Annotated[
+        str | None,
+        typer.Option(metavar="RxTPn", help="Decode pool: replicas and TP, such as 3xTP2"),
+    ] = None,
+    mixed: Annotated[
+        str | None,
+        typer.Option(metavar="RxTPn", help="Aggregated pool (prefill and decode), such as 4xTP2"),
+    ] = None,
+    as_json: AsJson = False,
+    overrides: Overrides = None,
+    calibration: Calibration = None,
+    verbose: Verbose = False,
+) -> None:
+    """Predict TTFT, TPOT, utilisation and capacity of pools that you name."""
+    inputs = read_inputs(scenario, overrides or [], calibration)
+    sizes = {
+        role: parse_pool_size(text, f"--{role}")
+        for role, text in {"prefill": prefill, "decode": decode, "mixed": mixed}.items()
+        if text is not None
+    }
+    with naming(scenario):
+        found = predict_pools(inputs, **sizes)
     if as_json:
-        sys.stdout.write(to_json(proposed))
+        print_json(asdict(found), sort_keys=True)
+        return
+    console = Console(highlight=False)
+    console.print(prediction_screen(found, inputs))
+    if verbose:
+        console.print(layout_table(found.pools, found.prediction))
+        console.print(latency_table(found.prediction, inputs.scenario.slo))
+        console.print(parts_table(found.prediction))
+
+
+def parse_pool_size(text: str, place: str) -> PoolSize:
+    """
+    Read the replicas, slicing and GPU of a pool, such as `2xTP4xPP2@h200-sxm`.
+
+    Raises:
+        InputError: the text is no pool size; *place* is the option that holds it.
+    """
+    match = POOL_SIZE.fullmatch(text)
+    if match is None:
+        raise InputError(place, text, "replicas x TP, for example 2xTP4 or 2xTP4xPP2@h200-sxm")
+    found = match.groupdict()
+    degrees = {name: int(found[name] or 1) for name in ("tp", "pp", "dp", "ep")}
+    return PoolSize(replicas=int(found["replicas"]), slicing=Slicing(**degrees), gpu=found["gpu"])
+
+
+def explain(plan: PlanFile, as_json: AsJson = False) -> None:
+    """Show every term of the prediction: equation, seconds, share, source."""
+    explained = explain_plan(read_plan(plan))
+    if as_json:
+        print_json(asdict(explained), sort_keys=True)
         return
     console = Console()
-    console.print(summary(proposed))
-    for line in confidence_lines(proposed):
-        console.print(line, highlight=False)
-    console.print(layout_table(proposed.pools, proposed.prediction))
-    console.print(latency_table(proposed.prediction, proposed.slo))
-    if proposed.inputs.cluster.tiers:
-        for line in crossing_lines(crossing(proposed)):
-            console.print(line, highlight=False)
+    for table in explanation_tables(explained):
+        console.print(table)

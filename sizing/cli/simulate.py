@@ -1,10 +1,8 @@
-"""`sizing simulate`: a plan under arrivals, request by request."""
+"""`sizing simulate` and `losses`: a plan under arrivals, request by request."""
 
 from __future__ import annotations
 
-import json
-import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path  # noqa: TC003  (Typer reads the annotations)
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,14 +10,24 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
-from minicluster.errors import InputError
+from minicluster.errors import Exit, InputError
 from minicluster.plan import read_plan
 from minicluster.shell import talk
 from minicluster.specs.checks import not_negative, positive
 from minicluster.workload.sources import RequestSource, drawn
 from minicluster.workload.traces import read_trace
-from sizing.cli.inputs import with_overrides
-from sizing.cli.plan import OVERRIDES  # noqa: TC001  (Typer reads the annotations)
+from sizing.cli.common import (
+    MAX_REQUESTS,
+    AsJson,
+    Overrides,
+    PlanFile,
+    Seed,
+    print_json,
+    tracked,
+    wide_console,
+    with_overrides,
+)
+from sizing.planner.studies.loss import losses as lost_replicas
 from sizing.report.simulation import (
     pools_table,
     simulated_table,
@@ -27,46 +35,62 @@ from sizing.report.simulation import (
     simulation_summary,
     write_requests,
 )
+from sizing.report.study import losses_note, losses_table
 from sizing.simulation.planned import simulate_plan
 
 if TYPE_CHECKING:
     from minicluster.plan import Plan
     from minicluster.workload.arrivals import Arrivals
 
-MOST = 10_000_000
-"""Requests of one run; it is bounded by counts, never by seconds."""
-
 
 def simulate(  # noqa: PLR0913, PLR0917  (a command's options)
-    plan: Annotated[Path, typer.Argument(help="a file that `sizing plan -o` wrote")],
+    plan: PlanFile,
     trace: Annotated[
         Path | None,
         typer.Option(
-            "--trace", "--schedule", help="arrivals and lengths: Azure LLM, BurstGPT, Mooncake, own"
+            "--trace",
+            "--schedule",
+            help="Trace of arrivals and lengths: Azure LLM, BurstGPT, Mooncake or schedule.jsonl",
         ),
     ] = None,
-    requests: Annotated[int, typer.Option(help="requests to draw without --trace")] = 20_000,
-    seed: Annotated[int, typer.Option(help="of arrivals, lengths and routing")] = 0,
+    requests: Annotated[
+        int, typer.Option(help="Number of requests to draw; not with --trace")
+    ] = 20_000,
+    seed: Seed = 0,
     rate: Annotated[
-        float | None, typer.Option(help="requests/s in place of the plan's; of a trace: scaled to")
+        float | None,
+        typer.Option(help="Requests per second, in place of the plan's or the trace's"),
     ] = None,
-    arrivals: Annotated[str, typer.Option(help="poisson, gamma or constant gaps")] = "poisson",
-    gap_cv: Annotated[float | None, typer.Option(help="variation of gamma gaps")] = None,
-    users: Annotated[int | None, typer.Option(help="closed loop of so many users")] = None,
-    turns: Annotated[int, typer.Option(help="requests of a conversation")] = 1,
-    think_s: Annotated[float, typer.Option(help="from an answer to the next request")] = 0.0,
-    handshake_s: Annotated[float, typer.Option(help="first pull between two replicas")] = 0.0,
-    skip_unanswered: Annotated[bool, typer.Option(help="of a trace: leave out 0 tokens")] = False,
-    out: Annotated[Path | None, typer.Option("-o", "--out", help="CSV, a line a request")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="print percentiles and series")] = False,
-    overrides: OVERRIDES = None,
+    arrivals: Annotated[
+        str, typer.Option(help="Gaps between requests: poisson, gamma or constant")
+    ] = "poisson",
+    gap_cv: Annotated[
+        float | None, typer.Option(help="Coefficient of variation of gamma gaps")
+    ] = None,
+    users: Annotated[
+        int | None, typer.Option(help="Users of a closed loop, in place of a rate")
+    ] = None,
+    turns: Annotated[int, typer.Option(help="Requests per conversation")] = 1,
+    think_s: Annotated[
+        float, typer.Option(help="Seconds from an answer to the user's next request")
+    ] = 0.0,
+    handshake_s: Annotated[
+        float, typer.Option(help="Seconds of the first KV transfer between two replicas")
+    ] = 0.0,
+    skip_unanswered: Annotated[
+        bool, typer.Option(help="Requests of a trace with 0 output tokens left out")
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", help="CSV file to write, one line per request")
+    ] = None,
+    as_json: AsJson = False,
+    overrides: Overrides = None,
 ) -> None:
     """Simulate a plan: percentiles with intervals, queues and caches over time."""
     planned = with_overrides(read_plan(plan), overrides or [], str(plan))
-    positive(**{"--rate": rate, "--requests": requests})
-    not_negative(**{"--handshake-s": handshake_s, "--seed": seed})
-    if requests > MOST:
-        raise InputError("--requests", requests, f"at most {MOST:,}")
+    positive(**{"--rate": rate})
+    not_negative(**{"--handshake-s": handshake_s})
+    _check_run(requests, seed)
     if trace is None:
         source = RequestSource(
             process=arrivals, gap_cv=gap_cv, users=users, turns=turns, think_s=think_s
@@ -93,18 +117,24 @@ def simulate(  # noqa: PLR0913, PLR0917  (a command's options)
         except OSError as error:
             raise InputError("-o", str(out), f"a file to write: {error.strerror}") from None
     if as_json:
-        sys.stdout.write(json.dumps(simulation_json(outcome), indent=2, sort_keys=True) + "\n")
+        print_json(simulation_json(outcome), sort_keys=True)
         return
     console = Console()
-    console.print(simulation_summary(outcome))
     console.print(simulated_table(outcome, planned.slo))
+    console.print(simulation_summary(outcome))
     console.print(pools_table(outcome))
+
+
+def _check_run(requests: int, seed: int) -> None:
+    positive(**{"--requests": requests})
+    not_negative(**{"--seed": seed})
+    if requests > MAX_REQUESTS:
+        raise InputError("--requests", requests, f"at most {MAX_REQUESTS:,}")
 
 
 def _drawn(
     plan: Plan, source: RequestSource, rate: float | None, requests: int, seed: int
 ) -> Arrivals:
-    """Draw the plan's workload."""
     workload = plan.workload
     if rate is not None:
         workload = replace(workload, requests_per_s=rate)
@@ -122,3 +152,25 @@ def _traced(path: Path, rate: float | None, *, skip_unanswered: bool) -> Arrival
     if len(due) < 2 or due[-1] == 0:  # noqa: PLR2004  (a rate takes two)
         raise InputError("--rate", rate, f"none: all requests of {path} come at one time")
     return replace(read.arrivals, due_s=due * ((len(due) - 1) / (due[-1] * rate)))
+
+
+def losses(
+    plan: PlanFile,
+    requests: Annotated[int, typer.Option(help="Number of requests per simulation")] = 20_000,
+    seed: Seed = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Simulate the plan whole, and with one replica less in each pool (N+1)."""
+    planned = read_plan(plan)
+    _check_run(requests, seed)
+    simulated = lost_replicas(planned, requests=requests, seed=seed)
+    found = list(tracked(simulated, "simulating", total=1 + len(planned.pools)))
+    if as_json:
+        print_json([asdict(each) for each in found])
+    else:
+        console = wide_console()
+        console.print(losses_table(found, planned.slo.percentile))
+        if planned.confidence is not None:
+            console.print(losses_note(planned.confidence), highlight=False)
+    if not all(each.holds for each in found):
+        raise typer.Exit(Exit.NEGATIVE)

@@ -1,4 +1,4 @@
-"""`sizing train`: step time, memory, days and energy of a training run; its best layout."""
+"""`sizing train`: step time, memory, days and energy of a training run, and its best layout."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ import typer
 from minicluster.config import parse, read_toml
 from minicluster.errors import InputError, NegativeAnswer
 from sizing import catalog
-from sizing.cli.console import wide_console
-from sizing.cli.keys import with_keys
+from sizing.cli.common import AsJson, wide_console, with_keys
 from sizing.report.training import layouts_table, training_table
 from sizing.training.closed_forms import rule_of_thumb
 from sizing.training.estimate import estimate
@@ -28,50 +27,56 @@ if TYPE_CHECKING:
     from sizing.training.search import Trial
 
 HELP = {
-    "model": "of the catalog, or the shape below",
-    "head_dim": "default: hidden / heads",
-    "ffn": "width of the feed-forward",
-    "seq": "tokens of a sequence",
-    "batch": "sequences of a step, all replicas",
-    "gpu": "of the catalog",
-    "cluster": "a preset, with its topology",
-    "tp": "tensor slices",
-    "pp": "pipeline stages",
-    "cp": "slices of a sequence",
-    "dp": "replicas (default: what is left)",
-    "ep": "replicas that share out experts",
-    "micro_batch": "sequences (default: chosen)",
-    "interleave": "chunks of layers a stage (default: chosen)",
-    "recompute": "none, selective or full",
-    "dtype": "bf16, fp16 or fp8",
-    "family": "gpt or llama (default: gpt where ffn = 4 hidden)",
-    "attention": "flash or materialised (default: by family and GPU)",
-    "zero": "0 to 3: what replicas shard",
-    "overlap_experts": "all to all beside the compute of another micro-batch",
-    "tokens": "of the whole run",
-    "gpu_mtbf_s": "default: the cluster's",
-    "checkpoint_s": "that a checkpoint takes",
-    "restart_s": "after a failure",
+    "model": "Model of the catalog; or give its shape",
+    "head_dim": "Size of an attention head [default: hidden / heads]",
+    "ffn": "Width of the feed-forward layer",
+    "seq": "Tokens per sequence",
+    "batch": "Sequences per step, all replicas together",
+    "gpu": "GPU of the catalog",
+    "cluster": "Cluster preset, with its topology",
+    "tp": "Tensor-parallel degree",
+    "pp": "Pipeline stages",
+    "cp": "Context-parallel degree",
+    "dp": "Data-parallel replicas [default: what the GPUs leave]",
+    "ep": "Expert-parallel degree",
+    "micro_batch": "Sequences per micro-batch [default: chosen]",
+    "interleave": "Chunks of layers per pipeline stage [default: chosen]",
+    "recompute": "Activation recomputation: none, selective or full",
+    "dtype": "Number format: bf16, fp16 or fp8",
+    "family": "Block type: gpt or llama [default: gpt where ffn = 4 hidden]",
+    "attention": "Attention: flash or materialised [default: by family and GPU]",
+    "zero": "ZeRO stage, 0 to 3",
+    "overlap_experts": "Expert exchange overlapped with another micro-batch",
+    "tokens": "Tokens of the whole run",
+    "gpu_mtbf_s": "Mean time between failures of one GPU in seconds [default: the cluster's]",
+    "checkpoint_s": "Seconds per checkpoint",
+    "restart_s": "Seconds to restart after a failure",
 }
-"""What the help says of the keys of a scenario."""
+"""Help text of each key of a training scenario."""
 
 
 @with_keys(TrainingRequest, HELP)
 def train(
     scenario: Annotated[
         Path | None,
-        typer.Argument(help="TOML with the options as keys, or a shipped one; options override"),
+        typer.Argument(help="Training scenario (TOML with the options as keys), or a shipped one"),
     ] = None,
     parameters: Annotated[
-        float | None, typer.Option(help="by rule of thumb: no layout, 6PT or 8PT")
+        float | None,
+        typer.Option(
+            help="Parameter count, for a rule of thumb (6PT or 8PT FLOPs) without a layout"
+        ),
     ] = None,
     flops_per_gpu_per_s: Annotated[
-        float | None, typer.Option(help="that each GPU achieves, with --parameters")
+        float | None, typer.Option(help="FLOP/s that each GPU achieves, with --parameters")
     ] = None,
     search: Annotated[
-        bool, typer.Option("--search", help="rank every layout of the GPUs; degrees are ignored")
+        bool,
+        typer.Option(
+            "--search", help="Search over every layout of the GPUs; given degrees are ignored"
+        ),
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="print exactly the data")] = False,
+    as_json: AsJson = False,
     **keys: Any,  # noqa: ANN401  (one option a key of the scenario)
 ) -> None:
     """Estimate a training run: step, FLOP/s, memory, days, energy, failures."""
@@ -93,15 +98,15 @@ def train(
     if not found.fits:
         raise NegativeAnswer(
             f"{found.memory_bytes / 1e9:.1f} GB a GPU do not fit the"
-            f" {found.hbm_bytes / 1e9:.1f} GB of {machine.gpu.name}; way out: more tp, pp or"
-            " zero, or recompute"
+            f" {found.hbm_bytes / 1e9:.1f} GB of {machine.gpu.name}; use more tp, pp or zero, or"
+            " recompute"
         )
 
 
 def _laid_out(
     request: TrainingRequest, machine: TrainingMachine, *, search: bool
 ) -> tuple[TrainingJob, TrainingLayout, list[Trial]]:
-    """Return job and layout as they were asked for or as the best of all, and the ranking."""
+    """Return job and layout, as requested or the best of a search, and the ranking."""
     if search:
         ranked = search_layouts(request.job, request.gpus or request.layout().gpus, machine)
         return request.job(ranked[0].layout), ranked[0].layout, ranked
@@ -135,7 +140,6 @@ def _print_rule(
     recompute: str | None,
     as_json: bool,
 ) -> None:
-    """Print what rules of thumb say."""
     parameters, tokens, gpus, rate = numbers
     if tokens is None or gpus is None or rate is None:
         given = {"--tokens": tokens, "--gpus": gpus, "--flops-per-gpu-per-s": rate}
@@ -156,7 +160,6 @@ def _print_rule(
 
 
 def _print(found: TrainingEstimate, ranked: list[Trial], *, as_json: bool) -> None:
-    """Print the estimate, and the ranking before it."""
     if as_json:
         data = asdict(found)
         if ranked:

@@ -1,4 +1,4 @@
-"""`sizing validate`: predict measured rows, and say how far off the predictions are."""
+"""`sizing validate`: predictions of measured rows, and their errors."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from rich.progress import track
 
 from minicluster.files import write_atomically
 from minicluster.shell import talk
+from sizing.cli.common import AsJson  # noqa: TC001  (Typer reads the annotations)
 from sizing.evidence.coverage import tried
 from sizing.evidence.evidence import evidence_of, read_evidence, to_json
 from sizing.evidence.row import read_rows
@@ -39,23 +40,24 @@ if TYPE_CHECKING:
     from sizing.evidence.validate import RowVerdict
 
 FAR = 300.0
-"""Times as long as predicted: another unit rather than an error."""
+"""Ratio of measured to predicted times above which the unit of the rows is doubted."""
 
 
 def validate(
-    rows: Annotated[Path, typer.Argument(help="CSV of measured rows")],
+    rows: Annotated[Path, typer.Argument(help="Measured rows (CSV)")],
     out: Annotated[
-        Path | None, typer.Option("-o", "--out", help="predictions.csv to write")
+        Path | None, typer.Option("-o", "--out", help="Predictions to write (CSV)")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="print errors and predictions")] = False,
+    as_json: AsJson = False,
     calibrate: Annotated[
         bool,
         typer.Option(
-            "--calibrate", help="fit scalars on half the configurations, judge the others"
+            "--calibrate", help="Scalars fitted to half the configurations, tested on the others"
         ),
     ] = False,
     evidence: Annotated[
-        Path | None, typer.Option(help="write errors and residual quantiles: what plans quote")
+        Path | None,
+        typer.Option(help="Evidence file to write: errors and residual quantiles, used by plans"),
     ] = None,
 ) -> None:
     """
@@ -76,7 +78,7 @@ def validate(
     if evidence is not None:
         today = f"{datetime.now(UTC):%Y-%m-%d}"
         write_atomically(evidence, to_json(evidence_of(verdicts, found, date=today)))
-    _doubt(verdicts)
+    _print_unit_doubt(verdicts)
     if as_json:
         document = _document(verdicts, answers, found)
         if fit is not None:
@@ -88,8 +90,7 @@ def validate(
         _print_fit(fit)
 
 
-def _doubt(verdicts: list[RowVerdict]) -> None:
-    """Ask for the unit where measurements and predictions are some thousand times apart."""
+def _print_unit_doubt(verdicts: list[RowVerdict]) -> None:
     logs = [each.log_ratio for each in residuals(verdicts)]
     if logs and abs(median(logs)) > log(FAR):
         talk.print(
@@ -101,7 +102,7 @@ def _doubt(verdicts: list[RowVerdict]) -> None:
 def _document(
     verdicts: list[RowVerdict], answers: list[RowVerdict], found: Tried
 ) -> dict[str, Any]:
-    """Return everything that is printed, as data; *answers* are what `-o` writes."""
+    """Return all that is printed as data; *answers* are the predictions that `-o` writes."""
     return {
         "errors": [asdict(each) for each in slices(verdicts)],
         "coverage": [asdict(each) for each in found.coverages],
@@ -112,7 +113,6 @@ def _document(
 
 
 def _print(verdicts: list[RowVerdict], found: Tried) -> None:
-    """Show errors, coverage, and what was not predicted."""
     console = Console()
     errors = slices(verdicts)
     for by, group in groupby(errors, key=lambda each: each.by):
@@ -130,7 +130,6 @@ def _print(verdicts: list[RowVerdict], found: Tried) -> None:
 
 
 def _print_fit(fit: Calibrated) -> None:
-    """Show the scalars, and what they do to the rows that they were not fitted on."""
     console = Console()
     console.print(scalars_table(fit.scalars.values()))
     for title, found in fit.errors.items():

@@ -1,4 +1,4 @@
-"""What a pool spends its time on, in one of five words."""
+"""The bottleneck of each pool: compute, memory bandwidth, capacity, network or queue."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ if TYPE_CHECKING:
     from minicluster.plan import Inputs
     from minicluster.specs.step import StepCoefficients
     from sizing.latency.step import Term
-    from sizing.planner.candidate import Candidate
+    from sizing.planner.candidates import Candidate
     from sizing.queueing.forecast import TandemForecast
 
 
 def bottlenecks(inputs: Inputs, chosen: Candidate, found: TandemForecast) -> dict[str, str]:
     """
-    Name what binds each phase: compute, memory bandwidth, capacity, network or queue.
+    Return the bottleneck of each phase by role.
 
     `queue`: requests wait longer for the phase than they spend in it. `capacity`: the KV cache
-    limits the decode batch, and it is nearly full. Else what the step spends most of its time on.
+    limits the decode batch, and it is nearly full. Otherwise the bottleneck is what a step spends
+    most of its time on.
     """
     parts = found.parts_s
     context = chosen.tandem.context[0]
@@ -33,7 +34,7 @@ def bottlenecks(inputs: Inputs, chosen: Candidate, found: TandemForecast) -> dic
         "prefill": _step_bound(inputs, chosen, "prefill", found.mean_batch, context),
         "decode": _step_bound(inputs, chosen, "decode", found.mean_batch, context),
     }
-    full = limit == chosen.slots < inputs.engine.max_batch_size and inputs.calibration is None
+    full = limit == chosen.max_batch < inputs.engine.max_batch_size and inputs.calibration is None
     if full and found.mean_batch > limit / 2:
         words["decode"] = "capacity"
     if parts["prefill queue"] > parts["prefill"]:
@@ -57,7 +58,7 @@ def representative_terms(
 
 
 def _step_bound(inputs: Inputs, chosen: Candidate, role: str, batch: float, context: float) -> str:
-    """Name what takes most of a step, launches left out."""
+    """Return what takes most of a step, kernel launches left out."""
     if inputs.calibration is not None or inputs.gpu.kind == "cpu":
         return _fitted_bound(chosen, role, batch, context)
     seconds = dict.fromkeys(BOUNDS, 0.0)
@@ -68,7 +69,7 @@ def _step_bound(inputs: Inputs, chosen: Candidate, role: str, batch: float, cont
 
 
 def _fitted_bound(chosen: Candidate, role: str, batch: float, context: float) -> str:
-    """Judge a fitted step: weights and cache that are read, against what grows with tokens."""
+    """Compare what a fitted step reads, weights and cache, with what grows with tokens."""
     step: StepCoefficients = getattr(chosen.tandem.step_model, role)
     if role == "prefill":
         n = float(chosen.tandem.computed_tokens.mean())

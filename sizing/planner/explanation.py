@@ -1,4 +1,4 @@
-"""A plan's prediction taken apart: every term with its equation, seconds, share and source."""
+"""The terms of a plan's prediction, each with its equation, seconds, share and source."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import numpy as np
 
 from minicluster.errors import InputError
 from sizing.planner.bottleneck import representative_terms
-from sizing.planner.candidate import Candidate
-from sizing.planner.layout import Layout, LayoutShape, decode_slots
+from sizing.planner.candidates import Candidate
+from sizing.planner.layout import Layout, LayoutShape, max_decode_batch
 from sizing.queueing.forecast import forecast
 from sizing.queueing.stage import PoolStage, TandemLoad
 
@@ -33,22 +33,22 @@ EQUATIONS = {
 }
 
 SIMULATED = "Q5"
-"""Equation of the phases that no closed form gives: of aggregated pools."""
+"""Equation of the phases of aggregated pools, which have no closed form."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExplainedTerm:
     """
-    One term.
+    One term of a latency or of a step.
 
     Attributes:
         of: `TTFT`, `prefill step` or `decode step`.
         share_fraction: of the sum of its group.
         source: where its numbers come from.
-        bound: `compute`, `memory bandwidth`, `network` or `launch`; `None` where it has no parts.
+        bound: `compute`, `memory bandwidth`, `network` or `launch`; `None` where the term is no op.
         flops: per GPU and step; `None` where the term is no op.
-        hbm_bytes: likewise.
-        achieved_fraction: of the peak that binds it.
+        hbm_bytes: per GPU and step; `None` where the term is no op.
+        achieved_fraction: share of the datasheet peak of the resource that binds it.
     """
 
     of: str
@@ -66,12 +66,12 @@ class ExplainedTerm:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
     """
-    All terms, and what they are at.
+    All terms, and the mean load that they are computed at.
 
     Attributes:
-        mean_batch: sequences in a decode step, as a token meets it.
+        mean_batch: sequences in a decode step, averaged over tokens.
         mean_context_tokens: tokens cached per sequence.
-        interference: per role, how much slower its steps are because of the other pool.
+        interference: per role, the share by which the other pool slows its steps.
     """
 
     terms: tuple[ExplainedTerm, ...]
@@ -83,12 +83,12 @@ class Explanation:
 
 def explain_plan(plan: Plan) -> Explanation:
     """
-    Recompute a plan's prediction from its inputs and take it apart.
+    Recompute a plan's prediction from its inputs, term by term.
 
     Raises:
         InputError: an edited plan, whose pools do not carry its load.
     """
-    chosen = planned(plan)
+    chosen = candidate_of(plan)
     if chosen.layout.prefill is None:
         return _explained(plan, chosen, plan.prediction.ttft_parts_s, _mixed_batch(plan, chosen))
     found = forecast(chosen.tandem)
@@ -109,7 +109,6 @@ def explain_plan(plan: Plan) -> Explanation:
 def _explained(
     plan: Plan, chosen: Candidate, parts_s: Mapping[str, float], batch: float
 ) -> Explanation:
-    """Gather the phases and both kinds of steps."""
     simulated = chosen.layout.prefill is None or chosen.tandem.local_threshold_tokens > 0
     terms = _path_terms(plan, parts_s, simulated=simulated)
     for role in ("prefill", "decode"):
@@ -124,13 +123,13 @@ def _explained(
 
 
 def _mixed_batch(plan: Plan, chosen: Candidate) -> float:
-    """Sequences in a step of an aggregated pool: those that arrive while one stays."""
+    # By Little's law: the sequences that arrive while one is in decode.
     stay_s = float(chosen.tandem.output_tokens.mean()) * plan.prediction.tpot.mean_s
     return plan.workload.requests_per_s * stay_s / chosen.tandem.decode.replicas
 
 
-def planned(plan: Plan) -> Candidate:
-    """Return the configuration that a plan holds."""
+def candidate_of(plan: Plan) -> Candidate:
+    """Return the configuration of a plan, spare replicas left out."""
     roles = {pool.role: pool for pool in plan.pools}
     decode = roles.get("mixed") or plan.pool("decode")
     prefill = decode if "mixed" in roles else plan.pool("prefill")
@@ -144,17 +143,15 @@ def planned(plan: Plan) -> Candidate:
         routing=plan.routing.policy,
     )
     context, deviation = tandem.context
-    slots = decode_slots(plan.inputs, layout.decode, context=context, deviation=deviation)
-    return Candidate(layout=layout, slots=slots, tandem=tandem)
+    most = max_decode_batch(plan.inputs, layout.decode, context=context, deviation=deviation)
+    return Candidate(layout=layout, max_batch=most, tandem=tandem)
 
 
 def _shape(pool: Pool) -> LayoutShape:
-    """Return what one replica of a pool is."""
     return LayoutShape(slicing=pool.slicing, gpu=pool.gpu)
 
 
 def _stage(pool: Pool) -> PoolStage:
-    """Return the queues of a pool that the SLO needs: spare replicas are not counted on."""
     lanes = pool.slicing.dp * pool.slicing.pp
     return PoolStage(
         replicas=(pool.replicas - pool.spare_replicas) * lanes,
@@ -166,7 +163,6 @@ def _stage(pool: Pool) -> PoolStage:
 def _path_terms(
     plan: Plan, parts_s: Mapping[str, float], *, simulated: bool
 ) -> list[ExplainedTerm]:
-    """Mean TTFT by phase."""
     total = sum(parts_s.values())
     source = _source(plan)
     return [
@@ -183,7 +179,7 @@ def _path_terms(
 
 
 def _step_terms(plan: Plan, chosen: Candidate, role: str, batch: float) -> list[ExplainedTerm]:
-    """One step at mean lengths: the calibration's terms, or the ops."""
+    """Return the terms of one step at mean lengths: the calibration's, or the ops."""
     inputs = plan.inputs
     of, source = f"{role} step", _source(plan)
     if inputs.calibration is not None or inputs.gpu.kind == "cpu":
@@ -211,7 +207,6 @@ def _step_terms(plan: Plan, chosen: Candidate, role: str, batch: float) -> list[
 
 
 def _achieved(term: Term, plan: Plan) -> float | None:
-    """Return the share of the datasheet peak that a term reaches, of the resource that binds it."""
     gpu, seconds = plan.inputs.gpu, float(term.seconds)
     if term.bound == "compute":
         return float(term.flops) / seconds / gpu.peak_flops_per_s[term.dtype]
@@ -221,7 +216,7 @@ def _achieved(term: Term, plan: Plan) -> float | None:
 
 
 def _fitted_terms(chosen: Candidate, role: str, batch: float, source: str) -> list[ExplainedTerm]:
-    """Terms of eq. S2 or S3 at the load's mean lengths."""
+    """Return the terms of eq. S2 or S3 at the load's mean lengths."""
     step: StepCoefficients = getattr(chosen.tandem.step_model, role)
     if role == "prefill":
         n = float(chosen.tandem.computed_tokens.mean())
@@ -248,6 +243,5 @@ def _fitted_terms(chosen: Candidate, role: str, batch: float, source: str) -> li
 
 
 def _source(plan: Plan) -> str:
-    """Say where the step times come from."""
     note = plan.calibration
     return f"{note.name}, {note.date}"

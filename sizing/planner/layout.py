@@ -1,4 +1,4 @@
-"""How a replica's GPUs may share the model, and how many sequences then fit."""
+"""Layouts: how the GPUs of a replica share the model, the rules, and the sequences that fit."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from minicluster.specs.model import ModelSpec
 
 MARGIN = 3.0
-"""Deviations of the total context that a full batch leaves room for, so that it never preempts."""
+"""Standard deviations of the total context that a full batch leaves free: it never preempts."""
 
 MOST_DOMAINS = 4
-"""HB domains that one replica may reach over, where no profile limits it."""
+"""HB domains that one replica may span, where no engine profile limits it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,7 @@ class LayoutShape:
     gpu: str
 
     def __str__(self) -> str:
-        """Write as `sizing predict` takes it, the kind of GPU left out."""
+        """Write as `sizing predict` takes it, without the kind of GPU."""
         cut = self.slicing
         parts = [("TP", cut.tp), ("PP", cut.pp), ("DP", cut.dp), ("EP", cut.ep)]
         return "x".join(f"{name}{n}" for name, n in parts if n > 1 or name == "TP")
@@ -51,13 +51,13 @@ class LayoutShape:
 
     @property
     def lanes(self) -> int:
-        """Batches under way: one for each copy of attention and each pipeline stage."""
+        """Concurrent batches: one for each copy of attention and each pipeline stage."""
         return self.slicing.dp * self.slicing.pp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Replicas of each pool; without prefill the pool does both (`mixed`)."""
+    """The replica shape of each pool; without prefill one aggregated pool (`mixed`)."""
 
     prefill: LayoutShape | None
     decode: LayoutShape
@@ -79,20 +79,21 @@ class Layout:
 
     @property
     def order(self) -> tuple[str, ...]:
-        """What layouts are sorted by where all else is equal: narrow replicas first."""
+        """Sort key of layouts where all else is equal: narrow replicas first."""
         return tuple(f"{shape.gpus:6d} {shape} {shape.gpu}" for shape in self.shapes.values())
 
     def __str__(self) -> str:
-        """Write as people do."""
+        """Write the shape of each pool: `prefill TP4, decode TP8`."""
         return ", ".join(f"{role} {shape}" for role, shape in self.shapes.items())
 
 
 def legal_shapes(inputs: Inputs) -> tuple[LayoutShape, ...]:
     """
-    List the replicas that may be searched.
+    List the replica shapes that may be searched.
 
-    Without `[search] tp`: all that divide the model and fit the HB domain. With `layouts = "any"`
-    also pipelines, and for models with experts expert parallelism and copies of attention.
+    Without `[search] tp` these are all degrees that divide the model and fit the HB domain. With
+    `layouts = "any"` pipelines are added, and for models with experts expert parallelism and
+    copies of attention.
 
     Raises:
         InputError: a degree that the scenario asks for cannot be had.
@@ -118,7 +119,7 @@ def legal_shapes(inputs: Inputs) -> tuple[LayoutShape, ...]:
 
 
 def _beyond_the_profile(inputs: Inputs, tp: int) -> Iterator[Slicing]:
-    """Yield pipelines, and slicings of experts, of replicas that the budget holds."""
+    """Yield pipelines and slicings of experts of at most the budget's GPUs."""
     model, cluster = inputs.model, inputs.cluster
     most = min(cluster.max_gpus, MOST_DOMAINS * cluster.gpus_per_hb_domain)
     for pp in (2, 4, 8):
@@ -156,7 +157,7 @@ def check_degree(inputs: Inputs, tp: int, *, place: str) -> None:
 
 
 def pairing_rule(model: ModelSpec, layout: Layout) -> str | None:
-    """Return the rule of the NIXL connector that a pair of pools breaks, if any."""
+    """Return the rule of the NIXL connector that a pair of degrees breaks, if any."""
     if layout.prefill is None:
         return None
     prefill_tp, decode_tp = layout.prefill.slicing.tp, layout.decode.slicing.tp
@@ -185,7 +186,7 @@ def block_size(inputs: Inputs) -> int:
 
 
 def memory_rule(inputs: Inputs, shape: LayoutShape) -> str | None:
-    """Say by how much the model does not fit a replica, if so; a CPU is given its KV space."""
+    """Return why the model does not fit a replica; `None` where it fits, and on a CPU."""
     gpu = inputs.kinds[shape.gpu]
     if gpu.kind == "cpu":
         return None
@@ -201,23 +202,25 @@ def memory_rule(inputs: Inputs, shape: LayoutShape) -> str | None:
     )
 
 
-def decode_slots(inputs: Inputs, shape: LayoutShape, *, context: float, deviation: float) -> int:
+def max_decode_batch(
+    inputs: Inputs, shape: LayoutShape, *, context: float, deviation: float
+) -> int:
     """
-    Largest batch whose KV cache fits, three deviations of its total context included.
+    Return the largest batch whose KV cache fits, three deviations of its context included.
 
         B b(E[s]) + 3 sqrt(B) b(1) sigma_s <= M_kv / pp      (docs/model.md, eq. M5)
 
     Args:
         inputs: model, GPU, engine, calibration.
-        shape: one replica; each of its batches has its own slots.
+        shape: one replica; each of its batches has its own share of the cache.
         context: E[s], tokens of a sequence.
         deviation: sigma_s.
 
     Returns:
-        Sequences; 0 if none fits, never more than engine and calibration know.
+        Sequences; 0 if none fits, at most what engine and calibration allow.
 
     Source:
-        Contexts of a batch are independent; vLLM preempts where their sum exceeds the cache.
+        The contexts of a batch are independent; vLLM preempts where their sum exceeds the cache.
 
     Ignores:
         Prefixes that sequences share.
@@ -246,7 +249,7 @@ def kv_pool_bytes(
     inputs: Inputs, shape: LayoutShape, *, sequences: int, context_tokens: int
 ) -> float:
     """
-    KV cache per GPU: all that memory leaves; on a CPU what *sequences* of *context_tokens* need.
+    Return the KV cache per GPU: what memory leaves, or on a CPU what the sequences need.
 
     (docs/model.md, eq. M4)
     """

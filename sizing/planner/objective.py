@@ -1,4 +1,4 @@
-"""What a plan has least of: GPUs, dollars or watts."""
+"""The objective of a search: GPUs, US dollars per hour or watts."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from minicluster.errors import InputError
 
 if TYPE_CHECKING:
     from minicluster.plan import Inputs
-    from sizing.planner.candidate import Candidate
+    from sizing.planner.candidates import Candidate
     from sizing.planner.layout import LayoutShape
 
 
 def cost_of_gpu(inputs: Inputs, gpu: str) -> float:
     """
-    Return what one GPU counts for in the objective: 1, US dollars per hour, or watts.
+    Return the cost of one GPU in the objective's unit: 1, US dollars per hour, or watts.
 
     Raises:
-        InputError: a price or a power that nobody gave.
+        InputError: neither scenario nor catalog has the price or the power.
     """
     objective = inputs.scenario.search.objective
     if objective == "gpus":
@@ -36,12 +36,12 @@ def cost_of_gpu(inputs: Inputs, gpu: str) -> float:
 
 
 def cost_of(inputs: Inputs, shape: LayoutShape) -> float:
-    """Return what one replica costs."""
+    """Return the cost of one replica."""
     return shape.gpus * cost_of_gpu(inputs, shape.gpu)
 
 
 def cost(inputs: Inputs, chosen: Candidate) -> float:
-    """Return what a configuration costs."""
+    """Return the cost of a configuration."""
     return sum(
         count * cost_of(inputs, chosen.layout.shapes[role])
         for role, count in chosen.replicas.items()

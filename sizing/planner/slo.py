@@ -1,4 +1,4 @@
-"""Does a forecast keep the SLO, and at how much more load does it still?"""
+"""Forecasts against the SLO: its limits, and the headroom in load."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from minicluster.specs.slo import SloSpec
-    from sizing.planner.candidate import Candidate
-    from sizing.planner.evidence import StepErrors
+    from sizing.planner.candidates import Candidate
+    from sizing.planner.error_model import StepErrors
     from sizing.queueing.forecast import TandemForecast
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One limit of the SLO: what it is on, the value forecast, the limit."""
+    """One limit of the SLO: the latency it limits, its value and the limit."""
 
     name: str
     seconds: float
@@ -27,7 +27,7 @@ class Check:
 
     @property
     def ratio(self) -> float:
-        """Above 1: missed."""
+        """Value over limit: above 1 the limit is missed."""
         return self.seconds / self.limit_s
 
 
@@ -47,12 +47,12 @@ def checks(found: TandemForecast, slo: SloSpec) -> tuple[Check, ...]:
 
 
 def tightest(found: TandemForecast, slo: SloSpec) -> Check:
-    """Return the limit that is used up most."""
+    """Return the limit with the largest ratio."""
     return max(checks(found, slo), key=lambda check: check.ratio)
 
 
-def under_load(found: Iterable[Check], errors: StepErrors) -> Check:
-    """Return the limit that is used up most if latencies are off as those of loads were."""
+def tightest_with_errors(found: Iterable[Check], errors: StepErrors) -> Check:
+    """Return the tightest limit if latencies are as far off as those measured under load."""
     factors = {"TTFT": errors.ttft}
     late = (
         replace(check, seconds=check.seconds * factors.get(check.name[:4], errors.tpot))
@@ -62,17 +62,17 @@ def under_load(found: Iterable[Check], errors: StepErrors) -> Check:
 
 
 def meets(found: TandemForecast | None, slo: SloSpec) -> bool:
-    """Say whether every limit holds; an overloaded pool keeps none."""
+    """Return whether every limit holds; a saturated pool holds none."""
     return found is not None and tightest(found, slo).ratio <= 1
 
 
 HEADROOM_STEPS = 8
-"""Halvings of the load factor: a 256th of the range between the plan and saturation."""
+"""Halvings of the load factor: a 256th of the range between the planned load and saturation."""
 
 
 def headroom(chosen: Candidate, slo: SloSpec) -> Headroom:
     """
-    Bisect the largest load factor at which the SLO holds; below 1 only where it does not now.
+    Bisect the largest load factor at which the SLO holds; below 1 only where it is missed at 1.
 
     The upper end is the rate at which the first pool saturates.
     """

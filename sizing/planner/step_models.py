@@ -1,4 +1,4 @@
-"""Step times of every layout: the calibration's, or fitted once per degree."""
+"""Step models of every layout: the calibration's, or fitted once per replica shape."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 
 class StepModels:
-    """Step models of one scenario; each degree is fitted when it is first asked for."""
+    """The step models of one scenario; a replica shape is fitted when it is first used."""
 
     def __init__(self, inputs: Inputs) -> None:
         """
-        Check that step times can be had at all.
+        Check that step times are known.
 
         Raises:
             InputError: a CPU without a calibration, or a calibration of something else.
@@ -64,7 +64,9 @@ class StepModels:
         local = self._inputs.scenario.search.local_threshold_tokens
         if layout.prefill is None or local:
             longest = local if local and layout.prefill is not None else np.inf
-            decode = both(self._fitted_prefill(last), decode, self._mean_computed(longest))
+            decode = aggregated_steps(
+                self._fitted_prefill(last), decode, self._mean_computed(longest)
+            )
         return StepModel(
             prefill=prefill, decode=decode, path=self._path(layout), interference=Interference()
         )
@@ -130,7 +132,7 @@ class StepModels:
 
 def full_pipeline(on: Machine, load: StepLoad, slicing: Slicing) -> float:
     """
-    Factor from the way through a pipeline to the time between two steps of one of its batches.
+    Return the time between two steps of one batch, over the time of one pass of the pipeline.
 
         max(1, pp t_stage / t)      (docs/model.md, eq. L5)
 
@@ -142,18 +144,20 @@ def full_pipeline(on: Machine, load: StepLoad, slicing: Slicing) -> float:
     return max(1.0, slicing.pp * float(stage_s(on, load, slicing=slicing)) / through)
 
 
-def both(prefill: StepCoefficients, decode: StepCoefficients, tokens: float) -> StepCoefficients:
+def aggregated_steps(
+    prefill: StepCoefficients, decode: StepCoefficients, tokens: float
+) -> StepCoefficients:
     """
-    Step of a pool that does both.
+    Return the step model of an aggregated pool.
 
-        b, d and what is read from decode, a, c from prefill; what a prompt's step costs more,
-        whatever its length, is spread over its tokens: a + max(0, base_p - base_d) / E[n]
+        b, d and what is read from decode, a, c from prefill; the fixed extra cost of a prompt's
+        step is spread over its tokens: a + max(0, base_p - base_d) / E[n]
         (docs/model.md, eq. L6)
 
     Args:
-        prefill: of the same replica.
-        decode: likewise.
-        tokens: E[n], computed of a prompt.
+        prefill: step model of a prefill pool of the same replicas.
+        decode: step model of a decode pool of the same replicas.
+        tokens: E[n], mean tokens of a prompt that are computed.
     """
     extra = max(0.0, prefill.base_s - decode.base_s) / tokens
     return replace(
@@ -166,7 +170,7 @@ def both(prefill: StepCoefficients, decode: StepCoefficients, tokens: float) -> 
 
 
 def machine(inputs: Inputs, gpu: str | None = None) -> Machine:
-    """Return what the term-by-term model runs on; without *gpu* the cluster's own."""
+    """Return the machine of the term-by-term model; without *gpu* with the cluster's own GPU."""
     kind = inputs.gpu if gpu is None else inputs.kinds[gpu]
     return Machine(model=inputs.model, gpu=kind, cluster=inputs.cluster, engine=inputs.engine)
 

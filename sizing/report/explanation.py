@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 
 def explanation_tables(found: Explanation) -> Iterator[Table]:
-    """Yield one table a group of terms."""
+    """Yield one table per group of terms."""
     at = {
         "TTFT": "Mean TTFT",
-        "prefill step": f"Prefill of {found.mean_prompt_tokens:.0f} tokens, alone",
+        "prefill step": f"Prefill of {found.mean_prompt_tokens:.0f} tokens, without interference",
         "decode step": f"Decode step of {found.mean_batch:.1f} sequences with"
-        f" {found.mean_context_tokens:.0f} tokens each, alone",
+        f" {found.mean_context_tokens:.0f} tokens each, without interference",
     }
     for of, title in at.items():
         terms = [term for term in found.terms if term.of == of]
@@ -52,7 +52,7 @@ def explanation_tables(found: Explanation) -> Iterator[Table]:
 
 
 def _interference(found: Explanation) -> Table:
-    """Show how much slower each pool's steps are because of the other one."""
+    """Return how much the other pool slows the steps of each."""
     table = Table(title="Interference between the pools (eq. T12)", title_justify="left")
     table.add_column("pool")
     table.add_column("steps take longer by", justify="right")

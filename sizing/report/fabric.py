@@ -1,4 +1,4 @@
-"""Networks as tables."""
+"""Networks, collectives and their cost as tables."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from sizing.network.rail_only_study import Study
 
 SHOWN = 1e9
-"""People read bandwidths in GB/s."""
+"""Bytes of a gigabyte: bandwidths are shown in GB/s."""
 
 
 def topology_table(found: Topology) -> Table:
-    """Show the tiers from the inside out."""
+    """Return one row per tier, the innermost first."""
     table = _table(
         f"{found.name}: {found.gpus:,} GPUs",
         ("tier", "GPUs", "units", "GB/s one way", "achieved", "oversubscribed", "hop"),
@@ -44,7 +44,7 @@ def topology_table(found: Topology) -> Table:
 
 
 def answer_table(found: CollectiveResult) -> Table:
-    """Show one collective."""
+    """Return the time of one collective and its parts."""
     table = _table(
         f"{found.pattern} of {found.group} GPUs, {found.size_bytes:,.0f} bytes", ("", "")
     )
@@ -60,7 +60,7 @@ def answer_table(found: CollectiveResult) -> Table:
 
 
 def left_out_table(rows: Sequence[LeftOut]) -> Table:
-    """Show each table's points against what follows from its others."""
+    """Return each measured point beside its interpolation from the other points."""
     table = _table(
         "Each point from the others of its table",
         ("library", "GPUs", "bytes", "measured", "predicted", "error"),
@@ -78,7 +78,7 @@ def left_out_table(rows: Sequence[LeftOut]) -> Table:
 
 
 def bill_table(found: Bill) -> Table:
-    """Show a bill of materials."""
+    """Return a bill of materials."""
     title = f"{found.kind} of {found.gpus:,} GPUs, HB {found.hb_size}, radix {found.radix}"
     table = _table(title, ("", ""))
     table.caption = "; ".join(found.notes) or None
@@ -101,7 +101,7 @@ def bill_table(found: Bill) -> Table:
 
 
 def built_table(found: BuiltBill) -> Table:
-    """Show a network as built."""
+    """Return the bill of materials of a network as it was built."""
     table = _table(
         f"{found.name}: {found.gpus:,} GPUs, {found.switches:,} switches,"
         f" {found.transceivers:,} transceivers, {found.copper_links:,} copper links",
@@ -123,7 +123,7 @@ def built_table(found: BuiltBill) -> Table:
 
 
 def collisions_table(found: Sequence[Collisions]) -> Table:
-    """Show what hashing does, one row a number of flows."""
+    """Return the collisions of hashed flows, one row per number of flows."""
     first = found[0].hashing
     table = _table(
         f"{first.pairs} pairs onto {first.uplinks} uplinks, {found[0].trials:,} random hashes",
@@ -177,7 +177,7 @@ def study_tables(found: Study) -> Iterator[Table]:
 
 
 def _traffic_table(found: Study) -> Table:
-    """Show who talks to whom."""
+    """Return the shares of GPU pairs that exchange data."""
     table = _table(
         "Traffic of a step",
         ("model", "GPUs", "HB size", "N_M*", "silent pairs", "HB pairs", "HB bytes"),

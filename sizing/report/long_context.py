@@ -1,4 +1,4 @@
-"""A long prompt in an empty system, on one screen."""
+"""A long prompt on an idle system as tables."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ SPENT = {
     "attention": "attention",
     "collectives": "collectives",
 }
-"""Groups of terms of a token that are shown, and their headings."""
+"""Headings of the groups of terms of a token that are shown."""
 
 
 def long_context_table(found: Sequence[LongPrompt], limit_s: float) -> Table:
-    """TTFT of every layout and length; what holds the limit is marked."""
+    """Return TTFT by layout and length; values that hold the limit are marked."""
     table = Table(
         title=f"TTFT of one prompt in an empty system; * within {seconds(limit_s)}",
         title_justify="left",
@@ -49,7 +49,7 @@ def long_context_table(found: Sequence[LongPrompt], limit_s: float) -> Table:
 
 
 def answers_table(found: Sequence[LongPrompt], rule: ComputeRule, budget: int) -> Table:
-    """GPUs needed by the rule and by the model."""
+    """Return the GPUs needed by the rule and by the model."""
     table = Table(title="GPUs needed", title_justify="left")
     for heading in ("tokens", "PFLOP", f"{rule.name}: exactly", f"{rule.name}", "model", "TTFT"):
         table.add_column(heading, justify="right")
@@ -69,7 +69,7 @@ def answers_table(found: Sequence[LongPrompt], rule: ComputeRule, budget: int) -
 
 
 def token_table(found: LongPrompt) -> Table:
-    """What one token is spent on, layout by layout, after one length."""
+    """Return the terms of one token by layout, after one prompt length."""
     table = Table(
         title=f"Decode of one sequence after {found.tokens:,} tokens, ms a token",
         title_justify="left",
@@ -91,7 +91,7 @@ def token_table(found: LongPrompt) -> Table:
 def long_context_lines(
     inputs: Inputs, found: Sequence[LongPrompt], rule: ComputeRule
 ) -> Iterator[str]:
-    """Yield what the tables do not say: differences, preferences, assumptions."""
+    """Yield differences, preferences and assumptions beside the tables."""
     for each in found:
         if each.difference is not None:
             yield f"{each.tokens:,} tokens: {_why(each.difference, rule)}"
@@ -107,7 +107,7 @@ def long_context_lines(
 
 
 def _preferred(found: LongPrompt, size: int, best: tuple[Timed, Timed]) -> Iterator[str]:
-    """Say which layout of a size each phase is fastest on, and which term decides decode."""
+    """Return the fastest layout of a size for each phase, and the term that decides decode."""
     first, token = best
     where = f"On {size} GPUs after {found.tokens:,} tokens"
     if first.layout == token.layout:
@@ -130,7 +130,7 @@ def _preferred(found: LongPrompt, size: int, best: tuple[Timed, Timed]) -> Itera
 
 
 def _decides(slower: Timed, faster: Timed) -> str:
-    """Name the term that one layout loses most by, and the one that it gains most by."""
+    """Return the term by which a layout loses most, and the one by which it gains most."""
     more = {name: each - faster.tpot_parts_s[name] for name, each in slower.tpot_parts_s.items()}
     worst, best = max(more, key=lambda name: more[name]), min(more, key=lambda name: more[name])
     lost = f"{seconds(more[worst])} more for {worst}"
@@ -138,7 +138,7 @@ def _decides(slower: Timed, faster: Timed) -> str:
 
 
 def _why(difference: CostDifference, rule: ComputeRule) -> str:
-    """Name the term that makes the difference."""
+    """Return the term that makes the difference."""
     if difference.term == SIZES:
         return f"the model needs fewer GPUs because {rule.name} counts in powers of two"
     excess_s = difference.excess_s[difference.term]

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def cuts_table(found: RankPlan) -> Table:
-    """One row a tier: what rings and pipelines cross."""
+    """Return one row per tier: the ring and pipeline edges that cross it."""
     verdict = "fewest possible" if found.optimal else "more than the bound"
     table = Table(
         "tier", "units", "ring edges cut", "bound", "random order", "stage edges", "uplinks used",
@@ -35,7 +35,7 @@ def cuts_table(found: RankPlan) -> Table:
 
 
 def gpu_groups_table(found: PoolPlan) -> Table:
-    """One row a replica's group of GPUs."""
+    """Return one row per replica, stage and node with its GPUs."""
     verdict = "optimal, proved by the bound" if found.optimal else "not proved optimal"
     meeting = ", ".join(f"{t} {x:.0%}" for t, x in found.meeting_fraction.items() if x)
     title = (
@@ -55,7 +55,7 @@ def gpu_groups_table(found: PoolPlan) -> Table:
 
 
 def crossing_lines(found: Crossing) -> list[str]:
-    """Say what KV takes between pools in each tier, and what TP beyond the HB domain costs."""
+    """Return the KV transfer time by tier, and the cost of TP beyond the HB domain."""
     lines = []
     for each in found.transfers:
         text = f"KV of a mean prompt between pools that meet in {each.tier}:"

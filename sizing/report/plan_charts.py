@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from minicluster.plan import Plan, Pool
-    from sizing.planner.evaluated import Evaluated
+    from sizing.planner.design_points import DesignPoint
     from sizing.planner.studies.pareto import Front
     from sizing.simulation.outcome import Outcome
 
@@ -103,7 +103,7 @@ def over_time_figures(plan: Plan, outcome: Outcome) -> Iterator[Figure]:
         )
 
 
-def front_figures(points: Sequence[Evaluated], plan: Plan) -> Iterator[Figure]:
+def front_figures(points: Sequence[DesignPoint], plan: Plan) -> Iterator[Figure]:
     """Draw what else there was: every configuration, those that no other beats, and the plan."""
     if not points:
         return
@@ -115,7 +115,7 @@ def front_figures(points: Sequence[Evaluated], plan: Plan) -> Iterator[Figure]:
 
 
 def front_figure(
-    found: Front, points: Sequence[Evaluated], chosen: tuple[float, float] | None = None
+    found: Front, points: Sequence[DesignPoint], chosen: tuple[float, float] | None = None
 ) -> Figure:
     """
     Draw configurations in two respects.
@@ -186,7 +186,7 @@ def layout_grid(plan: Plan) -> NodeGrid:
     )
 
 
-def _said(point: Evaluated) -> str:
+def _said(point: DesignPoint) -> str:
     slo = "holds the SLO" if point.meets_slo else "misses the SLO"
     batch = point.candidate.tandem.decode.max_batch_size
     return f"{point.label} batch {batch}: {point.gpus} GPUs, {slo}"

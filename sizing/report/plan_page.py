@@ -15,10 +15,10 @@ from minicluster.pages.page import (
 )
 from minicluster.units import seconds
 from minicluster.workload.sources import RequestSource, drawn
-from sizing.planner.evaluated import evaluated
-from sizing.planner.studies.answer import figures, layout_of
+from sizing.planner.design_points import design_points
 from sizing.planner.studies.cost import DATASHEET, running
 from sizing.planner.studies.loss import as_confident
+from sizing.planner.studies.result import figures, layout_of
 from sizing.report.plan_charts import (
     front_figures,
     latency_figures,
@@ -74,7 +74,10 @@ def plan_page(plan: Plan) -> Page:
             ChartRow(tuple(latency_figures(plan, outcome, slowed))),
             Section("Layout", (layout_grid(plan), pools)),
             ChartRow(
-                (*over_time_figures(plan, outcome), *front_figures(evaluated(plan.inputs), plan))
+                (
+                    *over_time_figures(plan, outcome),
+                    *front_figures(design_points(plan.inputs), plan),
+                )
             ),
             Section("Assumptions and errors", (FactTable(tuple(_assumption_rows(plan, outcome))),)),
             Section("Sources of the numbers", (FactTable(tuple(_source_rows(plan))),)),

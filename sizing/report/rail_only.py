@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from minicluster.pages.figure import SERIES_COLOURS, Figure, axes, axis, bars, log_axis, marks
 from minicluster.pages.latency import HEADROOM
 from minicluster.pages.page import ChartRow, Page
-from sizing.network.rail_only_study import BATCHES
+from sizing.network.rail_only_study import BATCHES, savings_range
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -23,10 +23,23 @@ def study_page(study: Study) -> Page:
     return Page(
         title=study.conventions.name,
         headline=f"Study {study.conventions.name}",
-        lines=study.warnings,
+        lines=_answer(study),
+        notes=study.warnings,
         parts=(ChartRow(tuple(study_figures(study))),),
         footer="sizing fabric rail-only",
     )
+
+
+def _answer(study: Study) -> tuple[str, ...]:
+    if not study.savings:
+        return ()
+    low, high = savings_range(study.savings)
+    ratio = study.savings[0].price_ratio
+    said = (
+        f"Rail-only networks cost {low:.0%} to {high:.0%} less than a Clos network, if a switch"
+        f" port costs {ratio:g} times as much as a transceiver."
+    )
+    return (said,)
 
 
 def study_figures(study: Study) -> Iterator[Figure]:

@@ -1,4 +1,4 @@
-"""A simulated run on one screen, and request by request."""
+"""A simulated run as tables, JSON, and a CSV of its requests."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NAMES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2e": "E2E", "stall": "l
 
 
 def simulation_json(outcome: Outcome) -> dict[str, Any]:
-    """Everything but the single requests."""
+    """Return the statistics of a run: all but the single requests."""
     occupancy = outcome.occupancy
     return {
         "requests": len(outcome.due_s),
@@ -50,7 +50,7 @@ def simulation_json(outcome: Outcome) -> dict[str, Any]:
 
 
 def write_requests(outcome: Outcome, path: Path) -> None:
-    """Write one line a request; what a request does not have is empty."""
+    """Write one line per request; values that a request does not have are empty."""
     columns: dict[str, Any] = {
         "due_s": outcome.due_s,
         "input_tokens": outcome.input_tokens,
@@ -75,7 +75,7 @@ def write_requests(outcome: Outcome, path: Path) -> None:
 
 
 def simulated_table(outcome: Outcome, slo: SloSpec) -> Table:
-    """One row a latency, with intervals."""
+    """Return one row per latency, with intervals and the SLO's verdict."""
     table = Table(title="Simulated latency, with 90 % intervals", title_justify="left")
     for heading in ("", "mean", "p50", "p95", "p99"):
         table.add_column(heading, justify="right" if heading else "left")
@@ -90,7 +90,7 @@ def simulated_table(outcome: Outcome, slo: SloSpec) -> Table:
 
 
 def pools_table(outcome: Outcome) -> Table:
-    """One row a pool: how busy, how full."""
+    """Return one row per pool: busy time, queue, batch and KV cache."""
     table = Table(title="Pools over time", title_justify="left")
     for heading in ("pool", "busy", "waiting", "most", "running", "most", "KV used", "most"):
         table.add_column(heading, justify="left" if heading == "pool" else "right")
@@ -112,7 +112,7 @@ def pools_table(outcome: Outcome) -> Table:
 
 
 def simulation_summary(outcome: Outcome) -> Text:
-    """Say what was simulated, what counts, and what is strange about it."""
+    """Return what was simulated, what counts, and doubts about the run."""
     total, counted = len(outcome.due_s), int(outcome.counts.sum())
     lines = [
         (
@@ -131,13 +131,11 @@ def simulation_summary(outcome: Outcome) -> Text:
 
 
 def _rate(outcome: Outcome) -> float:
-    """Requests per second, of their arrivals."""
     span_s = float(outcome.due_s.max() - outcome.due_s.min())
     return (len(outcome.due_s) - 1) / span_s if span_s else 0.0
 
 
 def _interval(found: BatchMeansInterval) -> str:
-    """Write a value and its interval."""
     if found.low_s is None:
         return seconds(found.value_s)
     high = "more" if found.high_s is None else seconds(found.high_s)
@@ -145,7 +143,7 @@ def _interval(found: BatchMeansInterval) -> str:
 
 
 def _verdict(outcome: Outcome, name: str, statistic: str, limit_s: float | None) -> Text:
-    """Say whether a limit holds, surely or perhaps."""
+    """Return whether a limit holds, surely or within sampling error."""
     if limit_s is None:
         return Text()
     if outcome.latencies()[name][statistic].value_s > limit_s:

@@ -1,4 +1,4 @@
-"""Comparisons, sweeps, sensitivity, losses and fronts as tables."""
+"""Comparisons, sweeps, sensitivity, losses and Pareto fronts as tables."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from rich.table import Table
 from rich.text import Text
 
 from minicluster.units import seconds
-from sizing.planner.studies.answer import figures
+from sizing.planner.studies.result import figures
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from minicluster.plan import Confidence
-    from sizing.planner.evaluated import Evaluated
-    from sizing.planner.studies.answer import StudyAnswer
+    from sizing.planner.design_points import DesignPoint
     from sizing.planner.studies.loss import Loss
     from sizing.planner.studies.pareto import Front
+    from sizing.planner.studies.result import StudyResult
     from sizing.planner.studies.sensitivity import Changed
     from sizing.planner.studies.sweep import Swept
 
 LEFT = ("scenario", "layout", "then binds", "bound by", "number", "what binds", "lost", "missed")
 MOST_ROWS = 20
-"""Of one front in a terminal; `--json` has all."""
+"""Maximum rows per front in a terminal; `--json` has all."""
 
 
-def comparison_table(answers: Sequence[StudyAnswer], statistic: str) -> Table:
-    """One row a scenario: what it takes, what it gives, what stands behind it."""
+def comparison_table(answers: Sequence[StudyResult], statistic: str) -> Table:
+    """Return one row per scenario: its size, cost, latencies, headroom and confidence."""
     priced = any(a.plan and a.plan.cost.price_usd_per_hour is not None for a in answers)
     heads = ["scenario", "GPUs", "nodes", "layout", "W", "J/token"]
     heads += ["$/h", "$/Mtok"] if priced else []
@@ -51,8 +51,8 @@ def comparison_table(answers: Sequence[StudyAnswer], statistic: str) -> Table:
     return table
 
 
-def comparison_lines(answers: Sequence[StudyAnswer]) -> Iterable[str]:
-    """Say why there is no plan, and whose numbers power and price are."""
+def comparison_lines(answers: Sequence[StudyResult]) -> Iterable[str]:
+    """Yield why there is no plan, and the sources of power and price."""
     for answer in answers:
         if answer.plan is None:
             yield f"{answer.label}: {answer.reason}"
@@ -61,15 +61,15 @@ def comparison_lines(answers: Sequence[StudyAnswer]) -> Iterable[str]:
         ("W and J/token", {each.power_source for each in known}),
         ("$", {each.price_source for each in known}),
     ):
-        given = sorted(each for each in sources if each is not None)
-        if given:
-            yield f"{name}: {', '.join(given)}"
+        known_sources = sorted(each for each in sources if each is not None)
+        if known_sources:
+            yield f"{name}: {', '.join(known_sources)}"
 
 
 def sweep_table(
-    keys: Sequence[Swept], combinations: Sequence[tuple[str, ...]], answers: Sequence[StudyAnswer]
+    keys: Sequence[Swept], combinations: Sequence[tuple[str, ...]], answers: Sequence[StudyResult]
 ) -> Table:
-    """One row a point; infeasible ones with their reason."""
+    """Return one row per point; infeasible ones with their reason."""
     heads = ["GPUs", "nodes", "layout", "TTFT", "TPOT", "headroom", "then binds"]
     table = _table(
         "Swept; latencies at the percentile of the SLO", [*(k.key for k in keys), *heads]
@@ -94,8 +94,8 @@ def sweep_table(
     return table
 
 
-def sensitivity_table(base: StudyAnswer, found: Sequence[Changed]) -> Table:
-    """One row a change: GPUs needed, latencies, what binds."""
+def sensitivity_table(base: StudyResult, found: Sequence[Changed]) -> Table:
+    """Return one row per change: GPUs needed, latencies, the first limit."""
     heads = ["number", "change", "is then", "GPUs", "against", "TTFT", "TPOT", "what binds"]
     table = _table("Sensitivity: planned anew with one number changed", heads)
     before = figures(base.plan).gpus if base.plan else None
@@ -110,7 +110,7 @@ def sensitivity_table(base: StudyAnswer, found: Sequence[Changed]) -> Table:
 
 
 def losses_table(found: Iterable[Loss], statistic: str) -> Table:
-    """One row a pool that loses a replica."""
+    """Return one row per pool that loses a replica."""
     heads = ["lost", "replicas left", f"TTFT {statistic}", f"TPOT {statistic}", "SLO", "missed"]
     table = _table("One replica lost, simulated", heads)
     for each in found:
@@ -128,15 +128,15 @@ def losses_table(found: Iterable[Loss], statistic: str) -> Table:
 
 
 def losses_note(found: Confidence) -> str:
-    """Say how slow the simulated steps are."""
+    """Return how much slower than predicted the simulated steps are."""
     return (
         f"At {found.fraction:.0%} confidence: prefill steps {found.prefill_factor:.2f}, decode"
         f" steps {found.decode_factor:.2f} times as long as predicted"
     )
 
 
-def front_table(front: Front, points: Sequence[Evaluated]) -> Table:
-    """Configurations that no other beats, along the horizontal axis."""
+def front_table(front: Front, points: Sequence[DesignPoint]) -> Table:
+    """Return the Pareto-optimal configurations of a front in the order of its first axis."""
     table = _table(
         f"{front.name[0].upper()}{front.name[1:]}", ["layout", front.x_name, front.y_name, "SLO"]
     )
@@ -151,8 +151,8 @@ def front_table(front: Front, points: Sequence[Evaluated]) -> Table:
     return table
 
 
-def _needed(answer: StudyAnswer, before: int | None) -> tuple[str, str, list[str]]:
-    """Write GPUs needed, how many more than before, latencies and what binds."""
+def _needed(answer: StudyResult, before: int | None) -> tuple[str, str, list[str]]:
+    """Return GPUs needed, the change against *before*, latencies and the first limit."""
     if answer.plan is None:
         needed = answer.infeasible.nearest_gpus if answer.infeasible else None
         over = answer.infeasible is not None and answer.infeasible.binds == "max_gpus"
@@ -163,7 +163,6 @@ def _needed(answer: StudyAnswer, before: int | None) -> tuple[str, str, list[str
 
 
 def _table(title: str, heads: Sequence[str]) -> Table:
-    """Make a table; figures to the right, words to the left."""
     table = Table(title=title, title_justify="left")
     for head in heads:
         table.add_column(head, justify="left" if head in LEFT or "." in head else "right")
@@ -171,5 +170,5 @@ def _table(title: str, heads: Sequence[str]) -> Table:
 
 
 def _number(value: float | None, form: str) -> str:
-    """Write a number; a hyphen where there is none."""
+    """Write a number; a hyphen where it is unknown."""
     return "-" if value is None else format(value, form)

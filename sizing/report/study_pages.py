@@ -14,7 +14,7 @@ from minicluster.pages.figure import (
     marks,
 )
 from minicluster.pages.page import ChartRow, DataTable, Page, Section
-from sizing.planner.studies.answer import figures
+from sizing.planner.studies.result import figures
 from sizing.report.plan_charts import front_figure
 from sizing.report.study import front_table, sweep_table
 
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from sizing.planner.evaluated import Evaluated
-    from sizing.planner.studies.answer import Figures, StudyAnswer
+    from sizing.planner.design_points import DesignPoint
     from sizing.planner.studies.pareto import Front
+    from sizing.planner.studies.result import Figures, StudyResult
     from sizing.planner.studies.sweep import Swept
 
 MEASURES: tuple[tuple[str, str, Callable[[Figures], float]], ...] = (
-    ("GPUs needed", "GPUs", lambda found: found.gpus),
+    ("GPUs", "GPUs", lambda found: found.gpus),
     ("TTFT at the SLO's percentile", "ms", lambda found: 1e3 * found.ttft_s),
     ("TPOT at the SLO's percentile", "ms", lambda found: 1e3 * found.tpot_s),
     ("Headroom", "times the load", lambda found: found.headroom_factor),
@@ -37,7 +37,7 @@ MEASURES: tuple[tuple[str, str, Callable[[Figures], float]], ...] = (
 """What the charts of a sweep show of every plan: title, unit, value."""
 
 
-def pareto_page(scenario: str, points: Sequence[Evaluated], found: Sequence[Front]) -> Page:
+def pareto_page(scenario: str, points: Sequence[DesignPoint], found: Sequence[Front]) -> Page:
     """Return the page of the configurations that no other beats."""
     kept = sum(any(front.kept[at] for front in found) for at in range(len(points)))
     return Page(
@@ -56,7 +56,7 @@ def sweep_page(
     scenario: str,
     keys: Sequence[Swept],
     combinations: Sequence[tuple[str, ...]],
-    answers: Sequence[StudyAnswer],
+    answers: Sequence[StudyResult],
 ) -> Page:
     """Return the page of a scenario planned for many values of its keys."""
     planned = sum(answer.plan is not None for answer in answers)
@@ -76,30 +76,30 @@ def sweep_page(
 def _sweep_figures(
     keys: Sequence[Swept],
     combinations: Sequence[tuple[str, ...]],
-    answers: Sequence[StudyAnswer],
+    answers: Sequence[StudyResult],
 ) -> Iterator[Figure]:
     """Draw each measure over the first key, a line for each combination of the others."""
     series: dict[str, list[tuple[str, Figures]]] = {}
     for (first, *others), answer in zip(combinations, answers, strict=True):
         if answer.plan is not None:
             point = (first.partition("=")[2], figures(answer.plan))
-            series.setdefault(" ".join(others) or "plan", []).append(point)
+            series.setdefault(" ".join(others) or "the plan", []).append(point)
     numeric = all(_is_number(value) for value in keys[0].values)
     for title, unit, value_of in MEASURES if series else ():
         traces, said = [], []
         for (name, points), colour in zip(series.items(), cycle(SERIES_COLOURS), strict=False):
             values, ys = [value for value, _ in points], [value_of(found) for _, found in points]
-            hover = f"{title}: %{{y:,.4g}} {unit}"
+            hover = f"%{{y:,.4g}} {unit} at %{{x}}"
             traces.append(
                 marks(name, [float(v) for v in values], ys, colour=colour, hover=hover, lines=True)
                 if numeric
                 else bars(name, values, ys, colour=colour, hover=hover)
             )
             drawn = ", ".join(f"{y:,.4g} at {v}" for v, y in zip(values, ys, strict=True))
-            said.append(f"{name}: {drawn}")
+            said.append(f"{name}: {drawn}" if len(series) > 1 else drawn)
         x = axis(keys[0].key) if numeric else {**axis(keys[0].key), "type": "category"}
         y = {**axis(unit), "rangemode": "tozero"}
-        caption = f"In {unit}. {'; '.join(said)}"
+        caption = f"{unit if title == unit else f'{title}, {unit}'}: {'; '.join(said)}"
         yield Figure(title=title, caption=caption, traces=tuple(traces), layout=axes(x, y))
 
 

@@ -1,4 +1,4 @@
-"""A training estimate on one screen."""
+"""A training estimate as tables."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ JOULES_PER_MWH = 3.6e9
 
 
 def degrees(layout: TrainingLayout) -> str:
-    """Write a layout as people read it."""
+    """Write the degrees of a layout in short."""
     named = (("TP", layout.tp), ("CP", layout.cp), ("PP", layout.pp), ("DP", layout.dp),
              ("EP", layout.ep))  # fmt: skip
     parts = [f"{name}{value}" for name, value in named if value > 1] or ["one GPU"]
@@ -30,7 +30,7 @@ def degrees(layout: TrainingLayout) -> str:
 
 
 def layouts_table(ranked: list[Trial]) -> Table:
-    """One row a layout, the fastest first."""
+    """Return one row per layout, the fastest first."""
     table = Table("layout", "step", "memory a GPU", title="Layouts", title_justify="left")
     for trial in ranked:
         table.add_row(degrees(trial.layout), seconds(trial.step_s), size(trial.memory_bytes))
@@ -38,7 +38,7 @@ def layouts_table(ranked: list[Trial]) -> Table:
 
 
 def training_table(found: TrainingEstimate) -> Table:
-    """Everything about one layout."""
+    """Return all figures of one layout."""
     table = Table("", "", title=f"Training on {found.gpus:,} GPUs", title_justify="left",
                   show_header=False)  # fmt: skip
     rows = [

@@ -1,4 +1,4 @@
-"""Predicted against measured, on one screen."""
+"""Predicted against measured times as tables."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def errors_table(by: str, slices: Iterable[SliceErrors]) -> Table:
-    """Errors of predicted rows, relative to what was measured: mean, median and bias."""
+    """Return mean, median and bias of the relative errors of predicted rows."""
     table = Table(
         title=f"Errors by {by}: mean/median/bias", title_justify="left", box=SIMPLE_HEAD,
         pad_edge=False, padding=(0, 1, 0, 0), collapse_padding=True,
@@ -42,7 +42,7 @@ def errors_table(by: str, slices: Iterable[SliceErrors]) -> Table:
 
 
 def tails_table(slices: Iterable[SliceErrors]) -> Table:
-    """Errors of the p99 of TTFT, of the groups where that was measured."""
+    """Return the errors of the p99 of TTFT, for groups in which it was measured."""
     table = Table(title="Errors of TTFT p99: mean/median/bias", title_justify="left")
     for heading in ("", "group", "rows", "TTFT p99"):
         table.add_column(heading, overflow="fold")
@@ -62,13 +62,13 @@ def figures(summary: ErrorSummary | None) -> str:
 
 
 def _percent(share: float, *, sign: str = "") -> str:
-    """Write a share in percent, with a digit behind the point where that says something."""
+    """Write a share in percent, with one decimal below 100 %."""
     digits = 0 if abs(share) >= 1 else 1
     return f"{100 * share:{sign}.{digits}f}"
 
 
 def coverage_table(coverages: Iterable[Coverage]) -> Table:
-    """Share of left-out rows inside their 80 % interval, by source."""
+    """Return the share of left-out rows inside their 80 % interval, by source."""
     table = Table(title="80 % intervals on rows left out of them", title_justify="left")
     for heading, justify in (
         ("source", "left"), ("", "left"), ("rows", "right"), ("inside", "right"),
@@ -87,7 +87,7 @@ def coverage_table(coverages: Iterable[Coverage]) -> Table:
 
 
 def claims_table(claims: Iterable[Claim]) -> Table:
-    """Share of claims that are right at the bound, by source, quantity and confidence."""
+    """Return the share of claims that are right at their bound."""
     found = list(claims)
     levels = sorted({each.confidence for each in found})
     table = Table(title="Claims right at their bound, on rows left out", title_justify="left")
@@ -105,7 +105,7 @@ def claims_table(claims: Iterable[Claim]) -> Table:
 
 
 def refusals_table(refusals: Iterable[tuple[str, int]]) -> Table:
-    """Why lines are not predicted."""
+    """Return the reasons why rows are not predicted."""
     table = Table(title="Rows without a prediction", title_justify="left")
     table.add_column("rows", justify="right")
     table.add_column("reason", overflow="fold")
@@ -115,7 +115,7 @@ def refusals_table(refusals: Iterable[tuple[str, int]]) -> Table:
 
 
 def infeasible_table(verdicts: Iterable[RowVerdict]) -> Table:
-    """Rows called infeasible, and what was measured."""
+    """Return the rows that are predicted infeasible, with their measured TTFT."""
     table = Table(title="Rows called infeasible", title_justify="left")
     for heading in ("row", "reason", "measured TTFT", "right"):
         table.add_column(heading, overflow="fold")
@@ -132,7 +132,7 @@ def infeasible_table(verdicts: Iterable[RowVerdict]) -> Table:
 
 
 def scalars_table(scalars: Iterable[Scalars]) -> Table:
-    """Scalars of the finest groups."""
+    """Return the scalars of the finest groups."""
     table = Table(title="Scalars", title_justify="left")
     for heading, justify in (
         ("group", "left"), ("rows", "right"), ("prefill", "right"), ("per request", "right"),

@@ -38,7 +38,7 @@ def mixed(
     size = {"max_batched_tokens": STEP_TOKENS, "max_batch_size": PLACES}
     pool = make_pool("mixed", replicas=2, placement=places, **size)
     deployment = replace(make_deployment(small_model), pools=(pool,))
-    plan = replace(make_plan(deployment), slo=SloSpec(ttft_s=0.5, tpot_s=2.0))
+    plan = make_plan(deployment).under(slo=SloSpec(ttft_s=0.5, tpot_s=2.0))
     return endpoint_config(deployment, domains={"laptop": "d0"}, plan=plan)
 
 
@@ -48,7 +48,7 @@ def split(
 ) -> EndpointConfig:
     """Return a plan of one replica each."""
     deployment = make_deployment(small_model)
-    plan = replace(make_plan(deployment), slo=SloSpec(ttft_s=0.5, tpot_s=0.05))
+    plan = make_plan(deployment).under(slo=SloSpec(ttft_s=0.5, tpot_s=0.05))
     return endpoint_config(deployment, domains={"laptop": "d0"}, plan=plan)
 
 

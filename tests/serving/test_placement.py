@@ -85,7 +85,7 @@ def test_a_plan_is_placed_without_being_changed_otherwise(placed: Plan, planned:
 
 def test_it_is_deployed_where_it_was_placed(placed: Plan) -> None:
     """Raylets, labels and devices of what is compiled are the placement's."""
-    served = compile_app(placed.deployment, DeployTarget(target="gpu", one_host=False), plan=placed)
+    served = compile_app(placed.deployment, DeployTarget(kind="gpu", one_host=False), plan=placed)
     wanted: dict[tuple[str, str], set[int]] = {}
     for pool in placed.pools:
         for place in pool.placement:

@@ -9,7 +9,7 @@ from minicluster.specs.scenario import ClusterChoice, ModelChoice, ScenarioSpec,
 from minicluster.specs.slo import SloSpec
 from minicluster.specs.workload import Lengths, WorkloadSpec
 from sizing import catalog
-from sizing.planner.proposal import propose
+from sizing.planner.build_plan import build_plan
 from sizing.planner.search import Found, search
 
 LARGE = ScenarioSpec(
@@ -47,4 +47,4 @@ def found(given: Inputs) -> Found:
 
 def proposed(given: Inputs) -> Plan:
     """Return the plan."""
-    return propose(given, found(given))
+    return build_plan(given, found(given))

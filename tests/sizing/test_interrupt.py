@@ -36,11 +36,11 @@ def test_before_a_simulation_closed_forms_are_what_there_is(
 ) -> None:
     """The plan is within the budget and claims no confidence; screen, page and stderr say so."""
     path, page = tmp_path / "plan.json", tmp_path / "plan.html"
-    assert stopped_at("settle_split", "-o", str(path), "--html", str(page)) == 130
+    assert stopped_at("size_split_pools", "-o", str(path), "--html", str(page)) == 130
     streams = capsys.readouterr()
     assert "interrupted: the best plan so far, by closed forms, not simulated" in streams.err
-    assert "Not simulated" in streams.out
-    assert "Holds with" not in streams.out
+    assert "not simulated" in streams.out
+    assert "simulated requests" not in streams.out
     plan = read_plan(path)
     assert plan.cost.gpus <= plan.inputs.cluster.max_gpus
     assert plan.prediction.ttft.p99_s < plan.slo.ttft_s
@@ -55,7 +55,7 @@ def test_after_a_proof_the_plan_is_proven(
 ) -> None:
     """Split pools were proven before the comparison with aggregated ones was stopped."""
     path = tmp_path / "plan.json"
-    assert stopped_at("settle_mixed", "-o", str(path)) == 130
+    assert stopped_at("size_mixed_pool", "-o", str(path)) == 130
     assert capsys.readouterr().err == "interrupted: the best plan so far\n"
     sure = read_plan(path).confidence
     assert sure is not None
@@ -76,7 +76,7 @@ def test_studies_keep_only_what_is_proven(
 ) -> None:
     """A point that was stopped before its proof is no point."""
     command, *options = arguments
-    assert stopped_at("settle_split", *options, command=command) == 130
+    assert stopped_at("size_split_pools", *options, command=command) == 130
     assert capsys.readouterr().out == ""
 
 
@@ -84,16 +84,16 @@ def test_studies_keep_only_what_is_proven(
     ("function", "key", "said"),
     [
         (
-            "settle_split",
+            "size_split_pools",
             "cluster.max_gpus=40",
             "nothing within 40 GPUs so far, nearest: --prefill",
         ),
         (
-            "settle_mixed",
+            "size_mixed_pool",
             "cluster.max_gpus=40",
             "nothing within 40 GPUs so far, nearest: --prefill",
         ),
-        ("settle_mixed", "search.pools=mixed", "nothing found so far"),
+        ("size_mixed_pool", "search.pools=mixed", "nothing found so far"),
     ],
 )
 def test_no_plan_is_no_plan(

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from minicluster.specs.slicing import Slicing
-from sizing.cli.inputs import read_inputs
-from sizing.cli.long_context import parse_slicing
+from sizing.cli.common import read_inputs
+from sizing.cli.studies import parse_slicing
 from sizing.latency.load import prefill_load
 from sizing.latency.pipeline import BUBBLE, chunked_prefill
 from sizing.latency.step import stage_s

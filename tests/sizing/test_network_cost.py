@@ -13,10 +13,10 @@ from minicluster.errors import InputError
 from minicluster.plan import to_json
 from sizing import catalog
 from sizing.cli.app import app
-from sizing.cli.inputs import read_inputs
+from sizing.cli.common import read_inputs
 from sizing.network.network_cost import crossing
 from sizing.network.spares import availability_of
-from sizing.planner.proposal import propose
+from sizing.planner.build_plan import build_plan
 from sizing.planner.search import Found, search
 from sizing.planner.studies.loss import losses
 
@@ -35,7 +35,7 @@ def planned(*overrides: str, scenario: Path = SMALL) -> Plan:
     inputs = read_inputs(scenario, list(overrides), None)
     answer = search(inputs)
     assert isinstance(answer, Found)
-    return propose(inputs, answer)
+    return build_plan(inputs, answer)
 
 
 def test_spare_replicas_reach_the_availability() -> None:
@@ -64,7 +64,7 @@ def test_with_a_spare_the_loss_of_a_replica_breaks_nothing() -> None:
 
 def test_an_availability_needs_failures() -> None:
     """No MTBF is made up: without one the key that says it is named."""
-    with pytest.raises(InputError, match="says nothing of them"):
+    with pytest.raises(InputError, match="the failure rate of cluster"):
         planned("search.availability_fraction=0.999")
     with pytest.raises(InputError, match="repair_s"):
         planned("cluster.gpu_mtbf_s=1.8e8")
@@ -125,9 +125,9 @@ def test_pools_meet_in_a_tier_that_there_is() -> None:
 
 
 def test_planning_on_tiers_prints_what_crossing_costs() -> None:
-    """`sizing plan` on a cluster with tiers ends with KV by tier and TP beyond the domain."""
+    """`sizing plan -v` on a cluster with tiers ends with KV by tier and TP beyond the domain."""
     overrides = [word for key in (*ZONES, "cluster.pools_meet_in=zone") for word in ("--set", key)]
-    told = CliRunner().invoke(app, ["plan", str(LARGE), *overrides])
+    told = CliRunner().invoke(app, ["plan", str(LARGE), "-v", *overrides])
     assert told.exit_code == 0
     assert "meet in zone" in told.stdout
     assert "TP16 in decode" in told.stdout

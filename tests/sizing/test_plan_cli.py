@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from rich.console import Console
 
 from minicluster.plan import read_plan
 from sizing import catalog
+from sizing.report.plan_screen import plan_screen
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -94,14 +97,34 @@ def test_golden_laptop(sizing: Sizing, laptop: tuple[str, ...], tmp_path: Path) 
     assert data["interference"]["decode"] > 0
 
 
-def test_plan_fits_one_screen(sizing: Sizing) -> None:
-    """Layout, what binds, latency beside the SLO, headroom: within 30 lines."""
-    done = sizing("plan", H100, "--set", "search.pools=split")
-    assert done.code == 0
+def test_plan_fits_one_screen(plan_of: Callable[..., Path]) -> None:
+    """GPUs, layout, latency beside the SLO, headroom, evidence, next: 22 lines of 80 columns."""
+    console = Console(width=80, file=StringIO())
+    with console.capture() as screen:
+        console.print(plan_screen(read_plan(plan_of(H100)), written=None))
     for word in ("prefill", "decode", "compute", "memory bandwidth", "holds", "Headroom", "nodes"):
-        assert word in done.out, word
-    assert "no measurement like this" in done.out
-    assert len(done.out.splitlines()) <= 30
+        assert word in screen.get(), word
+    assert "no measurement of split vllm" in screen.get()
+    assert "sizing explain plan.json" in screen.get()
+    lines = screen.get().splitlines()
+    assert len(lines) <= 22
+    assert max(map(len, lines)) <= 80
+
+
+def test_verbose_shows_every_table(sizing: Sizing) -> None:
+    """Batch limits, all percentiles, the step times simulated and other confidences are added."""
+    done = sizing("plan", H100, "--set", "search.pools=split", "--verbose")
+    assert done.code == 0
+    for words in (
+        "Layout",
+        "KV/GPU",
+        "p50",
+        "E2E",
+        "Saturates at",
+        "by confidence",
+        "Simulated with",
+    ):
+        assert words in done.out, words
 
 
 def test_predict(sizing: Sizing, laptop: tuple[str, ...]) -> None:
@@ -145,7 +168,7 @@ def test_explain_gpu(sizing: Sizing, plan_of: Callable[..., Path]) -> None:
     [
         ("model.id=llama-3.1-405b", 3, "fits on no allowed layout"),
         ("slo.ttft_s=0.01", 3, "already"),
-        ("cluster.max_gpus=8", 3, "way out: cluster.max_gpus = "),
+        ("cluster.max_gpus=8", 3, "to change: cluster.max_gpus = "),
         ("slo.ttft_s=0.29", 3, "by closed forms"),
         ("workload.requests_per_s=1000000", 3, "requests/s take at least"),
         ("workload.output_tokens=0", 2, "positive"),
@@ -158,12 +181,12 @@ def test_explain_gpu(sizing: Sizing, plan_of: Callable[..., Path]) -> None:
     ],
 )
 def test_refusals(sizing: Sizing, tmp_path: Path, change: str, code: int, words: str) -> None:
-    """What cannot be planned is one line with its way out, the right exit code, and no file."""
+    """What cannot be planned is named with what to change and its exit code, and writes no file."""
     path = tmp_path / "plan.json"
     done = sizing("plan", H100, "--set", change, "-o", str(path))
     assert done.code == code
     assert words in done.err
-    assert len(done.err.strip().splitlines()) == 1
+    assert len(done.err.strip().splitlines()) <= (1 if code == 2 else 3)
     assert done.out == ""
     assert not path.exists()
 
@@ -222,7 +245,7 @@ def test_kinds_and_slicing_of_each_pool_are_shown(sizing: Sizing) -> None:
     both = ("--set", 'search.gpus=["h100-sxm","h200-sxm"]', "--set", "search.layouts=any")
     done = sizing("predict", H100, *both, "--prefill", "9xTP4xPP2", "--decode", "4xTP4@h200-sxm")
     assert done.code == 0
-    for text in ("prefill on h100-sxm", "decode on h200-sxm", " 4 PP2 "):
+    for text in ("prefill on h100-sxm", "decode on h200-sxm", "9 x TP4 PP2"):
         assert text in done.out
     assert "mixed on h100-sxm" not in sizing("predict", H100, "--mixed", "9xTP8").out
 

@@ -12,7 +12,7 @@ from minicluster.errors import InputError
 from minicluster.plan import Plan, plan_from, read_plan, to_json
 from minicluster.plan.document import KEPT_AT_TOP, KEPT_OF_CALIBRATION
 from minicluster.specs.calibration import CalibrationKey, CalibrationSpec
-from sizing.cli.inputs import with_overrides
+from sizing.cli.common import with_overrides
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -206,7 +206,7 @@ def test_many_turned_away_are_refused(plan: Plan, tmp_path: Path) -> None:
     many = calibrate("--from", shed(tmp_path / "samples.jsonl", every=2), "-o", tmp_path / "x.json")
 
     assert few.returncode == Exit.DONE, few.stderr
-    assert "turned away" in few.stderr
+    assert "rejected before they reached an engine" in few.stderr
     assert many.returncode == Exit.BAD_INPUT
     assert "expected at most 20%" in many.stderr
 

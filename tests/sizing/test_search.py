@@ -16,12 +16,11 @@ from minicluster.specs.scenario import ClusterChoice, ModelChoice, SearchChoice
 from minicluster.specs.slicing import Slicing
 from minicluster.specs.workload import Lengths
 from sizing import catalog
-from sizing.planner.candidate import smallest
+from sizing.planner.build_plan import build_plan
+from sizing.planner.candidates import one_replica_each
 from sizing.planner.closed_form import fewest_by_utilisation
-from sizing.planner.evidence import StepErrors, step_errors
-from sizing.planner.explanation import explain_plan, planned
-from sizing.planner.given import Size
-from sizing.planner.given import given as predict_given
+from sizing.planner.error_model import StepErrors, step_errors
+from sizing.planner.explanation import candidate_of, explain_plan
 from sizing.planner.layout import (
     Layout,
     LayoutShape,
@@ -30,19 +29,19 @@ from sizing.planner.layout import (
     pairing_rule,
     profile_rule,
 )
-from sizing.planner.proposal import propose
+from sizing.planner.predict import PoolSize, predict_pools
 from sizing.planner.search import Infeasible, LayoutSearch, search
+from sizing.planner.simulated_check import VERIFY_SEED, SloSimulator, judge
 from sizing.planner.slo import meets
 from sizing.planner.step_models import StepModels
-from sizing.planner.trial import FRESH_SEED, Trials, judge
 from sizing.queueing.forecast import at_rate, forecast
 
 from .scenarios import LARGE, SMALL, at, found, inputs, proposed
 
 
-def size(replicas: int, tp: int) -> Size:
+def size(replicas: int, tp: int) -> PoolSize:
     """Return a pool as `sizing predict` takes it."""
-    return Size(replicas=replicas, slicing=Slicing(tp=tp))
+    return PoolSize(replicas=replicas, slicing=Slicing(tp=tp))
 
 
 @settings(
@@ -94,22 +93,26 @@ def test_the_figure_of_the_first_issue(rate: float, low: int, high: int) -> None
 def test_no_smaller_configuration_holds(case: Inputs) -> None:
     """Every layout, size and limit with fewer GPUs fails its simulation: pruning loses nothing."""
     answer = found(case)
-    best, trials = answer.candidate.gpus, Trials(case, answer.errors)
+    best, simulator = answer.candidate.gpus, SloSimulator(case, answer.errors)
     models, tried = StepModels(case), 0
     shapes = [shape for shape in legal_shapes(case) if memory_rule(case, shape) is None]
     for prefill, decode in product(shapes, shapes):
         layout = Layout(prefill=prefill, decode=decode)
         if pairing_rule(case.model, layout):
             continue
-        start = smallest(case, layout, models)
+        start = one_replica_each(case, layout, models)
         for many, few in product(range(1, best // prefill.gpus), range(1, best // decode.gpus)):
             sized = start.sized(many, few)
             if sized.gpus >= best:
                 continue
-            for limit in {start.slots, max(1, start.slots // 2), max(1, start.slots // 4)}:
+            for limit in {
+                start.max_batch,
+                max(1, start.max_batch // 2),
+                max(1, start.max_batch // 4),
+            }:
                 smaller = sized.limited(limit)
                 assert not all(
-                    trials.verdict(smaller, seed=seed).holds for seed in (0, FRESH_SEED)
+                    simulator.verdict(smaller, seed=seed).holds for seed in (0, VERIFY_SEED)
                 ), smaller
                 tried += 1
     assert tried >= 50
@@ -126,16 +129,16 @@ def test_the_bounds_are_optimistic(rate: float, share: float) -> None:
     full = replace(LARGE.search, max_utilisation_fraction=1.0)
     load = replace(LARGE.workload, requests_per_s=rate)
     given = inputs(replace(LARGE, workload=load, search=full))
-    start = smallest(given, Layout.split(4, 8, "h100-sxm"), StepModels(given))
-    start = start.limited(max(1, int(share * start.slots)))
+    start = one_replica_each(given, Layout.split(4, 8, "h100-sxm"), StepModels(given))
+    start = start.limited(max(1, int(share * start.max_batch)))
     low_prefill, low_decode = fewest_by_utilisation(start, given)
-    trials = Trials(given, StepErrors())
+    simulator = SloSimulator(given, StepErrors())
     if low_prefill > 1:
         fewer = start.sized(low_prefill - 1, 4 * low_decode)
-        assert not trials.verdict(fewer, seed=FRESH_SEED).holds
+        assert not simulator.verdict(fewer, seed=VERIFY_SEED).holds
     if low_decode > 1:
         fewer = start.sized(4 * low_prefill, low_decode - 1)
-        assert not trials.verdict(fewer, seed=FRESH_SEED).holds
+        assert not simulator.verdict(fewer, seed=VERIFY_SEED).holds
 
 
 def test_same_inputs_same_bytes_and_back() -> None:
@@ -177,7 +180,7 @@ def test_explanation_adds_up() -> None:
     achieved = [t.achieved_fraction for t in explained.terms if t.achieved_fraction is not None]
     assert achieved
     assert max(achieved) < 1
-    assert planned(plan).gpus == plan.cost.gpus
+    assert candidate_of(plan).gpus == plan.cost.gpus
 
 
 def test_a_model_that_fits_nowhere() -> None:
@@ -239,10 +242,10 @@ def test_pairs_that_the_connector_cannot_make() -> None:
 def test_prediction_of_what_cannot_be() -> None:
     """A saturated configuration, and one that does not fit, are told apart from latencies."""
     with pytest.raises(NegativeAnswer, match="queues grow without end"):
-        predict_given(at(20.0, LARGE), prefill=size(1, 8), decode=size(1, 8))
+        predict_pools(at(20.0, LARGE), prefill=size(1, 8), decode=size(1, 8))
     with pytest.raises(InputError, match="GB of weights"):
-        predict_given(at(1.0, LARGE), prefill=size(1, 1), decode=size(1, 8))
-    crossing = predict_given(at(1.0, LARGE), prefill=size(1, 8), decode=size(1, 16))
+        predict_pools(at(1.0, LARGE), prefill=size(1, 1), decode=size(1, 8))
+    crossing = predict_pools(at(1.0, LARGE), prefill=size(1, 8), decode=size(1, 16))
     assert crossing.beyond_hb_domain_s["decode"] > 0
     assert set(asdict(crossing)) == {
         "pools", "prediction", "meets_slo", "misses", "beyond_hb_domain_s", "validated_on"
@@ -272,7 +275,7 @@ def test_more_confidence_takes_more_gpus() -> None:
     factors = [step_errors(at(5.0), share) for share in shares]
     assert (factors[0].prefill, factors[0].decode) == (1.0, 1.0)
     assert all(a.prefill < b.prefill and a.ttft < b.ttft for a, b in pairwise(factors))
-    gpus = found(at(5.0)).gpus_at
+    gpus = found(at(5.0)).gpus_by_confidence
     assert list(gpus) == sorted(gpus)
     assert list(gpus.values()) == sorted(gpus.values())
     assert {0.5, 0.8, 0.9, 0.95} == set(gpus)
@@ -354,21 +357,21 @@ def test_an_interrupt_leaves_the_best_so_far(monkeypatch: pytest.MonkeyPatch) ->
     given = with_search(2.0)
     answer = found(given)
     assert answer.interrupted
-    assert propose(given, answer).confidence is not None
+    assert build_plan(given, answer).confidence is not None
 
 
 def test_a_plan_holds_and_has_nothing_to_spare() -> None:
     """Fresh seeds and longer runs hold at the confidence's step times; a replica less does not."""
     given = at(6.0, LARGE)
     answer = found(given)
-    trials = Trials(given, answer.errors)
-    slow = answer.candidate.off_by(answer.errors)
+    simulator = SloSimulator(given, answer.errors)
+    slow = answer.candidate.with_errors(answer.errors)
     for seed in (11, 12, 13):  # as long as it takes for a p99 not to be chance
-        assert judge(trials.outcome(slow, requests=40_000, seed=seed), given)[1].ratio <= 1
+        assert judge(simulator.outcome(slow, requests=40_000, seed=seed), given)[1].ratio <= 1
     prefill, decode = answer.candidate.replicas.values()
     fewer = [(p, d) for p, d in ((prefill - 1, decode), (prefill, decode - 1)) if p and d]
     ratios = [
-        judge(trials.outcome(slow.sized(*each), requests=12_000, seed=11), given)[1].ratio
+        judge(simulator.outcome(slow.sized(*each), requests=12_000, seed=11), given)[1].ratio
         for each in fewer
     ]
     assert max(ratios) > 1

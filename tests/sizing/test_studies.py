@@ -19,7 +19,7 @@ from minicluster.errors import InputError
 from minicluster.pages.write import render
 from minicluster.plan import read_plan
 from minicluster.stats.quantiles import LEVELS
-from sizing.cli.inputs import read_inputs
+from sizing.cli.common import read_inputs
 from sizing.planner.studies.cost import running
 from sizing.planner.studies.loss import losses, without_one
 from sizing.planner.studies.pareto import front
@@ -166,8 +166,8 @@ def stopping(function: Any, after: int) -> Any:  # noqa: ANN401
 @pytest.mark.parametrize(
     ("command", "module", "name"),
     [
-        (("sweep", SCENARIO, "--key", FLOORS), "sizing.cli.sweep", "answered"),
-        (("pareto", SCENARIO), "sizing.planner.evaluated", "_evaluate"),
+        (("sweep", SCENARIO, "--key", FLOORS), "sizing.cli.studies", "plan_scenario"),
+        (("pareto", SCENARIO), "sizing.planner.design_points", "_design_point"),
     ],
 )  # fmt: skip
 def test_an_interrupt_leaves_what_there_is(

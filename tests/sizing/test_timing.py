@@ -10,7 +10,7 @@ from minicluster.plan import StepModel
 from minicluster.specs.step import Interference, PathCoefficients, StepCoefficients
 from minicluster.specs.workload import Lengths, WorkloadSpec
 from minicluster.workload.traces import read_trace
-from sizing.cli.timing import burst_rate, write_burst
+from sizing.cli.calibrate import burst_rate, write_burst
 
 if TYPE_CHECKING:
     from pathlib import Path

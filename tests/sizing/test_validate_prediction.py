@@ -10,14 +10,14 @@ import pytest
 
 from minicluster.errors import InputError
 from sizing import catalog
-from sizing.cli.inputs import read_inputs
+from sizing.cli.common import read_inputs
 from sizing.evidence.prediction import predict_row
 from sizing.evidence.row import MeasuredRow, row_from
 from sizing.evidence.row_config import nearest_engine, row_config
 from sizing.evidence.steps import step_table
 from sizing.latency.load import StepLoad, decode_load
 from sizing.latency.step import step_s
-from sizing.planner.evidence import interval_around, validation
+from sizing.planner.error_model import interval_around, validation
 
 CELLS = {
     "id": "one", "model": "meta-llama/Llama-3.1-70B", "gpu": "h100-sxm", "engine": "vllm",
@@ -157,7 +157,7 @@ def test_plans_say_what_stands_behind_them() -> None:
     assert around.low_s <= 1 <= around.high_s
     assert around.low_s < around.high_s
     assert around.rows > 0
-    assert "no measurement like this" in validation(h100).note
+    assert "no measurement of split vllm on h100-sxm" in validation(h100).note
     assert "median error" in validation(h100).note
     other = replace(h100, gpu=catalog.find_gpu("mi300x"))
-    assert "nothing was ever validated on mi300x" in validation(other).note
+    assert "nearest: none on mi300x" in validation(other).note

@@ -1,4 +1,4 @@
-"""What a plan costs while it runs: watts, joules and dollars a token."""
+"""The running cost of a plan: watts, joules and US dollars per token."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Running:
     Power, energy and price; `None` where neither catalog nor scenario has the number.
 
     Attributes:
-        power_w: of all GPUs at full power.
+        power_w: all GPUs at full power.
         power_source: `yours` (cluster.power_w_per_gpu) or the GPU's datasheet.
         joules_per_output_token: all power, shared by the tokens of the planned load.
         usd_per_hour: GPUs and, with cluster.energy_usd_per_kwh, energy.
@@ -38,7 +38,7 @@ class Running:
 
 def running(plan: Plan) -> Running:
     """
-    Cost a plan at its load.
+    Return the running cost of a plan at its load.
 
         J/token = W / (rate E[o]);  $/Mtok = 10^6 ($/h + kW $/kWh) / (3600 rate E[o])
         (docs/model.md, eq. E2)

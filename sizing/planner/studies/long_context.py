@@ -1,27 +1,30 @@
-"""One long prompt in an empty system: GPUs by compute alone, and by the whole model."""
+"""One long prompt on an idle system: GPUs by a rule of thumb, and by the whole model."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from minicluster.engine_model.kv_cache import kv_bytes_per_sequence
 from minicluster.engine_model.parallelism import tp_rule
 from minicluster.errors import InputError
 from minicluster.specs.slicing import Slicing
-from sizing.latency.load import prefill_load
+from sizing.latency.collectives import CROSSES
+from sizing.latency.load import decode_load, prefill_load
 from sizing.latency.memory import kv_space_bytes
-from sizing.latency.pipeline import chunked_prefill, group_of
+from sizing.latency.pipeline import GROUPS, chunked_prefill, group_of
 from sizing.latency.roofline import multiply_dtype
-from sizing.latency.step import step_terms
+from sizing.latency.step import step_s, step_terms
 from sizing.planner.step_models import machine
-from sizing.planner.studies.long_decode import token_by_library_s, token_parts_s
 from sizing.planner.studies.rule import RuleAnswer, gpus_by_compute
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from minicluster.plan import Inputs
+    from minicluster.specs.gpu import GpuSpec
+    from sizing.latency.step import Machine
     from sizing.planner.studies.rule import ComputeRule
 
 SIZES = "sizes in powers of two"
@@ -30,15 +33,16 @@ SIZES = "sizes in powers of two"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timed:
     """
-    One layout with one prompt.
+    The times of one prompt on one layout.
 
     Attributes:
         ttft_s: prefill in chunks through all stages (docs/model.md, eq. S8).
-        tpot_s: of this one sequence.
-        parts_s: of `ttft_s`; the pipeline bubble is one of them.
-        tpot_parts_s: of `tpot_s`, by the same groups.
-        tpot_by_library_s: were another library than NCCL to carry all-reduces between HB domains.
-        fits: whether memory holds weights and sequence; seconds are given either way.
+        tpot_s: seconds per token of this one sequence.
+        parts_s: `ttft_s` by group of terms; the pipeline bubble is one of them.
+        tpot_parts_s: `tpot_s` by the same groups.
+        tpot_by_library_s: `tpot_s` if another library than NCCL ran the all-reduces between HB
+            domains.
+        fits: whether memory holds weights and sequence; the times are computed in any case.
     """
 
     layout: str
@@ -55,11 +59,11 @@ class Timed:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostDifference:
     """
-    What makes the rule and the model disagree.
+    The term on which the rule and the model disagree.
 
     Attributes:
         at: the model's fastest layout on as many GPUs as the rule takes, or goes up to.
-        term: whose seconds differ most, in the direction of the disagreement.
+        term: the term with the largest excess in the direction of the disagreement.
         excess_s: seconds by the model less seconds by the rule, per term.
     """
 
@@ -71,12 +75,12 @@ class CostDifference:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LongPrompt:
     """
-    Both answers for one length.
+    The GPUs for one prompt length, by rule and by model.
 
     Attributes:
-        flops: of the whole prompt, by group of terms.
-        rule: by compute alone.
-        layouts: those asked for.
+        flops: FLOPs of the whole prompt by group of terms.
+        rule: GPUs by compute only.
+        layouts: times of the requested layouts.
         fewest: layout with the fewest GPUs that holds TTFT and TPOT; `None`: none in the budget.
         difference: `None` where both answers are the same number of GPUs, or both none.
     """
@@ -93,19 +97,19 @@ def long_prompt(
     inputs: Inputs, tokens: int, slicings: Sequence[Slicing], rule: ComputeRule
 ) -> LongPrompt:
     """
-    Size an empty system for the TTFT of one prompt, by the rule and by the model.
+    Size an idle system for the TTFT of one prompt, by the rule and by the model.
 
     Args:
         inputs: model, GPU, cluster and the SLO's TTFT.
-        tokens: of the prompt.
-        slicings: to be timed as they are.
-        rule: of thumb, beside the model.
+        tokens: length of the prompt.
+        slicings: layouts to time.
+        rule: rule of thumb to compare the model with.
 
     Raises:
-        InputError: a prompt or layout that cannot be, or no step times on this machine.
+        InputError: an impossible prompt or layout, or a machine without step times.
 
     Ignores:
-        Request overhead and KV pull: the prefill's own token is the first one.
+        Request overhead and KV transfer: the prefill replica emits the first token.
     """
     _check(inputs, tokens, slicings)
     flops = _flops(inputs, tokens)
@@ -117,8 +121,8 @@ def long_prompt(
     if (fewest and fewest.gpus) != by_rule.gpus:
         shared = by_rule.gpus or rule.most_gpus
         per_flop = 1 / (rule.compute_fraction * peak * shared)
-        given = {name: each * per_flop for name, each in flops.items()}
-        difference = _difference(inputs, tokens, (shared, by_rule.exact), given, fewest)
+        by_rule_s = {name: each * per_flop for name, each in flops.items()}
+        difference = _difference(inputs, tokens, (shared, by_rule.exact), by_rule_s, fewest)
     return LongPrompt(
         tokens=tokens,
         flops=flops,
@@ -147,24 +151,81 @@ def timed(inputs: Inputs, tokens: int, slicing: Slicing) -> Timed:
     )
 
 
+def token_parts_s(on: Machine, tokens: int, *, slicing: Slicing) -> dict[str, float]:
+    """
+    Return the seconds of one token after *tokens* others by group of terms, through all stages.
+
+    Weights and KV cache are read by tp GPUs at a time, however many stages there are; every
+    layer ends in all-reduces over these tp GPUs, dearer where they share no HB domain
+    (docs/model.md, eq. S5, N2). What an engine adds to each collective counts as engine.
+    """
+    parts = dict.fromkeys(GROUPS, 0.0)
+    for term in step_terms(on, decode_load(1, tokens), slicing=slicing):
+        parts[group_of(term)] += float(term.seconds)
+    return parts
+
+
+def token_by_library_s(on: Machine, tokens: int, *, slicing: Slicing) -> dict[str, float]:
+    """
+    Return the seconds of the same token with other libraries than NCCL between HB domains.
+
+    Returns:
+        Seconds by library, for those measured on tp GPUs of as many domains; empty where the tp
+        GPUs share a domain.
+
+    Source:
+        configs/collectives (docs/model.md, eq. H4).
+
+    """
+    load = decode_load(1, tokens)
+    return {
+        name: float(step_s(replace(on, gpu=crossed_by(on.gpu, name)), load, slicing=slicing))
+        for name in _measured_across(on, slicing.tp)
+    }
+
+
+def crossed_by(gpu: GpuSpec, library: str) -> GpuSpec:
+    """Return the GPU with a library's measurements in place of NCCL's."""
+    tables = tuple(
+        replace(table, library=CROSSES)
+        for table in gpu.collectives.measured
+        if table.library == library
+    )
+    return replace(gpu, collectives=replace(gpu.collectives, measured=tables))
+
+
+def _measured_across(on: Machine, group: int) -> list[str]:
+    """Return the libraries besides NCCL with a measured all-reduce over such a group."""
+    domains = math.ceil(group / on.cluster.gpus_per_hb_domain)
+    return sorted(
+        {
+            table.library
+            for table in on.gpu.collectives.measured
+            if table.pattern == "all-reduce"
+            and table.library != CROSSES
+            and (table.gpus, table.domains) == (group, domains)
+            and domains > 1
+        }
+    )
+
+
 def name_of(slicing: Slicing) -> str:
-    """Write a layout as people do: TP8, TP8xPP2."""
+    """Write a layout in short: `TP8`, `TP8xPP2`."""
     return f"TP{slicing.tp}" + (f"xPP{slicing.pp}" if slicing.pp > 1 else "")
 
 
 def preferences(found: LongPrompt) -> tuple[tuple[int, Timed, Timed], ...]:
-    """Return sizes that several layouts share: GPUs, fastest to first token, fastest a token."""
+    """Return the sizes of several layouts: GPUs, the layouts with least TTFT and least TPOT."""
     sizes = sorted({each.gpus for each in found.layouts})
-    alike = [(size, [each for each in found.layouts if each.gpus == size]) for size in sizes]
+    by_size = [(size, [each for each in found.layouts if each.gpus == size]) for size in sizes]
     return tuple(
         (size, min(some, key=lambda t: t.ttft_s), min(some, key=lambda t: t.tpot_s))
-        for size, some in alike
+        for size, some in by_size
         if len(some) > 1
     )
 
 
 def _check(inputs: Inputs, tokens: int, slicings: Sequence[Slicing]) -> None:
-    """Refuse what cannot be computed."""
     if inputs.gpu.kind == "cpu":
         raise InputError("cluster.gpu", inputs.gpu.name, "a GPU: layouts need more than TP 1")
     context = inputs.model.max_context_tokens
@@ -185,7 +246,6 @@ def _check(inputs: Inputs, tokens: int, slicings: Sequence[Slicing]) -> None:
 
 
 def _flops(inputs: Inputs, tokens: int) -> dict[str, float]:
-    """FLOPs of the whole prompt by group of terms, however many GPUs share them."""
     found: dict[str, float] = {}
     for term in step_terms(machine(inputs), prefill_load(tokens), slicing=Slicing()):
         group = group_of(term)
@@ -194,20 +254,20 @@ def _flops(inputs: Inputs, tokens: int) -> dict[str, float]:
 
 
 def _fits(inputs: Inputs, tokens: int, slicing: Slicing) -> bool:
-    """Say whether the fullest GPU holds weights and the sequence (eq. M3, M4)."""
+    """Return whether the fullest GPU holds weights and the sequence (eq. M3, M4)."""
     space = kv_space_bytes(inputs.model, inputs.gpu, inputs.engine, slicing=slicing)
     block = inputs.engine.block_size
     return space >= kv_bytes_per_sequence(inputs.model, tokens, slicing=slicing, block_size=block)
 
 
 def _serves(inputs: Inputs, found: Timed) -> bool:
-    """Say whether a layout holds the sequence, and the TPOT promised for it."""
+    """Return whether a layout holds the sequence and the SLO's TPOT."""
     limit_s = inputs.scenario.slo.tpot_s
     return found.fits and (limit_s is None or found.tpot_s <= limit_s)
 
 
 def _legal(inputs: Inputs) -> tuple[int, ...]:
-    """List the tensor-parallel degrees that divide the model, up to the budget."""
+    """Return the tensor-parallel degrees that divide the model, up to the budget."""
     widest = min(inputs.cluster.max_gpus, inputs.model.num_heads)
     return tuple(tp for tp in range(1, widest + 1) if tp_rule(inputs.model, tp) is None)
 
@@ -239,18 +299,18 @@ def _difference(
     inputs: Inputs,
     tokens: int,
     rule: tuple[int, float],
-    given_s: dict[str, float],
+    by_rule_s: dict[str, float],
     fewest: Timed | None,
 ) -> CostDifference:
     """
     Compare the rule's seconds with the model's on as many GPUs.
 
     Args:
-        inputs: of the scenario.
-        tokens: of the prompt.
+        inputs: the scenario with its catalog entries.
+        tokens: length of the prompt.
         rule: GPUs that both are compared on, and the rule's exact number.
-        given_s: seconds that the rule gives each group of terms on them.
-        fewest: the model's answer.
+        by_rule_s: seconds of each group of terms on them by the rule.
+        fewest: the model's layout with the fewest GPUs.
     """
     gpus, exact = rule
     legal = [
@@ -260,7 +320,7 @@ def _difference(
         (timed(inputs, tokens, Slicing(tp=tp, pp=gpus // tp)) for tp in legal),
         key=lambda found: (not _serves(inputs, found), found.ttft_s),
     )
-    excess = {name: each - given_s.get(name, 0.0) for name, each in at.parts_s.items()}
+    excess = {name: each - by_rule_s.get(name, 0.0) for name, each in at.parts_s.items()}
     if fewest is not None and exact <= fewest.gpus < gpus:
         return CostDifference(at=at, term=SIZES, excess_s=excess)
     more = fewest is None or fewest.gpus > gpus

@@ -1,4 +1,4 @@
-"""The plan with one replica lost, simulated."""
+"""Simulations of a plan without one of its replicas."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class Loss:
     The plan as it is, or without one replica.
 
     Attributes:
-        lost: role of the pool that lost it; `None`: nothing is lost.
-        ttft_s: at the SLO's percentile; `None`: no replica of the pool is left.
-        tpot_s: likewise.
+        lost: role of the pool that lost a replica; `None` where none is lost.
+        ttft_s: at the SLO's percentile; `None` where no replica of the pool is left.
+        tpot_s: at the SLO's percentile; `None` where no replica of the pool is left.
         holds: whether every limit is kept in the simulation, and latencies do not grow with time.
-        misses: limits that are not, one phrase each.
+        misses: limits that are not kept, one phrase each.
     """
 
     lost: str | None
@@ -41,13 +41,13 @@ def losses(plan: Plan, *, requests: int, seed: int) -> Iterator[Loss]:
     Simulate the plan whole, then with one replica less in each pool.
 
     Steps take as long as in the simulations that the plan passed, which is longer than predicted
-    where the plan holds with some confidence. The system has met its failure long ago: requests
-    that were lost with the replica, and the time before routing noticed, are no part of it.
+    where the plan holds with some confidence. The failure is long past: requests lost with the
+    replica, and the time until routing noticed, are not simulated.
 
     Args:
         plan: pools and load.
-        requests: of each run, drawn from the plan's load.
-        seed: of arrivals, lengths and routing; the same in every run.
+        requests: requests per run, drawn from the plan's load.
+        seed: seed of arrivals, lengths and routing; the same in every run.
     """
     plan = as_confident(plan)
     yield _simulated(plan, None, requests, seed)
@@ -85,7 +85,6 @@ def without_one(plan: Plan, role: str) -> Plan:
 
 
 def _smaller(pool: Pool) -> Pool:
-    """Drop the last replica and its placements."""
     keep = pool.gpus - pool.gpus // pool.replicas
     placed, seen = [], 0
     for placement in pool.placement:
@@ -96,7 +95,6 @@ def _smaller(pool: Pool) -> Pool:
 
 
 def _simulated(plan: Plan, lost: str | None, requests: int, seed: int) -> Loss:
-    """Simulate, and judge every limit."""
     arrivals = drawn(plan.workload, RequestSource(), count=requests, seed=seed)
     outcome = simulate_plan(plan, arrivals, seed=seed)
     misses = tuple(_misses(plan, outcome))
@@ -113,7 +111,6 @@ def _simulated(plan: Plan, lost: str | None, requests: int, seed: int) -> Loss:
 
 
 def _misses(plan: Plan, outcome: Outcome) -> Iterator[str]:
-    """Yield what is not kept."""
     slo, latencies = plan.slo, outcome.latencies()
     for name, limit_s in slo.limits_s.items():
         if name in latencies:

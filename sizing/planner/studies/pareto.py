@@ -1,4 +1,4 @@
-"""Configurations that no other one beats in both of two respects."""
+"""Pareto fronts: configurations that no other one beats in both of two respects."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike
 
-    from sizing.planner.evaluated import Evaluated
+    from sizing.planner.design_points import DesignPoint
 
 COSTS = {"gpus": "GPUs", "usd": "US dollars a million output tokens", "watts": "W"}
 WAYS_OUT = {
@@ -26,13 +26,13 @@ WAYS_OUT = {
 
 def front(less: ArrayLike, also_less: ArrayLike) -> NDArray[np.bool_]:
     """
-    Say which points no other point beats.
+    Return which points are on the Pareto front.
 
     A point is beaten by one that is no worse in both respects and better in one.
 
     Args:
         less: better where smaller, shape (n,).
-        also_less: likewise, shape (n,).
+        also_less: better where smaller, shape (n,).
 
     Returns:
         Shape (n,); of equal points all are kept.
@@ -55,14 +55,14 @@ def front(less: ArrayLike, also_less: ArrayLike) -> NDArray[np.bool_]:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Front:
     """
-    Configurations in two respects.
+    Design points in two respects, with their Pareto front.
 
     Attributes:
-        name: of the pair of respects.
-        x_name: respect on the horizontal axis, with its unit.
-        y_name: on the vertical one.
-        xs, ys: of every configuration that was evaluated, shape (n,).
-        kept: which of them no other beats, shape (n,).
+        name: name of the pair of respects.
+        x_name: name and unit of the first respect.
+        y_name: name and unit of the second respect.
+        xs, ys: values of every design point, shape (n,).
+        kept: which design points are on the front, shape (n,).
     """
 
     name: str
@@ -73,9 +73,9 @@ class Front:
     kept: NDArray[np.bool_]
 
 
-def fronts(points: Sequence[Evaluated], *, by: str = "gpus") -> tuple[Front, ...]:
+def fronts(points: Sequence[DesignPoint], *, by: str = "gpus") -> tuple[Front, ...]:
     """
-    Set what a configuration costs against its latencies, and throughput against pace.
+    Return the fronts of cost against TTFT and TPOT, and of tokens/s per GPU against per user.
 
     Args:
         points: configurations under one load, by closed forms.
@@ -104,8 +104,7 @@ def fronts(points: Sequence[Evaluated], *, by: str = "gpus") -> tuple[Front, ...
     )  # fmt: skip
 
 
-def _cost(points: Sequence[Evaluated], by: str) -> NDArray[np.float64]:
-    """Return what each configuration costs."""
+def _cost(points: Sequence[DesignPoint], by: str) -> NDArray[np.float64]:
     if by == "gpus":
         return np.array([float(point.gpus) for point in points])
     found = [

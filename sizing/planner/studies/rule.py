@@ -1,4 +1,4 @@
-"""A rule of thumb: GPUs by compute alone."""
+"""A rule of thumb: GPUs by compute only."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""How the plan changes where a given number is a little different."""
+"""Sensitivity: the plan with one number of the scenario changed."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from sizing.planner.studies.answer import StudyAnswer, answered
+from sizing.planner.studies.result import StudyResult, plan_scenario
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -16,28 +16,28 @@ if TYPE_CHECKING:
     from minicluster.specs.workload import Lengths, WorkloadSpec
 
 CHANGES = (-0.5, -0.25, -0.1, 0.1, 0.25, 0.5)
-"""Relative; of the hit rate, where there is none, its absolute value."""
+"""Relative changes; of a hit rate of zero, absolute ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Changed:
     """
-    The answer where one number is another.
+    The result with one number changed.
 
     Attributes:
-        name: which number.
-        change_fraction: relative, -0.5 to 0.5.
-        value: what it is then.
+        name: the number.
+        change_fraction: its relative change, -0.5 to 0.5.
+        value: its new value.
     """
 
     name: str
     change_fraction: float
     value: float
-    answer: StudyAnswer
+    answer: StudyResult
 
 
 def changed_inputs(inputs: Inputs) -> Iterator[tuple[str, float, float, Inputs]]:
-    """Yield name, change, value and inputs of every change that makes sense."""
+    """Yield name, change, new value and inputs of every possible change."""
     for name, vary in VARIED.items():
         for change in CHANGES:
             found = vary(inputs, change)
@@ -50,10 +50,10 @@ def sensitivity(inputs: Inputs) -> Iterator[Changed]:
     Plan anew with each of `VARIED` 10, 25 and 50 % smaller and larger, one at a time.
 
     Ignores:
-        Two numbers that are off together.
+        Changes of two numbers at once.
     """
     for name, change, value, other in changed_inputs(inputs):
-        answer = answered(other, f"{name} {change:+.0%}", keep_refusals=True)
+        answer = plan_scenario(other, f"{name} {change:+.0%}", keep_refusals=True)
         yield Changed(name=name, change_fraction=change, value=value, answer=answer)
 
 
@@ -78,7 +78,7 @@ def _scaled(lengths: Lengths, factor: float) -> Lengths:
 
 
 def _input_tokens(inputs: Inputs, change: float) -> tuple[float, Inputs] | None:
-    """Change the prompts; the share of them that is cached stays."""
+    """Change the prompt lengths; the share of a prompt that is cached stays."""
     load = inputs.scenario.workload
     longer = _scaled(load.input_tokens, 1 + change)
     cached = round(load.prefix_tokens * (1 + change))
@@ -87,14 +87,12 @@ def _input_tokens(inputs: Inputs, change: float) -> tuple[float, Inputs] | None:
 
 
 def _output_tokens(inputs: Inputs, change: float) -> tuple[float, Inputs] | None:
-    """Change the answers."""
     load = inputs.scenario.workload
     longer = _scaled(load.output_tokens, 1 + change)
     return float(longer.max_tokens), _with_load(inputs, replace(load, output_tokens=longer))
 
 
 def _rate(inputs: Inputs, change: float) -> tuple[float, Inputs] | None:
-    """Change the rate."""
     load = inputs.scenario.workload
     rate = load.requests_per_s * (1 + change)
     return rate, _with_load(inputs, replace(load, requests_per_s=rate))
@@ -114,7 +112,7 @@ def _hit_rate(inputs: Inputs, change: float) -> tuple[float, Inputs] | None:
 
 
 def _link(inputs: Inputs, change: float) -> tuple[float, Inputs] | None:
-    """Change the network beyond the HB domain: every GPU's, and every tier that says its own."""
+    """Change the network beyond the HB domain: that of every GPU and of every tier."""
     cluster, factor = inputs.cluster, 1 + change
     said = cluster.scale_out_bytes_per_s
     peak = said or inputs.gpu.scale_out_bytes_per_s
@@ -134,13 +132,11 @@ def _link(inputs: Inputs, change: float) -> tuple[float, Inputs] | None:
 
 
 def _with_link(gpu: GpuSpec, said: float | None, factor: float) -> GpuSpec:
-    """Return a GPU with another network: what the cluster *said*, else its own."""
     peak = said or gpu.scale_out_bytes_per_s
     return replace(gpu, scale_out_bytes_per_s=None if peak is None else peak * factor)
 
 
 def _faster(tier: TierSpec, factor: float) -> TierSpec:
-    """Return a tier with another bandwidth, where it says one."""
     before = tier.one_way_bytes_per_s
     if before is None:
         return tier
@@ -160,4 +156,4 @@ VARIED: dict[str, Callable[[Inputs, float], tuple[float, Inputs] | None]] = {
     "prefix hit rate": _hit_rate,
     "link bytes/s": _link,
 }
-"""Numbers that are varied; each gives its new value and the inputs, `None`: it cannot be so."""
+"""Functions of each number that is varied: its new value and inputs, `None` if impossible."""

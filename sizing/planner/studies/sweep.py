@@ -11,8 +11,8 @@ from minicluster.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-MOST_POINTS = 2_000
-"""Of one sweep: a slip in a list of values should not run for a day."""
+MAX_POINTS = 2_000
+"""Maximum points of one sweep: a slip in a list of values must not run for a day."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +44,7 @@ def points(keys: Sequence[Swept]) -> tuple[tuple[str, ...], ...]:
     Return the overrides of every combination, the last key fastest.
 
     Raises:
-        InputError: none, a key given twice, or more points than `MOST_POINTS`.
+        InputError: no key, a key twice, or more than `MAX_POINTS` points.
     """
     names = [each.key for each in keys]
     if not names:
@@ -54,8 +54,8 @@ def points(keys: Sequence[Swept]) -> tuple[tuple[str, ...], ...]:
     count = 1
     for each in keys:
         count *= len(each.values)
-    if count > MOST_POINTS:
-        raise InputError("--key", f"{count:,} points", f"at most {MOST_POINTS:,}")
+    if count > MAX_POINTS:
+        raise InputError("--key", f"{count:,} points", f"at most {MAX_POINTS:,}")
     return tuple(
         tuple(f"{name}={value}" for name, value in zip(names, values, strict=True))
         for values in product(*(each.values for each in keys))
@@ -63,7 +63,7 @@ def points(keys: Sequence[Swept]) -> tuple[tuple[str, ...], ...]:
 
 
 def _split(text: str) -> Iterator[str]:
-    """Cut at commas outside brackets and quotes."""
+    """Split at commas outside brackets and quotes."""
     depth, quoted, start = 0, "", 0
     for at, char in enumerate(text):
         if quoted:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from loadtest.report.compare_page import search_page, versus_page
+from loadtest.report.compare_page import comparison_page, search_page
 from loadtest.report.run_page import run_page
 from loadtest.studies.capacity import Probe
 from loadtest.studies.capacity_search import CapacitySearch
@@ -183,7 +183,7 @@ def test_report(browser: Browser, run: Run, tmp_path: Path) -> None:
     text, charts = seen["text"], seen["charts"]
 
     assert text.startswith("SLO MET")
-    for part in ("Predicted, measured, promised", "Phase by phase", "Errors", "The plan"):
+    for part in ("Predicted, measured, SLO", "Phase by phase", "Errors", "The plan"):
         assert part in text
     assert "<script>alert(1)</script>" in text
     assert "explains" in text
@@ -231,8 +231,8 @@ def test_page_without_its_script_says_so(browser: Browser, run: Run, tmp_path: P
 
 def test_compare(browser: Browser, run: Run, tmp_path: Path) -> None:
     """Two runs: what differs stands first, both are drawn, and no name is wider than the page."""
-    versus = compare_runs(run, run, ("before", "after" * 50))
-    seen = look(browser, versus_page(versus, run, run), tmp_path, "compare")
+    comparison = compare_runs(run, run, ("before", "after" * 50))
+    seen = look(browser, comparison_page(comparison, run, run), tmp_path, "compare")
 
     assert seen["text"].startswith("0 of 16 figures differ")
     assert "Compared request by request" in seen["text"]
@@ -272,8 +272,8 @@ def test_search(browser: Browser, tmp_path: Path) -> None:
 
     assert text.startswith("The SLO holds at 11.20 requests/s and misses at 12.50")
     assert "-4% to +7% off the measured limit" in text
-    assert "Open at 11.80 requests/s" in text
+    assert "Unclear at 11.80 requests/s" in text
     assert "TTFT p90" in text
-    for part in ("holds", "misses", "open", "predicted limit", "all that is offered"):
+    for part in ("holds", "misses", "unclear", "predicted limit", "all that is offered"):
         assert part in chart["texts"]
     assert chart["drawn"] == 4 + 5  # diagonal, course, two limits; a mark a try

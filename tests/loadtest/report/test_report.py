@@ -15,6 +15,7 @@ from loadtest.report.table import print_verdict
 from loadtest.verdict.prediction import TOLERANCE
 from loadtest.verdict.verdict import conclude
 from minicluster.pages.figure import ORANGE
+from minicluster.pages.page import DataTable, Section
 from minicluster.pages.write import render
 
 if TYPE_CHECKING:
@@ -47,6 +48,26 @@ def test_page_says_the_verdict(make_run: RunMaker, samples: list[Sample]) -> Non
     assert "<h1>SLO MET</h1>" in html
     assert any("Prediction of the plan did not hold" in line for line in page.lines)
     assert "1 cut mid-stream" in html
+
+
+def test_a_run_without_a_plan_has_no_empty_columns(
+    make_run: RunMaker, samples: list[Sample]
+) -> None:
+    """What a plan predicts stands in the table only where there is one."""
+    run = make_run(samples)
+    for heads, each in (
+        (("", "predicted", "measured", "error", "SLO"), run),
+        (("", "measured", "SLO"), replace(run, plan=None)),
+    ):
+        [table] = [
+            block
+            for part in judged(each).parts[:1]
+            if isinstance(part, Section)
+            for block in part.blocks
+        ]
+        assert isinstance(table, DataTable)
+        assert table.heads == heads
+        assert {len(row) for row in table.rows} == {len(heads)}
 
 
 def test_charts_draw_what_was_measured(make_run: RunMaker, samples: list[Sample]) -> None:

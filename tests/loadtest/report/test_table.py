@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from loadtest.report.compare_page import search_table, versus_table
+from loadtest.report.compare_page import comparison_table, search_table
 from loadtest.report.table import bare_milliseconds, print_client_errors
 from loadtest.selftest.selftest import ClientError
 from loadtest.studies.capacity import Probe
@@ -80,7 +80,7 @@ def test_a_comparison_fits(make_run: RunMaker, make_sample: SampleMaker, slower:
     """However far both are apart."""
     runs = (_run(make_run, make_sample, 1.0), _run(make_run, make_sample, slower))
     out = StringIO()
-    Console(file=out, width=80).print(versus_table(compare_runs(*runs, ("first", "second"))))
+    Console(file=out, width=80).print(comparison_table(compare_runs(*runs, ("first", "second"))))
 
     assert "…" not in out.getvalue()
     assert max(map(len, out.getvalue().splitlines())) <= 80
@@ -114,5 +114,5 @@ def test_the_tries_of_a_search_fit() -> None:
     Console(file=out, width=80).print(search_table(search))
 
     assert "…" not in out.getvalue()
-    for part in ("TTFT p99", "TPOT p99", "endless", "123.4 s", "misses", "open"):
+    for part in ("TTFT p99", "TPOT p99", "infinite", "123.4 s", "misses", "unclear"):
         assert part in out.getvalue()

@@ -288,11 +288,11 @@ def test_an_invalid_try_ends_the_search(tmp_path: Path) -> None:
         ({8: True, 8.5: False}, "holds at 8.00 requests/s and misses at 8.50", Exit.DONE),
         ({8: True, 8.2: None, 8.5: False}, "misses at 8.50", Exit.DONE),
         ({8: True, 10: None, 12.5: False}, "100 requests (--most", Exit.INCONCLUSIVE),
-        ({8: True, 10: None}, "holds at 8.00 requests/s; no rate tried misses", Exit.INCONCLUSIVE),
-        ({8: True}, "holds at 8.00 requests/s; no rate tried misses", Exit.INCONCLUSIVE),
-        ({8: False}, "no rate tried holds the SLO", Exit.NEGATIVE),
-        ({8: None}, "no rate tried is known to hold the SLO", Exit.INCONCLUSIVE),
-        ({6: None, 8: False}, "open at 6.00 requests/s: no run of at most", Exit.INCONCLUSIVE),
+        ({8: True, 10: None}, "holds at 8.00 requests/s; no probed rate misses", Exit.INCONCLUSIVE),
+        ({8: True}, "holds at 8.00 requests/s; no probed rate misses", Exit.INCONCLUSIVE),
+        ({8: False}, "no probed rate holds the SLO", Exit.NEGATIVE),
+        ({8: None}, "no probed rate is known to hold the SLO", Exit.INCONCLUSIVE),
+        ({6: None, 8: False}, "unclear at 6.00 requests/s: no run of at most", Exit.INCONCLUSIVE),
     ],
 )
 def test_only_what_held_is_said_to_hold(

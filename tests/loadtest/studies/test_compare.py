@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from loadtest.report.compare_page import change_rows, difference_text, versus_lines
+from loadtest.report.compare_page import change_rows, comparison_lines, difference_text
 from loadtest.studies.compare import compare_runs, to_json
 from loadtest.verdict.window import measurement_window
 
@@ -48,7 +48,7 @@ def test_a_server_that_sheds_is_no_faster(make_run: RunMaker, answers: list[Samp
     assert float(after.rstrip("%")) < 51
     lost = found.second.requests - found.second.answered
     assert any(f"{lost} of {found.second.requests} of the second" in note for note in found.notes)
-    assert any("only of those answered" in line for line in versus_lines(found))
+    assert any("answered requests only" in line for line in comparison_lines(found))
 
 
 def halved(sample: Sample) -> tuple[float, ...]:
@@ -118,7 +118,7 @@ def test_a_run_that_proves_nothing_is_noted(
     found = compare_runs(make_run(answers), make_run(answers, **client), NAMES)
 
     assert [note for note in found.notes if "proves nothing" in note] == [*found.notes]
-    assert f"the second run proves nothing by itself, {says}" in found.notes[0]
+    assert f"the second run proves nothing by itself, it is {says}" in found.notes[0]
 
 
 def test_shares_are_paired_behind_both_warmups(

@@ -15,16 +15,16 @@ from minicluster.specs.slo import SloSpec
 from minicluster.specs.workload import Lengths, WorkloadSpec
 from minicluster.workload.sources import RequestSource, drawn
 from sizing import catalog
-from sizing.planner.answer import Found
-from sizing.planner.candidate import smallest
-from sizing.planner.conditional import conditional
-from sizing.planner.evidence import StepErrors
-from sizing.planner.explanation import explain_plan, planned
+from sizing.planner.build_plan import build_plan
+from sizing.planner.candidates import one_replica_each
+from sizing.planner.error_model import StepErrors
+from sizing.planner.explanation import candidate_of, explain_plan
 from sizing.planner.layout import Layout, LayoutShape
-from sizing.planner.proposal import propose
+from sizing.planner.local_prefill_threshold import choose_local_threshold
+from sizing.planner.result import Found
 from sizing.planner.search import search
+from sizing.planner.simulated_check import SimulationBudget, SloSimulator
 from sizing.planner.step_models import StepModels
-from sizing.planner.trial import SimulationBudget, Trials
 from sizing.queueing.forecast import forecast
 from sizing.simulation.planned import simulate_plan
 
@@ -73,9 +73,9 @@ def test_a_prefill_replica_is_saved(plain: Found) -> None:
     assert plain.candidate.tandem.local_threshold_tokens == 0
     assert found.candidate.replicas["prefill"] < plain.candidate.replicas["prefill"]
     assert found.candidate.gpus < plain.candidate.gpus
-    plan = plan_from(json.loads(to_json(propose(given, found))), place="plan.json")
+    plan = plan_from(json.loads(to_json(build_plan(given, found))), place="plan.json")
     assert plan.routing.local_threshold_tokens > 0
-    assert planned(plan).tandem == found.candidate.tandem
+    assert candidate_of(plan).tandem == found.candidate.tandem
     arrivals = drawn(plan.workload, RequestSource(), count=20_000, seed=9)
     outcome = simulate_plan(plan, arrivals, seed=9)
     local = arrivals.input_tokens <= plan.routing.local_threshold_tokens
@@ -95,9 +95,9 @@ def test_prompts_that_are_all_alike_go_one_way(monkeypatch: pytest.MonkeyPatch) 
     found = search(alike)
     assert isinstance(found, Found)
     assert found.candidate.tandem.local_threshold_tokens == 0
-    monkeypatch.setattr(Trials, "verdict", None)
-    assert conditional(alike, found, SimulationBudget()) is found
-    assert conditional(inputs(0), found, SimulationBudget()) is found
+    monkeypatch.setattr(SloSimulator, "verdict", None)
+    assert choose_local_threshold(alike, found, SimulationBudget()) is found
+    assert choose_local_threshold(inputs(0), found, SimulationBudget()) is found
 
 
 @pytest.mark.parametrize("threshold", [500, 1000, 3000])
@@ -105,11 +105,11 @@ def test_closed_forms_know_what_decode_computes(threshold: int) -> None:
     """TTFT at p90 and p99 and the mean TPOT are within 10 % of a simulation (eq. T15)."""
     given = inputs(threshold, requests_per_s=10.0)
     shape = LayoutShape(slicing=Slicing(tp=4), gpu=given.gpu.name)
-    start = smallest(given, Layout(prefill=shape, decode=shape), StepModels(given))
+    start = one_replica_each(given, Layout(prefill=shape, decode=shape), StepModels(given))
     chosen = start.sized(5, 2)
     predicted = forecast(chosen.tandem)
     assert predicted is not None
-    outcome = Trials(given, StepErrors()).outcome(chosen, requests=20_000, seed=3)
+    outcome = SloSimulator(given, StepErrors()).outcome(chosen, requests=20_000, seed=3)
     ttft, tpot = outcome.series("ttft")[0], outcome.series("tpot")[0]
     for share in (0.9, 0.99):
         assert predicted.ttft.quantile(share) == pytest.approx(np.quantile(ttft, share), rel=0.1)
@@ -120,7 +120,7 @@ def test_a_threshold_above_all_prompts_leaves_the_prefill_pool_idle() -> None:
     """Its utilisation is nothing, and closed forms still answer."""
     given = inputs(20_000, requests_per_s=1.0)
     shape = LayoutShape(slicing=Slicing(tp=4), gpu=given.gpu.name)
-    start = smallest(given, Layout(prefill=shape, decode=shape), StepModels(given))
+    start = one_replica_each(given, Layout(prefill=shape, decode=shape), StepModels(given))
     predicted = forecast(start.sized(1, 2).tandem)
     assert predicted is not None
     assert predicted.coupling.prefill_busy < 1e-6

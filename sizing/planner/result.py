@@ -1,4 +1,4 @@
-"""What a search answers: a configuration with its proof, or why there is none."""
+"""The result of a search: a configuration with its verification, or why there is none."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from minicluster.units import seconds
-from sizing.planner.candidate import Candidate
-from sizing.planner.evidence import StepErrors
+from sizing.planner.candidates import Candidate
+from sizing.planner.deployment import spare_replicas
+from sizing.planner.error_model import StepErrors
 from sizing.planner.slo import Check
-from sizing.planner.spares import spare_replicas
 from sizing.queueing.forecast import TandemForecast
 
 if TYPE_CHECKING:
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanVerdict:
     """
-    What a simulation says of a configuration.
+    The verdict of a simulation on a configuration.
 
     Attributes:
         holds: whether every limit surely holds.
-        blame: role of the pool that a missed limit asks to grow; empty where all hold.
-        requests: simulated; none where closed forms say no to long queues.
-        exhausted: whether the search had no requests left to simulate.
+        bottleneck_role: the pool that has to grow for a missed limit; empty where all hold.
+        requests: number simulated; zero where closed forms already deny a long queue.
+        exhausted: whether the search's simulation budget was used up.
         check: the limit that is used up most, as simulated.
     """
 
     holds: bool
-    blame: str
+    bottleneck_role: str
     requests: int
     check: Check | None = None
     exhausted: bool = False
@@ -42,19 +42,19 @@ class Found:
     The cheapest configuration that holds the SLO.
 
     Attributes:
-        forecast: by closed forms; `None` where pools are mixed.
-        errors: factors on the step times under which it was simulated.
-        verdicts: one a seed; empty where it was not simulated.
-        gpus_at: GPUs needed at other confidences.
-        other: the cheapest of the other kind (split or mixed), and why it is not the plan.
-        interrupted: the search was stopped: the best so far.
+        forecast: by closed forms; `None` where pools are aggregated.
+        errors: factors on step times and latencies under which it was simulated.
+        verdicts: one per seed; empty where it was not simulated.
+        gpus_by_confidence: GPUs of this layout at other confidences.
+        other: the cheapest of the other kind (split or aggregated), and why it is not the plan.
+        interrupted: whether the search was stopped, so that this is the best so far.
     """
 
     candidate: Candidate
     forecast: TandemForecast | None
     errors: StepErrors = field(default_factory=StepErrors)
     verdicts: tuple[PlanVerdict, ...] = ()
-    gpus_at: dict[float, int] = field(default_factory=dict)
+    gpus_by_confidence: dict[float, int] = field(default_factory=dict)
     other: str = ""
     interrupted: bool = False
 
@@ -67,11 +67,11 @@ class Infeasible:
     Attributes:
         reason: one sentence.
         binds: `capacity` (memory), `SLO floor`, `SLO` or `max_gpus`.
-        nearest: configuration that comes nearest, as `sizing predict` takes it; `None` if the
-            model fits nowhere.
-        nearest_gpus: how many GPUs it takes.
-        missed_by: what it misses, and by how much.
-        way_out: what would help.
+        nearest: the nearest miss as options of `sizing predict`; `None` if the model fits no
+            layout.
+        nearest_gpus: GPUs of the nearest miss.
+        missed_by: what the nearest miss exceeds, and by how much.
+        way_out: changes to the scenario that may make it feasible.
     """
 
     reason: str
@@ -83,7 +83,7 @@ class Infeasible:
 
 
 def fits_nowhere(inputs: Inputs, rules: list[str]) -> Infeasible:
-    """No layout leaves room for the KV cache."""
+    """Return that no layout leaves room for the KV cache."""
     kinds = " or ".join(inputs.kinds)
     return Infeasible(
         reason=f"{inputs.model.id} fits on no allowed layout of {kinds}: {rules[-1]}",
@@ -96,32 +96,38 @@ def fits_nowhere(inputs: Inputs, rules: list[str]) -> Infeasible:
     )
 
 
-def below_floor(alone: list[tuple[Check, Candidate]], inputs: Inputs) -> Infeasible:
-    """No number of GPUs holds the SLO: say what a single request takes on an idle system."""
-    check, start = min(alone, key=lambda pair: (pair[0].ratio, pair[1].gpus, pair[1].layout.order))
+def below_floor(unloaded: list[tuple[Check, Candidate]], inputs: Inputs) -> Infeasible:
+    """Return that a single request on an idle system already misses the SLO."""
+    check, candidate = min(
+        unloaded, key=lambda pair: (pair[0].ratio, pair[1].gpus, pair[1].layout.order)
+    )
     kinds = " or ".join(inputs.kinds)
     return Infeasible(
-        reason=f"no number of {kinds} holds the SLO: {check.name} of requests that meet"
-        f" no other is {seconds(check.seconds)} already",
+        reason=f"no number of {kinds} holds the SLO: {check.name} of a request without any"
+        f" load is already {seconds(check.seconds)}",
         binds="SLO floor",
-        nearest=str(start),
-        nearest_gpus=start.gpus,
+        nearest=str(candidate),
+        nearest_gpus=candidate.gpus,
         missed_by=f"{check.name} {seconds(check.seconds)}, limit {seconds(check.limit_s)}"
         f" ({check.ratio:.2f} times)",
-        way_out=f"a limit well above {seconds(check.seconds)}, a faster GPU, a smaller model or"
-        " fewer bytes (model.weight_dtype), shorter prompts",
+        way_out=f"a limit well above {seconds(check.seconds)}, a faster GPU, a smaller model,"
+        " fewer bytes (model.weight_dtype), or shorter prompts",
     )
 
 
-def too_many(alone: list[tuple[Check, Candidate]], inputs: Inputs, *, most_gpus: int) -> Infeasible:
-    """A lone request holds the SLO, but no pool that the search looks at does under the load."""
-    check, start = min(alone, key=lambda pair: (pair[0].ratio, pair[1].gpus, pair[1].layout.order))
+def too_many(
+    unloaded: list[tuple[Check, Candidate]], inputs: Inputs, *, max_gpus: int
+) -> Infeasible:
+    """Return that no pools that the search considers hold the SLO under the load."""
+    check, candidate = min(
+        unloaded, key=lambda pair: (pair[0].ratio, pair[1].gpus, pair[1].layout.order)
+    )
     return Infeasible(
-        reason=f"no pools of up to {most_gpus} GPUs hold the SLO under"
+        reason=f"no pools of up to {max_gpus} GPUs hold the SLO under"
         f" {inputs.scenario.workload.requests_per_s:g} requests/s",
         binds="SLO",
-        nearest=str(start),
-        nearest_gpus=start.gpus,
+        nearest=str(candidate),
+        nearest_gpus=candidate.gpus,
         missed_by=f"nothing on an idle system ({check.name} {seconds(check.seconds)} of"
         f" {seconds(check.limit_s)}), too much under load",
         way_out="a looser SLO, or a lower workload.requests_per_s",
@@ -129,7 +135,7 @@ def too_many(alone: list[tuple[Check, Candidate]], inputs: Inputs, *, most_gpus:
 
 
 def over_budget(best: Candidate, inputs: Inputs, *, needed: int) -> Infeasible:
-    """The SLO can be held, with more GPUs than there are."""
+    """Return that the SLO can be held, but with more GPUs than the budget has."""
     budget = inputs.cluster.max_gpus
     spares = {role: count for role, count in spare_replicas(inputs, best).items() if count}
     each = " and ".join(f"{count} {role}" for role, count in spares.items())
@@ -146,12 +152,12 @@ def over_budget(best: Candidate, inputs: Inputs, *, needed: int) -> Infeasible:
 
 
 def beyond_capacity(lowest: Candidate, inputs: Inputs) -> Infeasible:
-    """The load takes more GPUs than there are before anybody waits."""
+    """Return that the load takes more GPUs than the budget has, even without queues."""
     budget, rate = inputs.cluster.max_gpus, inputs.scenario.workload.requests_per_s
     share = inputs.scenario.search.max_utilisation_fraction
     return Infeasible(
         reason=f"{rate:g} requests/s take at least {lowest.gpus}"
-        f" {' and '.join(lowest.gpus_by_kind)} that are never more than {share:.0%} busy,"
+        f" {' and '.join(lowest.gpus_by_kind)} at a utilisation of at most {share:.0%},"
         f" cluster.max_gpus is {budget}",
         binds="max_gpus",
         nearest=str(lowest),
@@ -163,7 +169,7 @@ def beyond_capacity(lowest: Candidate, inputs: Inputs) -> Infeasible:
 
 
 def far_over_budget(sized: Candidate, inputs: Inputs) -> Infeasible:
-    """By closed forms the SLO takes so many GPUs more than there are that none is simulated."""
+    """Return that closed forms size the pools so far over the budget that none is simulated."""
     budget = inputs.cluster.max_gpus
     return Infeasible(
         reason=f"the SLO needs about {sized.gpus} {' and '.join(sized.gpus_by_kind)} (by closed"

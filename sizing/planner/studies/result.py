@@ -1,4 +1,4 @@
-"""One scenario answered: its plan, or why there is none."""
+"""The result of one scenario: its plan, or why there is none."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from minicluster.errors import InputError
 from minicluster.plan import Plan
-from sizing.planner.proposal import propose
+from sizing.planner.build_plan import build_plan
 from sizing.planner.search import Infeasible, search
 from sizing.planner.studies.cost import Running, running
 
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
     from minicluster.plan import Inputs
 
 OBJECTIVES = ("gpus", "usd", "watts")
-"""What answers may be ranked by."""
+"""Quantities that results may be ranked by."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StudyAnswer:
+class StudyResult:
     """
-    One row of a comparison: a scenario under a name, and its plan or the reason for none.
+    One row of a comparison: a scenario with its plan, or the reason why there is none.
 
     Attributes:
-        refused: what is wrong with the scenario, where it cannot be planned at all.
+        refused: the error in the scenario, where it cannot be planned at all.
     """
 
     label: str
@@ -36,7 +36,7 @@ class StudyAnswer:
 
     @property
     def interrupted(self) -> bool:
-        """Whether the search was stopped: the plan is the best so far."""
+        """Whether the search was stopped, so that the plan is the best so far."""
         sure = None if self.plan is None else self.plan.confidence
         return sure is not None and sure.interrupted
 
@@ -51,16 +51,16 @@ class StudyAnswer:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
     """
-    What planners compare.
+    The figures of a plan that comparisons show.
 
     Attributes:
         layout: pools as `sizing predict` takes them.
         ttft_s: at the SLO's percentile.
-        tpot_s: likewise.
-        headroom_factor: times the load that the plan holds.
-        binds: what breaks first beyond that.
-        bound_by: what each pool spends its time on.
-        confidence_fraction: chance that the SLO holds; `None`: it was not simulated.
+        tpot_s: at the SLO's percentile.
+        headroom_factor: the largest multiple of the load at which the SLO holds.
+        binds: the limit that is missed first above that load.
+        bound_by: the bottleneck of each pool.
+        confidence_fraction: chance that the SLO holds; `None` where it was not simulated.
     """
 
     gpus: int
@@ -75,14 +75,14 @@ class Figures:
     running: Running
 
 
-def answered(inputs: Inputs, label: str, *, keep_refusals: bool = False) -> StudyAnswer:
+def plan_scenario(inputs: Inputs, label: str, *, keep_refusals: bool = False) -> StudyResult:
     """
-    Search a scenario.
+    Plan a scenario.
 
     Args:
-        inputs: of the scenario.
-        label: of the answer.
-        keep_refusals: whether a scenario that cannot be planned is an answer too.
+        inputs: the scenario with its catalog entries.
+        label: name of the row.
+        keep_refusals: whether a scenario that cannot be planned is a result too.
 
     Raises:
         InputError: a scenario that cannot be planned.
@@ -91,18 +91,18 @@ def answered(inputs: Inputs, label: str, *, keep_refusals: bool = False) -> Stud
     try:
         found = search(inputs)
         if not isinstance(found, Infeasible) and found.interrupted and not found.verdicts:
-            raise KeyboardInterrupt("nothing proven so far")
+            raise KeyboardInterrupt("no verified plan so far")
         if isinstance(found, Infeasible):
-            return StudyAnswer(label=label, infeasible=found)
-        return StudyAnswer(label=label, plan=propose(inputs, found))
+            return StudyResult(label=label, infeasible=found)
+        return StudyResult(label=label, plan=build_plan(inputs, found))
     except InputError as error:
         if not keep_refusals:
             raise
-        return StudyAnswer(label=label, refused=str(error))
+        return StudyResult(label=label, refused=str(error))
 
 
 def figures(plan: Plan) -> Figures:
-    """Read what planners compare off a plan."""
+    """Return the figures of a plan."""
     statistic = plan.slo.percentile
     prediction = plan.prediction
     return Figures(
@@ -120,7 +120,7 @@ def figures(plan: Plan) -> Figures:
 
 
 def layout_of(plan: Plan) -> str:
-    """Write the pools as people do: 8xTP4 + 2xTP8."""
+    """Write the pools in short: `8xTP4 + 2xTP8`."""
     return " + ".join(
         f"{pool.replicas}xTP{pool.tp}"
         + "".join(
@@ -133,28 +133,28 @@ def layout_of(plan: Plan) -> str:
     )
 
 
-def data(answer: StudyAnswer) -> dict[str, Any]:
-    """Return one answer as `--json` prints it."""
-    if answer.plan is not None:
-        return {"label": answer.label, "feasible": True, **asdict(figures(answer.plan))}
-    found: dict[str, Any] = {"label": answer.label, "feasible": False, "reason": answer.reason}
-    if answer.infeasible is not None:
-        found["infeasible"] = asdict(answer.infeasible)
+def result_json(result: StudyResult) -> dict[str, Any]:
+    """Return one result as `--json` prints it."""
+    if result.plan is not None:
+        return {"label": result.label, "feasible": True, **asdict(figures(result.plan))}
+    found: dict[str, Any] = {"label": result.label, "feasible": False, "reason": result.reason}
+    if result.infeasible is not None:
+        found["infeasible"] = asdict(result.infeasible)
     return found
 
 
-def cheapest(answers: Iterable[StudyAnswer], by: str) -> StudyAnswer | None:
-    """Return the feasible answer with the least of *by*, of `OBJECTIVES`; the first of equals."""
-    best: tuple[float, StudyAnswer] | None = None
-    for answer in answers:
-        if answer.plan is None:
+def cheapest(results: Iterable[StudyResult], by: str) -> StudyResult | None:
+    """Return the feasible result with the least of *by*, of `OBJECTIVES`; the first of equals."""
+    best: tuple[float, StudyResult] | None = None
+    for result in results:
+        if result.plan is None:
             continue
-        found = figures(answer.plan)
+        found = figures(result.plan)
         value = {
             "gpus": float(found.gpus),
             "usd": found.running.usd_per_hour,
             "watts": found.running.power_w,
         }[by]
         if value is not None and (best is None or value < best[0]):
-            best = value, answer
+            best = value, result
     return best[1] if best else None

@@ -21,10 +21,10 @@ from minicluster.plan import read_deployment
 from minicluster.shell import talk
 from minicluster.specs.calibration import Measurement, write_measurements
 from serving.api.auth import authorization
+from serving.cli.progress import progress
 from serving.cluster.processes import cluster_processes
 from serving.measurement.step_benchmark import GridPoint, time_grid
 from serving.measurement.timing_client import TimingClient
-from serving.operations.progress import progress
 from serving.operations.status import current
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""All configurations that a search looks at, each with what it costs and what it gives."""
+"""Design points: every layout at several sizes, each with its cost and latencies."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sizing.planner.candidate import Candidate
-from sizing.planner.evidence import StepErrors
+from sizing.planner.candidates import Candidate, largest_batch, list_candidates
+from sizing.planner.error_model import StepErrors
 from sizing.planner.layout import profile_rule
 from sizing.planner.slo import meets
-from sizing.planner.starts import largest_batch, starting_points
 from sizing.planner.step_models import StepModels
 from sizing.queueing import decode, prefill
 from sizing.queueing.forecast import forecast
@@ -22,14 +21,14 @@ if TYPE_CHECKING:
     from minicluster.plan import Inputs
 
 UTILISATIONS = (0.95, 0.9, 0.8, 0.65, 0.5, 0.3)
-"""Shares of their capacity at which pools are sized: few GPUs and long queues to the opposite."""
+"""Utilisations at which pools are sized: from few GPUs with long queues to many without."""
 
 BATCH_SHARES = (1.0, 0.5, 0.25, 0.125)
-"""Of the largest decode batch: tokens/s/GPU against tokens/s/user."""
+"""Shares of the largest decode batch: they trade tokens/s per GPU for tokens/s per user."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evaluated:
+class DesignPoint:
     """
     One configuration under the scenario's load, by closed forms.
 
@@ -58,17 +57,17 @@ class Evaluated:
     candidate: Candidate
 
 
-def evaluated(inputs: Inputs) -> tuple[Evaluated, ...]:
-    """Return all `evaluations`, fewest GPUs first."""
-    return in_order(evaluations(inputs))
+def design_points(inputs: Inputs) -> tuple[DesignPoint, ...]:
+    """Return every design point, those with the fewest GPUs first."""
+    return sort_design_points(iter_design_points(inputs))
 
 
-def in_order(points: Iterable[Evaluated]) -> tuple[Evaluated, ...]:
+def sort_design_points(points: Iterable[DesignPoint]) -> tuple[DesignPoint, ...]:
     """Sort by GPUs, then latencies."""
     return tuple(sorted(points, key=lambda each: (each.gpus, each.ttft_s, each.tpot_s)))
 
 
-def evaluations(inputs: Inputs) -> Iterator[Evaluated]:
+def iter_design_points(inputs: Inputs) -> Iterator[DesignPoint]:
     """
     Forecast every legal layout at several batch limits and utilisations.
 
@@ -76,23 +75,23 @@ def evaluations(inputs: Inputs) -> Iterator[Evaluated]:
         InputError: the scenario cannot be planned at all.
 
     Ignores:
-        Aggregated pools, which have no closed form; the budget `cluster.max_gpus`.
+        Aggregated pools, which have no closed form, and the budget `cluster.max_gpus`.
     """
     seen: set[tuple[str, int]] = set()
-    for start in starting_points(inputs, StepModels(inputs), StepErrors()).split:
-        for candidate in _sizes(start, inputs):
+    for smallest in list_candidates(inputs, StepModels(inputs), StepErrors()).split:
+        for candidate in _sizes(smallest, inputs):
             key = (str(candidate), candidate.tandem.decode.max_batch_size)
-            found = None if key in seen else _evaluate(candidate, inputs)
+            found = None if key in seen else _design_point(candidate, inputs)
             seen.add(key)
             if found is not None:
                 yield found
 
 
-def _sizes(start: Candidate, inputs: Inputs) -> Iterator[Candidate]:
+def _sizes(smallest: Candidate, inputs: Inputs) -> Iterator[Candidate]:
     """Yield batch limits and, for each, replicas at several utilisations."""
-    most = max(1, largest_batch(start, inputs.scenario.slo))
+    most = max(1, largest_batch(smallest, inputs.scenario.slo))
     for share in BATCH_SHARES:
-        limited = start.limited(max(1, int(most * share)))
+        limited = smallest.limited(max(1, int(most * share)))
         one = limited.sized(1, 1).tandem
         needed = prefill.utilisation(one), decode.utilisation(one)
         for used in UTILISATIONS:
@@ -100,14 +99,14 @@ def _sizes(start: Candidate, inputs: Inputs) -> Iterator[Candidate]:
             yield limited.sized(*replicas)
 
 
-def _evaluate(candidate: Candidate, inputs: Inputs) -> Evaluated | None:
-    """Forecast one; `None` where a pool is overloaded."""
+def _design_point(candidate: Candidate, inputs: Inputs) -> DesignPoint | None:
+    """Forecast one configuration; `None` where a pool saturates."""
     slo = inputs.scenario.slo
     predicted = forecast(candidate.tandem)
     if predicted is None:
         return None
     tokens = inputs.scenario.workload.requests_per_s * float(candidate.tandem.output_tokens.mean())
-    return Evaluated(
+    return DesignPoint(
         label=str(candidate),
         deployable=profile_rule(inputs, candidate.layout) is None,
         gpus=candidate.gpus,

@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sizing.planner.answer import PlanVerdict
-from sizing.planner.candidate import smallest
-from sizing.planner.evidence import StepErrors
+from sizing.planner.candidates import one_replica_each
+from sizing.planner.error_model import StepErrors
 from sizing.planner.layout import Layout
+from sizing.planner.result import PlanVerdict
+from sizing.planner.simulated_check import VERIFY_SEED, SloSimulator, verify_sizes
 from sizing.planner.step_models import StepModels
-from sizing.planner.trial import FRESH_SEED, Trials, confirmed
 
 from .scenarios import SMALL, at, proposed
 
 if TYPE_CHECKING:
-    from sizing.planner.candidate import Candidate
+    from sizing.planner.candidates import Candidate
 
 RATE = 5.0
 LOOSE_S = 0.3
@@ -27,30 +27,30 @@ LOOSE_S = 0.3
 def chosen() -> Candidate:
     """Return two prefill replicas and one for decode, each a quarter full."""
     given = at(RATE)
-    return smallest(given, Layout.split(1, 1, "h100-sxm"), StepModels(given)).sized(2, 1)
+    return one_replica_each(given, Layout.split(1, 1, "h100-sxm"), StepModels(given)).sized(2, 1)
 
 
-def judged(ttft_s: float, *, patient: bool = True, errors: StepErrors | None = None) -> PlanVerdict:
+def judged(ttft_s: float, *, precise: bool = True, errors: StepErrors | None = None) -> PlanVerdict:
     """Return the verdict on `chosen` under a limit on TTFT."""
-    trials = Trials(at(RATE, ttft_s=ttft_s), errors or StepErrors(), patient=patient)
-    return trials.verdict(chosen(), seed=FRESH_SEED)
+    simulator = SloSimulator(at(RATE, ttft_s=ttft_s), errors or StepErrors(), precise=precise)
+    return simulator.verdict(chosen(), seed=VERIFY_SEED)
 
 
 def test_what_chance_leaves_open_is_no_proof() -> None:
     """A limit just above the simulated percentile counts as missed; a look believes in it."""
-    for patient in (True, False):
-        loose = judged(LOOSE_S, patient=patient)
+    for precise in (True, False):
+        loose = judged(LOOSE_S, precise=precise)
         assert loose.holds
         assert loose.check is not None
-        tight = judged(loose.check.seconds * 1.0001, patient=patient)
+        tight = judged(loose.check.seconds * 1.0001, precise=precise)
         assert tight.check is not None
         assert tight.check.ratio < 1
-        assert tight.holds is not patient
-        assert judged(loose.check.seconds * 0.9, patient=patient).holds is False
+        assert tight.holds is not precise
+        assert judged(loose.check.seconds * 0.9, precise=precise).holds is False
 
 
 @pytest.mark.parametrize(
-    ("errors", "blame"),
+    ("errors", "bottleneck_role"),
     [
         (StepErrors(ttft=1.2), ""),
         (StepErrors(ttft=1.5), "prefill"),
@@ -59,32 +59,32 @@ def test_what_chance_leaves_open_is_no_proof() -> None:
     ],
 )
 def test_latencies_as_far_off_as_those_of_measured_loads_have_to_hold(
-    errors: StepErrors, blame: str
+    errors: StepErrors, bottleneck_role: str
 ) -> None:
     """What holds when simulated is denied where the prediction, off as others were, misses."""
     verdict = judged(LOOSE_S, errors=errors)
-    assert (verdict.holds, verdict.blame) == (not blame, blame)
+    assert (verdict.holds, verdict.bottleneck_role) == (not bottleneck_role, bottleneck_role)
 
 
-class Doubtful(Trials):
-    """Trials in which only the search's own seed, 0, agrees to fewer than three decode replicas."""
+class Doubtful(SloSimulator):
+    """A simulator whose seed 0 holds always, other seeds with three decode replicas or more."""
 
     def verdict(self, candidate: Candidate, *, seed: int = 0) -> PlanVerdict:
-        """Answer without a simulation."""
+        """Return a verdict without a simulation."""
         holds = seed == 0 or candidate.replicas["decode"] >= 3
-        return PlanVerdict(holds=holds, blame="" if holds else "decode", requests=1)
+        return PlanVerdict(holds=holds, bottleneck_role="" if holds else "decode", requests=1)
 
 
 def test_luck_of_the_first_seed_is_not_believed() -> None:
     """The pool that a fresh seed blames grows until both agree, as long as that is worth it."""
     given = at(RATE)
-    trials = Doubtful(given, StepErrors())
-    proof = confirmed(given, trials, chosen(), below=float("inf"))
+    simulator = Doubtful(given, StepErrors())
+    proof = verify_sizes(given, simulator, chosen(), below=float("inf"))
     assert proof is not None
     grown, verdicts = proof
     assert grown.replicas == {"prefill": 2, "decode": 3}
     assert all(each.holds for each in verdicts)
-    assert confirmed(given, trials, chosen(), below=grown.gpus) is None
+    assert verify_sizes(given, simulator, chosen(), below=grown.gpus) is None
 
 
 def test_no_pool_is_busier_than_the_scenario_allows() -> None:

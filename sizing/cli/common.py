@@ -1,0 +1,164 @@
+"""What the commands share: typed options, the scenario's inputs, progress and consoles."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import sys
+from contextlib import contextmanager
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
+
+import typer
+from rich.console import Console
+from rich.progress import track
+
+from minicluster.config import parse_scenario
+from minicluster.errors import InputError
+from minicluster.plan import Inputs
+from minicluster.shell import talk
+from sizing import catalog
+from sizing.latency.calibration import read_calibration
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from minicluster.plan import Plan
+
+Scenario = Annotated[
+    Path, typer.Argument(help="Scenario file (TOML), or the name of a shipped scenario")
+]
+PlanFile = Annotated[Path, typer.Argument(help="Plan file written by `sizing plan -o`")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Scenario key to override; repeatable"),
+]
+Calibration = Annotated[
+    Path | None, typer.Option(help="Calibration file of this machine, from `sizing calibrate`")
+]
+Html = Annotated[
+    Path | None, typer.Option(help="HTML page to write; plotly.min.js is written beside it")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="JSON output in place of tables")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="All tables, not only the answer")]
+Seed = Annotated[int, typer.Option(help="Seed of arrivals, lengths and routing")]
+
+MAX_REQUESTS = 10_000_000
+"""Maximum requests per simulation: a run is bounded by counts, never by seconds."""
+
+WIDTH = 160
+"""Columns of a wide table that is written to a pipe or a file."""
+
+Item = TypeVar("Item")
+
+
+def with_keys(
+    spec: type[Any], helps: Mapping[str, str]
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """
+    Give a command one option for every key of *spec*, in place of its last parameter, `**keys`.
+
+    The value of an absent option is `None`, whatever the key's default: a file may set it.
+
+    Args:
+        spec: a frozen dataclass; `a_key` becomes `--a-key`.
+        helps: help text by key.
+
+    """
+    names = {key.name for key in fields(spec)}
+    hints = get_type_hints(spec)
+
+    def options() -> list[inspect.Parameter]:
+        return [
+            inspect.Parameter(
+                name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=None,
+                annotation=Annotated[each | None, typer.Option(help=helps.get(name))],
+            )
+            for name, each in hints.items()
+            if name in names
+        ]
+
+    def decorated(command: Callable[..., None]) -> Callable[..., None]:
+        own = list(inspect.signature(command, eval_str=True).parameters.values())[:-1]
+        signature = inspect.Signature([*own, *options()])
+        command.__signature__ = signature  # type: ignore[attr-defined]
+        command.__annotations__ = {name: p.annotation for name, p in signature.parameters.items()}
+        return command
+
+    return decorated
+
+
+def read_inputs(scenario: Path, overrides: list[str], calibration: Path | None) -> Inputs:
+    """
+    Read a scenario with its catalog entries and its calibration.
+
+    Raises:
+        InputError: anything missing, unknown or contradictory.
+    """
+    chosen = catalog.read_scenario(scenario, overrides)
+    kinds = {
+        found.name: found
+        for name in chosen.search.gpus
+        for found in (catalog.find_gpu(name, place=f"{scenario}: search.gpus"),)
+    }
+    chosen = replace(chosen, search=replace(chosen.search, gpus=tuple(kinds)))
+    model, gpu, cluster, engine = catalog.resolve(chosen, str(scenario))
+    return Inputs(
+        scenario=chosen,
+        model=model,
+        gpu=gpu,
+        cluster=cluster,
+        engine=engine,
+        calibration=None if calibration is None else read_calibration(calibration),
+        other_gpus=tuple(found for name, found in kinds.items() if name != gpu.name),
+    )
+
+
+def with_overrides(plan: Plan, overrides: list[str], place: str) -> Plan:
+    """
+    Return a plan under another load or SLO; its pools stay.
+
+    Raises:
+        InputError: a key of what the plan deploys, or an impossible value.
+    """
+    for each in overrides:
+        if each.partition("=")[0].strip().partition(".")[0] not in {"workload", "slo"}:
+            raise InputError(
+                "--set", each, "a key of [workload] or [slo]", "plan again to change the others"
+            )
+    if not overrides:
+        return plan
+    changed = parse_scenario(asdict(plan.inputs.scenario), overrides, place=place)
+    return replace(plan, inputs=replace(plan.inputs, scenario=changed))
+
+
+@contextmanager
+def naming(scenario: Path) -> Iterator[None]:
+    """Put the scenario's file before the key that an error names."""
+    try:
+        yield
+    except InputError as error:
+        place = f"{scenario}: {error.place}"
+        raise InputError(place, error.value, error.expectation, error.way_out) from None
+
+
+def tracked(items: Iterable[Item], what: str, *, total: int | None = None) -> Iterable[Item]:
+    """Show a progress bar on stderr, on a terminal only, while *items* are taken."""
+    return track(
+        items, what, total=total, console=talk, disable=not talk.is_terminal, transient=True
+    )
+
+
+def print_json(data: object, *, sort_keys: bool = False) -> None:
+    """Write data, and nothing else, to stdout."""
+    text = json.dumps(data, indent=2, sort_keys=sort_keys)
+    sys.stdout.write(text + "\n")
+
+
+def wide_console() -> Console:
+    """Return a console on stdout that is wide enough for tables in a pipe or a file."""
+    console = Console()
+    return console if console.is_terminal else Console(width=max(WIDTH, console.width))

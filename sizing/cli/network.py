@@ -1,0 +1,277 @@
+"""`sizing fabric` and `sizing spares`: networks, their cost and collectives, spare parts."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from minicluster.errors import InputError
+from minicluster.pages.write import write_page
+from minicluster.specs.scenario import ClusterChoice
+from sizing import catalog
+from sizing.cli.common import AsJson, Html, print_json
+from sizing.latency.collectives import CROSSES
+from sizing.latency.library import left_out, with_gpu_points
+from sizing.network.bom import NetworkOrder, bill
+from sizing.network.bom_as_built import built_bill
+from sizing.network.collective import Question, answer
+from sizing.network.ecmp import Hashing, collisions
+from sizing.network.rail_only_study import study
+from sizing.network.spares import spares as fewest_spares
+from sizing.report.fabric import (
+    answer_table,
+    bill_table,
+    built_table,
+    collisions_table,
+    left_out_table,
+    study_tables,
+    topology_table,
+)
+from sizing.report.rail_only import study_page
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from rich.table import Table
+
+
+app = typer.Typer(
+    help="Topologies, collectives on them, bills of materials, the rail-only study.",
+    no_args_is_help=True,
+)
+
+Cluster = Annotated[str, typer.Option(help="Cluster preset, or a file with the same keys")]
+PriceRatio = Annotated[
+    float, typer.Option(help="Price of a switch port over that of a transceiver")
+]
+
+HOUR_S = 3600.0
+
+
+@app.command()
+def topology(
+    cluster: Annotated[str, typer.Argument(help="Cluster preset, or a file with the same keys")],
+    as_json: AsJson = False,
+) -> None:
+    """Show the tiers of a network: sizes, bandwidth, latency, oversubscription."""
+    spec, found = catalog.find_network(cluster)
+    tiers = [
+        asdict(tier)
+        | {"units": found.units(i), "all_send_bytes_per_s": tier.achieved_bytes_per_s()}
+        for i, tier in enumerate(found.tiers)
+    ]
+    data = {
+        "name": found.name,
+        "gpu": spec.gpu,
+        "gpus": found.gpus,
+        "gpus_per_node": found.gpus_per_node,
+        "nodes": len(spec.nodes) or found.gpus // found.gpus_per_node,
+        "tiers": tiers,
+        "fabric": None if spec.fabric is None else asdict(spec.fabric),
+        "failures": None if spec.failures is None else asdict(spec.failures),
+        "scale_up_over_scale_out": (
+            found.tiers[0].bytes_per_s / found.tiers[1].bytes_per_s
+            if len(found.tiers) > 1
+            else None
+        ),
+    }
+    _show(data, [topology_table(found)], as_json=as_json)
+
+
+@app.command()
+def collective(  # noqa: PLR0913, PLR0917  (a command's options)
+    cluster: Cluster = "dgx-h100",
+    pattern: Annotated[
+        str, typer.Option(help="Collective: all-reduce, all-gather, …")
+    ] = "all-reduce",
+    group: Annotated[int, typer.Option(help="Number of GPUs in the group")] = 8,
+    stride: Annotated[
+        int, typer.Option(help="Distance in GPUs between neighbours of the group")
+    ] = 1,
+    size_bytes: Annotated[
+        float, typer.Option("--bytes", help="Size of the message in bytes")
+    ] = 65536,
+    library: Annotated[str | None, typer.Option(help="Library: nccl, mscclpp or custom")] = None,
+    sending_fraction: Annotated[
+        float, typer.Option(help="Share of a unit's GPUs that send at once, point-to-point")
+    ] = 1.0,
+    check: Annotated[
+        bool, typer.Option(help="Error of each table point, interpolated from the others")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Time a collective over the tiers of a network."""
+    spec, found = catalog.find_network(cluster, place="--cluster")
+    gpu = catalog.find_gpu(spec.gpu)
+    measured = with_gpu_points(gpu.collectives.measured, gpu)
+    if check:
+        rows = [row for table in measured for row in left_out(table)]
+        _show([asdict(row) for row in rows], [left_out_table(rows)], as_json=as_json)
+        return
+    asked = Question(
+        pattern=pattern,
+        group=group,
+        stride=stride,
+        size_bytes=size_bytes,
+        sending_fraction=sending_fraction,
+        rail_only=spec.fabric is not None and spec.fabric.kind == "rail-only",
+    )
+    result = answer(
+        asked,
+        found,
+        measured=measured,
+        protocols=gpu.collectives.protocols if library in (None, CROSSES) else (),
+        library=library,
+    )
+    _show(asdict(result), [answer_table(result)], as_json=as_json)
+
+
+@app.command()
+def bom(  # noqa: PLR0913, PLR0917  (a command's options)
+    gpus: Annotated[int | None, typer.Option(help="Number of GPUs (endpoints)")] = None,
+    hb_size: Annotated[int, typer.Option(help="GPUs per HB domain, one rail each")] = 8,
+    radix: Annotated[int, typer.Option(help="Ports per switch")] = 64,
+    kind: Annotated[str, typer.Option(help="Network: clos, rail-optimised or rail-only")] = "clos",
+    dac_tiers: Annotated[int, typer.Option(help="Number of lowest tiers with copper cables")] = 0,
+    spares: Annotated[int, typer.Option(help="Spare switches per tree")] = 0,
+    price_ratio: PriceRatio = 2.0,
+    switch_port_power_w: Annotated[float | None, typer.Option(help="Watts per switch port")] = None,
+    transceiver_power_w: Annotated[float | None, typer.Option(help="Watts per transceiver")] = None,
+    preset: Annotated[str | None, typer.Option(help="Cluster preset as it was built")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Count switches, links, transceivers and relative cost of a network."""
+    if preset is not None:
+        spec, _ = catalog.find_network(preset, place="--preset")
+        built = built_bill(spec, catalog.switches(), price_ratio=price_ratio)
+        _show(asdict(built), [built_table(built)], as_json=as_json)
+        return
+    if gpus is None:
+        raise InputError("--gpus", None, "how many endpoints", "or --preset NAME")
+    order = NetworkOrder(
+        gpus=gpus,
+        hb_size=hb_size,
+        radix=radix,
+        kind=kind,
+        dac_tiers=dac_tiers,
+        spares=spares,
+        price_ratio=price_ratio,
+        switch_port_power_w=switch_port_power_w,
+        transceiver_power_w=transceiver_power_w,
+    )
+    found = bill(order)
+    _show(asdict(found), [bill_table(found)], as_json=as_json)
+
+
+@app.command(name="rail-only")
+def rail_only(
+    name: Annotated[
+        str, typer.Option("--study", help="Study whose conventions to use")
+    ] = "rail-only",
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Key of the study to override, such as hb_sizes=[32,64]; repeatable",
+        ),
+    ] = None,
+    price_ratio: PriceRatio = 2.0,
+    html: Html = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare rail-only networks and wide HB domains for training, by a study's conventions."""
+    found = study(catalog.find_study(name, overrides or []), price_ratio=price_ratio)
+    if html is not None:
+        write_page(html, study_page(found))
+    _show(asdict(found), study_tables(found), as_json=as_json)
+
+
+@app.command()
+def ecmp(
+    pairs: Annotated[int, typer.Option(help="Number of GPU pairs that send at once")] = 16,
+    uplinks: Annotated[int, typer.Option(help="Uplinks of the switch")] = 16,
+    flows: Annotated[list[int] | None, typer.Option(help="Flows per pair; repeatable")] = None,
+    trials: Annotated[int, typer.Option(help="Number of random hashes")] = 10_000,
+    seed: Annotated[int, typer.Option(help="Seed of the random hashes")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Simulate how evenly hashed flows fill the uplinks of a switch."""
+    found = [
+        collisions(Hashing(pairs=pairs, uplinks=uplinks, flows=count), trials=trials, seed=seed)
+        for count in flows or [1, 16]
+    ]
+    _show([asdict(one) for one in found], [collisions_table(found)], as_json=as_json)
+
+
+def _show(data: object, tables: Iterable[Table], *, as_json: bool) -> None:
+    if as_json:
+        print_json(data, sort_keys=True)
+        return
+    console = Console()
+    for table in tables:
+        console.print(table)
+
+
+def spares(  # noqa: PLR0913, PLR0917  (one option a number)
+    needed: Annotated[int, typer.Argument(help="Number of parts that must work")],
+    gpus_each: Annotated[
+        int, typer.Option(help="GPUs per part, any of which takes it down (8 for a node)")
+    ] = 1,
+    availability: Annotated[
+        float, typer.Option(help="Share of time in which they must work, such as 0.999")
+    ] = 0.999,
+    cluster: Annotated[
+        str | None, typer.Option(help="Cluster preset with MTBF and repair time")
+    ] = None,
+    mtbf_hours: Annotated[
+        float | None, typer.Option(help="Mean time between failures of one GPU, in hours")
+    ] = None,
+    repair_hours: Annotated[
+        float | None, typer.Option(help="Hours until a failed part works again")
+    ] = None,
+    crews: Annotated[
+        int | None, typer.Option(help="Repairs at a time [default: unlimited]")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Count the spare GPUs, nodes, replicas or switches that keep NEEDED of them working."""
+    mtbf_s, repair_s = _times(cluster, mtbf_hours, repair_hours)
+    if gpus_each < 1:
+        raise InputError("--gpus-each", gpus_each, "1 or more")
+    found = fewest_spares(
+        needed,
+        mtbf_s=mtbf_s / gpus_each,
+        repair_s=repair_s,
+        availability=availability,
+        crews=crews,
+    )
+    if as_json:
+        print_json(asdict(found))
+        return
+    Console().print(
+        f"{found.spares} spares for {needed}: {found.availability:.6%} available,"
+        f" {found.without:.4%} without any; {found.failures_in_repair:.3g} under repair on average",
+        highlight=False,
+    )
+
+
+def _times(
+    cluster: str | None, mtbf_hours: float | None, repair_hours: float | None
+) -> tuple[float, float]:
+    """Return MTBF and repair time in seconds, those of the preset where an option is absent."""
+    mtbf_s = None if mtbf_hours is None else mtbf_hours * HOUR_S
+    repair_s = None if repair_hours is None else repair_hours * HOUR_S
+    if cluster is not None:
+        spec = catalog.find_cluster(ClusterChoice(preset=cluster), place="--cluster")
+        if spec.failures is None:
+            raise InputError("--cluster", cluster, "a preset with [failures]")
+        mtbf_s = mtbf_s or spec.failures.gpu_mtbf_s
+        repair_s = repair_s or spec.failures.node_repair_s
+    if mtbf_s is None or repair_s is None:
+        key = "--mtbf-hours" if mtbf_s is None else "--repair-hours"
+        raise InputError(key, None, "a number, or a --cluster that has it")
+    return mtbf_s, repair_s

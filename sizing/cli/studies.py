@@ -1,0 +1,421 @@
+"""`sizing compare`, `sweep`, `sensitivity`, `pareto` and `long-context`: what-if studies."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from minicluster.errors import Exit, InputError, NegativeAnswer
+from minicluster.pages.write import write_page
+from minicluster.shell import talk
+from minicluster.specs.checks import one_of
+from minicluster.specs.slicing import Slicing
+from sizing import catalog
+from sizing.cli.common import (
+    AsJson,
+    Calibration,
+    Html,
+    Overrides,
+    Scenario,
+    naming,
+    print_json,
+    read_inputs,
+    tracked,
+    wide_console,
+)
+from sizing.planner.design_points import iter_design_points, sort_design_points
+from sizing.planner.studies.cost import require_price
+from sizing.planner.studies.long_context import long_prompt
+from sizing.planner.studies.pareto import fronts
+from sizing.planner.studies.result import (
+    OBJECTIVES,
+    StudyResult,
+    cheapest,
+    plan_scenario,
+    result_json,
+)
+from sizing.planner.studies.rule import find_rule
+from sizing.planner.studies.sensitivity import CHANGES, VARIED
+from sizing.planner.studies.sensitivity import sensitivity as planned_changes
+from sizing.planner.studies.sweep import parse_key, points
+from sizing.report.long_context import (
+    answers_table,
+    long_context_lines,
+    long_context_table,
+    token_table,
+)
+from sizing.report.study import (
+    comparison_lines,
+    comparison_table,
+    front_table,
+    sensitivity_table,
+    sweep_table,
+)
+from sizing.report.study_pages import pareto_page, sweep_page
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from minicluster.plan import Inputs
+    from sizing.planner.design_points import DesignPoint
+    from sizing.planner.studies.pareto import Front
+    from sizing.planner.studies.sweep import Swept
+
+SLICING = re.compile(r"TP([1-9]\d{0,5})(?:xPP([1-9]\d{0,5}))?", re.IGNORECASE)
+LENGTHS = "32768,65536,100000,131072"
+LAYOUTS = "TP8,TP16,TP4xPP3,TP8xPP2,TP8xPP4,TP8xPP8"
+LONG_SCENARIO = Path("llama-2-70b-long")
+
+
+# --- compare
+
+
+def compare(  # noqa: PLR0913, PLR0917  (a command's options)
+    scenarios: Annotated[
+        list[Path], typer.Argument(help="Scenario files (TOML), or names of shipped scenarios")
+    ],
+    gpu: Annotated[
+        str, typer.Option(help="GPUs in place of each scenario's own, separated by commas")
+    ] = "",
+    price: Annotated[
+        list[str] | None,
+        typer.Option(metavar="GPU=USD", help="Your price of one GPU per hour; repeatable"),
+    ] = None,
+    by: Annotated[str, typer.Option(help="Objective that names the best: gpus, usd or watts")] = (
+        "gpus"
+    ),
+    as_json: AsJson = False,
+    overrides: Overrides = None,
+    calibration: Calibration = None,
+) -> None:
+    """Compare the plans of scenarios or GPUs: GPUs, power, cost, latency, headroom."""
+    one_of(OBJECTIVES, **{"--by": by})
+    prices = dict(_price(each) for each in price or [])
+    if calibration is not None and gpu:
+        raise InputError("--calibration", str(calibration), "no --gpu: it timed one machine")
+    rows = _rows(scenarios, gpu, prices, overrides or [], calibration)
+    if len(rows) < 2:  # noqa: PLR2004  (one is no comparison)
+        raise InputError("SCENARIOS", [str(s) for s in scenarios], "two, or several GPUs by --gpu")
+    if by == "usd":
+        for label, _, inputs in rows:
+            require_price(inputs, label)
+    results = []
+    for label, scenario, inputs in tracked(rows, "planning"):
+        with naming(scenario):
+            results.append(plan_scenario(inputs, label))
+    best = cheapest(results, by)
+    if as_json:
+        print_json(
+            {
+                "by": by,
+                "best": best.label if best else None,
+                "answers": [result_json(result) for result in results],
+            }
+        )
+    else:
+        _print_comparison(results, best, by, rows[0][2].scenario.slo.percentile)
+    if best is None:
+        raise typer.Exit(Exit.NEGATIVE)
+
+
+def _print_comparison(
+    results: list[StudyResult], best: StudyResult | None, by: str, statistic: str
+) -> None:
+    console = wide_console()
+    if best is not None:
+        console.print(f"Least {by}: {best.label}", highlight=False)
+    console.print(comparison_table(results, statistic))
+    for line in comparison_lines(results):
+        console.print(line, highlight=False)
+
+
+def _rows(
+    scenarios: list[Path],
+    gpu: str,
+    prices: dict[str, float],
+    overrides: list[str],
+    calibration: Path | None,
+) -> list[tuple[str, Path, Inputs]]:
+    """Read every scenario with every GPU, so that errors come before any planning."""
+    names = [catalog.find_gpu(each.strip(), place="--gpu").name for each in gpu.split(",") if gpu]
+    rows = []
+    for scenario in scenarios:
+        for name in names or [""]:
+            chosen = [*overrides, *([f"cluster.gpu={name}"] if name else [])]
+            inputs = read_inputs(scenario, chosen, calibration)
+            if inputs.gpu.name in prices:
+                paid = prices[inputs.gpu.name]
+                inputs = read_inputs(
+                    scenario, [*chosen, f"cluster.price_usd_per_gpu_hour={paid}"], calibration
+                )
+            stem = scenario.stem if len(scenarios) > 1 or not name else ""
+            rows.append((" ".join(filter(None, [stem, name])), scenario, inputs))
+    return rows
+
+
+def _price(text: str) -> tuple[str, float]:
+    """Read `h100-sxm=2.5`."""
+    name, equals, value = text.partition("=")
+    try:
+        paid = float(value)
+    except ValueError:
+        paid = 0.0
+    if not equals or not paid > 0:
+        raise InputError("--price", text, "GPU=USD, for example h100-sxm=2.5")
+    return catalog.find_gpu(name.strip(), place="--price").name, paid
+
+
+# --- sweep
+
+
+def sweep(
+    scenario: Scenario,
+    key: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=V,V",
+            help="Scenario key and its values, such as workload.requests_per_s=1,2,5; repeatable",
+        ),
+    ] = None,
+    as_json: AsJson = False,
+    overrides: Overrides = None,
+    calibration: Calibration = None,
+    html: Html = None,
+) -> None:
+    """Plan every combination of values of some scenario keys; infeasible ones say why."""
+    keys = [parse_key(each) for each in key or []]
+    combinations = points(keys)
+    read_inputs(scenario, overrides or [], calibration)  # an error in all of them comes first
+    _check_keys(scenario, overrides or [], combinations)
+    results: list[StudyResult] = []
+    try:
+        for combination in tracked(combinations, "planning"):
+            chosen = [*(overrides or []), *combination]
+            results.append(_plan_point(scenario, chosen, " ".join(combination), calibration))
+            if results[-1].interrupted:
+                break
+    except KeyboardInterrupt:
+        if not results:
+            raise
+    stopped = len(results) < len(combinations) or results[-1].interrupted
+    combinations = combinations[: len(results)]
+    if html is not None:
+        write_page(html, sweep_page(str(scenario), keys, combinations, results))
+    _print_sweep(keys, combinations, results, as_json=as_json)
+    if stopped:
+        talk.print("interrupted: the points so far", style="red")
+        raise typer.Exit(Exit.INTERRUPTED)
+    if not any(result.plan for result in results):
+        raise typer.Exit(Exit.NEGATIVE)
+
+
+def _print_sweep(
+    keys: Sequence[Swept],
+    combinations: Sequence[tuple[str, ...]],
+    results: Sequence[StudyResult],
+    *,
+    as_json: bool,
+) -> None:
+    if not as_json:
+        wide_console().print(sweep_table(keys, combinations, results))
+        return
+    print_json(
+        [
+            {"values": dict(each.split("=", 1) for each in combination), **result_json(result)}
+            for combination, result in zip(combinations, results, strict=True)
+        ]
+    )
+
+
+def _plan_point(
+    scenario: Path, overrides: list[str], label: str, calibration: Path | None
+) -> StudyResult:
+    """Plan one point; one that cannot be planned is a result too."""
+    try:
+        inputs = read_inputs(scenario, overrides, calibration)
+    except InputError as error:
+        return StudyResult(label=label, refused=str(error))
+    return plan_scenario(inputs, label, keep_refusals=True)
+
+
+def _check_keys(
+    scenario: Path, overrides: list[str], combinations: tuple[tuple[str, ...], ...]
+) -> None:
+    """Refuse keys of which no combination is a scenario: they are misspelt, not infeasible."""
+    last: InputError | None = None
+    for combination in combinations:
+        try:
+            read_inputs(scenario, [*overrides, *combination], None)
+        except InputError as error:
+            last = error
+        else:
+            return
+    if last is not None:
+        raise last
+
+
+# --- sensitivity
+
+
+def sensitivity(
+    scenario: Scenario,
+    as_json: AsJson = False,
+    overrides: Overrides = None,
+    calibration: Calibration = None,
+) -> None:
+    """Plan anew with lengths, rate, hit rate and link bandwidth 10, 25 and 50 % off."""
+    inputs = read_inputs(scenario, overrides or [], calibration)
+    with naming(scenario):
+        base = plan_scenario(inputs, "as given")
+        if base.plan is None:
+            raise NegativeAnswer(f"{scenario}: no plan to vary: {base.reason}")
+        changes = planned_changes(inputs)
+        found = list(tracked(changes, "planning", total=len(VARIED) * len(CHANGES)))
+    if as_json:
+        changed = [
+            {
+                "name": each.name,
+                "change_fraction": each.change_fraction,
+                "value": each.value,
+                **result_json(each.answer),
+            }
+            for each in found
+        ]
+        print_json({"base": result_json(base), "changes": changed})
+        return
+    wide_console().print(sensitivity_table(base, found))
+
+
+# --- pareto
+
+
+def pareto(
+    scenario: Scenario,
+    by: Annotated[
+        str, typer.Option(help="Cost: gpus, usd (per million output tokens) or watts")
+    ] = "gpus",
+    as_json: AsJson = False,
+    overrides: Overrides = None,
+    calibration: Calibration = None,
+    html: Html = None,
+) -> None:
+    """Show the Pareto fronts: cost against TTFT and TPOT, tokens/s per GPU against per user."""
+    one_of(OBJECTIVES, **{"--by": by})
+    inputs = read_inputs(scenario, overrides or [], calibration)
+    if by == "usd":
+        require_price(inputs, str(scenario))
+    with naming(scenario), talk.status("forecasting configurations"):
+        found, stopped = _design_points(inputs)
+        if not found:
+            raise NegativeAnswer(f"{scenario}: no configuration carries the load")
+        drawn = fronts(found, by=by)
+    if html is not None:
+        write_page(html, pareto_page(str(scenario), found, drawn))
+    if as_json:
+        print_json(_pareto_json(found, drawn))
+    else:
+        console = wide_console()
+        for front in drawn:
+            console.print(front_table(front, found))
+    if stopped:
+        talk.print("interrupted: the configurations so far", style="red")
+        raise typer.Exit(Exit.INTERRUPTED)
+
+
+def _design_points(inputs: Inputs) -> tuple[tuple[DesignPoint, ...], bool]:
+    """Return all design points, or those before an interrupt; and whether there was one."""
+    found: list[DesignPoint] = []
+    try:
+        found.extend(iter_design_points(inputs))
+    except KeyboardInterrupt:
+        if not found:
+            raise
+        return sort_design_points(found), True
+    return sort_design_points(found), False
+
+
+def _pareto_json(found: Sequence[DesignPoint], drawn: Sequence[Front]) -> list[dict[str, Any]]:
+    """Return every configuration with the fronts that it is on."""
+    kept = (
+        *("label", "gpus", "ttft_s", "tpot_s", "tokens_per_s_per_gpu", "tokens_per_s_per_user"),
+        *("power_w", "price_usd_per_hour", "deployable", "meets_slo"),
+    )
+    return [
+        {
+            **{name: getattr(point, name) for name in kept},
+            "max_batch_size": point.candidate.tandem.decode.max_batch_size,
+            "on_fronts": [front.name for front in drawn if front.kept[at]],
+        }
+        for at, point in enumerate(found)
+    ]
+
+
+# --- long-context
+
+
+def long_context(
+    scenario: Annotated[
+        Path,
+        typer.Argument(
+            help="Scenario file (TOML), or a shipped scenario; its rate and lengths are not used"
+        ),
+    ] = LONG_SCENARIO,
+    tokens: Annotated[
+        str, typer.Option(help="Prompt lengths in tokens, separated by commas")
+    ] = LENGTHS,
+    slicing: Annotated[
+        str, typer.Option(help="Layouts such as TP8 or TP8xPP2, separated by commas")
+    ] = LAYOUTS,
+    preset: Annotated[str, typer.Option(help="Rule of thumb to compare with")] = "talk",
+    as_json: AsJson = False,
+    overrides: Overrides = None,
+) -> None:
+    """Count the GPUs that hold the TTFT of one long prompt, by compute and by the whole model."""
+    inputs = read_inputs(scenario, overrides or [], None)
+    rule = find_rule(preset)
+    slicings = [parse_slicing(each) for each in slicing.split(",")]
+    lengths = [_length(each) for each in tokens.split(",")]
+    with naming(scenario):
+        found = [long_prompt(inputs, each, slicings, rule) for each in lengths]
+    if as_json:
+        document = {
+            "model": inputs.model.id,
+            "gpu": inputs.gpu.name,
+            "slo_ttft_s": inputs.scenario.slo.ttft_s,
+            "assumed_context_tokens": inputs.scenario.model.assumed_context_tokens,
+            "preset": asdict(rule),
+            "prompts": [asdict(each) for each in found],
+        }
+        print_json(document, sort_keys=True)
+        return
+    console = Console()
+    console.print(f"{inputs.model.id}, {inputs.model.weight_dtype}, on {inputs.gpu.name}")
+    console.print(long_context_table(found, inputs.scenario.slo.ttft_s))
+    console.print(token_table(found[0]))
+    console.print(answers_table(found, rule, inputs.cluster.max_gpus))
+    for line in long_context_lines(inputs, found, rule):
+        console.print(line, highlight=False)
+
+
+def parse_slicing(text: str) -> Slicing:
+    """
+    Read a layout, such as `TP8` or `TP8xPP2`.
+
+    Raises:
+        InputError: the text is no layout.
+    """
+    match = SLICING.fullmatch(text.strip())
+    if match is None:
+        raise InputError("--slicing", text, "a layout, for example TP8 or TP8xPP2")
+    return Slicing(tp=int(match[1]), pp=int(match[2] or 1))
+
+
+def _length(text: str) -> int:
+    if not text.strip().isdecimal():
+        raise InputError("--tokens", text, "whole numbers, for example 32768,65536")
+    return int(text)

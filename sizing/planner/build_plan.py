@@ -1,0 +1,90 @@
+"""A plan: the configuration that a search found, with its prediction, cost and provenance."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+from minicluster.plan import (
+    Confidence,
+    Deployable,
+    Plan,
+    Provenance,
+)
+from sizing.planner.deployment import deployment, spare_replicas
+from sizing.planner.error_model import validation
+from sizing.planner.layout import profile_rule
+from sizing.planner.predict import forecast_prediction, simulated_headroom, simulated_prediction
+from sizing.planner.slo import headroom
+
+if TYPE_CHECKING:
+    from minicluster.plan import Inputs
+    from sizing.planner.result import Found
+
+
+def build_plan(inputs: Inputs, found: Found) -> Plan:
+    """
+    Write a search's configuration as a plan; equal inputs give an equal plan.
+
+    Prediction and headroom come from closed forms where the pools have any, else from simulation.
+    """
+    engine, chosen = inputs.engine, found.candidate
+    if found.forecast is None:
+        prediction = simulated_prediction(inputs, chosen)
+        room = simulated_headroom(inputs, chosen)
+    else:
+        prediction = forecast_prediction(inputs, chosen, found.forecast)
+        room = headroom(chosen, inputs.scenario.slo)
+    runs = deployment(inputs, chosen, spares=spare_replicas(inputs, chosen))
+    rule = profile_rule(inputs, chosen.layout)
+    return Plan(
+        engine=runs.engine,
+        step_model=chosen.tandem.step_model,
+        inputs=inputs,
+        pools=runs.pools,
+        routing=runs.routing,
+        prediction=prediction,
+        headroom=room,
+        validated_on=validation(inputs, split=chosen.layout.prefill is not None),
+        deployable=Deployable(
+            profile=f"{engine.name}-{engine.version}-{engine.connector}",
+            rule_broken=rule,
+        ),
+        provenance=Provenance(version=version("minicluster"), inputs_hash=_hash(inputs)),
+        confidence=_confidence(inputs, found),
+    )
+
+
+def _confidence(inputs: Inputs, found: Found) -> Confidence | None:
+    """Return what was simulated; `None` on a calibrated machine, where closed forms decide."""
+    if not found.verdicts and not found.interrupted:
+        return None
+    return Confidence(
+        fraction=inputs.scenario.search.confidence_fraction if found.verdicts else 0.0,
+        prefill_factor=found.errors.prefill,
+        decode_factor=found.errors.decode,
+        ttft_factor=found.errors.ttft,
+        tpot_factor=found.errors.tpot,
+        requests=sum(each.requests for each in found.verdicts),
+        seeds=len(found.verdicts),
+        tightest={
+            each.check.name: max(
+                one.check.seconds
+                for one in found.verdicts
+                if one.check is not None and one.check.name == each.check.name
+            )
+            for each in found.verdicts
+            if each.check is not None
+        },
+        gpus_at={f"{share:g}": gpus for share, gpus in found.gpus_by_confidence.items()},
+        other_pools=found.other,
+        interrupted=found.interrupted,
+    )
+
+
+def _hash(inputs: Inputs) -> str:
+    text = json.dumps(asdict(inputs), sort_keys=True, allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

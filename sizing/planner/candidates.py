@@ -1,0 +1,251 @@
+"""Configurations: layout, replicas and limits; and the layouts from which a search starts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sizing.planner.layout import (
+    Layout,
+    legal_shapes,
+    max_decode_batch,
+    memory_rule,
+    pairing_rule,
+    profile_rule,
+)
+from sizing.planner.slo import Check, checks, tightest_with_errors
+from sizing.queueing import decode
+from sizing.queueing.forecast import at_rate, forecast
+from sizing.queueing.prefill import batch_s
+from sizing.queueing.spread import constant
+from sizing.queueing.stage import PoolStage, TandemLoad
+
+if TYPE_CHECKING:
+    from minicluster.plan import Inputs
+    from minicluster.specs.slo import SloSpec
+    from sizing.planner.error_model import StepErrors
+    from sizing.planner.step_models import StepModels
+
+MAX_BATCH_SLOWDOWN = 1.5
+"""Largest ratio of a prefill step's duration at the planned batch to that of a single prompt."""
+
+IDLE_REQUESTS_PER_S = 1e-6
+"""Rate at which latencies count as unloaded: no two requests are in the system together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """
+    A configuration: a layout with replicas and limits, ready to be forecast or simulated.
+
+    Attributes:
+        max_batch: sequences for which one batch of a decode (or mixed) replica has KV cache.
+        tandem: its queues, one for each batch of a replica; where pools are mixed its decode stage
+            stands for both.
+    """
+
+    layout: Layout
+    max_batch: int
+    tandem: TandemLoad
+
+    @property
+    def replicas(self) -> dict[str, int]:
+        """Replicas by role."""
+        sizes = {"prefill": self.tandem.prefill, "decode": self.tandem.decode}
+        sizes["mixed"] = sizes["decode"]
+        return {
+            role: sizes[role].replicas // shape.lanes for role, shape in self.layout.shapes.items()
+        }
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """Replicas as `sized` takes them: of prefill, 0 where pools are mixed, and of decode."""
+        found = self.replicas
+        return found.get("prefill", 0), found.get("decode") or found["mixed"]
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of all pools."""
+        shapes = self.layout.shapes
+        return sum(count * shapes[role].gpus for role, count in self.replicas.items())
+
+    @property
+    def gpus_by_kind(self) -> dict[str, int]:
+        """GPUs of each kind."""
+        found: dict[str, int] = {}
+        for role, shape in self.layout.shapes.items():
+            found[shape.gpu] = found.get(shape.gpu, 0) + self.replicas[role] * shape.gpus
+        return found
+
+    def __str__(self) -> str:
+        """Write as `sizing predict` takes it."""
+        shapes = self.layout.shapes
+        several = len({shape.gpu for shape in shapes.values()}) > 1
+        return " ".join(
+            f"--{role} {count}x{shapes[role]}" + (f"@{shapes[role].gpu}" if several else "")
+            for role, count in self.replicas.items()
+        )
+
+    def limited(self, max_batch_size: int) -> Candidate:
+        """Return the same with another limit on the decode batch."""
+        stage = replace(self.tandem.decode, max_batch_size=max_batch_size)
+        return replace(self, tandem=replace(self.tandem, decode=stage))
+
+    def sized(self, prefill: int, decode: int) -> Candidate:
+        """Return the same with other numbers of replicas; *prefill* is 0 where pools are mixed."""
+        first, last = self.layout.prefill or self.layout.decode, self.layout.decode
+        tandem = replace(
+            self.tandem,
+            prefill=replace(self.tandem.prefill, replicas=max(1, prefill) * first.lanes),
+            decode=replace(self.tandem.decode, replicas=decode * last.lanes),
+        )
+        return replace(self, tandem=tandem)
+
+    def with_errors(self, errors: StepErrors) -> Candidate:
+        """Return the same with steps that take *errors* times as long as the model says."""
+        model = self.tandem.step_model.slowed(
+            prefill=errors.prefill, decode=errors.decode, mixed=self.layout.prefill is None
+        )
+        return replace(self, tandem=replace(self.tandem, step_model=model))
+
+
+def one_replica_each(inputs: Inputs, layout: Layout, models: StepModels) -> Candidate:
+    """Return one replica a pool, with the largest decode batch that memory and engine allow."""
+    budget = inputs.engine.max_batched_tokens
+    one = PoolStage(replicas=1, max_batch_size=1, max_batched_tokens=budget)
+    local = 0 if layout.prefill is None else inputs.scenario.search.local_threshold_tokens or 0
+    tandem = TandemLoad(
+        workload=inputs.scenario.workload,
+        step_model=models.of(layout),
+        prefill=one,
+        decode=one,
+        local_threshold_tokens=local,
+        routing=inputs.scenario.search.routing,
+    )
+    mean, deviation = tandem.context
+    most = max_decode_batch(inputs, layout.decode, context=mean, deviation=deviation)
+    batch = 1 if layout.prefill is None else prefill_batch(tandem)
+    whole = replace(tandem, prefill=replace(one, max_batch_size=batch))
+    found = Candidate(layout=layout, max_batch=most, tandem=whole).limited(max(1, most))
+    return found.sized(1, 1)
+
+
+def prefill_batch(tandem: TandemLoad) -> int:
+    """
+    Prompts that a prefill step should hold.
+
+        largest b with t(b) <= 1.5 t(1) and b E[n] <= budget      (docs/model.md, eq. L1)
+
+    A prompt that saturates compute by itself gains nothing from a batch, and waits for it.
+    """
+    most = min(
+        tandem.step_model.prefill.max_batch,
+        int(tandem.prefill.max_batched_tokens // tandem.computed_tokens.mean()),
+    )
+    single_s = batch_s(tandem, 1)
+    batch = 1
+    while batch < most and batch_s(tandem, batch + 1) <= MAX_BATCH_SLOWDOWN * single_s:
+        batch += 1
+    return batch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidates:
+    """
+    The layouts of a scenario, each with one replica per pool.
+
+    Attributes:
+        split: layouts of two pools whose unloaded latencies hold the SLO.
+        mixed: layouts of one pool whose unloaded latencies hold the SLO.
+        unloaded: every split layout that fits memory, with its tightest limit at no load.
+        unfit: the memory rule that each dropped shape breaks.
+    """
+
+    split: tuple[Candidate, ...]
+    mixed: tuple[Candidate, ...]
+    unloaded: tuple[tuple[Check, Candidate], ...]
+    unfit: tuple[str, ...]
+
+
+def list_candidates(inputs: Inputs, models: StepModels, errors: StepErrors) -> Candidates:
+    """
+    List the layouts that rules, memory and the unloaded latencies allow.
+
+    Raises:
+        InputError: a degree that the scenario asks for cannot be had.
+    """
+    rules = {shape: memory_rule(inputs, shape) for shape in legal_shapes(inputs)}
+    fit = [shape for shape, rule in rules.items() if rule is None]
+    layouts = [Layout(prefill=p, decode=d) for p, d in product(fit, fit)]
+    layouts = [each for each in layouts if pairing_rule(inputs.model, each) is None]
+    if inputs.scenario.search.layouts == "deployable":
+        layouts = [each for each in layouts if profile_rule(inputs, each) is None]
+    split = _unloaded([one_replica_each(inputs, each, models) for each in layouts], inputs, errors)
+    mixed: list[tuple[Check, Candidate]] = []
+    if inputs.calibration is None and inputs.gpu.kind != "cpu":
+        one_pool = [Layout(prefill=None, decode=shape) for shape in fit]
+        smallest = [one_replica_each(inputs, each, models) for each in one_pool]
+        mixed = _unloaded(smallest, inputs, errors)
+    return Candidates(
+        split=tuple(candidate for check, candidate in split if check.ratio <= 1),
+        mixed=tuple(candidate for check, candidate in mixed if check.ratio <= 1),
+        unloaded=tuple(split),
+        unfit=tuple(rule for rule in rules.values() if rule is not None),
+    )
+
+
+def _unloaded(
+    candidates: list[Candidate], inputs: Inputs, errors: StepErrors
+) -> list[tuple[Check, Candidate]]:
+    """
+    Pair each candidate that has room for a sequence with its tightest limit at no load.
+
+    A mixed replica is taken as a split pair of the same replicas: the prompt of a single request
+    costs the same in either, but for the KV transfer, which is left out.
+    """
+    slo = inputs.scenario.slo
+    found = []
+    for candidate in candidates:
+        if not candidate.max_batch:
+            continue
+        slow = _unloaded_checks(candidate.with_errors(errors), slo)
+        late = tightest_with_errors(_unloaded_checks(candidate, slo), errors)
+        found.append((max((*slow, late), key=lambda check: check.ratio), candidate))
+    return found
+
+
+def _unloaded_checks(candidate: Candidate, slo: SloSpec) -> tuple[Check, ...]:
+    tandem = at_rate(candidate.tandem, IDLE_REQUESTS_PER_S)
+    if candidate.layout.prefill is None:
+        path = replace(tandem.step_model.path, transfer_base_s=0.0, transfer_per_token_s=0.0)
+        tandem = replace(tandem, step_model=replace(tandem.step_model, path=path))
+    unloaded = forecast(tandem)
+    if unloaded is None:  # one request takes longer than the gap of days to the next
+        return (Check(name="TTFT", seconds=np.inf, limit_s=slo.ttft_s),)
+    return checks(unloaded, slo)
+
+
+def largest_batch(candidate: Candidate, slo: SloSpec) -> int:
+    """Largest batch limit at which requests that always share a full batch keep TPOT and ITL."""
+    share_below = slo.level
+    longest = float(candidate.tandem.output_tokens.max())
+    share = decode.averaged_share(candidate.tandem, longest)
+
+    def holds(batch: int) -> bool:
+        full = constant(float(batch))
+        pace = decode.step_spread(candidate.tandem, full, averaged=share).quantile(share_below)
+        gap = decode.step_spread(candidate.tandem, full, averaged=1.0).quantile(share_below)
+        return (slo.tpot_s is None or pace <= slo.tpot_s) and (
+            slo.itl_s is None or gap <= slo.itl_s
+        )
+
+    if holds(candidate.max_batch):
+        return candidate.max_batch
+    low, high = 0, candidate.max_batch
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low

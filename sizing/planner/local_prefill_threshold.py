@@ -1,0 +1,116 @@
+"""The local prefill threshold: prompts up to it are computed by their decode replica."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sizing.planner.candidates import Candidate, one_replica_each
+from sizing.planner.closed_form import fewest_by_utilisation
+from sizing.planner.objective import cost
+from sizing.planner.pool_sizing import PoolSizing, size_split_pools
+from sizing.planner.simulated_check import (
+    SEEDS,
+    VERIFY_REQUESTS,
+    SloSimulator,
+    limits_of,
+    verify_sizes,
+)
+from sizing.planner.step_models import StepModels
+
+if TYPE_CHECKING:
+    from minicluster.plan import Inputs
+    from sizing.planner.result import Found
+    from sizing.planner.simulated_check import SimulationBudget
+
+PROMPT_SHARES = (0.9, 0.75, 0.5)
+"""Shares of the prompts that the thresholds tried keep from the prefill pool."""
+
+MAX_RATIO = 0.95
+"""Largest ratio of the limits' use to that without a threshold, where it saves no GPU."""
+
+
+def choose_local_threshold(inputs: Inputs, plain: Found, budget: SimulationBudget) -> Found:
+    """
+    Return the split configuration *plain* with a threshold where that is better, else as it is.
+
+    Better: it holds the SLO as surely at less cost; or at the same, with TTFT at its percentile and
+    the limit that is used up most both below 0.95 times the other's, simulated (docs/model.md,
+    eq. L7). Layout and batch limit stay. No threshold is tried where all prompts are alike, or
+    where the scenario sets one.
+    """
+    search = inputs.scenario.search
+    if search.local_threshold_tokens is not None or plain.candidate.layout.prefill is None:
+        return plain
+    prompts = plain.candidate.tandem.all_tokens
+    thresholds = [int(np.quantile(prompts, share, method="lower")) for share in PROMPT_SHARES]
+    variants = [
+        replace(
+            inputs,
+            scenario=replace(
+                inputs.scenario, search=replace(search, local_threshold_tokens=tokens)
+            ),
+        )
+        for tokens in dict.fromkeys(thresholds)
+        if tokens < prompts.max()
+    ]
+    best = plain
+    for each in variants:
+        best = _cheaper(each, best, plain, budget) or best
+    if best is not plain:
+        return best
+    faster = (_faster(each, plain, budget) for each in variants)
+    return min(faster, key=lambda pair: pair[0], default=(1.0, plain))[1]
+
+
+def _cheaper(inputs: Inputs, best: Found, plain: Found, budget: SimulationBudget) -> Found | None:
+    """Size the pools with a threshold; `None` unless they cost less than *best*."""
+    smallest = _one_replica_each(inputs, plain)
+    simulator = SloSimulator(inputs, plain.errors, budget=budget)
+    lowest = fewest_by_utilisation(smallest.with_errors(plain.errors), inputs)
+    below = cost(inputs, best.candidate)
+    sizing = PoolSizing(
+        inputs=inputs,
+        simulator=simulator,
+        candidate=smallest,
+        lowest=lowest,
+        below=below,
+        max_gpus=best.candidate.gpus,
+    )
+    sizes = plain.candidate.sizes
+    guess = max(lowest[0], sizes[0] - 1), max(lowest[1], sizes[1])
+    found = size_split_pools(sizing, guess)
+    verified = None if found is None else verify_sizes(inputs, simulator, found, below)
+    if verified is None:
+        return None
+    return replace(best, candidate=verified[0], verdicts=verified[1], forecast=None)
+
+
+def _faster(inputs: Inputs, plain: Found, budget: SimulationBudget) -> tuple[float, Found]:
+    """Return the ratio of TTFT with the threshold, and the result; 1 and *plain* if no better."""
+    chosen = _one_replica_each(inputs, plain).sized(*plain.candidate.sizes)
+    simulator = SloSimulator(inputs, plain.errors, budget=budget)
+    verdicts = tuple(simulator.verdict(chosen, seed=seed) for seed in SEEDS)
+    if not all(each.holds for each in verdicts):
+        return 1.0, plain
+    after, before = (_used(inputs, simulator, each) for each in (chosen, plain.candidate))
+    if any(a >= MAX_RATIO * b for a, b in zip(after, before, strict=True)):
+        return 1.0, plain
+    return after[0] / before[0], replace(plain, candidate=chosen, verdicts=verdicts, forecast=None)
+
+
+def _one_replica_each(inputs: Inputs, plain: Found) -> Candidate:
+    """Return one replica per pool of the plain layout and limit, with the threshold's steps."""
+    smallest = one_replica_each(inputs, plain.candidate.layout, StepModels(inputs))
+    return smallest.limited(plain.candidate.tandem.decode.max_batch_size)
+
+
+def _used(inputs: Inputs, simulator: SloSimulator, chosen: Candidate) -> tuple[float, float]:
+    """Return the used shares of the TTFT limit and of the tightest one, under the last seed."""
+    outcome = simulator.outcome(
+        chosen.with_errors(simulator.errors), requests=VERIFY_REQUESTS, seed=SEEDS[-1]
+    )
+    checks = [check for check, _ in limits_of(outcome, inputs.scenario.slo)]
+    return checks[0].ratio, max(check.ratio for check in checks)

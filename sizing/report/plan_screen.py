@@ -1,0 +1,265 @@
+"""The terminal screen of a plan or of predicted pools: answer, evidence, next commands."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from minicluster.units import seconds
+from sizing.planner.studies.cost import running
+from sizing.queueing.prefill import CLOSED_FORMS
+from sizing.report.tables import (
+    free_gpus,
+    interval,
+    kinds_of,
+    latency_table,
+    layout_table,
+    sliced,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+    from rich.console import RenderableType
+
+    from minicluster.plan import Inputs, Latency, Plan, Pool, Prediction, Validation
+    from minicluster.plan.prediction import Confidence
+    from minicluster.specs.slo import SloSpec
+    from sizing.planner.predict import PoolPrediction
+    from sizing.planner.result import Infeasible
+    from sizing.planner.studies.cost import Running
+
+
+def plan_screen(plan: Plan, *, written: Path | None, verbose: bool = False) -> Group:
+    """
+    Return the default screen of a plan.
+
+    Args:
+        plan: the plan.
+        written: the file that holds it; `None` if it was not written.
+        verbose: whether `plan_details` follows, so that `--verbose` is no news.
+    """
+    blank = Text("")
+    return Group(
+        Text(_headline(plan), style="bold"),
+        blank,
+        pool_rows(plan.pools, plan.prediction, unit=_unit(plan.inputs)),
+        blank,
+        latency_rows(plan.prediction, plan.slo),
+        _facts(_answer_facts(plan)),
+        blank,
+        _facts(_evidence_facts(plan)),
+        blank,
+        _facts([("Next", "\n".join(_next_commands(plan, written, verbose=verbose)))]),
+    )
+
+
+def plan_details(plan: Plan) -> Iterator[RenderableType]:
+    """Yield what `--verbose` adds to a plan's screen: every limit, percentile and factor."""
+    yield layout_table(plan.pools, plan.prediction)
+    yield latency_table(plan.prediction, plan.slo)
+    yield Text(f"Saturates at {plan.prediction.capacity_requests_per_s:.3g} requests/s")
+    sure = plan.confidence
+    if sure is not None and sure.gpus_at:
+        at = ", ".join(f"{gpus} GPUs at {float(name):.0%}" for name, gpus in sure.gpus_at.items())
+        yield Text(f"GPUs of this layout by confidence: {at}")
+    if sure is not None and sure.requests:
+        yield Text(
+            f"Simulated with prefill steps {sure.prefill_factor:.2f} and decode steps"
+            f" {sure.decode_factor:.2f} times as long as predicted; the SLO also holds with TTFT"
+            f" {sure.ttft_factor:.2f} and TPOT {sure.tpot_factor:.2f} times as long as predicted"
+        )
+
+
+def prediction_screen(found: PoolPrediction, inputs: Inputs) -> Group:
+    """Return the default screen of predicted pools."""
+    predicted, scenario, unit = found.prediction, inputs.scenario, _unit(inputs)
+    size = _count(sum(pool.gpus for pool in found.pools), unit)
+    load = f"{size} at {scenario.workload.requests_per_s:g} requests/s"
+    verdict = [Text(f"SLO missed: {miss}", style="bold red") for miss in found.misses]
+    facts = [
+        ("Capacity", f"a pool saturates at {predicted.capacity_requests_per_s:.3g} requests/s")
+    ]
+    facts += [
+        ("Network", f"TP beyond the HB domain costs {seconds(extra_s)} a step in {role}")
+        for role, extra_s in found.beyond_hb_domain_s.items()
+    ]
+    blank = Text("")
+    return Group(
+        *(verdict or [Text(f"SLO met: {load}", style="bold")]),
+        blank,
+        pool_rows(found.pools, predicted, unit=unit),
+        blank,
+        latency_rows(predicted, scenario.slo),
+        _facts(facts),
+        blank,
+        _facts([("Measured", measured(found.validated_on))]),
+        blank,
+        _facts([("Next", "--verbose shows TTFT by phase, batch limits and all percentiles")]),
+    )
+
+
+def infeasible_text(found: Infeasible, scenario: Path) -> str:
+    """Return why a scenario has no plan, its nearest miss, and what to change, a line each."""
+    lines = [f"{scenario}: no plan: {found.reason}"]
+    if found.nearest:
+        lines.append(
+            f"nearest miss: {found.nearest} ({found.nearest_gpus} GPUs),"
+            f" missed by {found.missed_by}"
+        )
+    lines.append(f"to change: {found.way_out}")
+    return "\n".join(lines)
+
+
+def measured(found: Validation) -> str:
+    """Return how many measurements stand behind a prediction, and how far off they were."""
+    return f"{found.num_rows} rows: {found.note}" if found.num_rows else found.note
+
+
+def pool_rows(pools: tuple[Pool, ...], prediction: Prediction, *, unit: str) -> Table:
+    """Return one row per pool: replicas, GPUs (or cores, the *unit*), utilisation, bottleneck."""
+    table = Table.grid(padding=(0, 2, 0, 0))
+    kinds = {pool.gpu for pool in pools}
+    for pool in pools:
+        spare = f", {pool.spare_replicas} spare" if pool.spare_replicas else ""
+        table.add_row(
+            f"{pool.role} on {pool.gpu}" if len(kinds) > 1 else pool.role,
+            f"{pool.replicas} x TP{sliced(pool)}{spare}",
+            _count(pool.gpus, unit),
+            f"{prediction.utilisation_fraction[pool.role]:.0%} used",
+            f"bound by {prediction.bottleneck[pool.role]}",
+        )
+    return table
+
+
+def latency_rows(prediction: Prediction, slo: SloSpec) -> Table:
+    """Return one row per limit: the latency at the SLO's percentile, its interval, the verdict."""
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column()
+    table.add_column(justify="right")
+    limits = {"TTFT": slo.ttft_s, "TPOT": slo.tpot_s, "ITL": slo.itl_s}
+    for name, limit_s in limits.items():
+        if limit_s is None and name == "ITL":
+            continue
+        latency: Latency = getattr(prediction, name.lower())
+        value_s = latency.at(slo.percentile)
+        around = interval(latency, slo.percentile)
+        verdict = Text()
+        if limit_s is not None:
+            holds = value_s <= limit_s
+            word, style = ("holds", "green") if holds else ("missed", "red")
+            verdict = Text(f"SLO < {seconds(limit_s)}: {word}", style=style)
+        table.add_row(
+            f"{name} {slo.percentile}",
+            seconds(value_s),
+            f"80% interval {around}" if around else "",
+            verdict,
+        )
+    return table
+
+
+def _headline(plan: Plan) -> str:
+    cost, unit = plan.cost, _unit(plan.inputs)
+    if unit == "core":
+        size = _count(cost.gpus, unit)
+    else:
+        size = " and ".join(_count(gpus, f"{kind} GPU") for kind, gpus in kinds_of(plan).items())
+    return (
+        f"{plan.model.id} at {plan.workload.requests_per_s:g} requests/s: {size} on"
+        f" {_count(cost.nodes, 'node')}{free_gpus(plan)}"
+    )
+
+
+def _unit(inputs: Inputs) -> str:
+    return "core" if inputs.gpu.kind == "cpu" else "GPU"
+
+
+def _count(number: int, unit: str) -> str:
+    return f"{number} {unit}{'' if number == 1 else 's'}"
+
+
+def _answer_facts(plan: Plan) -> Iterator[tuple[str, str]]:
+    first, _, part = plan.headroom.binds.partition(": ")
+    binds = f"{first} ({part})" if part else first
+    yield "Headroom", f"{plan.headroom.load_factor:.2f} times this load; first limit: {binds}"
+    cost = "; ".join(_cost_parts(running(plan)))
+    if cost:
+        yield "Cost", cost
+    if plan.confidence is not None and plan.confidence.other_pools:
+        yield "Compared", plan.confidence.other_pools
+    local = plan.routing.local_threshold_tokens
+    if local:
+        yield "Routing", f"prompts of up to {local:,} tokens are computed by their decode replica"
+    if not plan.deployable.ok:
+        rule = plan.deployable.rule_broken
+        yield "Deployment", f"not deployable by {plan.deployable.profile}: {rule}"
+
+
+def _cost_parts(cost: Running) -> Iterator[str]:
+    if cost.usd_per_million_output_tokens is not None:
+        yield (
+            f"{cost.usd_per_hour:,.2f} US dollars per hour,"
+            f" {cost.usd_per_million_output_tokens:,.2f} per million output tokens (your price)"
+        )
+    if cost.power_w is not None:
+        yield (
+            f"{cost.power_w / 1e3:,.1f} kW, {cost.joules_per_output_token:.2f} J per output token"
+            f" (power: {cost.power_source})"
+        )
+
+
+def _evidence_facts(plan: Plan) -> Iterator[tuple[str, str]]:
+    yield "Confidence", _confidence(plan.confidence)
+    yield "Step times", f"{plan.calibration.name}, {plan.calibration.date}, {fit_error(plan)}"
+    yield "Measured", measured(plan.validated_on)
+    if plan.routing.policy not in CLOSED_FORMS:
+        yield "Assumed", f"{plan.routing.policy} routing as random in closed forms, an upper bound"
+    assumed = plan.inputs.scenario.model.assumed_context_tokens
+    if assumed is not None:
+        yield "Assumed", f"{plan.model.id} serves {assumed:,} tokens (the scenario says so)"
+
+
+def _confidence(found: Confidence | None) -> str:
+    if found is None:
+        return "not simulated: on a calibrated machine closed forms decide"
+    if not found.requests:
+        return "not simulated: the search was interrupted, the SLO holds by closed forms alone"
+    return (
+        f"{found.fraction:.0%} that the SLO holds: {found.requests:,} simulated requests,"
+        f" {found.seeds} seeds"
+    )
+
+
+def fit_error(plan: Plan) -> str:
+    """Return how far the fitted steps are from what they were fitted to."""
+    steps = plan.calibration.error_fraction
+    if steps is not None:
+        return f"{steps:.1%} from the measured steps"
+    fitted = max(plan.step_model.prefill.error_fraction, plan.step_model.decode.error_fraction)
+    return f"{fitted:.1%} from the term-by-term model"
+
+
+def _next_commands(plan: Plan, written: Path | None, *, verbose: bool) -> Iterator[str]:
+    name = "plan.json" if written is None else str(written)
+    if written is None:
+        yield f"the same command with -o {name} writes the plan; then"
+    commands = {f"sizing explain {name}": "each term of the prediction"}
+    if plan.deployable.ok:
+        commands[f"serving up {name}"] = "deploys the plan"
+    width = max(map(len, commands))
+    yield from (f"{command:{width}}  {effect}" for command, effect in commands.items())
+    if not verbose:
+        yield "--verbose shows batch limits, KV cache, all percentiles and more"
+
+
+def _facts(rows: Iterable[tuple[str, str]]) -> Table:
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(min_width=10)
+    table.add_column()
+    for label, text in rows:
+        table.add_row(Text(label), Text(text))
+    return table
