@@ -90,7 +90,7 @@ def _keep_script(path: Path) -> None:
 
 @cache
 def _templates() -> Environment:
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined  # noqa: PLC0415  (25 ms)
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined  # noqa: PLC0415  (slow)
 
     return Environment(
         loader=FileSystemLoader(HERE),

@@ -8,6 +8,7 @@ from dataclasses import replace
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from sizing.planner.studies.loss import losses, without_one
 from sizing.planner.studies.pareto import front
 from sizing.planner.studies.sensitivity import CHANGES, changed_inputs
 from sizing.planner.studies.sweep import parse_key, points
+from sizing.report.plan_charts import BINS, over_time_figures
 from sizing.report.plan_page import plan_page
 
 if TYPE_CHECKING:
@@ -385,6 +387,30 @@ def test_page_draws_the_plans_own_numbers(plan: Plan, page: Page) -> None:
     for role, row in {pool.role: pool for pool in plan.pools}.items():
         busy = page.figure("Utilisation over time").trace(role)["y"]
         assert 0 < np.mean(busy) <= 100, row
+
+
+def test_page_draws_pools_over_time(plan: Plan) -> None:
+    """Requests waiting, and percent of batch slots and KV blocks, as they were at each moment."""
+    times, roles = np.linspace(0, 90, 10), [pool.role for pool in plan.pools]
+    levels = {role: np.arange(10.0) + at for at, role in enumerate(roles)}
+    seen = SimpleNamespace(time_s=times, waiting=levels, running=levels, kv_blocks=levels)
+    outcome: Any = SimpleNamespace(
+        occupancy=seen, kv_capacity_blocks=dict.fromkeys(roles, 50.0), series=None
+    )
+    queues, busy, used = over_time_figures(plan, outcome)
+    for pool in plan.pools:
+        level, slots = levels[pool.role], pool.lanes * pool.max_batch_size
+        assert queues.trace(pool.role)["x"] == pytest.approx(times)
+        assert queues.trace(pool.role)["y"] == pytest.approx(level)
+        assert busy.trace(pool.role)["y"] == pytest.approx(100 * level / slots, rel=1e-5)
+        assert used.trace(pool.role)["y"] == pytest.approx(100 * level / 50)
+    crowded = SimpleNamespace(**{**vars(seen), "time_s": np.linspace(0, 90, 1000)})
+    crowded.waiting = {role: np.arange(1000.0) for role in roles}
+    crowded.running = crowded.kv_blocks = crowded.waiting
+    outcome.occupancy = crowded
+    averaged = next(iter(over_time_figures(plan, outcome))).trace(roles[0])["y"]
+    assert len(averaged) == BINS
+    assert np.mean(averaged) == pytest.approx(499.5, rel=0.01)
 
 
 def test_page_of_a_plan_command(sizing: Sizing, tmp_path: Path) -> None:
