@@ -17,7 +17,8 @@ def write_atomically(path: Path, text: str) -> None:
     Write *text* so that *path* holds it whole, or what it held before.
 
     Args:
-        path: of the file; its folder exists.
+        path: of the file; its folder exists. A link stays a link. A pipe or a device
+            (`/dev/stdout`) is written to: replacing it would take it from every other program.
         text: written as UTF-8, line ends as they are.
 
     Raises:
@@ -26,10 +27,14 @@ def write_atomically(path: Path, text: str) -> None:
     Ignores:
         Loss of power: the disk may keep the new name and not yet the text.
     """
-    partial = path.parent / f".{path.name}.{os.getpid()}"
+    file = path.resolve()
+    partial = file.parent / f".{file.name}.{os.getpid()}"
     try:
+        if path.exists() and not path.is_file():
+            path.write_text(text, encoding="utf-8", newline="")
+            return
         partial.write_text(text, encoding="utf-8", newline="")
-        partial.replace(path)
+        partial.replace(file)
     except OSError as error:
         raise InputError(str(path), error.strerror, "a file that can be written") from None
     finally:

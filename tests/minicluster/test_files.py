@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -62,3 +63,20 @@ def test_an_interrupt_leaves_the_old_text(
         write_atomically(path, "after")
     assert path.read_text() == "before"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_link_and_a_pipe_stay_what_they_are(tmp_path: Path) -> None:
+    """`-o /dev/stdout` writes to what standard output is, and replaces neither link nor pipe."""
+    link, file = tmp_path / "link", tmp_path / "file"
+    link.symlink_to(file)
+    write_atomically(link, "text")
+    assert link.is_symlink()
+    assert file.read_text() == "text"
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    write_atomically(pipe, "text")
+    assert os.read(reader, 100) == b"text"
+    assert pipe.is_fifo()
+    os.close(reader)
+    assert sorted(tmp_path.iterdir()) == [file, link, pipe]
