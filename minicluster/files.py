@@ -40,3 +40,19 @@ def write_atomically(path: Path, text: str) -> None:
     finally:
         with suppress(OSError):
             partial.unlink()
+
+
+def refuse_unwritable(path: Path) -> None:
+    """
+    Refuse a file that cannot be written, before the work whose result it is to hold.
+
+    Raises:
+        InputError: it is a folder, its folder is not there, or this user may not write there.
+    """
+    folder = path.parent
+    if path.is_dir():
+        raise InputError(str(path), "a folder", "a file that can be written")
+    if not folder.is_dir():
+        raise InputError(str(path), f"in no folder: {folder} is not there", "an existing folder")
+    if not os.access(path if path.exists() else folder, os.W_OK):
+        raise InputError(str(path), "not writable", "a file that can be written")

@@ -25,7 +25,7 @@ from minicluster.workload.arrivals import length_quantiles
 from minicluster.workload.run_verdict import read_run_verdict
 from minicluster.workload.schedule import ScheduledRequest, write_schedule
 from minicluster.workload.sources import RequestSource, drawn
-from sizing.cli.common import AsJson, Overrides, read_inputs
+from sizing.cli.common import AsJson, Overrides, read_inputs, writable
 from sizing.evidence.refit.evidence import SOUND, check_runs
 from sizing.evidence.refit.fit import RunResidual, fit_scales, recalibrated, residuals
 from sizing.evidence.refit.observed import FEWEST, Observed, observed, read_observed
@@ -66,7 +66,9 @@ def calibrate(  # noqa: PLR0913  (a command's options)
         typer.Argument(help="Scenario file (TOML), or a shipped scenario; not with --from"),
     ] = None,
     *,
-    out: Annotated[Path, typer.Option("-o", "--out", help="Calibration file to write")],
+    out: Annotated[
+        Path, typer.Option("-o", "--out", help="Calibration file to write", callback=writable)
+    ],
     overrides: Overrides = None,
     engine: Annotated[
         bool, typer.Option("--engine", help="Deployment and timing of this machine's engine first")

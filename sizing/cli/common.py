@@ -16,6 +16,7 @@ from rich.progress import track
 
 from minicluster.config import parse_scenario
 from minicluster.errors import InputError
+from minicluster.files import refuse_unwritable
 from minicluster.plan import Inputs
 from minicluster.shell import talk
 from sizing import catalog
@@ -37,8 +38,18 @@ Overrides = Annotated[
 Calibration = Annotated[
     Path | None, typer.Option(help="Calibration file of this machine, from `sizing calibrate`")
 ]
+
+
+def writable(path: Path | None) -> Path | None:
+    """Refuse a result's file that cannot be written before the result is computed."""
+    if path is not None:
+        refuse_unwritable(path)
+    return path
+
+
 Html = Annotated[
-    Path | None, typer.Option(help="HTML page to write; plotly.min.js is written beside it")
+    Path | None,
+    typer.Option(help="HTML page to write; plotly.min.js is written beside it", callback=writable),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON output in place of tables")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="All tables, not only the answer")]

@@ -22,7 +22,7 @@ from minicluster.specs.cluster import topology_of
 from minicluster.specs.topology import Inventory, Node, Topology, inventory_of
 from minicluster.workload.arrivals import length_quantiles
 from sizing import catalog
-from sizing.cli.common import AsJson, naming, wide_console, with_keys
+from sizing.cli.common import AsJson, naming, wide_console, with_keys, writable
 from sizing.network import scheduler_manifests
 from sizing.network.gpu_groups import GpuGroup, PoolRequest
 from sizing.network.network_cost import crossing
@@ -93,7 +93,10 @@ def place(
     out: Annotated[
         Path | None,
         typer.Option(
-            "-o", "--out", help="Plan file to write with this placement; with --emit, its file"
+            "-o",
+            "--out",
+            help="Plan file to write with this placement; with --emit, its file",
+            callback=writable,
         ),
     ] = None,
     as_json: AsJson = False,

@@ -28,6 +28,7 @@ from sizing.cli.common import (
     naming,
     print_json,
     read_inputs,
+    writable,
 )
 from sizing.network.network_cost import crossing
 from sizing.planner.build_plan import build_plan
@@ -53,7 +54,9 @@ POOL_SIZE = re.compile(
 
 def plan(  # noqa: PLR0913, PLR0917  (a command's options)
     scenario: Scenario,
-    out: Annotated[Path | None, typer.Option("-o", "--out", help="Plan file to write")] = None,
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", help="Plan file to write", callback=writable)
+    ] = None,
     as_json: AsJson = False,
     overrides: Overrides = None,
     calibration: Calibration = None,

@@ -26,6 +26,7 @@ from sizing.cli.common import (
     tracked,
     wide_console,
     with_overrides,
+    writable,
 )
 from sizing.planner.studies.loss import losses as lost_replicas
 from sizing.report.simulation import (
@@ -81,7 +82,10 @@ def simulate(  # noqa: PLR0913, PLR0917  (a command's options)
         bool, typer.Option(help="Requests of a trace with 0 output tokens left out")
     ] = False,
     out: Annotated[
-        Path | None, typer.Option("-o", "--out", help="CSV file to write, one line per request")
+        Path | None,
+        typer.Option(
+            "-o", "--out", help="CSV file to write, one line per request", callback=writable
+        ),
     ] = None,
     as_json: AsJson = False,
     overrides: Overrides = None,

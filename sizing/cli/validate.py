@@ -18,7 +18,7 @@ from rich.progress import track
 
 from minicluster.files import write_atomically
 from minicluster.shell import talk
-from sizing.cli.common import AsJson  # noqa: TC001  (Typer reads the annotations)
+from sizing.cli.common import AsJson, writable
 from sizing.evidence.coverage import tried
 from sizing.evidence.evidence import evidence_of, read_evidence, to_json
 from sizing.evidence.row import read_rows
@@ -46,7 +46,8 @@ FAR = 300.0
 def validate(
     rows: Annotated[Path, typer.Argument(help="Measured rows (CSV)")],
     out: Annotated[
-        Path | None, typer.Option("-o", "--out", help="Predictions to write (CSV)")
+        Path | None,
+        typer.Option("-o", "--out", help="Predictions to write (CSV)", callback=writable),
     ] = None,
     as_json: AsJson = False,
     calibrate: Annotated[
