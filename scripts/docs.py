@@ -131,7 +131,7 @@ def _static_rows() -> list[str]:
 
 
 def _prefill_s(row: dict[str, Any]) -> float:
-    """Predict one row as tests/sizing/test_step.py does."""
+    """Predict one row as tests/sizing/latency/test_step.py does."""
     gpu = catalog.find_gpu(row["gpu"])
     machine = Machine(
         model=replace(catalog.find_model(row["model"]), weight_dtype=row["weight_dtype"]),

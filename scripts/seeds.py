@@ -115,9 +115,10 @@ def page() -> str:
         (
             "`make docs` generates this page from `tests/published/seed_claims.csv` and from our"
             " functions. The file holds the claims of the five seed documents 000 to 004,"
-            " transcribed with their expected values on 2026-11-20. `tests/sizing/test_seeds.py`"
-            " checks every row. Where a seed document, its transcription or its source is wrong,"
-            " our value is the corrected one, and the note says why."
+            " transcribed with their expected values on 2026-11-20."
+            " `tests/sizing/cli/test_seeds.py` checks every row. Where a seed document,"
+            " its transcription or its source is wrong, our value is the corrected one, and the note"
+            " says why."
         ),
         "",
     ]

@@ -31,9 +31,9 @@ QUANTITIES: dict[str, tuple[str, float, Callable[[TrainingEstimate], float]]] = 
 
 INTRODUCTION = (
     "`make docs` generates this page from `tests/published/training.toml` and from the estimates of"
-    " `sizing train`. `tests/sizing/test_training.py` holds each group to its tolerance. One number"
-    " was fitted on these runs: the modelled share of a step, on the groups korthikanti, megatron"
-    " and llama."
+    " `sizing train`. `tests/sizing/training/test_training.py` holds each group to its"
+    " tolerance. One number was fitted on these runs:"
+    " the modelled share of a step, on the groups korthikanti, megatron and llama."
 )
 
 

@@ -40,16 +40,12 @@ WALLCLOCK = {
 """Files whose tests time a real client or start one: no two of these tests run at once."""
 
 IMPORTS_VLLM = {
-    f"tests/serving/test_{name}.py"
-    for name in (
-        "affinity",
-        "answering",
-        "engine_request",
-        "fuzz",
-        "ray_compat",
-        "serve_compat",
-        "split",
-    )
+    "tests/serving/test_fuzz.py",
+    "tests/serving/cluster/test_serve_compat.py",
+    *(
+        f"tests/serving/replicas/test_{name}.py"
+        for name in ("affinity", "engine_request", "generation", "prefill_drain", "ray_compat")
+    ),
 }
 """Files that import vLLM, which takes seconds of a core: one worker runs them all."""
 

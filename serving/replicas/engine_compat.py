@@ -1,7 +1,8 @@
 """
 Every private name of vLLM, and of Ray's server of an engine, that serving uses.
 
-Ray 2.60.0, vLLM 0.29.0; tests/serving/test_ray_compat.py reports the names that an upgrade removed.
+Ray 2.60.0, vLLM 0.29.0; tests/serving/replicas/test_ray_compat.py reports the names that an
+upgrade removed.
 """
 
 from __future__ import annotations

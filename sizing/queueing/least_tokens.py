@@ -33,7 +33,7 @@ def least_tokens_wait(
     Source:
         Ours: the limits are eq. T2 and T3, w was fitted to an event simulation. Sojourns at p99
         are within 10 % of it for 2 to 16 servers at loads of 0.5 to 0.85, alike to lognormal
-        services (tests/sizing/test_least_tokens.py).
+        services (tests/sizing/queueing/test_least_tokens.py).
 
     Ignores:
         Stale or unequal knowledge among several routers; fixed costs of a prompt.

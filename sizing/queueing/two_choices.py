@@ -62,7 +62,8 @@ def two_choices_wait(
         Both limits are exact: many servers at a fixed load are independent queues in a mean
         field (Mitzenmacher; Bramson, Lu and Prabhakar); few servers near saturation act as one
         pool. Sojourns at p99 are within 15 % of simulation for 2 to 48 servers at loads of 0.3
-        to 0.9, fixed, exponential and lognormal services (tests/sizing/test_two_choices.py).
+        to 0.9, fixed, exponential and lognormal services:
+        tests/sizing/queueing/test_two_choices.py.
 
     Ignores:
         Stale or unequal knowledge of queue lengths among several routers.

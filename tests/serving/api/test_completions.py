@@ -1,0 +1,350 @@
+"""The endpoint over pools that need no engine: what it lets in, passes on, counts and hides."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from minicluster.specs.slo import SloSpec
+from serving.protocol.messages import Refusal
+from tests.serving.fake_servers import FakeServers
+from tests.serving.http_client import HI, KEY, LOCKED, ONE, one, used
+
+if TYPE_CHECKING:
+    import httpx
+
+    from serving.protocol.endpoint_config import EndpointConfig
+
+BROKEN = FakeServers(ttft_s="no time")  # type: ignore[arg-type]
+"""Servers that raise TypeError."""
+
+
+def _events(answer: httpx.Response) -> list[str]:
+    """Return the data of server-sent events."""
+    return [part.removeprefix("data: ") for part in answer.text.split("\n\n") if part]
+
+
+@pytest.mark.parametrize(("path", "body"), [("/v1/completions", ONE), ("/v1/chat/completions", HI)])
+def test_answers_in_one_piece_and_in_events(
+    config: EndpointConfig, path: str, body: dict[str, Any]
+) -> None:
+    """Both say the same, by which way, under which id; a client that did not ask gets no usage."""
+    whole = one(config, path, body)
+    assert (whole.status_code, whole.json()["usage"]["completion_tokens"]) == (200, 4)
+    servers = FakeServers()
+    answer = one(
+        config, path, {**body, "stream": True}, servers=servers, headers={"X-Request-Id": "mine-7"}
+    )
+    assert answer.headers["X-Request-Id"] == "mine-7"
+    assert answer.headers["X-Minicluster-Path"] == "remote"
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    *chunks, done = _events(answer)
+    assert done == "[DONE]"
+    assert [bool(json.loads(chunk)["choices"]) for chunk in chunks] == [True] * 4
+    assert servers.seen[0]["stream_options"] == {"include_usage": True}  # we count, they do not see
+    asked = {**body, "stream": True, "stream_options": {"include_usage": True}}
+    *_, usage, _ = _events(one(config, path, asked))
+    assert json.loads(usage)["usage"]["completion_tokens"] == 4
+
+
+@pytest.mark.parametrize("given", ["a", "Job_7.step-2", "x" * 64])
+def test_request_ids_of_clients_come_back(config: EndpointConfig, given: str) -> None:
+    """A name of up to 64 letters, digits, dots, hyphens and underscores is repeated."""
+    assert (
+        one(config, "/v1/models", headers={"X-Request-Id": given}).headers["X-Request-Id"] == given
+    )
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        b"",
+        b"x" * 65,
+        b"x" * 65_536,
+        b"forged\nlevel=error",
+        b"forged\r\nSet-Cookie: a=b",
+        b"\x1b[31mred",
+        b"\x00",
+        b"tab\tbed",
+        b"two words",
+        "é".encode(),
+        b"\xff",
+    ],
+    ids=lambda given: repr(given[:12]),
+)
+def test_other_request_ids_are_replaced(
+    config: EndpointConfig, given: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither an answer nor the log repeats what could forge a line of it, or fill it."""
+    headers = {b"X-Request-Id": given}
+    answer = one(config, "/v1/completions", ONE, servers=BROKEN, headers=headers)
+    assert answer.status_code == 500
+    ours = answer.headers["X-Request-Id"]
+    assert re.fullmatch(r"req-[0-9a-f]{32}", ours)
+    logged = [each.getMessage() for each in caplog.records if each.name.startswith("serving")]
+    assert logged == [f"request {ours} failed"]
+
+
+def test_a_stream_that_breaks_ends_with_an_error_and_no_done(config: EndpointConfig) -> None:
+    """Clients are told, without the engine's words; the answer does not look complete."""
+    servers = FakeServers(fails_after=2)
+    answer = one(config, "/v1/completions", {**ONE, "stream": True}, servers=servers)
+    *chunks, last = _events(answer)
+    error = json.loads(last)["error"]
+    assert len(chunks) == 2
+    assert (error["type"], error["code"]) == ("server_error", None)
+    assert answer.headers["X-Request-Id"] in error["message"]
+    assert "secret" not in answer.text
+    assert "[DONE]" not in answer.text
+
+
+def test_failures_show_none_of_our_insides(config: EndpointConfig) -> None:
+    """An exception is a 500 that names the request, and nothing else."""
+    answer = one(config, "/v1/completions", ONE, servers=BROKEN)
+    assert answer.status_code == 500
+    assert answer.headers["X-Request-Id"] in answer.json()["error"]["message"]
+    assert "str" not in answer.text
+
+
+@pytest.mark.parametrize("status", [400, 503, 504])
+def test_refusals_of_the_servers_come_through(config: EndpointConfig, status: int) -> None:
+    """What decode refuses, clients get as it is, with when to come again."""
+    refusal = Refusal(status=status, message="Because.", param="prompt", retry_after_s=4.2)
+    answer = one(config, "/v1/completions", ONE, servers=FakeServers(refusal=refusal))
+    assert (answer.status_code, answer.json()["error"]["message"]) == (status, "Because.")
+    assert answer.headers["Retry-After"] == "5"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [("GET", "/nothing", 404), ("GET", "/v1/completions", 405), ("POST", "/plan", 405)],
+)
+def test_what_is_not_there_is_refused_in_the_same_shape(
+    config: EndpointConfig, method: str, path: str, status: int
+) -> None:
+    """Unknown paths and methods get OpenAI's error object too."""
+
+    async def use(client: httpx.AsyncClient) -> httpx.Response:
+        return await client.request(method, path)
+
+    answer = used(config, FakeServers(), use)
+    assert answer.status_code == status
+    assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+    assert answer.headers["X-Request-Id"]
+
+
+def test_without_its_key_nothing_is_computed(config: EndpointConfig) -> None:
+    """Prefill and decode never hear of a request without a key."""
+    servers = FakeServers()
+    for path in ("/v1/completions", "/v1/chat/completions", "/internal/prefill"):
+        answer = one(config, path, {**ONE, **HI}, servers=servers, environment=LOCKED)
+        assert answer.status_code == 401
+    assert servers.seen == []
+
+
+def test_a_key_has_as_many_requests_as_its_limit(config: EndpointConfig) -> None:
+    """The third of a key with two is turned away at once, and let in when one has ended."""
+    headers = {"Authorization": f"Bearer {KEY}"}
+
+    async def use(client: httpx.AsyncClient) -> list[int]:
+        async def ask() -> httpx.Response:
+            return await client.post("/v1/completions", json=ONE, headers=headers)
+
+        three = await asyncio.gather(ask(), ask(), ask())
+        refused = [answer for answer in three if answer.status_code == 429]
+        assert [answer.headers["Retry-After"] for answer in refused] == ["1"]
+        return [answer.status_code for answer in (*three, await ask())]
+
+    assert sorted(used(config, FakeServers(ttft_s=0.1), use, LOCKED)) == [200, 200, 200, 429]
+
+
+@pytest.mark.parametrize(
+    ("origin", "status"),
+    [
+        (None, 200),
+        ("http://endpoint", 200),
+        ("https://ours.example", 200),
+        ("https://evil.example", 403),
+        ("null", 403),
+    ],
+)
+def test_pages_of_other_sites_are_kept_out(
+    config: EndpointConfig, origin: str | None, status: int
+) -> None:
+    """A browser's request from another site is refused unless its origin is named."""
+    headers = {} if origin is None else {"Origin": origin}
+    environment = {"MINICLUSTER_CORS_ORIGINS": "https://ours.example"}
+    answer = one(config, "/v1/completions", ONE, headers=headers, environment=environment)
+    assert answer.status_code == status
+    assert ("MINICLUSTER_CORS_ORIGINS" in answer.text) is (status == 403)  # the way out
+    allowed = answer.headers.get("Access-Control-Allow-Origin")
+    assert allowed == (origin if origin == "https://ours.example" else None)
+
+
+def test_long_bodies_are_refused_before_they_are_read(config: EndpointConfig) -> None:
+    """One byte beyond 8 MiB is a 413, announced or not."""
+    long = b"[" * (8 * 1024 * 1024 + 1)
+    assert one(config, "/v1/completions", long).status_code == 413
+
+    async def use(client: httpx.AsyncClient) -> httpx.Response:
+        async def parts() -> Any:  # noqa: ANN401
+            for start in range(0, len(long), 1 << 20):
+                yield long[start : start + (1 << 20)]
+
+        return await client.post("/v1/completions", content=parts())
+
+    assert used(config, FakeServers(), use).status_code == 413
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "sent"),
+    [
+        ("completions", {"prompt": "x", "max_tokens": 20}, 20),
+        ("completions", {"prompt": "x"}, None),  # the engine makes 16
+        ("completions", {"prompt": "x", "max_tokens": None}, 20),
+        ("completions", {"prompt": [[5] * 1970, [6]], "max_tokens": None}, 14),
+        ("completions", {"prompt": "x" * 3000, "max_tokens": None}, None),
+        ("completions", {"prompt": "x", "max_tokens": 21}, 400),
+        ("completions", {"prompt": "x", "max_tokens": 21, "max_completion_tokens": 1}, 400),
+        ("chat/completions", HI | {"max_tokens": None}, 20),
+        ("chat/completions", HI | {"max_tokens": 21}, 400),
+        ("chat/completions", HI | {"max_tokens": None, "prompt": "x" * 3000}, 20),
+    ],
+)
+def test_answers_keep_the_operators_limit(
+    config: EndpointConfig, path: str, body: dict[str, Any], sent: int | None
+) -> None:
+    """More is refused, nothing said becomes the limit, and no prompt is refused for it."""
+    servers = FakeServers()
+    environment = {"MINICLUSTER_MAX_OUTPUT_TOKENS": "20"}
+    answer = one(config, f"/v1/{path}", body, servers=servers, environment=environment)
+    if sent == 400:
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "max_tokens")
+    else:
+        assert answer.status_code == 200
+        assert servers.seen[0].get("max_tokens") == sent
+
+
+@pytest.mark.parametrize("depth", [63, 100, 900])
+@pytest.mark.parametrize("param", ["messages", "logit_bias", "prompt"])
+def test_deep_bodies_are_refused(config: EndpointConfig, depth: int, param: str) -> None:
+    """Code that recurses over a body never gets one that is too deep for it."""
+    raw = f'{{"prompt": [5], "{param}": {"[" * depth}{"]" * depth}}}'.encode()
+    answer = one(config, "/v1/completions", raw)
+    deep = "nested too deeply" in answer.text
+    assert answer.status_code < 500
+    assert deep == (depth > 63)
+
+
+@pytest.mark.parametrize("body", [{"prompt": "\ud800"}, {"prompt": "x", "\udfff": 1}])
+def test_half_characters_are_refused(config: EndpointConfig, body: dict[str, Any]) -> None:
+    """Text that no encoding has is refused, and the refusal is text."""
+    answer = one(config, "/v1/completions", body)
+    assert answer.status_code == 400
+    assert "surrogate" in answer.json()["error"]["message"]
+
+
+def test_overload_is_shed_at_once_and_the_endpoint_recovers(config: EndpointConfig) -> None:
+    """Of 40 prompts at once as many get in as the promise allows; later ones get in again."""
+    body = {"prompt": [5] * 400, "max_tokens": 2, "stream": True}
+    servers = FakeServers(ttft_s=0.2)
+
+    async def use(client: httpx.AsyncClient) -> tuple[list[httpx.Response], httpx.Response, str]:
+        async def ask() -> httpx.Response:
+            return await client.post("/v1/completions", json=body)
+
+        many = await asyncio.gather(*(ask() for _ in range(40)))
+        return many, await ask(), (await client.get("/metrics")).text
+
+    many, after, metrics = used(config, servers, use)
+    shed = [answer for answer in many if answer.status_code == 429]
+    # A prefill of 50 ms, a step of 10 ms, a margin of 50 ms: eight prompts fit into 500 ms.
+    assert len(shed) == 32
+    assert {answer.json()["error"]["code"] for answer in shed} == {"slo_ttft"}
+    assert all(int(answer.headers["Retry-After"]) >= 1 for answer in shed)
+    assert len(servers.seen) == 9
+    assert after.status_code == 200
+    assert 'minicluster_shed_total{reason="ttft"} 32.0' in metrics
+    assert 'minicluster_requests_total{outcome="ok",path="remote"} 9.0' in metrics
+    assert 'minicluster_outstanding_requests{stage="all"} 0.0' in metrics
+    assert servers.open == 0
+
+
+def test_what_never_fits_is_not_to_be_retried(config: EndpointConfig) -> None:
+    """A prompt whose prefill alone takes longer than promised is refused for good."""
+    slow = replace(config, slo=SloSpec(ttft_s=0.1, tpot_s=0.05))
+    answer = one(slow, "/v1/completions", {"prompt": [5] * 1500, "max_tokens": 1})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (429, "slo_unreachable")
+    assert answer.headers["X-Should-Retry"] == "false"
+    assert "Retry-After" not in answer.headers
+
+
+def test_short_chats_shut_no_long_prompt_out(config: EndpointConfig) -> None:
+    """A template's tokens are no text's: after many short chats a long one is sized as before."""
+    tight = replace(config, slo=SloSpec(ttft_s=0.15, tpot_s=0.05))  # some 1,200 tokens of prompt
+    servers = FakeServers(template_tokens=30)
+    long = {"messages": [{"role": "user", "content": "x" * 4000}], "max_tokens": 2}
+
+    async def use(client: httpx.AsyncClient) -> list[int]:
+        asked = [*([HI] * 100), long]
+        answers = [await client.post("/v1/chat/completions", json=body) for body in asked]
+        return [answer.status_code for answer in answers]
+
+    assert used(tight, servers, use) == [200] * 101
+
+
+def test_a_prompt_beside_messages_teaches_nothing(config: EndpointConfig) -> None:
+    """Chats are sized by their messages, whatever else is in the body; the rest is no lesson."""
+    tight = replace(config, slo=SloSpec(ttft_s=0.15, tpot_s=0.05))
+    both = {"messages": [{"role": "user", "content": "x" * 4000}], "prompt": "x", "max_tokens": 2}
+    text = {"prompt": "x" * 4000, "max_tokens": 2}
+
+    async def use(client: httpx.AsyncClient) -> list[int]:
+        chats = [await client.post("/v1/chat/completions", json=both) for _ in range(20)]
+        return [
+            each.status_code for each in (*chats, await client.post("/v1/completions", json=text))
+        ]
+
+    assert used(tight, FakeServers(template_tokens=30), use) == [200] * 21
+
+
+def test_refusals_for_a_guessed_size_do_not_last(config: EndpointConfig) -> None:
+    """Texts dense with tokens make a long one look too long; refused often enough, it gets in."""
+    tight = replace(config, slo=SloSpec(ttft_s=0.15, tpot_s=0.05))
+    dense = {"messages": [{"role": "user", "content": "x" * 900}], "max_tokens": 2}
+    long = {"messages": [{"role": "user", "content": "x" * 4000}], "max_tokens": 2}
+    servers = FakeServers(template_tokens=675)
+
+    async def use(client: httpx.AsyncClient) -> list[int]:
+        asked = [*([dense] * 50), *([long] * 100)]
+        answers = [await client.post("/v1/chat/completions", json=body) for body in asked]
+        return [answer.status_code for answer in answers]
+
+    statuses = used(tight, servers, use)
+    assert statuses[:50] == [200] * 50
+    assert statuses[50] == 429
+    assert 200 in statuses[51:]
+
+
+@pytest.mark.parametrize(("wait_s", "path"), [(0.5, "none"), (1.5, "remote")])
+def test_clients_that_leave_are_counted_out(
+    config: EndpointConfig, wait_s: float, path: str
+) -> None:
+    """A client that goes before or during its answer leaves nothing behind."""
+    servers = FakeServers(ttft_s=1.0, itl_s=1.0)
+
+    async def use(client: httpx.AsyncClient) -> str:
+        ask = client.post("/v1/completions", json={**ONE, "max_tokens": 50, "stream": True})
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(ask, wait_s)
+        return (await client.get("/metrics")).text
+
+    metrics = used(config, servers, use)
+    assert f'minicluster_requests_total{{outcome="cancelled",path="{path}"}} 1.0' in metrics
+    assert 'minicluster_outstanding_requests{stage="all"} 0.0' in metrics
+    assert servers.open == 0

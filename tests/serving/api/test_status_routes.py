@@ -1,0 +1,108 @@
+"""What can be seen through the endpoint, and by whom: models, health, metrics, plan, page."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from serving.protocol.messages import Refusal
+from tests.serving.fake_servers import FakeServers
+from tests.serving.http_client import KEY, LOCKED, ONE, one, used
+
+if TYPE_CHECKING:
+    import httpx
+
+    from serving.protocol.endpoint_config import EndpointConfig
+
+LOOKED_AT = ["/v1/models", "/v1/models/demo", "/plan", "/metrics"]
+
+
+@pytest.mark.parametrize("path", LOOKED_AT)
+def test_keys_lock_what_tells_something(config: EndpointConfig, path: str) -> None:
+    """With keys, everything but health, readiness, schema and the empty page wants one."""
+    assert one(config, path).status_code == 200
+    refused = one(config, path, environment=LOCKED)
+    assert (refused.status_code, refused.headers["WWW-Authenticate"]) == (401, "Bearer")
+    assert refused.json()["error"]["code"] == "invalid_api_key"
+    right = {"Authorization": f"Bearer {KEY}"}
+    assert one(config, path, headers=right, environment=LOCKED).status_code == 200
+    wrong = {"Authorization": f"Bearer {KEY}x"}
+    assert one(config, path, headers=wrong, environment=LOCKED).status_code == 401
+    for open_to_all in ("/health", "/ready", "/openapi.json", "/"):
+        assert one(config, open_to_all, environment=LOCKED).status_code == 200
+
+
+def test_metrics_stand_beside_what_was_planned(config: EndpointConfig) -> None:
+    """A stream is measured exactly: tokens from the engine's count, one gap a chunk."""
+    body = {**ONE, "max_tokens": 11, "stream": True}
+
+    async def use(client: httpx.AsyncClient) -> tuple[str, dict[str, Any]]:
+        await client.post("/v1/completions", json=body)
+        return (await client.get("/metrics")).text, (await client.get("/plan")).json()
+
+    metrics, plan = used(config, FakeServers(ttft_s=0.05, itl_s=0.002), use)
+    lines = dict(line.rsplit(" ", 1) for line in metrics.splitlines() if line[0] != "#")
+    for name, count in {"ttft": 1, "tpot": 1, "itl": 10, "e2e": 1, "kv_transfer": 1}.items():
+        assert float(lines[f"minicluster_{name}_seconds_count"]) == count, name
+    sums_s = {"ttft": 0.05, "tpot": 0.002, "itl": 0.02, "e2e": 0.07}
+    for name, sum_s in sums_s.items():
+        assert float(lines[f"minicluster_{name}_seconds_sum"]) == pytest.approx(sum_s), name
+    assert lines['minicluster_tokens_total{kind="output"}'] == "11.0"
+    assert lines['minicluster_planned_seconds{percentile="p99",quantity="ttft"}'] == "0.1"
+    assert lines['minicluster_planned_seconds{percentile="mean",quantity="prefill"}'] == "0.1"
+    assert lines['minicluster_slo_seconds{quantity="ttft"}'] == "0.5"
+    assert 'minicluster_ttft_seconds_bucket{le="0.5"}' in lines  # attainment is read off exactly
+    assert plan["measured"]["ttft"]["p99_s"] == pytest.approx(0.05)
+    assert plan["planned"]["plan_hash"] == "cafe"
+    running = {"planned": 1, "running": 1}
+    assert plan["deployed"]["engines"]["decode"] == {"d0": {"tp": 1}}
+    assert plan["deployed"]["replicas"] == {"prefill": {"d0": running}, "decode": {"d0": running}}
+
+
+def test_ready_needs_both_pools_and_an_answer(config: EndpointConfig) -> None:
+    """A pool without replicas, a probe that fails or one that found no prefill: not ready."""
+    assert one(config, "/ready").json() == {"ready": True, "lacking": []}
+    without = FakeServers(up={("prefill", "d0"): 0, ("decode", "d0"): 1})
+    refusal = Refusal(status=503, message="No prefill replica is up.")
+    for servers, lacking in (
+        (without, "no prefill replica is up"),
+        (FakeServers(refusal=refusal), "a probe was refused: No prefill replica is up."),
+        (
+            FakeServers(path="fallback-local"),
+            "a probe was answered without prefill: fallback-local",
+        ),
+        (FakeServers(ttft_s="no time"), "a probe failed"),  # type: ignore[arg-type]
+    ):
+        answer = one(config, "/ready", servers=servers)
+        assert (answer.status_code, answer.json()["lacking"]) == (503, [lacking])
+    assert one(config, "/health", servers=without).status_code == 200  # the process is alive
+
+
+def test_frequent_readiness_checks_cost_one_probe(config: EndpointConfig) -> None:
+    """Readiness is probed once in a while, and not at all while clients are answered."""
+    servers = FakeServers()
+
+    async def use(client: httpx.AsyncClient) -> None:
+        for _ in range(20):
+            assert (await client.get("/ready")).status_code == 200
+
+    used(config, servers, use)
+    assert len(servers.seen) == 1
+
+
+def test_the_page_can_keep_the_limit(config: EndpointConfig) -> None:
+    """It learns from `/plan` how long an answer it may ask for."""
+    environment = {"MINICLUSTER_MAX_OUTPUT_TOKENS": "20"}
+    plan = one(config, "/plan", environment=environment).json()
+    assert plan["deployed"]["max_output_tokens"] == 20
+    assert one(config, "/plan").json()["deployed"]["max_output_tokens"] is None
+
+
+def test_the_page_loads_nothing_from_elsewhere(config: EndpointConfig) -> None:
+    """One file, no address in it, and a policy under which only its own script runs."""
+    answer = one(config, "/")
+    assert "http" not in answer.text.replace("http-equiv", "")
+    assert " src=" not in answer.text
+    assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
+    assert "unsafe-inline" not in answer.headers["Content-Security-Policy"]

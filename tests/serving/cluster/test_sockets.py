@@ -1,0 +1,109 @@
+"""Where the processes of a running deployment listen, and what each answers without a token."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from ipaddress import ip_address
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from serving.cluster.processes import cluster_processes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.engine
+
+ROOT = Path(__file__).parents[3]
+TABLE = re.compile(r"^\| `([^`]+)` \| (loopback|all interfaces) \| ([^|]+) \|", re.MULTILINE)
+"""A row of the table in docs/operations.md: process, address on one machine, what it answers."""
+
+
+@pytest.fixture(scope="module")
+def listening(base_url: str, place: Path) -> list[dict[str, Any]]:  # noqa: ARG001  (it is up)
+    """Return what `serving status --sockets` says of the running deployment."""
+    command = [sys.executable, "-m", "serving.cli", "status", "--sockets", "--json"]
+    done = subprocess.run(command, cwd=place, capture_output=True, text=True, check=True)
+    found: list[dict[str, Any]] = json.loads(done.stdout)
+    return found
+
+
+@pytest.fixture(scope="module")
+def documented() -> list[tuple[re.Pattern[str], str, set[str]]]:
+    """Return the table of docs/operations.md."""
+    text = (ROOT / "docs/operations.md").read_text()
+    return [
+        (re.compile(name.replace("*", ".*")), where, set(said.strip().split(", ")))
+        for name, where, said in TABLE.findall(text)
+    ]
+
+
+def test_only_what_is_documented_listens(
+    listening: list[dict[str, Any]],
+    documented: list[tuple[re.Pattern[str], str, set[str]]],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Each listening socket is a row of the table: its process, its address and its answer."""
+    with capsys.disabled():
+        for each in listening:
+            sys.stdout.write(f"\n{each['address']}:{each['port']} {each['answers']} ")
+            sys.stdout.write(each["process"])
+    unlisted = [
+        each
+        for each in listening
+        if not any(
+            name.fullmatch(each["process"])
+            and each["answers"] in said
+            and (where == "all interfaces" or ip_address(each["address"]).is_loopback)
+            for name, where, said in documented
+        )
+    ]
+    assert unlisted == []
+    assert listening
+
+
+def test_what_others_can_reach_wants_the_token(listening: list[dict[str, Any]]) -> None:
+    """Ray Serve's gRPC servers alone are on other addresses than loopback, and refuse the call."""
+    reachable = [each for each in listening if not ip_address(each["address"]).is_loopback]
+    assert {each["answers"] for each in reachable} <= {"UNAUTHENTICATED"}
+    assert all(each["process"].startswith("ray::ServeReplica") for each in reachable)
+
+
+def test_every_ray_server_wants_the_token(listening: list[dict[str, Any]]) -> None:
+    """Head, raylets, agents, controller and replicas refuse a call without it, on loopback too."""
+    refusing = {
+        each["process"].partition(":minicluster")[0]
+        for each in listening
+        if each["answers"] == "UNAUTHENTICATED"
+    }
+    assert {"gcs_server", "raylet", "ray::DashboardAgent", "ray::ServeReplica"} <= refusing
+
+
+def test_no_process_has_the_token_in_its_environment(base_url: str, place: Path) -> None:  # noqa: ARG001
+    """The processes know where the token lies; their environment does not show it."""
+    home = place / ".minicluster/serving"
+    token = home / "token"
+    assert token.stat().st_mode & 0o777 == 0o600
+    secret = token.read_bytes().strip()
+    assert len(secret) >= 32
+    environments = [*_environments(json.loads((home / "state.json").read_text())["cluster_id"])]
+    assert not [each for each in environments if secret in each]
+    path = f"RAY_AUTH_TOKEN_PATH={token}".encode()
+    assert sum(path in each.split(b"\0") for each in environments) >= 5
+
+
+def _environments(cluster_id: str) -> Iterator[bytes]:
+    """Yield environment and command line of each process of the cluster."""
+    for pid in cluster_processes(cluster_id):
+        try:
+            yield (
+                Path(f"/proc/{pid}/environ").read_bytes()
+                + Path(f"/proc/{pid}/cmdline").read_bytes()
+            )
+        except OSError:
+            continue  # gone meanwhile

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minicluster.errors import NegativeAnswer
+from minicluster.plan import Placement
+from serving.deployment.cpu_fallback import substituted
+from serving.deployment.feasibility import findings
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from minicluster.plan import Deployment
+    from serving.deployment.target import Target
+    from tests.serving.conftest import DeploymentMaker, PoolMaker
+
+
+@pytest.fixture
+def wide(small_model: Path, make_deployment: DeploymentMaker, make_pool: PoolMaker) -> Deployment:
+    """Return TP 8 pools for GPUs, in fp8, with more KV cache than any laptop has."""
+    pools = {
+        role: make_pool(
+            role,
+            tp=8,
+            gpu="h100-sxm",
+            dtype="fp8",
+            kv_bytes=6e10,
+            placement=(Placement(node=node, gpus=tuple(range(8))),),
+        )
+        for role, node in (("prefill", "node-0"), ("decode", "node-1"))
+    }
+    return make_deployment(small_model, dtype="bf16", **pools)
+
+
+def test_tp_8_becomes_2_and_says_so(wide: Deployment, target: Target) -> None:
+    """On four cores TP 8 becomes 2, every change is named, and the rest can be deployed."""
+    four = replace(target, cores=frozenset({0, 1, 2, 3}), memory_bytes=64 << 30)
+    small, changes = substituted(wide, four)
+    assert [(pool.tp, pool.replicas, pool.gpu) for pool in small.pools] == [(2, 1, "cpu")] * 2
+    for change in ("pools[prefill].tp: 2 instead of 8", "pools[decode].dtype: bf16 instead of fp8"):
+        assert change in changes
+    assert any("kv_bytes" in change for change in changes)
+    assert not findings(small, four)
+
+
+def test_what_fits_is_left_alone(
+    small_model: Path, make_deployment: DeploymentMaker, target: Target
+) -> None:
+    """A plan for this machine is not touched."""
+    deployment = make_deployment(small_model)
+    assert substituted(deployment, target) == (deployment, ())
+
+
+def test_too_few_cores(wide: Deployment, target: Target) -> None:
+    """Two pools on one core are refused."""
+    with pytest.raises(NegativeAnswer, match="2 pools; this machine has 1"):
+        substituted(wide, replace(target, cores=frozenset({0})))
+
+
+@given(
+    cores=st.integers(2, 16),
+    tp=st.tuples(st.sampled_from([1, 2, 4, 8]), st.sampled_from([1, 2, 4, 8])),
+    replicas=st.tuples(st.integers(1, 5), st.integers(1, 5)),
+)
+def test_every_worker_has_a_core_of_its_own(  # noqa: PLR0913, PLR0917  (one argument a number)
+    small_model: Path,
+    make_deployment: DeploymentMaker,
+    make_pool: PoolMaker,
+    target: Target,
+    cores: int,
+    tp: tuple[int, int],
+    replicas: tuple[int, int],
+) -> None:
+    """Whatever the plan: no core twice, none that is not there, TP divides the planned one."""
+    pools = {
+        role: make_pool(
+            role,
+            tp=width,
+            replicas=count,
+            gpu="h100-sxm",
+            placement=tuple(
+                Placement(node=f"{role}-{number}", gpus=tuple(range(width)))
+                for number in range(count)
+            ),
+        )
+        for role, width, count in zip(("prefill", "decode"), tp, replicas, strict=True)
+    }
+    planned = make_deployment(small_model, **pools)
+    machine = replace(target, cores=frozenset(range(cores)))
+    small, changes = substituted(planned, machine)
+    taken = [gpu for pool in small.pools for place in pool.placement for gpu in place.gpus]
+    assert len(taken) == len(set(taken)) <= cores
+    assert set(taken) <= machine.cores
+    for pool in small.pools:
+        assert planned.pool(pool.role).tp % pool.tp == 0
+        assert 1 <= pool.replicas <= planned.pool(pool.role).replicas
+    assert changes

@@ -1,0 +1,180 @@
+"""Which dtype the CPU computes natively, and what is said of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from typer.testing import CliRunner
+
+from minicluster.errors import InputError, TargetFailed
+from minicluster.plan import to_json
+from serving.cli.app import app
+from serving.measurement import cpu_dtype
+from serving.measurement.cpu_dtype import (
+    CpuSpeed,
+    choice_text,
+    cpu_flags,
+    dtype_warning,
+    native_dtype,
+)
+from serving.operations import deploy
+from sizing import catalog
+
+if TYPE_CHECKING:
+    from tests.serving.conftest import DeploymentMaker, PlanMaker
+
+LAPTOP = CpuSpeed(flags=("avx2",), fp32_flops_per_s=57e9, bf16_flops_per_s=1.6e9)
+SERVER = CpuSpeed(
+    flags=("avx2", "avx512f", "avx512_bf16"), fp32_flops_per_s=83e9, bf16_flops_per_s=332e9
+)
+EQUAL = CpuSpeed(flags=("avx2", "avx512f"), fp32_flops_per_s=50e9, bf16_flops_per_s=50e9)
+
+
+def _measured(monkeypatch: pytest.MonkeyPatch, pace: CpuSpeed) -> None:
+    """Have this CPU be another one."""
+    monkeypatch.setattr(cpu_dtype, "measure", lambda: pace)
+
+
+def test_timing_decides_the_dtype() -> None:
+    """bf16 is native where it is about as fast as fp32, whatever the flags are."""
+    assert [native_dtype(pace) for pace in (LAPTOP, SERVER, EQUAL)] == ["fp32", "bf16", "bf16"]
+    slow = CpuSpeed(flags=SERVER.flags, fp32_flops_per_s=100e9, bf16_flops_per_s=89e9)
+    near = CpuSpeed(flags=LAPTOP.flags, fp32_flops_per_s=100e9, bf16_flops_per_s=91e9)
+    assert [native_dtype(slow), native_dtype(near)] == ["fp32", "bf16"]
+
+
+def test_the_choice_is_said_with_its_reason() -> None:
+    """The sentence names the dtype, the flags, and both paces."""
+    assert choice_text(LAPTOP) == (
+        "fp32: this CPU (avx2, no bf16 instructions) computes fp32 at 57 GFLOP/s, bf16 at 1.6"
+    )
+    assert choice_text(SERVER) == (
+        "bf16: this CPU (avx2, avx512f, avx512_bf16) computes fp32 at 83 GFLOP/s, bf16 at 332"
+    )
+
+
+def test_flags_are_whole_words_of_the_first_core() -> None:
+    """A flag that begins like another is not taken for it; no flags, no answer."""
+    cpuinfo = "processor\t: 0\nvmx flags\t: amx_bf16\nflags\t\t: fpu avx2 avx512_bf16x avx512f\n"
+    assert cpu_flags(cpuinfo) == ("avx2", "avx512f")
+    assert cpu_flags("processor : 0\n") == ()
+
+
+def test_warning_names_the_factor_and_the_way_out() -> None:
+    """A dtype more than twice as slow as the other is warned of; others are not."""
+    assert dtype_warning("bf16", LAPTOP) == (
+        "warning: bf16 runs 36 times slower than fp32 on this CPU; "
+        "plan with --set model.weight_dtype=fp32"
+    )
+    assert "fp32 runs 4.0 times slower than bf16" in str(dtype_warning("fp32", SERVER))
+    for dtype, pace in (("fp32", LAPTOP), ("bf16", SERVER), ("bf16", EQUAL), ("fp16", LAPTOP)):
+        assert dtype_warning(dtype, pace) is None
+    twice = CpuSpeed(flags=(), fp32_flops_per_s=2e9, bf16_flops_per_s=1e9)
+    assert dtype_warning("bf16", twice) is None
+
+
+def test_avx2_only_gives_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    Without AVX-512, fp32 is native by a real timing.
+
+    torch's matrix products are oneDNN's: ONEDNN_MAX_CPU_ISA=AVX2 takes its bf16 kernels away, and
+    bf16 falls from four times fp32's pace to a quarter of it (EPYC with avx512_bf16).
+    ATEN_CPU_CAPABILITY=avx2 alone leaves these products as they are.
+    """
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
+    assert native_dtype(cpu_dtype.measure()) == "fp32"
+
+
+def test_a_cpu_with_bf16_instructions_gives_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    Where the flags name bf16 instructions the timing finds bf16; without AVX-512, fp32.
+
+    AVX-512 alone converts bf16 on the way: either dtype may lead there, and nothing is asked.
+    """
+    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
+    pace = cpu_dtype.measure()
+    assert pace.flags == cpu_flags(Path("/proc/cpuinfo").read_text(encoding="utf-8"))
+    if {"avx512_bf16", "amx_bf16"} & set(pace.flags):
+        assert native_dtype(pace) == "bf16"
+    elif "avx512f" not in pace.flags:
+        assert native_dtype(pace) == "fp32"
+
+
+def test_a_torch_that_cannot_be_timed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No timing is bad input in one line, with the way out."""
+    monkeypatch.setattr("sys.executable", "/bin/false")
+    with pytest.raises(InputError, match="give --dtype"):
+        cpu_dtype.measure()
+
+
+@pytest.mark.parametrize(
+    ("options", "pace", "named", "said"),
+    [
+        ([], LAPTOP, "float32", True),
+        ([], SERVER, "bfloat16", True),
+        (["--dtype", "auto"], LAPTOP, "float32", True),
+        (["--dtype", "bf16"], LAPTOP, "bfloat16", False),
+        (["--dtype", "fp32"], SERVER, "float32", False),
+    ],
+)
+def test_demo_model_is_written_in_the_dtype(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    options: list[str],
+    pace: CpuSpeed,
+    named: str,
+    said: bool,  # noqa: FBT001  (a parameter of a table)
+) -> None:
+    """`demo-model` writes what was asked for, or what this CPU computes natively, and says why."""
+    _measured(monkeypatch, pace)
+    done = CliRunner().invoke(app, ["demo-model", str(tmp_path / "demo"), *options])
+    assert done.exit_code == 0, done.output
+    config = json.loads((tmp_path / "demo/config.json").read_text())
+    assert config["torch_dtype"] == named
+    assert (choice_text(pace) in done.stderr) == said
+    assert done.stdout.strip() == str(tmp_path / "demo")
+
+
+def test_sizing_reads_the_dtype_of_the_demo_model(tmp_path: Path) -> None:
+    """A demo model in fp32 is planned with weights and KV cache of 4 bytes a value."""
+    read = {}
+    for dtype in ("bf16", "fp32"):
+        place = tmp_path / dtype
+        CliRunner().invoke(app, ["demo-model", str(place), "--dtype", dtype])
+        read[dtype] = catalog.find_model(str(place), place="test")
+    assert (read["fp32"].weight_dtype, read["fp32"].kv_dtype) == ("fp32", "fp32")
+    assert (read["bf16"].weight_dtype, read["bf16"].kv_dtype) == ("bf16", "bf16")
+    assert read["fp32"].config_hash == read["bf16"].config_hash
+
+
+@pytest.mark.parametrize(
+    ("dtype", "pace", "warned"),
+    [("bf16", LAPTOP, True), ("fp32", LAPTOP, False), ("bf16", SERVER, False)],
+)
+def test_up_warns_of_a_dtype_that_is_emulated(  # noqa: PLR0913, PLR0917  (fixtures and a table)
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    small_model: Path,
+    make_deployment: DeploymentMaker,
+    make_plan: PlanMaker,
+    dtype: str,
+    pace: CpuSpeed,
+    warned: bool,  # noqa: FBT001  (a parameter of a table)
+) -> None:
+    """`serving up` warns before it starts anything, on stderr, and only where it matters."""
+
+    def stop(*_given: object, **_named: object) -> None:
+        raise TargetFailed("stopped by the test")
+
+    _measured(monkeypatch, pace)
+    monkeypatch.setattr(deploy, "compile_app", stop)
+    monkeypatch.chdir(tmp_path)
+    plan = make_plan(make_deployment(small_model, dtype=dtype))
+    Path("plan.json").write_text(to_json(plan))
+    done = CliRunner().invoke(app, ["up", "plan.json", "--port", "0"])
+    assert isinstance(done.exception, TargetFailed)
+    assert (f"{dtype} runs 36 times slower than fp32" in done.stderr) == warned
+    assert ("warning" in done.stderr) == warned

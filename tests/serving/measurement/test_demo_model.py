@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import json
+import struct
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from tokenizers import Tokenizer
+
+from minicluster.errors import InputError
+from serving.measurement.demo_model import HASH_FILE, _bfloat16, _vocabulary, make_demo_model
+from tests.serving.conftest import SMALL
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def _contents(directory: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in directory.iterdir()}
+
+
+def test_same_seed_same_bytes(tmp_path: Path) -> None:
+    """Two demo models of one shape are the same, byte for byte."""
+    first = make_demo_model(tmp_path / "a", SMALL)
+    second = make_demo_model(tmp_path / "b", SMALL)
+    assert _contents(first) == _contents(second)
+
+
+def test_intact_model_is_left_alone(tmp_path: Path) -> None:
+    """A model that is already there is not written again."""
+    directory = make_demo_model(tmp_path / "a", SMALL)
+    before = (directory / "model.safetensors").stat().st_mtime_ns
+    make_demo_model(directory, SMALL)
+    assert (directory / "model.safetensors").stat().st_mtime_ns == before
+
+
+def test_damaged_model_is_made_again(tmp_path: Path) -> None:
+    """A model with one byte changed is replaced by a whole one."""
+    directory = make_demo_model(tmp_path / "a", SMALL)
+    whole = _contents(directory)
+    weights = directory / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\x01")
+    make_demo_model(directory, SMALL)
+    assert _contents(directory) == whole
+
+
+def test_model_of_another_dtype_is_made_again(tmp_path: Path) -> None:
+    """The dtype changes what config.json asks for, and the weights stay the same bytes."""
+    first = _contents(make_demo_model(tmp_path / "a", SMALL))
+    second = _contents(make_demo_model(tmp_path / "a", SMALL, "fp32"))
+    changed = {name for name in first if first[name] != second[name]}
+    assert changed == {"config.json", HASH_FILE}
+    assert json.loads(first["config.json"])["torch_dtype"] == "bfloat16"
+    assert json.loads(second["config.json"])["torch_dtype"] == "float32"
+    assert _contents(make_demo_model(tmp_path / "b", SMALL, "fp32")) == second
+
+
+def test_unknown_dtype_is_refused(tmp_path: Path) -> None:
+    """The dtypes that there are get named, and nothing is written."""
+    with pytest.raises(InputError, match="bf16 or fp32"):
+        make_demo_model(tmp_path / "a", SMALL, "int8")
+    assert not (tmp_path / "a").exists()
+
+
+def test_other_directory_is_not_overwritten(tmp_path: Path) -> None:
+    """A directory that holds something else is refused and left as it is."""
+    (tmp_path / "thesis.txt").write_text("mine")
+    with pytest.raises(InputError, match="earlier demo model"):
+        make_demo_model(tmp_path, SMALL)
+    assert [file.name for file in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+def test_tensors_match_config(small_model: Path) -> None:
+    """Every tensor of a Llama of this shape is there, and no other, all bfloat16."""
+    raw = (small_model / "model.safetensors").read_bytes()
+    header = json.loads(raw[8 : 8 + struct.unpack("<Q", raw[:8])[0]])
+    header.pop("__metadata__")
+    assert {tensor["dtype"] for tensor in header.values()} == {"BF16"}
+    assert header["model.layers.0.self_attn.k_proj.weight"]["shape"] == [32, 64]
+    assert header["lm_head.weight"]["shape"] == [SMALL.vocab_size, 64]
+    assert len(header) == 3 + 9 * SMALL.num_layers
+    assert (small_model / HASH_FILE).exists()
+
+
+@given(st.text())
+def test_any_text_survives_the_tokenizer(small_model: Path, text: str) -> None:
+    """Decoding what was encoded gives the text back."""
+    tokenizer = Tokenizer.from_file(str(small_model / "tokenizer.json"))
+    ids = tokenizer.encode(text, add_special_tokens=False).ids
+    special = any(token in text for token in ("<|begin|>", "<|end|>", "<|user|>"))
+    assert special or tokenizer.decode(ids) == text
+
+
+def test_words_are_single_tokens_with_text(small_model: Path) -> None:
+    """Each token that the model may put out is readable text of its own, space first."""
+    tokenizer = Tokenizer.from_file(str(small_model / "tokenizer.json"))
+    _, _, words = _vocabulary()
+    assert len(words) == 2000
+    texts = [tokenizer.decode([word]) for word in words]
+    assert all(text[0] == " " and text[1:].isalpha() and text.isascii() for text in texts)
+    assert max(words) < SMALL.vocab_size
+
+
+@given(arrays(np.float32, 8, elements=st.floats(-(2.0**99), 2.0**99, width=32)))
+def test_bfloat16_rounds_to_nearest(values: np.ndarray) -> None:
+    """Rounding to bfloat16 errs by at most half a unit in the eighth binary digit."""
+    back = (_bfloat16(values).astype(np.uint32) << 16).view(np.float32)
+    normal = np.abs(values) > 1e-30
+    assert np.all(np.abs(back - values)[normal] <= np.abs(values)[normal] * 2**-8)

@@ -1,0 +1,219 @@
+"""The grid gives back the step times of an endpoint whose step times are known."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING
+
+import aiohttp
+import numpy as np
+import pytest
+from aiohttp import web
+
+from minicluster.contention import CpuTimes
+from minicluster.errors import TargetFailed
+from serving.measurement import step_benchmark
+from serving.measurement.timing_client import TimedStream, TimingClient
+from tests.serving.virtual_time import run
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+    from serving.measurement.step_benchmark import GridPoint
+
+PREFILL_S = 0.0002
+STEP_S = 0.02
+
+
+class Endpoint:
+    """One prompt at a time in prefill, then all sequences together, one token a step."""
+
+    def __init__(
+        self, *, breaks_after: int | None = None, step_s: float = STEP_S, hangs: bool = False
+    ) -> None:
+        """Break streams off after *breaks_after* tokens; never answer a prompt where it *hangs*."""
+        self.turn = asyncio.Lock()
+        self.breaks_after = breaks_after
+        self.step_s = step_s
+        self.hangs = hangs
+
+    async def prefill(self, request: web.Request) -> web.Response:
+        """Answer /internal/prefill."""
+        body = await request.json()
+        async with self.turn:
+            await asyncio.sleep(1e6 if self.hangs else PREFILL_S * len(body["prompt"]))
+        return web.json_response({})
+
+    async def completions(self, request: web.Request) -> web.StreamResponse:
+        """Answer /v1/completions."""
+        body = await request.json()
+        async with self.turn:
+            await asyncio.sleep(PREFILL_S * len(body["prompt"]))
+        answer = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await answer.prepare(request)
+        for token in range(1, body["max_tokens"] + 1):
+            if self.breaks_after is not None and token > self.breaks_after:
+                break
+            chunk = {"choices": [{"text": "x"}], "usage": {"completion_tokens": token}}
+            await answer.write(f"data: {json.dumps(chunk)}\n\n".encode())
+            await asyncio.sleep(self.step_s)
+        return answer
+
+
+def against(
+    endpoint: Endpoint, what: Callable[[TimingClient], Coroutine[None, None, object]]
+) -> object:
+    """Run *what* against *endpoint* on a loopback port."""
+
+    async def serve() -> object:
+        app = web.Application()
+        app.router.add_post("/internal/prefill", endpoint.prefill)
+        app.router.add_post("/v1/completions", endpoint.completions)
+        runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        port = runner.addresses[0][1]
+        try:
+            async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+                return await what(
+                    TimingClient(
+                        session=session,
+                        base_url=f"http://127.0.0.1:{port}",
+                        model="m",
+                        vocab_size=1000,
+                        rng=np.random.default_rng(0),
+                    )
+                )
+        finally:
+            await runner.cleanup()
+
+    return run(serve())
+
+
+def clock_of(*others: float) -> Callable[[], CpuTimes]:
+    """Return a processor clock by which each timing in turn loses that share to others."""
+    shares = iter(others)
+    now = {"at_s": 0.0, "busy_s": 0.0, "calls": 0.0}
+
+    def clock() -> CpuTimes:
+        if now["calls"] % 2:
+            now["at_s"] += 1.0
+            now["busy_s"] += next(shares, 0.0)
+        now["calls"] += 1
+        return CpuTimes(at_s=now["at_s"], busy_s=now["busy_s"], ours_s=0.0, cores=1)
+
+    return clock
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time a grid of seven points."""
+    monkeypatch.setattr(step_benchmark, "PREFILL_TOKENS", (50, 400))
+    monkeypatch.setattr(step_benchmark, "PATH_TOKENS", (50,))
+    monkeypatch.setattr(step_benchmark, "DECODE_POINTS", ((1, 16), (3, 16)))
+    monkeypatch.setattr(step_benchmark, "SERVICE_POINTS", ((200, 2), (200, 20)))
+
+
+def timed(others: tuple[float, ...] = ()) -> tuple[list[GridPoint], list[str]]:
+    """Time the grid against the endpoint; return the rows, and what was told."""
+    told: list[str] = []
+    points = against(
+        Endpoint(), lambda watch: step_benchmark.time_grid(watch, told.append, clock_of(*others))
+    )
+    assert isinstance(points, tuple)
+    return [*points], told
+
+
+@pytest.mark.usefixtures("small")
+def test_every_point_of_the_grid_is_timed() -> None:
+    """Each length and batch once, alone and in service; steps near what the endpoint takes."""
+    points, told = timed()
+
+    assert [(p.phase, p.tokens) for p in points if not p.other_busy_fraction] == [
+        ("prefill", 50),
+        ("prefill", 400),
+        ("decode", 0),
+        ("decode", 0),
+        ("request", 50),
+        ("path", 50),
+    ]
+    prefill = {
+        p.tokens: p.seconds for p in points if p.phase == "prefill" and not p.other_busy_fraction
+    }
+    # Sleeping takes at least as long as asked; a busy machine makes it longer, never shorter.
+    assert prefill[400] >= 400 * PREFILL_S
+    assert prefill[400] > prefill[50]
+    steps = [p.seconds for p in points if p.phase == "decode"]
+    assert min(steps) > 0.8 * STEP_S
+    few, many = (p for p in points if p.phase == "prefill" and p.other_busy_fraction)
+    # Little's law: a prompt every 40 ms, each with one gap of 20 ms in decode, or with nineteen.
+    assert few.other_batch == pytest.approx(1 * STEP_S / few.seconds, rel=0.3)
+    assert many.other_batch == pytest.approx(19 * STEP_S / many.seconds, rel=0.3)
+    assert few.other_busy_fraction < 0.8 < many.other_busy_fraction <= 1.0
+    assert told[0] == "warm-up"
+    assert told[-1].startswith("measuring 7 of 7: path with 50 tokens (")
+    assert "about" in told[-1]
+
+
+@pytest.mark.usefixtures("small")
+def test_a_disturbed_point_is_timed_once_more() -> None:
+    """The less disturbed of two timings counts, with what others took then; others stay one."""
+    points, _ = timed((0.0, 0.4, 0.3, 0.0, 0.5, 0.6))
+
+    assert [p.others_fraction for p in points[:4]] == pytest.approx([0.0, 0.3, 0.0, 0.5])
+
+
+def test_a_slow_machine_has_time() -> None:
+    """Steps are counted until there are eight, however long they take."""
+    slow = Endpoint(step_s=0.4)
+    points = against(slow, lambda watch: step_benchmark.time_decode(watch, batch=2, context=16))
+
+    assert isinstance(points, tuple)
+    assert points[0].repeats >= 8
+    assert points[0].seconds == pytest.approx(0.4, rel=0.1)
+
+
+@pytest.mark.usefixtures("small")
+def test_what_hangs_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A point is given up after ten times what it should take, and a minute."""
+    monkeypatch.setattr(step_benchmark, "WARM_UP_TOKENS", 10_000_000)
+
+    with pytest.raises(TargetFailed, match="prefill of 50 tokens, alone did not end within 60 s"):
+        against(
+            Endpoint(hangs=True),
+            lambda watch: step_benchmark.time_grid(watch, lambda _: None, clock_of()),
+        )
+
+
+def test_a_stream_that_breaks_off_is_an_error() -> None:
+    """Fewer tokens than asked for are no measurement."""
+    with pytest.raises(TargetFailed, match="3 of 8 tokens"):
+        against(Endpoint(breaks_after=3), lambda watch: watch.stream(4, 8))
+
+
+def test_an_error_answer_is_an_error() -> None:
+    """An endpoint without the route is named with its status."""
+
+    async def ask(watch: TimingClient) -> float:
+        lost = TimingClient(
+            session=watch.session,
+            base_url=watch.base_url + "/lost",
+            model="m",
+            vocab_size=1000,
+            rng=watch.rng,
+        )
+        return await lost.prefill(3)
+
+    with pytest.raises(TargetFailed, match="404"):
+        against(Endpoint(), ask)
+
+
+def test_tokens_between_counts_by_total() -> None:
+    """A chunk that carries several tokens counts for all of them."""
+    stream = TimedStream(stamps=[(1.0, 1), (2.0, 4), (3.0, 5)])
+
+    assert stream.tokens_between(1.0, 3.0) == 4
+    assert stream.tokens_between(0.0, 1.5) == 1
+    assert stream.tokens_between(2.0, 2.5) == 0

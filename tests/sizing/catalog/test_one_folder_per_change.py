@@ -1,0 +1,159 @@
+"""A GPU, an engine profile, a model or a routing policy is added in one folder or file."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from minicluster import routing
+from minicluster.plan import read_plan
+from minicluster.specs.scenario import EngineChoice
+from minicluster.workload.arrivals import poisson_arrivals
+from sizing import catalog
+from sizing.catalog import cluster, engine, folder, gpu, model
+from sizing.evidence.prediction import predict_row
+from sizing.evidence.row import row_from
+from sizing.simulation.planned import simulate_plan
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from minicluster.plan import Plan
+    from tests.sizing.conftest import Sizing
+
+CACHES = (
+    cluster.clusters, cluster.switches, gpu.gpus, gpu.collectives, gpu._read_gpu, model.models,
+    model._model_names, engine.engines,
+)  # fmt: skip
+SCENARIO = """
+[model]
+id = "llama-3.1-8b"
+[cluster]
+gpu = "h100-sxm"
+gpus_per_node = 8
+max_gpus = 16
+[workload]
+requests_per_s = 20.0
+input_tokens = 4000
+output_tokens = 200
+[search]
+pools = "split"
+"""
+
+
+@pytest.fixture
+def configs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Return a copy of the catalogs, which `sizing` reads until the test ends."""
+    copy = tmp_path / "configs"
+    shutil.copytree(catalog.configs(), copy)
+    monkeypatch.setattr(folder, "configs", lambda: copy)
+    for cached in CACHES:
+        cached.cache_clear()
+    yield copy
+    for cached in CACHES:
+        cached.cache_clear()
+
+
+def planned(sizing: Sizing, tmp_path: Path, *overrides: str) -> Plan:
+    """Return the plan that `sizing plan` makes of the scenario with some of its keys changed."""
+    (tmp_path / "scenario.toml").write_text(SCENARIO)
+    changes = [part for each in overrides for part in ("--set", each)]
+    plan = tmp_path / "plan.json"
+    done = sizing("plan", str(tmp_path / "scenario.toml"), *changes, "-o", str(plan))
+    assert done.code == 0, done.err
+    return read_plan(plan)
+
+
+def added(old: Path, stem: str, /, **values: str) -> None:
+    """Write a copy of a catalog entry beside it, under a new name and with some keys changed."""
+    lines = old.read_text().splitlines()
+    for key, value in values.items():
+        [at] = [n for n, line in enumerate(lines) if line.startswith(f"{key} =")]
+        lines[at] = f"{key} = {value}"
+    (old.parent / f"{stem}.toml").write_text("\n".join(lines))
+
+
+def test_a_gpu_is_one_file(configs: Path, sizing: Sizing, tmp_path: Path) -> None:
+    """A plan for the new GPU carries its numbers and the name by which Ray is asked for it."""
+    added(
+        configs / "gpus" / "h100-sxm.toml", "x100",
+        name='"x100"', aliases="[]", ray_accelerator='"X100"',
+    )  # fmt: skip
+    plan = planned(sizing, tmp_path, "cluster.gpu=x100")
+    assert plan.inputs.gpu.name == "x100"
+    assert {(pool.gpu, pool.ray_accelerator) for pool in plan.pools} == {("x100", "X100")}
+
+
+def test_an_engine_version_is_one_file(configs: Path, sizing: Sizing, tmp_path: Path) -> None:
+    """The newest profile that can be deployed is planned with; a scenario may name the older."""
+    added(configs / "engines" / "vllm-0.29-nixl.toml", "vllm-1.2-nixl", version='"1.2.3"')
+    assert planned(sizing, tmp_path).engine.version == "1.2.3"
+    assert catalog.find_engine(EngineChoice(version="1.2")).version == "1.2.3"
+    assert catalog.find_engine(EngineChoice(version="0.29")).version == "0.29.0"
+
+
+@pytest.mark.parametrize("chunked", ["true", "false"])
+def test_another_engine_is_one_file(configs: Path, chunked: str) -> None:
+    """Its measured rows are predicted by the scheduling rules that its own file gives."""
+    cells = {
+        "id": "one", "model": "meta-llama/Llama-3.1-70B", "gpu": "h100-sxm", "engine": "mine",
+        "engine_version": "2.0", "weight_dtype": "fp8", "serving": "aggregated", "gpus": "8",
+        "tp": "8", "load": "closed", "concurrency": "16", "isl": "9000", "osl": "16",
+        "length_jitter": "0.5",
+    }  # fmt: skip
+    row = row_from(cells, "rows.csv:2")
+    assert "expected one of vllm" in predict_row(row).reason
+    base = configs / "engines" / "vllm-0.15.toml"
+    added(base, "mine-2.0", name='"mine"', version='"2.0"', chunked_prefill=chunked)
+    catalog.engines.cache_clear()
+    mine, vllm = predict_row(row), predict_row(replace(row, engine="vllm", engine_version="0.15.1"))
+    assert (mine.status, vllm.status) == ("predicted", "predicted")
+    assert (mine.ttft_s == pytest.approx(vllm.ttft_s, rel=1e-9)) == (chunked == "true")
+
+
+def test_a_model_of_a_known_family_is_one_file(
+    configs: Path, sizing: Sizing, tmp_path: Path
+) -> None:
+    """A model is planned for by its new name; its published size is one row in tests/published."""
+    added(configs / "models" / "llama-3.1-8b.toml", "llama-9", hub_id='"me/llama-9"')
+    entry = configs / "models" / "llama-9.toml"
+    head, _, rest = entry.read_text().partition("aliases = [")
+    entry.write_text(head + "aliases = [" + rest[rest.index("]") :])
+    catalog.models.cache_clear()
+    assert planned(sizing, tmp_path, "model.id=llama-9").model.source == "me/llama-9"
+
+
+def test_a_routing_policy_is_one_function(
+    sizing: Sizing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scenario, plan and simulator take a policy that is registered in `minicluster.routing`."""
+    monkeypatch.setitem(routing.POLICIES, "last-of-least", routing.find_policy("random"))
+
+    @routing.routing_policy("last-of-least")
+    def last_of_least(loads: Sequence[float], rng: routing.Rng, turn: int) -> int:  # noqa: ARG001
+        return len(loads) - 1 - list(loads)[::-1].index(min(loads))
+
+    plan = planned(sizing, tmp_path, "search.routing=last-of-least")
+    assert plan.routing.policy == "last-of-least"
+    replicas = plan.pool("prefill").replicas
+    assert replicas > 1
+    arrivals = poisson_arrivals(plan.workload, duration_s=10.0, seed=0)
+    used = simulate_plan(plan, arrivals, seed=0).prefill_of
+    assert used[0] == replicas - 1
+    assert set(np.unique(used)) <= set(range(replicas))
+
+
+@pytest.mark.parametrize("policy", list(routing.POLICIES))
+def test_every_policy_of_a_plan_is_one_of_a_scenario(
+    sizing: Sizing, tmp_path: Path, policy: str
+) -> None:
+    """A scenario may ask for each policy, and the answer says where closed forms approximate it."""
+    (tmp_path / "scenario.toml").write_text(SCENARIO)
+    done = sizing("plan", str(tmp_path / "scenario.toml"), "--set", f"search.routing={policy}")
+    assert done.code == 0, done.err
+    assert ("an upper bound" in done.out) == (policy == "round-robin")

@@ -1,0 +1,122 @@
+"""`sizing init`, `schema`, `models`, `gpus`: data on stdout, talk on stderr, exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sizing import catalog
+from sizing.catalog.schema import scenario_keys
+
+if TYPE_CHECKING:
+    from tests.sizing.conftest import Sizing
+
+
+def data(sizing: Sizing, command: str) -> list[dict[str, Any]]:
+    """Return what a command prints with --json."""
+    done = sizing(command, "--json")
+    assert (done.code, done.err) == (0, "")
+    parsed: list[dict[str, Any]] = json.loads(done.out)
+    return parsed
+
+
+def test_models(sizing: Sizing) -> None:
+    """Every model is listed with its parameters, its KV bytes per token and its sources."""
+    rows = {row["name"]: row for row in data(sizing, "models")}
+    assert rows.keys() == catalog.models().keys()
+    llama = rows["llama-3.1-70b"]
+    assert llama["num_parameters"] == 70_553_706_496
+    assert llama["kv_bytes_per_token"] == 327_680  # 2 x 80 layers x 8 heads x 128 x 2 bytes
+    assert rows["deepseek-v3"]["kv_bytes_per_token"] == 70_272  # 61 x (512 + 64) x 2 bytes
+    assert all(row["sources"] for row in rows.values())
+    table = sizing("models").out
+    assert all(name in table for name in rows)
+
+
+def test_gpus(sizing: Sizing) -> None:
+    """Every GPU is listed with its peaks, its efficiencies and its sources."""
+    rows = {row["name"]: row for row in data(sizing, "gpus")}
+    assert rows.keys() == catalog.gpus().keys()
+    assert rows["h100-sxm"]["peak_flops_per_s"]["bf16"] == 989e12
+    assert rows["mi300x"]["efficiency"]["fitted"] is False
+    table = sizing("gpus").out
+    assert all(name in table for name in rows)
+    assert "fitted" in table
+    assert "calibration" in table
+
+
+def test_schema(sizing: Sizing) -> None:
+    """Every key of a scenario is listed, as data and as a table."""
+    rows = data(sizing, "schema")
+    assert [row["key"] for row in rows] == [key.key for key in scenario_keys()]
+    table = sizing("schema").out
+    assert all(row["key"] in table for row in rows)
+
+
+def test_init_writes_a_scenario_that_can_be_read(sizing: Sizing, tmp_path: Path) -> None:
+    """The scenario to start from is commented, and one that the other commands take."""
+    printed = sizing("init", "llama-3.1-70b-h100")
+    assert printed.code == 0
+    assert "# requests per second" in printed.out
+    out = tmp_path / "mine.toml"
+    done = sizing("init", "llama-3.1-70b-h100", "-o", str(out))
+    assert (done.code, done.out) == (0, "")
+    assert "sizing plan" in done.err
+    assert out.read_text(encoding="utf-8") == printed.out
+    assert catalog.read_scenario(out).workload.requests_per_s == 20
+
+
+def test_init_overwrites_nothing(sizing: Sizing, tmp_path: Path) -> None:
+    """A file that is there stays as it is, and nothing is half written elsewhere."""
+    out = tmp_path / "mine.toml"
+    out.write_text("precious", encoding="utf-8")
+    for target in (out, tmp_path / "no" / "such" / "folder.toml"):
+        done = sizing("init", "-o", str(target))
+        assert done.code == 2
+        assert done.err.count("\n") == 1
+    assert out.read_text(encoding="utf-8") == "precious"
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.toml"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["init", "nope"], "one of deepseek-v3-h200"),
+        (["models", "--jsno"], "No such option"),
+        (["gpus", "h100"], "unexpected extra argument"),
+        (["modles"], "No such command"),
+    ],
+)
+def test_bad_usage(sizing: Sizing, arguments: list[str], says: str) -> None:
+    """A slip in the command line is one line on stderr and exit code 2."""
+    done = sizing(*arguments)
+    assert (done.code, done.out) == (2, "")
+    assert done.err.count("\n") == 1
+    assert says in done.err
+
+
+@pytest.mark.parametrize("command", ["init", "schema", "models", "gpus"])
+def test_help(sizing: Sizing, command: str) -> None:
+    """`-h` explains every command."""
+    done = sizing(command, "-h")
+    assert done.code == 0
+    assert "Usage: sizing" in done.out
+
+
+def test_no_colour_in_a_pipe() -> None:
+    """Escape codes never reach a pipe, whatever the terminal behind it."""
+    done = subprocess.run(
+        [str(Path(sys.executable).with_name("sizing")), "gpus"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "TERM": "xterm-256color", "NO_COLOR": "1"},
+    )
+    assert "\x1b" not in done.stdout
+    assert "h100-sxm" in done.stdout

@@ -1,0 +1,268 @@
+"""`sizing plan`, `predict`, `explain`: streams, exit codes, files, and two golden plans."""
+
+from __future__ import annotations
+
+import json
+import os
+from io import StringIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from rich.console import Console
+
+from minicluster.plan import read_plan
+from sizing import catalog
+from sizing.report.plan_screen import plan_screen
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.sizing.conftest import Sizing
+
+GOLDEN = Path(__file__).parents[2] / "golden"
+H100 = str(catalog.files("scenarios")["llama-3.1-70b-h100"])
+LAPTOP = str(catalog.files("scenarios")["laptop"])
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 512,
+    "num_hidden_layers": 8, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 64,
+    "intermediate_size": 1536, "vocab_size": 32000, "max_position_embeddings": 2048,
+    "torch_dtype": "bfloat16", "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+@pytest.fixture
+def laptop(tmp_path: Path) -> tuple[str, ...]:
+    """Return the demo's scenario for a small model, with a made-up calibration of it."""
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps(CONFIG))
+    calibration = tmp_path / "calibration.json"
+    text = (GOLDEN / "laptop.calibration.json").read_text(encoding="utf-8")
+    calibration.write_text(text.replace("HASH", catalog.find_model(str(model)).config_hash))
+    return (LAPTOP, "--set", f"model.id={model}", "--calibration", str(calibration))
+
+
+def outline(plan: dict[str, Any]) -> dict[str, Any]:
+    """Return what a golden plan keeps: layout, KV space, verdicts, latencies."""
+    kept = ("replicas", "tp", "max_batch_size")
+    prediction = plan["prediction"]
+    return {
+        "pools": {pool["role"]: {key: pool[key] for key in kept} for pool in plan["pools"]},
+        "kv_mb": {pool["role"]: round(pool["kv_bytes"] / 1e6) for pool in plan["pools"]},
+        "gpus": plan["cost"]["gpus"],
+        "bottleneck": prediction["bottleneck"],
+        "ttft_p99_s": prediction["ttft"]["p99_s"],
+        "tpot_p99_s": prediction["tpot"]["p99_s"],
+        "capacity_requests_per_s": prediction["capacity_requests_per_s"],
+    }
+
+
+def check_golden(name: str, plan: dict[str, Any]) -> None:
+    """Compare with a golden outline; `GOLDEN=write` rewrites it, and the diff is reviewed."""
+    path = GOLDEN / f"{name}.plan.json"
+    found = outline(plan)
+    if os.environ.get("GOLDEN") == "write":
+        path.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    expected = json.loads(path.read_text(encoding="utf-8"))
+    assert found.keys() == expected.keys()
+    for key, value in expected.items():
+        wanted = pytest.approx(value, rel=0.01) if isinstance(value, float) else value
+        assert found[key] == wanted, key
+
+
+def test_golden_h100(sizing: Sizing, tmp_path: Path) -> None:
+    """The shipped 70B scenario gives the plan it gave; the file is what --json prints."""
+    path = tmp_path / "plan.json"
+    done = sizing("plan", H100, "-o", str(path), "--json")
+    assert (done.code, done.err) == (0, "")
+    assert path.read_text(encoding="utf-8") == done.out
+    check_golden("llama-3.1-70b-h100", json.loads(done.out))
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_golden_laptop(sizing: Sizing, laptop: tuple[str, ...], tmp_path: Path) -> None:
+    """A calibrated machine plans one core a pool, and explain shows the interference."""
+    path = tmp_path / "plan.json"
+    assert sizing("plan", *laptop, "-o", str(path)).code == 0
+    plan = read_plan(path)
+    check_golden("laptop", json.loads(path.read_text(encoding="utf-8")))
+    assert plan.calibration.name == "made-up"
+    assert plan.validated_on.num_rows == 40
+    assert plan.step_model.interference.decode_fraction == 0.2
+    explained = sizing("explain", str(path))
+    assert "interference of decode" in explained.out
+    assert "steps take longer by" in explained.out
+    data = json.loads(sizing("explain", str(path), "--json").out)
+    assert data["interference"]["decode"] > 0
+
+
+def test_plan_fits_one_screen(plan_of: Callable[..., Path]) -> None:
+    """GPUs, layout, latency beside the SLO, headroom, evidence, next: 22 lines of 80 columns."""
+    console = Console(width=80, file=StringIO())
+    with console.capture() as screen:
+        console.print(plan_screen(read_plan(plan_of(H100)), written=None))
+    for word in ("prefill", "decode", "compute", "memory bandwidth", "holds", "Headroom", "nodes"):
+        assert word in screen.get(), word
+    assert "no measurement of split vllm" in screen.get()
+    assert "sizing explain plan.json" in screen.get()
+    lines = screen.get().splitlines()
+    assert len(lines) <= 22
+    assert max(map(len, lines)) <= 80
+
+
+def test_verbose_shows_every_table(sizing: Sizing) -> None:
+    """Batch limits, all percentiles, the step times simulated and other confidences are added."""
+    done = sizing("plan", H100, "--set", "search.pools=split", "--verbose")
+    assert done.code == 0
+    for words in (
+        "Layout",
+        "KV/GPU",
+        "p50",
+        "E2E",
+        "Saturates at",
+        "by confidence",
+        "Simulated with",
+    ):
+        assert words in done.out, words
+
+
+def test_predict(sizing: Sizing, laptop: tuple[str, ...]) -> None:
+    """Capacity and utilisation of a named configuration; a missed SLO is said and exits 0."""
+    given = ("--prefill", "1xTP1", "--decode", "1xtp1")
+    done = sizing("predict", *laptop, *given, "--json")
+    assert (done.code, done.err) == (0, "")
+    answer = json.loads(done.out)
+    capacity = answer["prediction"]["capacity_requests_per_s"]
+    assert answer["meets_slo"] is True
+    assert answer["prediction"]["utilisation_fraction"]["prefill"] < 1
+    missed = sizing("predict", *laptop, *given, "--set", "slo.ttft_s=0.01")
+    assert missed.code == 0
+    assert "SLO missed: TTFT p99" in missed.out
+    over = sizing("predict", *laptop, *given, "--set", f"workload.requests_per_s={2 * capacity}")
+    assert over.code == 3
+    assert "saturate" in over.err
+    assert over.out == ""
+
+
+def test_predict_beyond_the_hb_domain(sizing: Sizing) -> None:
+    """TP 16 on nodes of 8 is predicted, and what the network costs is said."""
+    rate = ("--set", "workload.requests_per_s=2")
+    done = sizing("predict", H100, "--prefill", "1xTP8", "--decode", "1xTP16", *rate)
+    assert done.code == 0
+    assert "TP beyond the HB domain costs" in done.out
+
+
+def test_explain_gpu(sizing: Sizing, plan_of: Callable[..., Path]) -> None:
+    """A GPU plan shows each op with equation, FLOPs, bytes, share of peak and what binds it."""
+    data = json.loads(sizing("explain", str(plan_of(H100)), "--json").out)
+    ops = {term["name"]: term for term in data["terms"] if term["of"] == "prefill step"}
+    assert ops["mlp up"]["bound"] == "compute"
+    assert 0.5 < ops["mlp up"]["achieved_fraction"] < 1
+    assert ops["mlp up"]["equation"] == "W4"
+    assert ops["mlp up"]["flops"] > 0
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "words"),
+    [
+        ("model.id=llama-3.1-405b", 3, "fits on no allowed layout"),
+        ("slo.ttft_s=0.01", 3, "already"),
+        ("cluster.max_gpus=8", 3, "to change: cluster.max_gpus = "),
+        ("slo.ttft_s=0.29", 3, "by closed forms"),
+        ("workload.requests_per_s=1000000", 3, "requests/s take at least"),
+        ("workload.output_tokens=0", 2, "positive"),
+        ("workload.prefix_tokens=4000", 2, "less than the longest input"),
+        ("search.tp=[3]", 2, "attention heads"),
+        ("workload.requests_per_s=-1", 2, "positive"),
+        ("workload.requests=3", 2, "no such key"),
+        ("workload.input_tokens=200000", 2, "context"),
+        ("cluster.preset=h100-9", 2, "did you mean h100-8"),
+    ],
+)
+def test_refusals(sizing: Sizing, tmp_path: Path, change: str, code: int, words: str) -> None:
+    """What cannot be planned is named with what to change and its exit code, and writes no file."""
+    path = tmp_path / "plan.json"
+    done = sizing("plan", H100, "--set", change, "-o", str(path))
+    assert done.code == code
+    assert words in done.err
+    assert len(done.err.strip().splitlines()) <= (1 if code == 2 else 3)
+    assert done.out == ""
+    assert not path.exists()
+
+
+def test_infeasible_as_data(sizing: Sizing) -> None:
+    """With --json a "no" is data too."""
+    done = sizing("plan", H100, "--set", "cluster.max_gpus=8", "--json")
+    assert done.code == 3
+    assert json.loads(done.out)["infeasible"]["binds"] == "max_gpus"
+
+
+def test_a_calibration_of_something_else(sizing: Sizing, laptop: tuple[str, ...]) -> None:
+    """A calibration of another model, or of TP 1 asked for at TP 2, is refused."""
+    calibration = laptop[-1]
+    done = sizing("plan", H100, "--calibration", calibration)
+    assert done.code == 2
+    assert "model_config_hash" in done.err
+    wide = sizing("predict", *laptop, "--prefill", "1xTP2", "--decode", "1xTP1")
+    assert wide.code == 2
+    assert "TP 1" in wide.err
+
+
+def test_without_calibration(sizing: Sizing, laptop: tuple[str, ...]) -> None:
+    """A CPU without a calibration gets the commands that make one."""
+    done = sizing("plan", *laptop[:-2])
+    assert done.code == 2
+    assert "sizing calibrate" in done.err
+    assert "serving measure" in done.err
+
+
+def test_aggregated_pools_are_planned_predicted_and_explained(
+    sizing: Sizing, tmp_path: Path
+) -> None:
+    """A small load's plan is one pool; predict says the same of it; its phases add up."""
+    path, small = tmp_path / "plan.json", "llama-3.1-70b-h100-2rps"
+    assert sizing("plan", small, "-o", str(path)).code == 0
+    plan = read_plan(path)
+    assert [pool.role for pool in plan.pools] == ["mixed"]
+    assert plan.validated_on.num_rows > 0
+    pool = plan.pool("mixed")
+    done = sizing("predict", small, "--mixed", f"{pool.replicas}xTP{pool.tp}", "--json")
+    said = json.loads(done.out)["prediction"]
+    assert said["ttft"]["p99_s"] == pytest.approx(plan.prediction.ttft.p99_s)
+    terms = json.loads(sizing("explain", str(path), "--json").out)["terms"]
+    phases = sum(term["seconds"] for term in terms if term["of"] == "TTFT")
+    assert phases == pytest.approx(plan.prediction.ttft.mean_s, rel=1e-6)
+    assert sizing("predict", small, "--mixed", "1xTP4", "--decode", "1xTP8").code == 2
+    assert sizing("predict", small).code == 2
+    full = sizing("predict", small, "--mixed", "1xTP8", "--set", "workload.requests_per_s=9")
+    assert full.code == 3
+    assert "saturate --mixed 1xTP8" in full.err
+
+
+def test_kinds_and_slicing_of_each_pool_are_shown(sizing: Sizing) -> None:
+    """Pools on different GPUs name theirs; stages stand beside the TP."""
+    both = ("--set", 'search.gpus=["h100-sxm","h200-sxm"]', "--set", "search.layouts=any")
+    done = sizing("predict", H100, *both, "--prefill", "9xTP4xPP2", "--decode", "4xTP4@h200-sxm")
+    assert done.code == 0
+    for text in ("prefill on h100-sxm", "decode on h200-sxm", "9 x TP4 PP2"):
+        assert text in done.out
+    assert "mixed on h100-sxm" not in sizing("predict", H100, "--mixed", "9xTP8").out
+
+
+def test_sizes_that_cannot_be_read(sizing: Sizing) -> None:
+    """A size is replicas x TP."""
+    done = sizing("predict", H100, "--prefill", "2x4", "--decode", "1xTP4")
+    assert done.code == 2
+    assert "2xTP4" in done.err
+
+
+def test_an_edited_plan(sizing: Sizing, plan_of: Callable[..., Path], tmp_path: Path) -> None:
+    """A plan whose pools cannot carry its load is refused by explain."""
+    path = tmp_path / "plan.json"
+    raw = json.loads(plan_of(H100).read_text(encoding="utf-8"))
+    raw["workload"]["requests_per_s"] = 1e6
+    path.write_text(json.dumps(raw))
+    done = sizing("explain", str(path))
+    assert done.code == 2
+    assert "carry the plan's load" in done.err

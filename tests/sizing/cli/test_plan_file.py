@@ -1,0 +1,193 @@
+"""The plan's file: each thing once, one value in memory, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from minicluster.errors import InputError
+from minicluster.plan import Plan, plan_from, read_plan, to_json
+from minicluster.plan.document import KEPT_AT_TOP, KEPT_OF_CALIBRATION
+from minicluster.specs.calibration import CalibrationKey, CalibrationSpec
+from sizing.cli.common import with_overrides
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from tests.sizing.conftest import Sizing
+
+SMALL = "llama-3.1-8b-h100"
+TOP = {
+    *("schema_version", "model", "engine", "step_model", "inputs", "slo", "workload", "pools"),
+    *("routing", "prediction", "cost", "headroom", "calibration", "validated_on", "deployable"),
+    *("provenance", "confidence"),
+}
+
+
+@pytest.fixture(scope="module")
+def file(plan_of: Callable[..., Path]) -> Path:
+    """Return a plan of 8B on H100."""
+    return plan_of(SMALL)
+
+
+@pytest.fixture(params=["datasheet", "calibrated"])
+def plan(request: pytest.FixtureRequest, file: Path) -> Plan:
+    """Return the plan, and as if its step times came from a calibration."""
+    found = read_plan(file)
+    return found if request.param == "datasheet" else calibrated(found)
+
+
+def calibrated(plan: Plan) -> Plan:
+    """Return the plan with a calibration of the step times that it has."""
+    key = CalibrationKey(
+        processor="made up",
+        cores=1,
+        engine=plan.engine.name,
+        engine_version=plan.engine.version,
+        model_config_hash=plan.model.config_hash,
+        dtype=plan.model.weight_dtype,
+    )
+    model = plan.step_model
+    calibration = CalibrationSpec(
+        name="made up",
+        date="2026-11-20",
+        key=key,
+        num_rows=3,
+        prefill=model.prefill,
+        decode=model.decode,
+        path=model.path,
+        interference=model.interference,
+    )
+    return replace(plan, inputs=replace(plan.inputs, calibration=calibration))
+
+
+def objects(value: object, path: str = "") -> Iterator[tuple[str, str]]:
+    """Yield each object of two fields or more as text, and where it stands."""
+    if isinstance(value, dict):
+        if len(value) > 1:
+            yield json.dumps(value, sort_keys=True), path
+        for key, each in value.items():
+            if key not in {"placement", "sources", "collectives"}:
+                yield from objects(each, f"{path}.{key}")
+    elif isinstance(value, list):
+        for number, each in enumerate(value):
+            yield from objects(each, f"{path}[{number}]")
+
+
+def test_each_thing_is_said_once(plan: Plan) -> None:
+    """No object stands in the file twice, nor in the inputs what stands at the top."""
+    raw = json.loads(to_json(plan))
+    assert raw.keys() == TOP
+    assert raw["schema_version"] == 2
+    seen: dict[str, str] = {}
+    for text, path in objects(raw):
+        assert text not in seen, (path, seen[text])
+        seen[text] = path
+    kept = dict(KEPT_AT_TOP)
+    if plan.inputs.calibration is not None:
+        kept |= KEPT_OF_CALIBRATION
+        assert raw["inputs"]["calibration"].keys() == {"key", "num_rows"}
+    for top, inside in kept.items():
+        table: Any = raw["inputs"]
+        *tables, key = inside.split(".")
+        for name in tables:
+            table = table[name]
+        assert key not in table, (top, inside)
+
+
+def test_a_plan_comes_back_the_same(plan: Plan) -> None:
+    """What is read is what was written, and writing it again gives the same bytes."""
+    text = to_json(plan)
+    again = plan_from(json.loads(text), place="plan.json")
+    assert again == plan
+    assert to_json(again) == text
+
+
+def test_kinds_of_gpus_stand_in_the_file_once(plan_of: Callable[..., Path]) -> None:
+    """The cluster's GPU is not listed again among those that a pool may be made of."""
+    path = plan_of(SMALL, "--set", 'search.gpus=["H100","h200-sxm"]')
+    raw = json.loads(path.read_text(encoding="utf-8"))
+    assert [gpu["name"] for gpu in raw["inputs"]["other_gpus"]] == ["h200-sxm"]
+    assert raw["inputs"]["gpu"]["name"] == "h100-sxm"
+    assert list(read_plan(path).inputs.kinds) == ["h100-sxm", "h200-sxm"]
+
+
+@pytest.mark.parametrize("version", [1, 3, None])
+def test_another_version_is_refused(
+    sizing: Sizing, file: Path, tmp_path: Path, version: int | None
+) -> None:
+    """One line with the file, what was found, what was expected and how to get it; exit 2."""
+    path = tmp_path / "plan.json"
+    raw = json.loads(file.read_text(encoding="utf-8")) | {"schema_version": version}
+    path.write_text(json.dumps(raw), encoding="utf-8")
+    done = sizing("explain", str(path))
+    assert (done.code, done.out) == (2, "")
+    found = "is missing" if version is None else f"is {version}"
+    assert f"{path}: schema_version {found}; expected 2" in done.err
+    assert f"plan again with this version: `sizing plan SCENARIO -o {path}`" in done.err
+
+
+def test_a_second_copy_is_refused(file: Path) -> None:
+    """What stands at the top may not stand in the inputs as well, even if it says the same."""
+    raw = json.loads(file.read_text(encoding="utf-8"))
+    raw["inputs"]["scenario"]["slo"] = raw["slo"]
+    with pytest.raises(InputError, match=r"inputs\.scenario\.slo is .*says it once, in slo"):
+        plan_from(raw, place="plan.json")
+
+
+@pytest.mark.parametrize(
+    ("where", "value", "says"),
+    [
+        (("cost", "gpus"), 1, "cost.gpus is 1; expected "),
+        (("calibration", "name"), "another", "calibration.name is 'another'; expected 'h100-sxm"),
+        (("model", "layers"), 3, "model.layers is 3; expected no such key"),
+        (("workload", "requests_per_s"), "many", "plan.json: workload.requests_per_s is 'many'"),
+        (("workload", "requests_per_s"), -1, "workload.requests_per_s is -1"),
+        (("engine", "kv_dtype"), 8, "plan.json: engine.kv_dtype is 8"),
+        (("cost",), None, "plan.json: cost is missing"),
+        (("slo",), 3, "plan.json: slo is 3"),
+    ],
+)
+def test_a_file_that_contradicts_itself(
+    file: Path, where: tuple[str, ...], value: object, says: str
+) -> None:
+    """A value that follows from others, or is of the wrong kind, is named as the file has it."""
+    raw = json.loads(file.read_text(encoding="utf-8"))
+    *tables, key = where
+    table = raw
+    for name in tables:
+        table = table[name]
+    table[key] = value
+    with pytest.raises(InputError) as refused:
+        plan_from(raw, place="plan.json")
+    assert says in str(refused.value)
+
+
+def test_pools_are_of_the_inputs(file: Path) -> None:
+    """An engine or a dtype that the inputs do not name makes no plan."""
+    plan = read_plan(file)
+    with pytest.raises(InputError, match=r"engine\.version is '0'"):
+        replace(plan, engine=replace(plan.engine, version="0"))
+    pool, *others = plan.pools
+    with pytest.raises(InputError, match=r"dtype is 'fp32'"):
+        replace(plan, pools=(replace(pool, dtype="fp32"), *others))
+    raw = json.loads(to_json(plan))
+    raw["pools"][-1]["dtype"] = "fp8"
+    if len(raw["pools"]) > 1:
+        with pytest.raises(InputError, match=r"pools\[.*\]\.dtype is 'fp8'"):
+            plan_from(raw, place="plan.json")
+
+
+def test_an_override_changes_the_only_copy(file: Path) -> None:
+    """`--set` of `sizing simulate`: load and SLO are those of the scenario, before and after."""
+    plan = read_plan(file)
+    changed = with_overrides(plan, ["workload.requests_per_s=3", "slo.ttft_s=7"], "plan.json")
+    assert (changed.workload.requests_per_s, changed.slo.ttft_s) == (3, 7)
+    assert changed.inputs.scenario.workload is changed.workload
+    assert changed.inputs.scenario.slo is changed.slo
+    assert changed.under(workload=plan.workload, slo=plan.slo) == plan
+    assert json.loads(to_json(changed))["workload"]["requests_per_s"] == 3

@@ -1,0 +1,132 @@
+"""`sizing simulate`: streams, files, and what is refused."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from minicluster.plan import read_plan
+from sizing import catalog
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.sizing.conftest import Sizing
+
+H100 = str(catalog.files("scenarios")["llama-3.1-70b-h100"])
+
+
+@pytest.fixture(scope="module")
+def plan(plan_of: Callable[..., Path]) -> str:
+    """Return a plan of 70B on H100."""
+    return str(plan_of(H100))
+
+
+def test_json_is_the_same_every_time(sizing: Sizing, plan: str) -> None:
+    """Equal arguments give equal bytes; the numbers are in order."""
+    one, same = (sizing(*("simulate", plan, "--requests", "3000", "--json")) for _ in range(2))
+    assert one == same
+    assert one.code == 0
+    found = json.loads(one.out)
+    assert found["requests"] == 3000
+    assert found["requests"] >= found["counted_requests"] > 1500
+    ttft = found["latencies"]["ttft"]
+    assert ttft["p50"]["value_s"] <= ttft["p90"]["value_s"] <= ttft["p99"]["value_s"]
+    for each in ttft.values():
+        assert each["low_s"] <= each["value_s"]
+    counted = sum(found["ttft_parts_s"].values())
+    assert counted == pytest.approx(ttft["mean"]["value_s"], rel=1e-9)
+    looks = found["over_time"]
+    assert len(looks["time_s"]) == len(looks["kv_blocks"]["decode"]) > 100
+
+
+def test_the_plan_s_promise_is_near(sizing: Sizing, plan: str) -> None:
+    """Closed forms and simulation agree: TTFT and TPOT within 15 % at p50 and p99."""
+    found = json.loads(sizing("simulate", plan, "--requests", "10000", "--json").out)
+    promise = read_plan(Path(plan)).prediction
+    for name in ("ttft", "tpot"):
+        for statistic in ("p50", "p99"):
+            simulated = found["latencies"][name][statistic]["value_s"]
+            assert simulated == pytest.approx(getattr(promise, name).at(statistic), rel=0.15)
+
+
+def test_requests_are_written_one_a_line(sizing: Sizing, plan: str, tmp_path: Path) -> None:
+    """The CSV has every request, and its phases add up to its TTFT."""
+    out = tmp_path / "requests.csv"
+    done = sizing("simulate", plan, "--requests", "500", "-o", str(out))
+    assert done.code == 0
+    assert "TTFT" in done.out
+    assert "decode" in done.out
+    with out.open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert [int(row["request"]) for row in rows] == list(range(500))
+    phases = ("request_overhead_s", "queue_s", "prefill_s", "decode_admission_s",
+              "kv_transfer_s", "first_decode_step_s")  # fmt: skip
+    for row in rows:
+        assert sum(float(row[each]) for each in phases) == pytest.approx(float(row["ttft_s"]))
+
+
+def test_a_trace_replaces_arrivals_and_lengths(sizing: Sizing, plan: str, tmp_path: Path) -> None:
+    """A schedule's requests are those simulated; --rate stretches their time."""
+    trace, out = tmp_path / "schedule.jsonl", tmp_path / "requests.csv"
+    lines = [{"due_s": k * 0.5, "input_tokens": 900 + k, "output_tokens": 3} for k in range(50)]
+    trace.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    done = sizing("simulate", plan, "--schedule", str(trace), "--rate", "10", "-o", str(out))
+    assert done.code == 0
+    table = np.genfromtxt(out, delimiter=",", names=True)
+    np.testing.assert_allclose(table["due_s"], np.arange(50) / 10)
+    np.testing.assert_array_equal(table["input_tokens"], 900 + np.arange(50))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--requests", "0"), "--requests is 0"),
+        (("--requests", "99999999"), "at most 10,000,000"),
+        (("--rate", "-1"), "--rate is -1"),
+        (("--rate", "nan"), "--rate is nan"),
+        (("--seed", "-1"), "--seed is -1"),
+        (("--arrivals", "bursty"), "one of poisson, gamma, constant"),
+        (("--users", "5", "--turns", "2"), "closed loop"),
+        (("--turns", "9999", "--requests", "9999"), "engine.max_model_len"),
+        (("--trace", "/none"), "No such file"),
+        (("-o", "/none/x.csv", "--requests", "10"), "a file to write"),
+    ],
+)
+def test_bad_options_are_one_line(
+    sizing: Sizing, plan: str, options: tuple[str, ...], message: str
+) -> None:
+    """What cannot be simulated is refused with exit code 2 and one line."""
+    done = sizing("simulate", plan, *options)
+    assert (done.code, done.out) == (2, "")
+    assert message in done.err
+    assert done.err.count("\n") == 1
+
+
+def test_load_and_slo_of_a_plan_may_be_set(sizing: Sizing, plan: str) -> None:
+    """`--set` is another load or SLO for the same pools; the rest of a plan stays as it is."""
+    few = ("simulate", plan, "--requests", "1000")
+    half = sizing(*few, "--set", "workload.requests_per_s=10", "--json")
+    assert half.code == 0
+    assert half.out == sizing(*few, "--rate", "10", "--json").out
+    assert "missed" in sizing(*few, "--set", "slo.ttft_s=0.2").out
+    for wrong, said in (
+        ("cluster.max_gpus=3", "plan again"),
+        ("workload.input_tokens=0", "positive"),
+        ("workload.input_tokens=100000", "engine.max_model_len"),
+    ):
+        done = sizing(*few, "--set", wrong)
+        assert done.code == 2
+        assert said in done.err
+
+
+def test_overload_is_told(sizing: Sizing, plan: str) -> None:
+    """A rate beyond any capacity ends, and the answer says that there is no steady state."""
+    done = sizing("simulate", plan, "--rate", "1000", "--requests", "3000")
+    assert done.code == 0
+    assert "No steady state" in done.out

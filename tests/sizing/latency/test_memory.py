@@ -1,0 +1,180 @@
+"""Bytes on one GPU: conservation under slicing, and vLLM's own accounting."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minicluster.engine_model.kv_cache import kv_bytes_per_sequence, kv_bytes_per_token
+from minicluster.specs.model import ModelSpec
+from minicluster.specs.parameters import num_parameters, parameters
+from minicluster.specs.parameters import weight_bytes as all_weight_bytes
+from minicluster.specs.scenario import EngineChoice
+from minicluster.specs.slicing import Slicing
+from sizing import catalog
+from sizing.catalog import find_engine
+from sizing.latency import memory
+from sizing.latency.memory import (
+    kv_space_bytes,
+    max_concurrent_tokens,
+    stage_weight_bytes,
+    weight_bytes,
+)
+
+if TYPE_CHECKING:
+    from minicluster.specs.engine import EngineProfile
+
+MEASURED = tomllib.loads(
+    (Path(__file__).parents[2] / "published" / "vllm_memory.toml").read_text(encoding="utf-8")
+)
+
+GIB = 2**30
+MODELS = (
+    "llama-3.1-8b", "llama-3.1-70b", "mixtral-8x7b", "deepseek-v3", "gpt-oss-20b", "glm-5",
+    "kimi-k2.5", "qwen3.5-397b-a17b", "qwen3-0.6b", "falcon-180b", "bloom-176b", "llama-4-scout",
+)  # fmt: skip
+
+
+@given(model=st.sampled_from(MODELS), tp=st.sampled_from((1, 2, 4, 8, 16, 32)))
+def test_slicing_loses_no_byte(model: str, tp: int) -> None:
+    """All ranks together hold at least what one GPU holds, weights and KV cache."""
+    spec = catalog.find_model(model)
+    assert tp * weight_bytes(spec, tp=tp) >= all_weight_bytes(spec) * (1 - 1e-9)
+    assert tp * kv_bytes_per_token(spec, tp=tp) >= kv_bytes_per_token(spec, tp=1) * (1 - 1e-9)
+
+
+@given(tokens=st.integers(1, 20_000), tp=st.sampled_from((1, 2)))
+def test_only_sequences_that_fit_whole_are_counted(tokens: int, tp: int) -> None:
+    """The sequences held at once fit into the KV space, and one more does not (eq. M7)."""
+    model, gpu = catalog.find_model("llama-3.1-8b"), catalog.find_gpu("h100-sxm")
+    engine = find_engine(EngineChoice())
+    held = max_concurrent_tokens(model, gpu, engine, slicing=Slicing(tp=tp), sequence_tokens=tokens)
+    each = kv_bytes_per_sequence(model, tokens, tp=tp, block_size=engine.block_size)
+    space = kv_space_bytes(model, gpu, engine, tp=tp)
+    assert held % tokens == 0
+    assert held / tokens * each <= space < (held / tokens + 1) * each
+
+
+SLICINGS = st.sampled_from(
+    [Slicing(tp=tp, pp=pp, dp=dp, ep=ep)
+     for tp in (1, 2, 4, 8) for pp in (1, 2, 3) for dp in (1, 2, 8) for ep in (1, 2, 8)
+     if (tp * dp) % ep == 0]
+)  # fmt: skip
+
+
+@given(model=st.sampled_from(MODELS), slicing=SLICINGS)
+def test_slicing_loses_no_weight(model: str, slicing: Slicing) -> None:
+    """
+    All GPUs together hold one copy of the model, and of some parts more, by name.
+
+    Whole on every GPU of a stage: norms, routers, down-projections of latent attention and its
+    index. Once per copy of attention: attention, dense feed-forwards, shared experts and tables.
+    The input table again where it is also the head of another stage. Padding of fp4 experts.
+    """
+    spec = replace(catalog.find_model(model), weight_dtype="bf16", weight_group=0)
+    counts, stage = parameters(spec), slicing.tp * slicing.dp
+    held = sum(stage_weight_bytes(spec, slicing)) * stage / 2
+    latent = 0
+    if spec.mla:
+        ranks = spec.mla.kv_lora_rank + spec.mla.qk_rope_head_dim + spec.mla.q_lora_rank
+        latent = spec.num_layers * ranks * spec.hidden_size
+        if spec.index:
+            made = spec.mla.q_lora_rank * spec.index.num_heads * spec.index.head_dim
+            small = (spec.index.head_dim + spec.index.num_heads) * spec.hidden_size
+            latent += spec.num_layers * (made + small)
+    heads = 0.0 if spec.mla else max(1, slicing.tp / spec.num_kv_heads) - 1
+    attending = spec.num_layers - spec.num_linear_layers
+    copied = heads * attending * 2 * spec.hidden_size * spec.num_kv_heads * spec.head_dim
+    whole = counts.norms + counts.router + latent
+    per_copy = counts.total - counts.experts - whole + copied
+    per_copy += counts.embedding * (spec.tied_embeddings and slicing.pp > 1)
+    assert held == pytest.approx(counts.experts + slicing.dp * per_copy + stage * whole)
+    assert weight_bytes(spec) == pytest.approx(all_weight_bytes(spec))
+
+
+def test_copies_add_to_the_cache() -> None:
+    """Data-parallel copies hold dp times the tokens."""
+    model, gpu = catalog.find_model("llama-3.1-70b"), catalog.find_gpu("h200-sxm")
+    engine = find_engine(EngineChoice())
+    room = [
+        max_concurrent_tokens(model, gpu, engine, slicing=slicing, sequence_tokens=4096)
+        for slicing in (Slicing(tp=4), Slicing(tp=4, dp=2), Slicing(tp=1))
+    ]
+    assert room[1] == 2 * room[0] > 0
+    assert room[2] == 0
+
+
+def spec_of(row: dict[str, Any]) -> ModelSpec:
+    """Return the model of a published row."""
+    if "model" in row:
+        return replace(catalog.find_model(row["model"]), weight_dtype=row["dtype"])
+    return ModelSpec(id="row", source="row", config_hash="0" * 16, **row["shapes"])
+
+
+def working_of(row: dict[str, Any], other_gib: float) -> EngineProfile:
+    """Return vLLM with the limits of a published row, its runtime as in the others."""
+    return replace(
+        find_engine(EngineChoice()),
+        memory_fraction=row["memory_fraction"],
+        activation_bytes=0.0,
+        max_batch_size=row["sequences"],
+        max_batched_tokens=MEASURED["batched_tokens"],
+        runtime_bytes=other_gib * GIB,
+    )
+
+
+@pytest.mark.parametrize("number", range(len(MEASURED["rows"])))
+def test_against_vllm_on_h100(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    Every part of vLLM's own accounting, the row left out of the fit (eq. M4, M8, M9).
+
+    Weights and KV space within 0.2 GiB; activations within 0.05; what is neither, contexts and
+    buffers of NCCL, within 0.1. Activations of the row that fewer sequences filled are within 30 %,
+    and its KV space is off by as much.
+
+    What is fitted: bytes per logit of the sampler, on the other rows with 1,024 sequences, and the
+    memory outside torch of one GPU. The table lacks vLLM's version, max_num_seqs and
+    max_num_batched_tokens; towers for images are not in our weights.
+    """
+    rows = MEASURED["rows"]
+    row, others = rows[number], [each for each in rows if each is not rows[number]]
+    per_logit = [
+        (each["activation_gib"] * GIB - MEASURED["batched_tokens"] * spec.hidden_size * 2)
+        / (each["sequences"] * spec.vocab_size)
+        for each in others if each["sequences"] == 1024 for spec in (spec_of(each),)
+    ]  # fmt: skip
+    fitted = float(np.mean(per_logit))
+    assert fitted == pytest.approx(memory.SAMPLER_BYTES_PER_LOGIT, rel=0.01)
+    monkeypatch.setattr(memory, "SAMPLER_BYTES_PER_LOGIT", fitted)
+    alone = float(np.mean([each["other_gib"] for each in others if each["tp"] == 1]))
+    model, gpu, engine = spec_of(row), catalog.find_gpu("h100-sxm"), working_of(row, alone)
+    slicing = Slicing(tp=row["tp"])
+    space = kv_space_bytes(model, gpu, engine, slicing=slicing) / GIB
+    weights = weight_bytes(model, slicing=slicing) / GIB
+    activations = memory.activation_bytes(model, engine, slicing=slicing) / GIB
+    tower = 2 * (row["parameters"] - num_parameters(model)) / GIB if "parameters" in row else 0.0
+    assert weights + tower == pytest.approx(row["weights_gib"], abs=0.15)
+    other = row["memory_fraction"] * MEASURED["memory_gib"] - weights - activations - space
+    assert other == pytest.approx(row["other_gib"], abs=0.1)
+    short = 0.0
+    if row["sequences"] == 1024:
+        assert activations == pytest.approx(row["activation_gib"], abs=0.05)
+    else:
+        assert activations == pytest.approx(row["activation_gib"], rel=0.3)
+        short = row["activation_gib"] - activations
+    assert space - tower - short == pytest.approx(row["kv_gib"], abs=0.2)
+
+
+def test_rows_add_up() -> None:
+    """What vLLM printed is consistent: the share of memory less the parts is the KV space."""
+    for row in MEASURED["rows"]:
+        parts = row["weights_gib"] + row["activation_gib"] + row["other_gib"]
+        left = row["memory_fraction"] * MEASURED["memory_gib"] - parts
+        assert left == pytest.approx(row["kv_gib"], abs=0.02)

@@ -1,0 +1,337 @@
+"""Placement: constraints hold, the bound is a bound, and what schedulers are told is complete."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from minicluster.errors import InputError, NegativeAnswer
+from minicluster.specs.cluster import topology_of
+from minicluster.specs.topology import Inventory, Node, inventory_of
+from sizing import catalog
+from sizing.network.gpu_groups import PoolRequest
+from sizing.network.pools import PoolPlan, PoolRules, place_pools
+from sizing.network.ranks import Degrees, RankRules, place_ranks
+from sizing.network.topology_units import TopologyUnit, unit_tree
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.sizing.conftest import Sizing
+
+PRICES = (1.0, 4.0, 8.0, 20.0)
+"""Seconds per byte of four tiers; only their order matters here."""
+
+
+def preset(name: str) -> tuple[Inventory, tuple[float, ...]]:
+    """Return the nodes of a preset and the oversubscription of its tiers."""
+    cluster = catalog.clusters()[name]
+    topology = topology_of(cluster, catalog.find_gpu(cluster.gpu))
+    return inventory_of(topology), tuple(tier.oversubscription for tier in topology.tiers)
+
+
+def site(domains: list[int], per_rack: int = 2) -> Inventory:
+    """Return nodes with the given GPUs, an HB domain each, some to a rack."""
+    nodes = tuple(
+        Node(name=f"n{i}", gpus=gpus, units={"hb": f"h{i}", "rack": f"r{i // per_rack}"})
+        for i, gpus in enumerate(domains)
+    )
+    return Inventory(nodes=nodes, tiers=("hb", "rack", "pod"))
+
+
+def test_a_job_of_16384_on_the_24k_cluster() -> None:
+    """6 pods, 6 of 128 ring edges, as few as there can be; a random order cuts 83 %."""
+    inventory, over = preset("roce-24k")
+    found = place_ranks(
+        Degrees(tp=8, pp=16, dp=128), unit_tree(inventory), inventory.tiers,
+        RankRules(oversubscription=over),
+    )  # fmt: skip
+    pod = next(cut for cut in found.cuts if cut.tier == "pod")
+
+    assert (pod.units, pod.ring_edges, pod.bound, pod.stage_edges) == (6, 6, 6, 0)
+    assert found.optimal
+    assert pod.random_fraction == pytest.approx(0.827, abs=0.001)
+    assert pod.uplink_fraction == pytest.approx(128 * 7 / 3072)
+    assert len(set(found.ranks)) == 16_384
+
+
+def test_random_order_cuts_what_the_estimate_says() -> None:
+    """Shuffled replicas cross pods as often as the closed form."""
+    inventory, _ = preset("roce-24k")
+    found = place_ranks(Degrees(tp=8, pp=16, dp=128), unit_tree(inventory), inventory.tiers)
+    unit = {node.name: node.units["pod"] for node in inventory.nodes}
+    pods = np.array([unit[found.ranks[i * 128][0]] for i in range(128)])
+    rng = np.random.default_rng(7)
+    cut = [np.mean((order := rng.permutation(pods)) != np.roll(order, 1)) for _ in range(400)]
+
+    assert np.mean(cut) == pytest.approx(found.cuts[-1].random_fraction, abs=0.01)
+
+
+@st.composite
+def sites(draw: st.DrawFn) -> Inventory:
+    """Draw small sites with holes."""
+    return site([4, *draw(st.lists(st.sampled_from([2, 4, 8]), min_size=1, max_size=4))])
+
+
+@given(inventory=sites(), tp=st.sampled_from([1, 2, 4]), pp=st.integers(1, 3), dp=st.integers(1, 6))
+def test_ranks_respect_constraints_and_the_bound(
+    inventory: Inventory, tp: int, pp: int, dp: int
+) -> None:
+    """TP stays inside a domain, every GPU is used once, cuts are at least the bound."""
+    try:
+        found = place_ranks(Degrees(tp=tp, pp=pp, dp=dp), unit_tree(inventory), inventory.tiers)
+    except NegativeAnswer as error:
+        assert "GPUs" in str(error)  # noqa: PT017
+        return
+
+    domain = {node.name: node.units["hb"] for node in inventory.nodes}
+    assert len(found.ranks) == len(set(found.ranks)) == tp * pp * dp
+    for start in range(0, len(found.ranks), tp):
+        assert len({domain[node] for node, _ in found.ranks[start : start + tp]}) == 1
+    assert all(cut.bound <= cut.ring_edges <= cut.ring for cut in found.cuts)
+
+
+@settings(max_examples=25)
+@given(
+    inventory=sites(),
+    counts=st.tuples(st.integers(1, 3), st.integers(1, 2)),
+    widths=st.tuples(st.sampled_from([1, 2, 4]), st.sampled_from([2, 4])),
+)
+def test_pools_are_placed_as_well_as_any_enumeration(
+    inventory: Inventory, counts: tuple[int, int], widths: tuple[int, int]
+) -> None:
+    """Cost equals the bound and the least of all placements, tried one by one."""
+    least = enumerated(inventory, counts, widths)
+    try:
+        found = pooled(inventory, counts, widths)
+    except NegativeAnswer:
+        assert least is None
+        return
+
+    assert found.optimal
+    assert least is not None
+    assert found.cost == pytest.approx(least)
+    used = [gpu for group in found.groups for gpu in group.gpus]
+    assert len(used) == len(set(used)) == counts[0] * widths[0] + counts[1] * widths[1]
+
+
+def pooled(
+    inventory: Inventory, counts: tuple[int, int], widths: tuple[int, int], **rules: object
+) -> PoolPlan:
+    """Place prefill and decode replicas at made-up prices."""
+    requests = [
+        PoolRequest(role=role, replicas=n, tp=width)
+        for role, n, width in zip(("prefill", "decode"), counts, widths, strict=True)
+    ]
+    prices = PRICES[: len(inventory.tiers)]
+    return place_pools(
+        requests,
+        unit_tree(inventory),
+        inventory.tiers,
+        PoolRules(seconds_per_byte=prices, pair_bytes_per_s=1.0, **rules),
+    )
+
+
+def enumerated(
+    inventory: Inventory, counts: tuple[int, int], widths: tuple[int, int]
+) -> float | None:
+    """Return the least cost over every assignment of replicas to domains."""
+    free = [node.gpus for node in inventory.nodes]
+    racks = [node.units["rack"] for node in inventory.nodes]
+    best = None
+    places = range(len(free))
+    for first in itertools.combinations_with_replacement(places, counts[0]):
+        for second in itertools.combinations_with_replacement(places, counts[1]):
+            if any(
+                first.count(i) * widths[0] + second.count(i) * widths[1] > free[i] for i in places
+            ):
+                continue
+            cost = sum(
+                PRICES[0] if a == b else PRICES[1] if racks[a] == racks[b] else PRICES[2]
+                for a in first
+                for b in second
+            )
+            best = cost if best is None else min(best, cost)
+    return best
+
+
+def test_plan_of_64_gpus_is_proved_optimal_on_every_preset() -> None:
+    """8 prefill replicas of TP4 and 4 decode replicas of TP8: cost equals the bound."""
+    for name in ("dgx-h100", "roce-24k", "gb200-nvl72", "talk-32k"):
+        found = pooled(preset(name)[0], (8, 4), (4, 8))
+        assert found.optimal, name
+        assert found.method == "exact"
+
+
+def test_local_search_keeps_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond the limit of work, cost stays between the exact one and the bound below it."""
+    exact = pooled(preset("roce-24k")[0], (24, 12), (4, 8))
+    monkeypatch.setattr("sizing.network.pools.WORK_LIMIT", 0)
+    found = pooled(preset("roce-24k")[0], (24, 12), (4, 8))
+
+    assert found.method == "search"
+    assert found.bound <= exact.cost <= found.cost
+
+
+def test_spread_over_racks_is_kept_or_said_to_be_impossible() -> None:
+    """Each role goes to two racks where there is room; else one line says so."""
+    found = pooled(site([8, 8, 8, 8]), (2, 2), (4, 4), spread_tier=1, spread_least=2)
+    assert {role: units["rack"] for role, units in found.spread.items()} == {
+        "prefill": 2,
+        "decode": 2,
+    }
+    assert not found.warnings
+
+    narrow = pooled(site([8, 8]), (2, 2), (4, 4), spread_tier=1, spread_least=2)
+    assert narrow.warnings[0].startswith("not spread over 2 units of rack")
+
+
+def test_pairs_within_a_rack_are_hard() -> None:
+    """Prefill and decode stay in one rack, or the answer is no with the GPUs that lack."""
+    found = pooled(site([8, 8, 8, 8]), (2, 1), (4, 8), pairs_within=1)
+    assert found.meeting_fraction["pod"] == 0
+    with pytest.raises(NegativeAnswer, match=r"24 GPUs, 16 are free: 8 too few.*within one rack"):
+        pooled(site([8, 8, 8, 8]), (2, 2), (4, 8), pairs_within=1)
+
+
+def test_narrow_groups_stride_over_the_rails() -> None:
+    """TP4 beside TP8: half of the bytes stay on a rail, the most that one NIC a rank allows."""
+    assert pooled(site([8, 8, 8, 8]), (2, 1), (4, 8)).rail_aligned_fraction == 0.5
+
+
+def test_spares_are_kept_free() -> None:
+    """One node of each rack stays free; nodes that are down or spare have no room."""
+    inventory = site([8] * 4)
+    root = unit_tree(inventory, spare_nodes=1, spare_tier="rack")
+    assert root.free == 16
+    down = Node(name="x", gpus=8, units={"hb": "hx", "rack": "r9"}, state="down")
+    assert unit_tree(Inventory(nodes=(*inventory.nodes, down), tiers=inventory.tiers)).free == 32
+    with pytest.raises(InputError, match="at most the 2 nodes"):
+        unit_tree(inventory, spare_nodes=3, spare_tier="rack")
+
+
+def test_refusals_say_how_many_and_why() -> None:
+    """TP beyond a domain needs permission; jobs that do not fit say by how many GPUs."""
+    inventory = site([8, 8])
+    with pytest.raises(InputError, match="--allow-tp-straddle"):
+        place_ranks(Degrees(tp=16), unit_tree(inventory), inventory.tiers)
+    wide = place_ranks(
+        Degrees(tp=16), unit_tree(inventory), inventory.tiers, RankRules(straddle=True)
+    )
+    assert "straddles 2" in wide.warnings[0]
+    with pytest.raises(NegativeAnswer, match="8 GPUs too few"):
+        place_ranks(Degrees(tp=8, dp=3), unit_tree(inventory), inventory.tiers)
+    with pytest.raises(NegativeAnswer, match=r"8 too few \(constraint: replica within hb\)"):
+        place_ranks(
+            Degrees(tp=8, pp=2), unit_tree(inventory), inventory.tiers, RankRules(replica_within=0)
+        )
+    with pytest.raises(InputError, match="prefill tp"):
+        pooled(inventory, (1, 1), (16, 1))
+
+
+@pytest.fixture
+def run(sizing: Sizing) -> Sizing:
+    """Return `sizing place`."""
+    return partial(sizing, "place")
+
+
+def test_command(run: Sizing, tmp_path: Path) -> None:
+    """The promised figures in JSON; bad inventories and jobs end with 2 and 3."""
+    done = run("--cluster", "roce-24k", "--tp", "8", "--pp", "16", "--dp", "128", "--json")
+    found = json.loads(done.out)
+    assert done.code == 0, done.err
+    pod = next(cut for cut in found["cuts"] if cut["tier"] == "pod")
+    assert (pod["units"], pod["ring_edges"], pod["bound"], found["optimal"]) == (6, 6, 6, True)
+    too_many = run("--cluster", "dgx-h100", "--tp", "8", "--dp", "64")
+    assert too_many.code == 3
+    assert "256 GPUs too few" in too_many.err
+    twice = tmp_path / "nodes.toml"
+    twice.write_text('[[nodes]]\nname = "a"\ngpus = 8\nunits = {hb = "h"}\n' * 2)
+    bad = run("--cluster", "dgx-h100", "--inventory", str(twice), "--tp", "8")
+    assert bad.code == 2
+    assert "a name of its own" in bad.err
+    straddling = run("--cluster", "dgx-h100", "--tp", "16")
+    assert straddling.code == 2
+    ranks = run("--cluster", "dgx-h100", "--tp", "8", "--dp", "2", "--emit", "ranks")
+    assert len(ranks.out.splitlines()) == 17
+
+
+def test_rooms_count_atoms() -> None:
+    """Groups fit inside domains only."""
+    root: TopologyUnit = unit_tree(site([8, 4, 2]))
+    assert (root.free, root.atoms(4), root.atoms(8)) == (14, 3, 1)
+
+
+@settings(max_examples=25)
+@given(inventory=sites(), counts=st.tuples(st.integers(1, 3), st.integers(1, 2)))
+def test_local_search_never_beats_the_exact_one(
+    inventory: Inventory, counts: tuple[int, int]
+) -> None:
+    """The bound is below the exact cost, that below the searched one; the same answer twice."""
+    with pytest.MonkeyPatch.context() as patch:
+        try:
+            exact = pooled(inventory, counts, (2, 4))
+            patch.setattr("sizing.network.pools.WORK_LIMIT", 0)
+            found = pooled(inventory, counts, (2, 4))
+        except NegativeAnswer:
+            return
+        again = pooled(inventory, counts, (2, 4))
+
+    assert found == again
+    assert found.bound <= exact.cost * (1 + 1e-9) <= found.cost * (1 + 2e-9)
+
+
+@settings(max_examples=25)
+@given(inventory=sites(), counts=st.tuples(st.integers(1, 3), st.integers(1, 2)))
+def test_alignment_moves_no_group_out_of_its_domain(
+    inventory: Inventory, counts: tuple[int, int]
+) -> None:
+    """Groups keep their domain, no GPU is used twice, and the cost stays the exact one."""
+    try:
+        found = pooled(inventory, counts, (2, 4))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("sizing.network.rails.MOST_GROUPS", 0)
+            packed_only = pooled(inventory, counts, (2, 4))
+    except NegativeAnswer:
+        return
+    assert found.cost == packed_only.cost
+    assert found.rail_aligned_fraction >= packed_only.rail_aligned_fraction
+    used = [gpu for group in found.groups for gpu in group.gpus]
+    assert len(set(used)) == len(used)
+    for here, there in zip(found.groups, packed_only.groups, strict=True):
+        assert {node for node, _ in here.gpus} == {node for node, _ in there.gpus}
+
+
+def test_pairs_of_two_nodes_are_rail_aligned() -> None:
+    """Two halves of two nodes: the pair that crosses the network meets on its rails."""
+    found = pooled(site([8, 8]), (2, 1), (4, 4))
+    assert found.rail_aligned_fraction == 1
+
+
+@settings(max_examples=25)
+@given(inventory=sites(), counts=st.tuples(st.integers(1, 4), st.integers(1, 3)))
+def test_pairs_are_counted_as_if_listed(inventory: Inventory, counts: tuple[int, int]) -> None:
+    """Where pairs meet, and on which rails, is what listing every pair gives."""
+    try:
+        found = pooled(inventory, counts, (2, 4))
+    except NegativeAnswer:
+        return
+    units = {node.name: (node.units["hb"], node.units["rack"]) for node in inventory.nodes}
+    roles = [[g.gpus for g in found.groups if g.role == role] for role in ("prefill", "decode")]
+    tiers, on_rail = [], []
+    for a, b in itertools.product(*roles):
+        here, there = units[a[0][0]], units[b[0][0]]
+        tiers.append("hb" if here[0] == there[0] else "rack" if here[1] == there[1] else "pod")
+        if here[0] != there[0]:
+            on_rail.append(np.mean([a[rank // 2][1] == b[rank][1] for rank in range(4)]))
+    for tier, share in found.meeting_fraction.items():
+        assert share == pytest.approx(tiers.count(tier) / len(tiers))
+    expected = np.mean(on_rail) if on_rail else 1.0
+    assert found.rail_aligned_fraction == pytest.approx(expected)

@@ -1,0 +1,113 @@
+"""Failures and spares against closed forms and a simulation."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minicluster.errors import InputError
+from sizing.network.failures import checkpoint_interval_s, effective_fraction, job_mtbf_s
+from sizing.network.spares import availability_of, distribution, replica_spares, spares
+
+if TYPE_CHECKING:
+    from tests.sizing.conftest import Sizing
+
+HOUR = 3600.0
+GPU_MTBF_S = 54 * 24 * HOUR * 16_384 / 419
+"""Llama 3 (arXiv 2407.21783): 419 unexpected interruptions in 54 days on 16,384 GPUs."""
+
+
+def test_mtbf_of_llama_3_and_of_small_clusters() -> None:
+    """3.1 h for the job; 132, 66 and 33 days for 16, 32 and 64 GPUs."""
+    assert job_mtbf_s(GPU_MTBF_S, 16_384) / HOUR == pytest.approx(3.09, abs=0.01)
+    days = job_mtbf_s(GPU_MTBF_S, np.array([16, 32, 64])) / 24 / HOUR
+    assert np.round(days).tolist() == [132, 66, 33]
+
+
+@given(parts=st.integers(1, 60), ratio=st.floats(1e-4, 0.5))
+def test_unlimited_crews_are_binomial(parts: int, ratio: float) -> None:
+    """Without a queue for repair, each part is down by itself."""
+    q = ratio / (1 + ratio)
+    binomial = [math.comb(parts, k) * q**k * (1 - q) ** (parts - k) for k in range(parts + 1)]
+
+    assert distribution(parts, ratio=ratio) == pytest.approx(binomial)
+
+
+@given(needed=st.integers(1, 500), target=st.sampled_from([0.9, 0.99, 0.9999]))
+def test_spares_are_the_fewest(needed: int, target: float) -> None:
+    """One spare less misses the target."""
+    found = spares(needed, mtbf_s=1000.0, repair_s=10.0, availability=target)
+
+    assert found.availability >= target
+    if found.spares:
+        assert availability_of(needed, found.spares - 1, ratio=0.01) < target
+
+
+def test_fewer_crews_need_more_spares() -> None:
+    """Repairs that wait for each other are worth spares."""
+    counts = [
+        spares(2048, mtbf_s=GPU_MTBF_S / 8, repair_s=24 * HOUR, availability=0.999, crews=crews)
+        for crews in (9, 12, None)
+    ]
+    assert [found.spares for found in counts] == sorted((f.spares for f in counts), reverse=True)
+    assert counts[0].spares > counts[-1].spares
+    with pytest.raises(InputError, match="failures per repair time"):
+        spares(2048, mtbf_s=GPU_MTBF_S / 8, repair_s=24 * HOUR, availability=0.9, crews=1)
+
+
+def test_replicas_fail_as_often_as_their_gpus() -> None:
+    """N + k of a plan: eight replicas of eight GPUs need one more for three nines."""
+    found = replica_spares(8, 8, gpu_mtbf_s=GPU_MTBF_S, repair_s=24 * HOUR, availability=0.999)
+    assert found.spares == 1
+    assert found.without < 0.999 <= found.availability
+
+
+def test_daly_is_the_best_interval_and_young_its_first_term() -> None:
+    """No other interval leaves more; both agree where checkpoints are short."""
+    mtbf, cost = 3 * HOUR, 60.0
+    best = float(checkpoint_interval_s(cost, mtbf))
+    around = best * np.linspace(0.5, 2, 31)
+    left = effective_fraction(mtbf, interval_s=around, checkpoint_s=cost, restart_s=300.0)
+
+    assert left.max() <= effective_fraction(
+        mtbf, interval_s=best, checkpoint_s=cost, restart_s=300.0
+    ) * (1 + 1e-5)
+    young = checkpoint_interval_s(1e-3, mtbf, first_order=True)
+    assert young == pytest.approx(checkpoint_interval_s(1e-3, mtbf), rel=1e-3)
+    assert young == pytest.approx(math.sqrt(2e-3 * mtbf))
+
+
+def test_effective_fraction_is_what_a_simulation_leaves() -> None:
+    """Exponential failures, also during checkpoints and restarts."""
+    rng = np.random.default_rng(5)
+    mtbf, interval, cost, restart = 1000.0, 200.0, 20.0, 50.0
+    clock = done = 0.0
+    for _ in range(20_000):
+        failure = rng.exponential(mtbf)
+        while failure < interval + cost:
+            clock += failure
+            while (failure := rng.exponential(mtbf)) < restart:
+                clock += failure
+            clock += restart
+            failure = rng.exponential(mtbf)
+        clock += interval + cost
+        done += interval
+
+    expected = effective_fraction(mtbf, interval_s=interval, checkpoint_s=cost, restart_s=restart)
+    assert done / clock == pytest.approx(float(expected), rel=0.01)
+
+
+def test_command_takes_times_from_a_preset(sizing: Sizing) -> None:
+    """2,048 nodes of the 24K cluster need 18 spares for three nines; a missing time is named."""
+    done = sizing("spares", "2048", "--gpus-each", "8", "--cluster", "roce-24k", "--json")
+    missing = sizing("spares", "2048")
+
+    assert json.loads(done.out)["spares"] == 18, done.err
+    assert missing.code == 2
+    assert "--mtbf-hours" in missing.err

@@ -1,0 +1,166 @@
+"""One long prompt in an empty system: the talk's sizes, and what the whole model says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from minicluster.specs.slicing import Slicing
+from sizing.cli.common import read_inputs
+from sizing.cli.studies import parse_slicing
+from sizing.latency.load import prefill_load
+from sizing.latency.pipeline import BUBBLE, chunked_prefill
+from sizing.latency.step import stage_s
+from sizing.planner.step_models import machine
+from sizing.planner.studies.long_context import LongPrompt, long_prompt, preferences
+from sizing.planner.studies.rule import find_rule
+
+if TYPE_CHECKING:
+    from minicluster.plan import Inputs
+    from tests.sizing.conftest import Sizing
+
+LENGTHS = (32_768, 65_536, 100_000, 131_072)
+LAYOUTS = tuple(
+    parse_slicing(each) for each in ("TP8", "TP16", "TP4xPP3", "TP8xPP2", "TP8xPP4", "TP8xPP8")
+)
+PAIR = (Slicing(tp=16), Slicing(tp=8, pp=2))
+PARTS = ("matrix multiplications", "attention", "elementwise", "collectives", "engine")
+
+
+@pytest.fixture(scope="module")
+def inputs() -> Inputs:
+    """Return the shipped scenario."""
+    return read_inputs(Path("llama-2-70b-long"), [], None)
+
+
+@pytest.fixture(scope="module")
+def prompts(inputs: Inputs) -> dict[int, LongPrompt]:
+    """Return both answers for the four lengths."""
+    rule = find_rule("talk")
+    return {tokens: long_prompt(inputs, tokens, LAYOUTS, rule) for tokens in LENGTHS}
+
+
+def test_talk_gives_its_three_sizes(prompts: dict[int, LongPrompt]) -> None:
+    """16, 32 and 64 GPUs, and none for 128K, from 2 P n + attention at half of the peak."""
+    assert [prompts[n].rule.gpus for n in LENGTHS] == [16, 32, 64, None]
+    exact = [prompts[n].rule.exact for n in LENGTHS]
+    # 6.9e10 parameters of the layers, 4 N H L pairs; within 1 % of the sum by hand.
+    by_hand = [(2 * 68.45e9 * n + 2 * 80 * 8192 * n * n) / (0.5 * 989e12) for n in LENGTHS]
+    assert exact == pytest.approx(by_hand, rel=0.01)
+
+
+def test_pipeline_beats_flat_slicing_across_nodes(prompts: dict[int, LongPrompt]) -> None:
+    """At 32K on 16 GPUs, sending to the next stage costs less than all-reduces over nodes."""
+    at = {each.layout: each for each in prompts[32_768].layouts}
+    assert at["TP8xPP2"].ttft_s < 0.85 * at["TP16"].ttft_s
+    assert at["TP16"].parts_s["collectives"] > 2 * at["TP8xPP2"].parts_s["collectives"]
+    assert at["TP8xPP2"].parts_s[BUBBLE] > 0 == at["TP16"].parts_s[BUBBLE]
+    assert at["TP8xPP8"].ttft_s < at["TP8xPP4"].ttft_s < at["TP8xPP2"].ttft_s < at["TP8"].ttft_s
+
+
+def test_decode_of_a_large_model_prefers_the_other_layout(inputs: Inputs) -> None:
+    """405B: TP16 decodes faster than TP8xPP2; 70B: all-reduces over nodes cost what it saves."""
+    rule = find_rule("talk")
+    large = read_inputs(Path("llama-2-70b-long"), ["model.id=llama-3.1-405b"], None)
+    [(gpus, first, token)] = preferences(long_prompt(large, 32_768, PAIR, rule))
+    assert (gpus, first.layout, token.layout) == (16, "TP8xPP2", "TP16")
+    [(_, first, token)] = preferences(long_prompt(inputs, 32_768, PAIR, rule))
+    assert (first.layout, token.layout) == ("TP8xPP2", "TP8xPP2")
+
+
+def test_collectives_between_nodes_decide_decode(prompts: dict[int, LongPrompt]) -> None:
+    """70B: TP16 reads less in the same time, NCCL loses more than that, MSCCL++ does not."""
+    for found in prompts.values():
+        at = {each.layout: each for each in found.layouts}
+        flat, piped = at["TP16"], at["TP8xPP2"]
+        more = {name: flat.tpot_parts_s[name] - piped.tpot_parts_s[name] for name in PARTS}
+        assert more["matrix multiplications"] < 0 < more["collectives"]
+        assert flat.tpot_s - piped.tpot_s == pytest.approx(sum(more.values()))
+        # 160 all-reduces of 16 KiB: 16.8 us by MSCCL++ instead of 45.5 us (configs/collectives).
+        [(library, faster_s)] = flat.tpot_by_library_s.items()
+        assert library == "mscclpp"
+        by_hand_s = 160 * (45.5e-6 - 16.8e-6)
+        assert flat.tpot_s - faster_s == pytest.approx(by_hand_s, rel=0.03)
+        assert faster_s < piped.tpot_s < flat.tpot_s
+        assert not piped.tpot_by_library_s
+
+
+def test_the_answer_is_within_the_limits(inputs: Inputs, prompts: dict[int, LongPrompt]) -> None:
+    """What the model calls enough holds TTFT and TPOT; where it disagrees, a term is named."""
+    slo = inputs.scenario.slo
+    assert slo.tpot_s is not None
+    for found in prompts.values():
+        if found.fewest is not None:
+            assert found.fewest.ttft_s <= slo.ttft_s
+            assert found.fewest.tpot_s <= slo.tpot_s
+        ours = found.fewest.gpus if found.fewest else None
+        assert (found.difference is None) == (ours == found.rule.gpus)
+        if found.difference is not None:
+            excess = found.difference.excess_s
+            assert excess[found.difference.term] == max(excess.values()) > 0
+            given = sum(found.difference.at.parts_s.values()) - sum(excess.values())
+            shared = found.difference.at.gpus
+            assert given == pytest.approx(found.rule.exact / shared * slo.ttft_s, rel=1e-9)
+
+
+@pytest.mark.parametrize(("tokens", "layout"), [(32_768, "TP8xPP4"), (8192, "TP2"), (700, "TP8")])
+def test_chunks_flow_through_stages(inputs: Inputs, tokens: int, layout: str) -> None:
+    """The closed form of eq. S8 is the makespan of chunks that pass the stages one by one."""
+    on, slicing = machine(inputs), parse_slicing(layout)
+    found = chunked_prefill(on, tokens, slicing=slicing)
+    size = tokens / found.chunks
+    stage = stage_s(
+        on,
+        prefill_load(np.full(found.chunks, size), np.arange(found.chunks) * size),
+        slicing=slicing,
+    )
+    free = np.zeros(slicing.pp)
+    for seconds in stage:
+        ready = 0.0
+        for at in range(slicing.pp):
+            ready = free[at] = max(ready, free[at]) + seconds
+    assert found.seconds == pytest.approx(free[-1], rel=1e-9)
+    assert sum(found.parts_s.values()) == pytest.approx(found.seconds)
+    assert size <= on.engine.max_batched_tokens
+
+
+def test_command(sizing: Sizing) -> None:
+    """The table names the rule, the difference and the assumption; JSON is data only."""
+    code, out, _ = sizing("long-context")
+    assert code == 0
+    for word in ("TP8xPP2", "> 64", "pipeline bubble", "50% of the dense peak", "Assumption"):
+        assert word in out, word
+    assert "more for collectives" in out
+    assert "decode would prefer TP16" in out
+    done = sizing("long-context", "--tokens", "32768", "--slicing", "tp8,TP4xPP2", "--json")
+    assert done.code == 0
+    document: dict[str, Any] = json.loads(done.out)
+    assert [each["layout"] for each in document["prompts"][0]["layouts"]] == ["TP8", "TP4xPP2"]
+    assert document["assumed_context_tokens"] == 140_000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--tokens", "200000"), "assumed_context_tokens=N"),
+        (("--tokens", "0"), "expected 1 to"),
+        (("--tokens", "32K"), "whole numbers"),
+        (("--slicing", "PP2"), "TP8xPP2"),
+        (("--slicing", "TP7"), "divisor of the model's 64 attention heads"),
+        (("--slicing", "TP8xPP81"), "at most 80 stages"),
+        (("--preset", "tlak"), "did you mean talk?"),
+        (("nowhere.toml",), "nowhere.toml"),
+        (("--set", "cluster.gpu=h100-sxn"), "did you mean h100-sxm?"),
+        (("--set", "model.assumed_context_tokens=4096"), "more than 4096"),
+    ],
+)
+def test_bad_input(sizing: Sizing, arguments: tuple[str, ...], said: str) -> None:
+    """What cannot be is refused in one line."""
+    done = sizing("long-context", *arguments)
+    assert done.code == 2
+    assert said in done.err
+    assert len(done.err.splitlines()) == 1

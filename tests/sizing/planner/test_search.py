@@ -1,0 +1,376 @@
+"""The search: properties that any plan keeps, refusals, the figure of issue 2."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from itertools import pairwise, product
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from minicluster.errors import InputError, NegativeAnswer
+from minicluster.plan import Inputs, plan_from, to_json
+from minicluster.specs.scenario import ClusterChoice, ModelChoice, SearchChoice
+from minicluster.specs.slicing import Slicing
+from minicluster.specs.workload import Lengths
+from sizing import catalog
+from sizing.planner.build_plan import build_plan
+from sizing.planner.candidates import one_replica_each
+from sizing.planner.closed_form import fewest_by_utilisation
+from sizing.planner.error_model import StepErrors, step_errors
+from sizing.planner.explanation import candidate_of, explain_plan
+from sizing.planner.layout import (
+    Layout,
+    LayoutShape,
+    legal_shapes,
+    memory_rule,
+    pairing_rule,
+    profile_rule,
+)
+from sizing.planner.predict import PoolSize, predict_pools
+from sizing.planner.search import Infeasible, LayoutSearch, search
+from sizing.planner.simulated_check import VERIFY_SEED, SloSimulator, judge
+from sizing.planner.slo import meets
+from sizing.planner.step_models import StepModels
+from sizing.queueing.forecast import at_rate, forecast
+from tests.sizing.scenarios import LARGE, SMALL, at, found, inputs, proposed
+
+
+def size(replicas: int, tp: int) -> PoolSize:
+    """Return a pool as `sizing predict` takes it."""
+    return PoolSize(replicas=replicas, slicing=Slicing(tp=tp))
+
+
+@settings(
+    max_examples=2, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+@given(rate=st.floats(0.5, 80), more=st.floats(1.05, 3), slack=st.floats(1.1, 3))
+def test_more_load_costs_more_and_a_looser_slo_does_not(
+    rate: float, more: float, slack: float
+) -> None:
+    """More load never needs fewer GPUs; a looser TTFT or TPOT never costs more."""
+    gpus = found(at(rate)).candidate.gpus
+    assert found(at(rate * more)).candidate.gpus >= gpus
+    assert found(at(rate, ttft_s=slack)).candidate.gpus <= gpus
+    assert found(at(rate, tpot_s=0.05 * slack)).candidate.gpus <= gpus
+
+
+@settings(max_examples=4, deadline=None, derandomize=True)
+@given(rate=st.floats(1, 100))
+def test_a_plan_keeps_its_slo_and_the_laws_of_physics(rate: float) -> None:
+    """The SLO holds, utilisation is allowed, prefill computes at most 80 % of peak."""
+    plan = proposed(at(rate))
+    assert plan.prediction.ttft.p99_s <= 1.0
+    assert plan.prediction.tpot.p99_s <= 0.05
+    assert max(plan.prediction.utilisation_fraction.values()) <= 0.95
+    assert plan.headroom.load_factor >= 1
+    flops = rate * 4000 * 2 * 7.5e9
+    assert plan.pool("prefill").gpus >= flops / (0.8 * 989e12)
+    assert plan.cost.gpus == sum(pool.gpus for pool in plan.pools)
+
+
+@pytest.mark.parametrize(("rate", "low", "high"), [(2.0, 8, 16), (50.0, 75, 150)])
+def test_the_figure_of_the_first_issue(rate: float, low: int, high: int) -> None:
+    """Llama-3.1-70B on H100, 4,000 in, 500 out: 75 to 150 GPUs at 50 requests/s."""
+    plan = proposed(at(rate, LARGE))
+    assert low <= plan.cost.gpus <= high
+    assert plan.prediction.bottleneck == {"prefill": "compute", "decode": "memory bandwidth"}
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        at(20.0, ttft_s=0.3),
+        at(10.0, tpot_s=0.008),
+        pytest.param(at(1.0, LARGE), marks=pytest.mark.campaign),
+        pytest.param(at(2.0, LARGE, tpot_s=0.025), marks=pytest.mark.campaign),
+    ],
+    ids=["8B, short TTFT", "8B, short TPOT", "70B", "70B, short TPOT"],
+)
+def test_no_smaller_configuration_holds(case: Inputs) -> None:
+    """Every layout, size and limit with fewer GPUs fails its simulation: pruning loses nothing."""
+    answer = found(case)
+    best, simulator = answer.candidate.gpus, SloSimulator(case, answer.errors)
+    models, tried = StepModels(case), 0
+    shapes = [shape for shape in legal_shapes(case) if memory_rule(case, shape) is None]
+    for prefill, decode in product(shapes, shapes):
+        layout = Layout(prefill=prefill, decode=decode)
+        if pairing_rule(case.model, layout):
+            continue
+        start = one_replica_each(case, layout, models)
+        for many, few in product(range(1, best // prefill.gpus), range(1, best // decode.gpus)):
+            sized = start.sized(many, few)
+            if sized.gpus >= best:
+                continue
+            for limit in {
+                start.max_batch,
+                max(1, start.max_batch // 2),
+                max(1, start.max_batch // 4),
+            }:
+                smaller = sized.limited(limit)
+                assert not all(
+                    simulator.verdict(smaller, seed=seed).holds for seed in (0, VERIFY_SEED)
+                ), smaller
+                tried += 1
+    assert tried >= 50
+
+
+@settings(max_examples=6, deadline=None, derandomize=True)
+@given(rate=st.floats(1, 40), share=st.floats(0.1, 1))
+def test_the_bounds_are_optimistic(rate: float, share: float) -> None:
+    """
+    Just below the bound on its replicas a pool drowns: utilisation past its ceiling of 1.
+
+    A percent past it shows in the 12,000 requests of a proof, not in the 1,500 of a look.
+    """
+    full = replace(LARGE.search, max_utilisation_fraction=1.0)
+    load = replace(LARGE.workload, requests_per_s=rate)
+    given = inputs(replace(LARGE, workload=load, search=full))
+    start = one_replica_each(given, Layout.split(4, 8, "h100-sxm"), StepModels(given))
+    start = start.limited(max(1, int(share * start.max_batch)))
+    low_prefill, low_decode = fewest_by_utilisation(start, given)
+    simulator = SloSimulator(given, StepErrors())
+    if low_prefill > 1:
+        fewer = start.sized(low_prefill - 1, 4 * low_decode)
+        assert not simulator.verdict(fewer, seed=VERIFY_SEED).holds
+    if low_decode > 1:
+        fewer = start.sized(4 * low_prefill, low_decode - 1)
+        assert not simulator.verdict(fewer, seed=VERIFY_SEED).holds
+
+
+def test_same_inputs_same_bytes_and_back() -> None:
+    """Equal inputs give equal bytes, and a plan read back is the plan."""
+    plan = proposed(at(20.0))
+    text = to_json(plan)
+    assert text == to_json(proposed(at(20.0)))
+    assert plan_from(json.loads(text), place="plan.json") == plan
+
+
+def test_headroom_is_where_the_slo_breaks() -> None:
+    """Just below the headroom the SLO holds, just above it does not."""
+    given = at(20.0)
+    chosen = found(given).candidate
+    factor = proposed(given).headroom.load_factor
+    for share, holds in ((0.99, True), (1.01, False)):
+        loaded = at_rate(chosen.tandem, 20.0 * factor * share)
+        assert meets(forecast(loaded), given.scenario.slo) is holds
+
+
+def test_a_price_is_counted_only_where_given() -> None:
+    """Dollars an hour are GPUs times the price, and nothing without one."""
+    priced = replace(SMALL, cluster=replace(SMALL.cluster, price_usd_per_gpu_hour=2.5))
+    plan = proposed(inputs(priced))
+    assert plan.cost.price_usd_per_hour == 2.5 * plan.cost.gpus
+    assert proposed(at(20.0)).cost.price_usd_per_hour is None
+
+
+def test_explanation_adds_up() -> None:
+    """Terms of each group add up, and each names its equation and source."""
+    plan = proposed(at(20.0))
+    explained = explain_plan(plan)
+    ttft = [term for term in explained.terms if term.of == "TTFT"]
+    assert sum(term.seconds for term in ttft) == pytest.approx(plan.prediction.ttft.mean_s)
+    for of in {term.of for term in explained.terms}:
+        shares = [term.share_fraction for term in explained.terms if term.of == of]
+        assert sum(shares) == pytest.approx(1)
+    assert all(term.equation and term.source for term in explained.terms)
+    achieved = [t.achieved_fraction for t in explained.terms if t.achieved_fraction is not None]
+    assert achieved
+    assert max(achieved) < 1
+    assert candidate_of(plan).gpus == plan.cost.gpus
+
+
+def test_a_model_that_fits_nowhere() -> None:
+    """A model larger than an HB domain gets the bytes that are missing."""
+    answer = search(inputs(replace(SMALL, model=ModelChoice(id="llama-3.1-405b"))))
+    assert isinstance(answer, Infeasible)
+    assert answer.binds == "capacity"
+    assert "GB of weights" in answer.missed_by
+
+
+@pytest.mark.parametrize(
+    ("slo", "name"), [({"ttft_s": 0.05}, "TTFT p99"), ({"tpot_s": 0.002}, "TPOT p99")]
+)
+def test_an_slo_below_the_floor(slo: dict[str, float], name: str) -> None:
+    """An SLO that a lone request misses gets the floor."""
+    answer = search(at(20.0, LARGE, **slo))
+    assert isinstance(answer, Infeasible)
+    assert answer.binds == "SLO floor"
+    assert name in answer.missed_by
+    assert answer.nearest
+
+
+def test_a_budget_too_small() -> None:
+    """Too few GPUs: the number that would do it, which then does it."""
+    tight = replace(SMALL, cluster=replace(SMALL.cluster, max_gpus=4))
+    answer = search(inputs(tight))
+    assert isinstance(answer, Infeasible)
+    assert answer.binds == "max_gpus"
+    assert answer.nearest_gpus
+    enough = replace(SMALL, cluster=replace(SMALL.cluster, max_gpus=answer.nearest_gpus))
+    assert found(inputs(enough)).candidate.gpus == answer.nearest_gpus
+
+
+@pytest.mark.parametrize("tp", [3, 7, 128])
+def test_a_degree_that_does_not_divide(tp: int) -> None:
+    """A TP that does not divide the heads is refused by name."""
+    with pytest.raises(InputError, match="attention heads"):
+        search(inputs(replace(SMALL, search=SearchChoice(tp=(tp,)))))
+
+
+def test_a_cpu_needs_a_calibration() -> None:
+    """A CPU without measurements is refused with the commands that take them."""
+    scenario = replace(
+        SMALL, model=ModelChoice(id="llama-3.1-8b"), cluster=ClusterChoice(preset="laptop")
+    )
+    with pytest.raises(InputError, match="sizing calibrate"):
+        search(inputs(scenario))
+
+
+def test_pairs_that_the_connector_cannot_make() -> None:
+    """One TP is a multiple of the other; a wider prefill is at most the KV heads."""
+    model = catalog.find_model("llama-3.1-70b")
+    assert pairing_rule(model, Layout.split(2, 8, "h100-sxm")) is None
+    assert pairing_rule(model, Layout.split(8, 2, "h100-sxm")) is None
+    assert pairing_rule(model, Layout.split(16, 8, "h100-sxm")) is not None
+    assert pairing_rule(model, Layout.split(2, 3, "h100-sxm")) is not None
+
+
+def test_prediction_of_what_cannot_be() -> None:
+    """A saturated configuration, and one that does not fit, are told apart from latencies."""
+    with pytest.raises(NegativeAnswer, match="queues grow without end"):
+        predict_pools(at(20.0, LARGE), prefill=size(1, 8), decode=size(1, 8))
+    with pytest.raises(InputError, match="GB of weights"):
+        predict_pools(at(1.0, LARGE), prefill=size(1, 1), decode=size(1, 8))
+    crossing = predict_pools(at(1.0, LARGE), prefill=size(1, 8), decode=size(1, 16))
+    assert crossing.beyond_hb_domain_s["decode"] > 0
+    assert set(asdict(crossing)) == {
+        "pools", "prediction", "meets_slo", "misses", "beyond_hb_domain_s", "validated_on"
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("prompt", "batched"), [(60, True), (4000, False)])
+def test_only_short_prompts_share_a_prefill_step(prompt: int, *, batched: bool) -> None:
+    """Prompts that leave compute idle are prefilled together; long ones alone (eq. L1)."""
+    load = replace(SMALL.workload, input_tokens=Lengths.fixed(prompt))
+    plan = proposed(inputs(replace(SMALL, workload=load)))
+    assert (plan.pool("prefill").max_batch_size > 1) is batched
+
+
+def with_search(rate: float, **keys: object) -> Inputs:
+    """Return the scenario with keys of its `[search]` table."""
+    load = replace(SMALL.workload, requests_per_s=rate)
+    choice = SearchChoice(**keys)  # type: ignore[arg-type]
+    given = inputs(replace(SMALL, workload=load, search=choice))
+    others = tuple(catalog.find_gpu(name) for name in choice.gpus if name != given.gpu.name)
+    return replace(given, other_gpus=others)
+
+
+def test_more_confidence_takes_more_gpus() -> None:
+    """Factors grow with the confidence from 1 at one half on, and GPUs with them."""
+    shares = (0.5, 0.8, 0.9, 0.95)
+    factors = [step_errors(at(5.0), share) for share in shares]
+    assert (factors[0].prefill, factors[0].decode) == (1.0, 1.0)
+    assert all(a.prefill < b.prefill and a.ttft < b.ttft for a, b in pairwise(factors))
+    gpus = found(at(5.0)).gpus_by_confidence
+    assert list(gpus) == sorted(gpus)
+    assert list(gpus.values()) == sorted(gpus.values())
+    assert {0.5, 0.8, 0.9, 0.95} == set(gpus)
+
+
+@pytest.mark.parametrize("rate", [2.0, 8.0])
+def test_faster_hardware_never_needs_more(rate: float) -> None:
+    """H200, with the compute of an H100 and more memory and bandwidth, takes no more GPUs."""
+    load = replace(SMALL.workload, requests_per_s=rate)
+    faster = replace(SMALL, workload=load, cluster=ClusterChoice(preset="h200-8", max_gpus=512))
+    assert found(inputs(faster)).candidate.gpus <= found(at(rate)).candidate.gpus
+
+
+def test_an_aggregated_plan_promises_what_was_simulated() -> None:
+    """It deploys like split pools; its latencies and headroom are read off simulations."""
+    plan = proposed(with_search(2.0, pools="mixed"))
+    assert [pool.role for pool in plan.pools] == ["mixed"]
+    assert plan.deployable.ok
+    assert plan.prediction.ttft.p99_s <= plan.slo.ttft_s
+    assert plan.headroom.load_factor >= 1
+    assert plan_from(json.loads(to_json(plan)), place="plan.json") == plan
+
+
+def test_the_cheaper_kind_of_pools_is_planned_and_the_other_named() -> None:
+    """Two requests a second take one aggregated replica; twenty are cheaper split."""
+    few, many = found(with_search(2.0)), found(with_search(20.0))
+    assert set(few.candidate.replicas) == {"mixed"}
+    assert few.candidate.gpus < found(with_search(2.0, pools="split")).candidate.gpus
+    assert len(few.verdicts) == 2
+    assert "split pools need" in few.other
+    assert set(many.candidate.replicas) == {"prefill", "decode"}
+    assert "aggregated pools need" in many.other
+
+
+def test_what_no_profile_deploys_says_so() -> None:
+    """A pipeline is not deployable, and names the rule."""
+    given = with_search(2.0, layouts="any")
+    layout = Layout(prefill=None, decode=LayoutShape(slicing=Slicing(tp=4, pp=2), gpu="h100-sxm"))
+    assert "PP2" in (profile_rule(given, layout) or "")
+    assert (
+        profile_rule(given, replace(layout, decode=LayoutShape(slicing=Slicing(), gpu="h"))) is None
+    )
+
+
+def test_layouts_beyond_the_profile() -> None:
+    """With `any` there are pipelines; models with experts get EP and copies of attention."""
+    shapes = legal_shapes(with_search(2.0, layouts="any"))
+    assert {shape.slicing.pp for shape in shapes} == {1, 2, 4, 8}
+    assert {shape.slicing.ep for shape in shapes} == {1}
+    experts = replace(
+        SMALL, model=ModelChoice(id="deepseek-v3"), search=SearchChoice(layouts="any", tp=(8,))
+    )
+    cuts = {shape.slicing for shape in legal_shapes(inputs(experts))}
+    assert Slicing(tp=8, ep=8) in cuts
+    assert Slicing(tp=8, dp=2, ep=16) in cuts
+    assert all(shape.slicing.pp == 1 for shape in legal_shapes(with_search(2.0)))
+
+
+def test_the_objective_is_what_there_is_least_of() -> None:
+    """With prices a plan may mix kinds; it never costs more than the best of one kind."""
+    prices = {"h100-sxm": 2.0, "h200-sxm": 2.6}
+    kinds = {"objective": "usd", "prices_usd_per_gpu_hour": prices}
+    both = proposed(with_search(4.0, gpus=("h100-sxm", "h200-sxm"), **kinds))
+    one = proposed(with_search(4.0, gpus=("h100-sxm",), **kinds))
+    assert both.cost.price_usd_per_hour is not None
+    assert one.cost.price_usd_per_hour is not None
+    assert both.cost.price_usd_per_hour <= one.cost.price_usd_per_hour
+    with pytest.raises(InputError, match="a price of every GPU"):
+        search(with_search(4.0, objective="usd"))
+
+
+def test_an_interrupt_leaves_the_best_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C after a plan was found returns it, marked."""
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(LayoutSearch, "_mixed", interrupted)
+    given = with_search(2.0)
+    answer = found(given)
+    assert answer.interrupted
+    assert build_plan(given, answer).confidence is not None
+
+
+def test_a_plan_holds_and_has_nothing_to_spare() -> None:
+    """Fresh seeds and longer runs hold at the confidence's step times; a replica less does not."""
+    given = at(6.0, LARGE)
+    answer = found(given)
+    simulator = SloSimulator(given, answer.errors)
+    slow = answer.candidate.with_errors(answer.errors)
+    for seed in (11, 12, 13):  # as long as it takes for a p99 not to be chance
+        assert judge(simulator.outcome(slow, requests=40_000, seed=seed), given)[1].ratio <= 1
+    prefill, decode = answer.candidate.replicas.values()
+    fewer = [(p, d) for p, d in ((prefill - 1, decode), (prefill, decode - 1)) if p and d]
+    ratios = [
+        judge(simulator.outcome(slow.sized(*each), requests=12_000, seed=11), given)[1].ratio
+        for each in fewer
+    ]
+    assert max(ratios) > 1

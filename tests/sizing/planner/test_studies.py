@@ -1,0 +1,434 @@
+"""compare, sweep, sensitivity, pareto, losses and the page: figures, streams, refusals."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from importlib import import_module
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minicluster.errors import InputError
+from minicluster.pages.write import render
+from minicluster.plan import read_plan
+from minicluster.stats.quantiles import LEVELS
+from sizing.cli.common import read_inputs
+from sizing.planner.studies.cost import running
+from sizing.planner.studies.loss import losses, without_one
+from sizing.planner.studies.pareto import front
+from sizing.planner.studies.sensitivity import CHANGES, changed_inputs
+from sizing.planner.studies.sweep import parse_key, points
+from sizing.report.plan_charts import BINS, over_time_figures
+from sizing.report.plan_page import plan_page
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from minicluster.pages.page import Page
+    from minicluster.plan import Plan
+    from tests.sizing.conftest import Sizing
+
+SCENARIO = "llama-3.1-8b-h100"
+PRICE = "cluster.price_usd_per_gpu_hour=2.5"
+SPLIT = ("--set", "search.pools=split")
+"""Half of the search, where the kind of pools is not the subject."""
+
+
+@pytest.fixture(scope="module")
+def path(plan_of: Callable[..., Path]) -> Path:
+    """Return the file of a plan."""
+    return plan_of(SCENARIO, "--set", PRICE)
+
+
+@pytest.fixture(scope="module")
+def plan(path: Path) -> Plan:
+    """Return the plan."""
+    return read_plan(path)
+
+
+def test_cost_by_hand(plan: Plan) -> None:
+    """Watts and dollars over tokens; the user's numbers are marked, and go before the catalog's."""
+    tokens_per_s = 20.0 * 300
+    found = running(plan)
+    assert found.power_w == plan.cost.gpus * 700.0
+    assert found.joules_per_output_token == pytest.approx(plan.cost.gpus * 700 / tokens_per_s)
+    usd = plan.cost.gpus * 2.5
+    assert found.usd_per_million_output_tokens == pytest.approx(1e6 * usd / 3600 / tokens_per_s)
+    assert (found.power_source, found.price_source) == ("datasheet, GPUs alone", "yours")
+    scenario = plan.inputs.scenario
+    cluster = replace(scenario.cluster, power_w_per_gpu=1200.0, energy_usd_per_kwh=0.2)
+    inputs = replace(plan.inputs, scenario=replace(scenario, cluster=cluster))
+    paid = running(replace(plan, inputs=inputs))
+    assert (paid.power_w, paid.power_source) == (plan.cost.gpus * 1200.0, "yours")
+    assert paid.usd_per_hour == pytest.approx(usd + plan.cost.gpus * 1.2 * 0.2)
+
+
+def test_compare_gpus(sizing: Sizing) -> None:
+    """Feasible and infeasible GPUs in one answer; the least is named."""
+    prices = ("--price", "h100=2.5", "--price", "h200-sxm=4", "--price", "l4=0.5")
+    done = sizing("compare", SCENARIO, "--gpu", "h100,h200-sxm,l4", *prices, "--by", "usd",
+                  "--set", "slo.ttft_s=0.3", *SPLIT, "--json")  # fmt: skip
+    assert (done.code, done.err) == (0, "")
+    document = json.loads(done.out)
+    h100, h200, l4 = document["answers"]
+    assert [h100["label"], h200["label"]] == ["h100-sxm", "h200-sxm"]
+    least = min((h100, h200), key=lambda each: each["running"]["usd_per_hour"])
+    assert document["best"] == least["label"]
+    assert l4["feasible"] is False
+    assert "holds the SLO" in l4["reason"] or "max_gpus" in l4["reason"]
+    for each in (h100, h200):
+        assert each["headroom_factor"] >= 1
+        assert each["nodes"] * 8 >= each["gpus"]
+
+
+def test_compare_prints_reasons(sizing: Sizing) -> None:
+    """Scenarios side by side; without any plan the answer is no."""
+    done = sizing("compare", SCENARIO, "llama-3.1-70b-h100", "--set", "slo.ttft_s=0.001")
+    assert done.code == 3
+    assert done.out.count("infeasible") == 2
+    assert "SLO floor" in done.out or "no number of h100-sxm holds the SLO" in done.out
+
+
+def test_sweep_is_a_cross_product(sizing: Sizing) -> None:
+    """Every combination in order; infeasible points say why; more load never needs fewer GPUs."""
+    keys = ("--key", "workload.requests_per_s=5,20", "--key", "slo.ttft_s=0.001,0.5")
+    done = sizing("sweep", SCENARIO, *keys, *SPLIT, "--json")
+    assert (done.code, done.err) == (0, "")
+    found = json.loads(done.out)
+    values = [tuple(each["values"].values()) for each in found]
+    assert values == [("5", "0.001"), ("5", "0.5"), ("20", "0.001"), ("20", "0.5")]
+    assert [each["feasible"] for each in found] == [False, True, False, True]
+    assert "limit 1.00 ms" in found[0]["reason"]
+    assert found[1]["gpus"] <= found[3]["gpus"]
+    shown = sizing("sweep", SCENARIO, "--key", "slo.ttft_s=0.001")
+    assert shown.code == 3
+    assert "already" in shown.out
+
+
+def test_the_sweep_that_the_document_shows(sizing: Sizing) -> None:
+    """docs/planning.md prints what its command prints."""
+    text = (Path(__file__).parents[3] / "docs" / "planning.md").read_text(encoding="utf-8")
+    found = re.search(r"\$ sizing (sweep [^\n]*)\n(.*?)```", text, re.DOTALL)
+    assert found is not None
+    printed = [line.rstrip() for line in sizing(*found[1].split()).out.splitlines()]
+    assert printed == found[2].splitlines()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("compare", SCENARIO), "two, or several GPUs"),
+        (("compare", SCENARIO, "llama-3.1-70b-h10"), "did you mean llama-3.1-70b-h100?"),
+        (("compare", SCENARIO, "--gpu", "h100,h20x"), "did you mean"),
+        (("compare", SCENARIO, "--gpu", "h100,h200", "--by", "usd"), "no default price"),
+        (("compare", SCENARIO, "--gpu", "h100,h200", "--by", "gold"), "gpus, usd, watts"),
+        (("compare", SCENARIO, "--gpu", "h100,h200", "--price", "h100"), "GPU=USD"),
+        (("compare", SCENARIO, "--gpu", "h100,h200", "--price", "h100=-1"), "GPU=USD"),
+        (("sweep", SCENARIO), "at least one"),
+        (("sweep", SCENARIO, "--key", "slo.ttft_s="), "key=value"),
+        (("sweep", SCENARIO, "--key", "slo.ttft=1,2"), "no such key"),
+        (("sweep", SCENARIO, "--key", "slo.ttft_s=1", "--key", "slo.ttft_s=2"), "each key once"),
+        (("pareto", SCENARIO, "--by", "usd"), "--set cluster.price_usd_per_gpu_hour=PRICE"),
+        (("losses", "nowhere.json"), "nowhere.json"),
+        (("sensitivity", "nowhere"), "a TOML file or a shipped scenario"),
+    ],
+)
+def test_bad_input(sizing: Sizing, arguments: tuple[str, ...], said: str) -> None:
+    """What cannot be is refused in one line, before anything is planned."""
+    done = sizing(*arguments)
+    assert (done.code, done.out) == (2, "")
+    assert said in done.err
+    assert len(done.err.splitlines()) == 1
+
+
+FLOORS = "slo.ttft_s=0.001,0.002,0.003"
+
+
+def stopping(function: Any, after: int) -> Any:  # noqa: ANN401
+    """Return *function*, interrupted at the call after so many."""
+    calls = iter(range(after))
+
+    def stopped(*arguments: Any, **keys: Any) -> Any:  # noqa: ANN401
+        if next(calls, None) is None:
+            raise KeyboardInterrupt
+        return function(*arguments, **keys)
+
+    return stopped
+
+
+@pytest.mark.parametrize(
+    ("command", "module", "name"),
+    [
+        (("sweep", SCENARIO, "--key", FLOORS), "sizing.cli.studies", "plan_scenario"),
+        (("pareto", SCENARIO), "sizing.planner.design_points", "_design_point"),
+    ],
+)  # fmt: skip
+def test_an_interrupt_leaves_what_there_is(
+    sizing: Sizing,
+    monkeypatch: pytest.MonkeyPatch,
+    command: tuple[str, ...],
+    module: str,
+    name: str,
+) -> None:
+    """Ctrl-C prints the points so far and leaves with 130."""
+    whole = json.loads(sizing(*command, "--json").out)
+    monkeypatch.setattr(f"{module}.{name}", stopping(getattr(import_module(module), name), 2))
+    done = sizing(*command, "--json")
+    assert done.code == 130
+    assert "interrupted" in done.err
+    assert 1 <= len(json.loads(done.out)) < len(whole)
+
+
+def test_keys_of_a_sweep() -> None:
+    """Commas inside a value are no separators; too many points are refused."""
+    table = '{ distribution = "uniform", low = 1, high = 2 }'
+    swept = parse_key(f"workload.input_tokens=100,{table},200")
+    assert swept.values == ("100", table, "200")
+    many = parse_key("a=" + ",".join(map(str, range(50))))
+    with pytest.raises(InputError, match=r"2,500 points"):
+        points([many, replace(many, key="b")])
+    with pytest.raises(InputError, match="close"):
+        parse_key("a=[1,2")
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8)), min_size=1, max_size=30),
+)
+def test_front_is_what_no_other_point_beats(pairs: list[tuple[int, int]]) -> None:
+    """The one pass agrees with comparing every pair."""
+    xs, ys = np.array(pairs).T
+    expected = [
+        not any((a <= x and b <= y) and (a < x or b < y) for a, b in pairs) for x, y in pairs
+    ]
+    assert front(xs, ys).tolist() == expected
+
+
+def test_pareto(sizing: Sizing) -> None:
+    """Along the front more GPUs buy lower latency; prices scale with GPUs."""
+    done = sizing("pareto", SCENARIO, "--json")
+    assert (done.code, done.err) == (0, "")
+    rows = json.loads(done.out)
+    kept = sorted(
+        (each["gpus"], each["ttft_s"]) for each in rows if "cost against TTFT" in each["on_fronts"]
+    )
+    assert len(kept) > 1
+    assert all(a[0] == b[0] or b[1] < a[1] for a, b in pairwise(kept))
+    fastest = max(rows, key=lambda each: each["tokens_per_s_per_user"])
+    assert "throughput against pace" in fastest["on_fronts"]
+    shown = sizing("pareto", SCENARIO, "--by", "usd", "--set", PRICE)
+    assert "US dollars a million output tokens" in shown.out
+
+
+def test_page_of_pareto(sizing: Sizing, tmp_path: Path) -> None:
+    """Every configuration is on each chart, the front apart; the tables stand below."""
+    target = tmp_path / "pareto.html"
+    done = sizing("pareto", SCENARIO, *SPLIT, "--json", "--html", str(target))
+    assert done.code == 0
+    rows = json.loads(done.out)
+    for drawn, name in zip(
+        figures_in(target),
+        ("cost against TTFT", "cost against TPOT", "throughput against pace"),
+        strict=True,
+    ):
+        others, front = drawn["data"]
+        kept = [each for each in rows if name in each["on_fronts"]]
+        assert len(front["x"]) == len(kept)
+        assert len(others["x"]) + len(kept) == len(rows) or len(others["x"]) > 500
+        if name == "cost against TTFT":
+            pairs = sorted((each["gpus"], each["ttft_s"]) for each in kept)
+            assert front["x"] == [gpus for gpus, _ in pairs]
+            assert sorted(front["y"]) == pytest.approx(sorted(s for _, s in pairs), rel=1e-5)
+
+
+def test_page_of_a_sweep(sizing: Sizing, tmp_path: Path) -> None:
+    """A chart draws what the sweep found at each value; a point without a plan is in the table."""
+    target = tmp_path / "sweep.html"
+    keys = ("--key", "workload.requests_per_s=2,4", "--key", "slo.tpot_s=0.0001,0.05")
+    done = sizing("sweep", SCENARIO, *SPLIT, *keys, "--json", "--html", str(target))
+    answers = [each for each in json.loads(done.out) if each.get("gpus")]
+    drawn = figures_in(target)
+    assert len(drawn) == 4
+    for figure, (key, scale) in zip(
+        drawn,
+        (("gpus", 1), ("ttft_s", 1000), ("tpot_s", 1000), ("headroom_factor", 1)),
+        strict=True,
+    ):
+        [line] = figure["data"]
+        assert line["name"] == "slo.tpot_s=0.05"
+        assert line["x"] == [2, 4]
+        assert line["y"] == pytest.approx([scale * each[key] for each in answers], rel=1e-5)
+    html = target.read_text(encoding="utf-8")
+    assert "2 of 4 points" in html
+    assert html.count("missed by") == 2
+
+
+def figures_in(page: Path) -> list[dict[str, Any]]:
+    """Return the charts of a page as a browser reads them."""
+    found = re.findall(
+        r'<script type="application/json">(.*?)</script>',
+        page.read_text(encoding="utf-8"),
+        re.DOTALL,
+    )
+    return [json.loads(each) for each in found]
+
+
+def test_changes_of_sensitivity() -> None:
+    """Each number changes alone and by what is said; the hit rate by points where it is zero."""
+    inputs = read_inputs(Path("llama-3.1-70b-h100"), [], None)
+    found = [(name, change, value) for name, change, value, _ in changed_inputs(inputs)]
+    at = {(name, change): value for name, change, value in found}
+    assert at["input tokens", 0.5] == 6000
+    assert at["output tokens", -0.25] == 375
+    assert at["requests/s", 0.1] == pytest.approx(22)
+    assert at["prefix hit rate", 0.25] == pytest.approx(0.25)
+    assert ("prefix hit rate", -0.1) not in at
+    assert at["link bytes/s", -0.5] == pytest.approx(25e9)
+    assert len(found) == 4 * len(CHANGES) + 3
+    for name, change, value, other in changed_inputs(inputs):
+        if name == "link bytes/s":
+            assert other.gpu.scale_out_bytes_per_s == pytest.approx(value)
+            assert other.scenario == inputs.scenario
+        else:
+            assert other.gpu == inputs.gpu
+        assert other != inputs, (name, change)
+
+
+def test_losses(plan: Plan) -> None:
+    """The whole plan holds; a pool without a replica does not; placements shrink with it."""
+    whole, *lost = losses(plan, requests=2000, seed=3)
+    assert (whole.lost, whole.holds) == (None, True)
+    assert [each.lost for each in lost] == [pool.role for pool in plan.pools]
+    for pool, each in zip(plan.pools, lost, strict=True):
+        assert each.replicas[pool.role] == pool.replicas - 1
+        if pool.replicas == 1:
+            assert each.holds is False
+            assert f"the only {pool.role} replica" in each.misses[0]
+        else:
+            smaller = without_one(plan, pool.role).pool(pool.role)
+            assert smaller.placement == pool.placement[: len(smaller.placement)]
+
+
+@pytest.mark.parametrize(("spares", "code"), [(0, 3), (1, 0)])
+def test_losses_command(
+    sizing: Sizing, plan_of: Callable[..., Path], spares: int, code: int
+) -> None:
+    """An SLO that one loss breaks is a negative answer; with a spare in each pool none does."""
+    path = plan_of(SCENARIO, *SPLIT, "--set", f"search.spare_replicas={spares}")
+    done = sizing("losses", str(path), "--requests", "1500", "--json")
+    assert done.code == code
+    whole, *lost = json.loads(done.out)
+    assert whole["holds"] is True
+    assert [each["lost"] for each in lost] == ["prefill", "decode"]
+    assert all(each["holds"] for each in lost) is (code == 0)
+
+
+@pytest.fixture(scope="module")
+def page(plan: Plan) -> Page:
+    """Return the plan's page."""
+    return plan_page(plan)
+
+
+def test_page_says_everything(plan: Plan, page: Page) -> None:
+    """Answer, charts, layout with every GPU, assumptions, sources, what to type next."""
+    html = render(page)
+    assert page.headline == f"{plan.cost.gpus} h100-sxm for {plan.model.id}"
+    assert [figure.title for figure in page.figures] == [
+        "TTFT: distribution",
+        "TPOT: distribution",
+        "Queues over time",
+        "Utilisation over time",
+        "KV cache over time",
+        "Pareto: cost against TTFT",
+        "Pareto: cost against TPOT",
+        "Pareto: throughput against pace",
+    ]
+    for words in (
+        "Layout",
+        "Assumptions and errors",
+        "error of TTFT",
+        "your number",
+        "NVIDIA H100 Tensor Core GPU datasheet",
+        "serving up plan.json",
+    ):
+        assert words in html, words
+    for pool in plan.pools:
+        assert html.count(f"{pool.role} replica ") == pool.gpus
+    assert html == render(plan_page(plan))
+
+
+def test_page_draws_the_plans_own_numbers(plan: Plan, page: Page) -> None:
+    """Predicted percentiles, limits, the plan's place on the fronts and the fronts themselves."""
+    for name, limit_s in (("ttft", plan.slo.ttft_s), ("tpot", plan.slo.tpot_s)):
+        figure, predicted = page.figure(f"{name.upper()}: distribution"), plan.prediction
+        shown = [1000 * getattr(predicted, name).at(p) for p in ("p50", "p90", "p95", "p99")]
+        assert figure.trace("predicted")["y"] == pytest.approx(shown, rel=1e-5)
+        assert limit_s is not None
+        assert figure.trace("SLO")["y"][0] == pytest.approx(1000 * limit_s)
+        assert figure.trace("SLO")["x"][1] == pytest.approx(1 - LEVELS[plan.slo.percentile])
+        slowed = figure.trace("with slowed steps")["y"]
+        assert slowed[len(slowed) // 2] >= figure.trace("simulated")["y"][len(slowed) // 2]
+    front = page.figure("Pareto: cost against TTFT")
+    cost = running(plan).usd_per_million_output_tokens
+    ttft_s = plan.prediction.ttft.at(plan.slo.percentile)
+    assert front.trace("the plan")["x"] == pytest.approx([cost], rel=1e-5)
+    assert front.trace("the plan")["y"] == pytest.approx([ttft_s], rel=1e-5)
+    kept = front.trace("no other beats it")
+    assert kept["x"] == sorted(kept["x"])
+    assert kept["y"] == sorted(kept["y"], reverse=True)
+    for role, row in {pool.role: pool for pool in plan.pools}.items():
+        busy = page.figure("Utilisation over time").trace(role)["y"]
+        assert 0 < np.mean(busy) <= 100, row
+
+
+def test_page_draws_pools_over_time(plan: Plan) -> None:
+    """Requests waiting, and percent of batch slots and KV blocks, as they were at each moment."""
+    times, roles = np.linspace(0, 90, 10), [pool.role for pool in plan.pools]
+    levels = {role: np.arange(10.0) + at for at, role in enumerate(roles)}
+    seen = SimpleNamespace(time_s=times, waiting=levels, running=levels, kv_blocks=levels)
+    outcome: Any = SimpleNamespace(
+        occupancy=seen, kv_capacity_blocks=dict.fromkeys(roles, 50.0), series=None
+    )
+    queues, busy, used = over_time_figures(plan, outcome)
+    for pool in plan.pools:
+        level, slots = levels[pool.role], pool.lanes * pool.max_batch_size
+        assert queues.trace(pool.role)["x"] == pytest.approx(times)
+        assert queues.trace(pool.role)["y"] == pytest.approx(level)
+        assert busy.trace(pool.role)["y"] == pytest.approx(100 * level / slots, rel=1e-5)
+        assert used.trace(pool.role)["y"] == pytest.approx(100 * level / 50)
+    crowded = SimpleNamespace(**{**vars(seen), "time_s": np.linspace(0, 90, 1000)})
+    crowded.waiting = {role: np.arange(1000.0) for role in roles}
+    crowded.running = crowded.kv_blocks = crowded.waiting
+    outcome.occupancy = crowded
+    averaged = next(iter(over_time_figures(plan, outcome))).trace(roles[0])["y"]
+    assert len(averaged) == BINS
+    assert np.mean(averaged) == pytest.approx(499.5, rel=0.01)
+
+
+def test_page_of_a_plan_command(sizing: Sizing, tmp_path: Path) -> None:
+    """`--html` writes the page and Plotly's script; what cannot be written is refused."""
+    target = tmp_path / "plan.html"
+    one = ("plan", SCENARIO, *SPLIT, "--html")
+    assert sizing(*one, str(target)).code == 0
+    assert target.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
+    assert {path.name for path in tmp_path.iterdir()} == {"plan.html", "plotly.min.js"}
+    assert sizing(*one, str(tmp_path / "no" / "plan.html")).code == 2
+
+
+def test_questions_of_the_document_are_commands(sizing: Sizing) -> None:
+    """Every command that docs/planning.md names is there, with the options it names."""
+    text = (Path(__file__).parents[3] / "docs" / "planning.md").read_text(encoding="utf-8")
+    named = re.findall(r"(?:`|\$ )sizing ([a-z-]+)([^`\n]*)", text)
+    assert {command for command, _ in named} >= {"plan", "compare", "sweep", "losses", "pareto"}
+    for command, rest in named:
+        shown = sizing(command, "-h")
+        assert shown.code == 0, command
+        for option in re.findall(r"--[a-z-]+", rest):
+            assert option in shown.out, (command, option)
