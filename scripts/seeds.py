@@ -117,8 +117,8 @@ def page() -> str:
             " functions. The file holds the claims of the five seed documents 000 to 004,"
             " transcribed with their expected values on 2026-11-20."
             " `tests/sizing/cli/test_seeds.py` checks every row. Where a seed document,"
-            " its transcription or its source is wrong, our value is the corrected one, and the note"
-            " says why."
+            " its transcription or its source is wrong, our value is the corrected one, and the"
+            " note says why."
         ),
         "",
     ]

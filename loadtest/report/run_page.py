@@ -122,9 +122,9 @@ def _latencies(verdict: Verdict) -> Section:
     heads = ("", "predicted", "measured", "error", "SLO")
     rows = (*latency_rows(verdict), *load_rows(verdict))
     if verdict.comparison is not None:
-        return Section("Predicted, measured, promised", (DataTable(heads, rows),))
+        return Section("Predicted, measured, SLO", (DataTable(heads, rows),))
     measured = tuple((name, value, limit) for name, _, value, _, limit in rows)
-    return Section("Measured, promised", (DataTable(("", "measured", "SLO"), measured),))
+    return Section("Measured, SLO", (DataTable(("", "measured", "SLO"), measured),))
 
 
 def _phases(verdict: Verdict) -> Iterator[Section]:
