@@ -50,7 +50,7 @@ class StepModels:
         self._decode: dict[LayoutShape, StepCoefficients] = {}
 
     def of(self, layout: Layout) -> StepModel:
-        """Return the step model of *layout*, of one batch (lane) of each replica."""
+        """Return the step model of *layout*, of one batch of each replica."""
         found = self._inputs.calibration
         if found is not None:
             return StepModel(

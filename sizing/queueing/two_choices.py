@@ -79,7 +79,7 @@ def two_choices_wait(
 
 
 def _mean_field_wait(service: LatencyQuantiles, utilisation: float) -> LatencyQuantiles:
-    """Join solutions of eq. T4 at the two nearest utilisations of the grid; at 0 nobody waits."""
+    """Join solutions of eq. T4 at the two nearest utilisations of the grid; no wait at 0."""
     mean = service.mean
     shape = spread(service.values / mean, WEIGHTS).values
     cuts = np.linspace(0, len(shape), SHAPE_ATOMS + 1).astype(int)

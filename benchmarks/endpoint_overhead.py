@@ -1,8 +1,8 @@
 """
-What the front door costs: the same requests, in turn, to ours and to others with the same engines.
+What the endpoint costs: the same requests, in turn, to ours and to others with the same engines.
 
-    python benchmarks/front_door_overhead.py bare   ours, a bare vLLM server, a bare pair
-    python benchmarks/front_door_overhead.py ray    ours, Ray's PD app, the same without batching
+    python benchmarks/endpoint_overhead.py bare   ours, a bare vLLM server, a bare pair
+    python benchmarks/endpoint_overhead.py ray    ours, Ray's PD app, the same without batching
 
 Limits: median TTFT over the bare pair's at most the larger of 10 % and 15 ms; better than Ray's
 app with its defaults, not worse than it without batching. All of them run at once, on two cores,
