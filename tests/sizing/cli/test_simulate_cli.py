@@ -95,7 +95,7 @@ def test_a_trace_replaces_arrivals_and_lengths(sizing: Sizing, plan: str, tmp_pa
         (("--users", "5", "--turns", "2"), "closed loop"),
         (("--turns", "9999", "--requests", "9999"), "engine.max_model_len"),
         (("--trace", "/none"), "No such file"),
-        (("-o", "/none/x.csv", "--requests", "10"), "a file to write"),
+        (("-o", "/none/x.csv", "--requests", "10"), "an existing folder"),
     ],
 )
 def test_bad_options_are_one_line(
