@@ -9,7 +9,7 @@ TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq
 
 PYTEST := $(BIN)/python -m pytest
-# Where it is set, every process compiles all that it imports: a quarter of the tests' time.
+# Where it is set, every process that tests start compiles all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
 PARALLEL := -n $(shell echo $$(($$(nproc) + 1))) --maxprocesses 5

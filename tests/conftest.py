@@ -49,6 +49,9 @@ IMPORTS_VLLM = {
 }
 """Files that import vLLM, which takes seconds of a core: one worker runs them all."""
 
+SHARES_PLANS = {f"tests/sizing/planner/test_{name}.py" for name in ("long_context", "studies")}
+"""Files whose tests share what takes seconds to compute: one worker runs all of a file."""
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Let a run ask for everything, and for another order."""
@@ -85,14 +88,16 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadSco
 
 
 class Spread(LoadScopeScheduling):
-    """The next test goes to the worker that is free; WALLCLOCK and IMPORTS_VLLM to one each."""
+    """The next test goes to the worker that is free; what has to stay together goes to one."""
 
     def _split_scope(self, nodeid: str) -> str:
         """Return what stays together."""
         file = nodeid.split("::", maxsplit=1)[0]
         if file in WALLCLOCK:
             return "wallclock"
-        return "vllm" if file in IMPORTS_VLLM else nodeid
+        if file in IMPORTS_VLLM:
+            return "vllm"
+        return file if file in SHARES_PLANS else nodeid
 
 
 class NotRun:

@@ -82,7 +82,7 @@ def test_the_figure_of_the_first_issue(rate: float, low: int, high: int) -> None
 @pytest.mark.parametrize(
     "case",
     [
-        at(20.0, ttft_s=0.3),
+        at(12.0, ttft_s=0.3),
         at(10.0, tpot_s=0.008),
         pytest.param(at(1.0, LARGE), marks=pytest.mark.campaign),
         pytest.param(at(2.0, LARGE, tpot_s=0.025), marks=pytest.mark.campaign),
