@@ -96,11 +96,13 @@ def fits_nowhere(inputs: Inputs, rules: list[str]) -> Infeasible:
     )
 
 
+def _nearest(unloaded: list[tuple[Check, Candidate]]) -> tuple[Check, Candidate]:
+    return min(unloaded, key=lambda pair: (pair[0].ratio, pair[1].gpus, pair[1].layout.order))
+
+
 def below_floor(unloaded: list[tuple[Check, Candidate]], inputs: Inputs) -> Infeasible:
     """Return that a single request on an idle system already misses the SLO."""
-    check, candidate = min(
-        unloaded, key=lambda pair: (pair[0].ratio, pair[1].gpus, pair[1].layout.order)
-    )
+    check, candidate = _nearest(unloaded)
     kinds = " or ".join(inputs.kinds)
     return Infeasible(
         reason=f"no number of {kinds} holds the SLO: {check.name} of a request without any"
@@ -119,9 +121,7 @@ def too_many(
     unloaded: list[tuple[Check, Candidate]], inputs: Inputs, *, max_gpus: int
 ) -> Infeasible:
     """Return that no pools that the search considers hold the SLO under the load."""
-    check, candidate = min(
-        unloaded, key=lambda pair: (pair[0].ratio, pair[1].gpus, pair[1].layout.order)
-    )
+    check, candidate = _nearest(unloaded)
     return Infeasible(
         reason=f"no pools of up to {max_gpus} GPUs hold the SLO under"
         f" {inputs.scenario.workload.requests_per_s:g} requests/s",
