@@ -85,7 +85,7 @@ class Plan:
     Attributes:
         engine: settings of all replicas; name, version, memory share and KV dtype are the inputs'.
         step_model: the calibration's where the inputs have one.
-        confidence: what was simulated; `None` where closed forms alone decided.
+        confidence: what was simulated; `None` on a calibrated machine.
     """
 
     __pydantic_config__ = STRICT

@@ -91,7 +91,7 @@ def plan(  # noqa: PLR0913, PLR0917  (a command's options)
     else:
         _print_plan(built, out, verbose=verbose)
     if found.interrupted:
-        unverified = "" if found.verdicts else ", by closed forms, not simulated"
+        unverified = "" if found.verdicts else ", estimated, not simulated"
         _print_interrupted(f"the best plan so far{unverified}")
         raise typer.Exit(Exit.INTERRUPTED)
 

@@ -11,35 +11,50 @@ from sizing.latency.step import BOUNDS, step_terms
 from sizing.planner.step_models import machine
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from minicluster.plan import Inputs
     from minicluster.specs.step import StepCoefficients
     from sizing.latency.step import Term
     from sizing.planner.candidates import Candidate
-    from sizing.queueing.forecast import TandemForecast
 
 
-def bottlenecks(inputs: Inputs, chosen: Candidate, found: TandemForecast) -> dict[str, str]:
+def mean_batch(chosen: Candidate, tpot_s: float) -> float:
+    """Return the sequences of a decode step, by Little's law: those that come while one decodes."""
+    stay_s = float(chosen.tandem.output_tokens.mean()) * tpot_s
+    return chosen.tandem.workload.requests_per_s * stay_s / chosen.tandem.decode.replicas
+
+
+def bottlenecks(
+    inputs: Inputs, chosen: Candidate, parts_s: Mapping[str, float], tpot_s: float
+) -> dict[str, str]:
     """
     Return the bottleneck of each phase by role.
 
     `queue`: requests wait longer for the phase than they spend in it. `capacity`: the KV cache
     limits the decode batch, and it is nearly full. Otherwise the bottleneck is what a step spends
     most of its time on.
+
+    Args:
+        inputs: the engine's limits.
+        chosen: the pools.
+        parts_s: mean TTFT by phase.
+        tpot_s: mean time per output token.
     """
-    parts = found.parts_s
-    context = chosen.tandem.context[0]
-    stay = float(chosen.tandem.output_tokens.mean()) * found.tpot.mean
+    waits = parts_s["queue"] > parts_s["prefill"]
+    if chosen.layout.prefill is None:
+        return {"mixed": "queue" if waits else "compute"}
+    batch, context = mean_batch(chosen, tpot_s), chosen.tandem.context[0]
     limit = chosen.tandem.decode.max_batch_size
     words = {
-        "prefill": _step_bound(inputs, chosen, "prefill", found.mean_batch, context),
-        "decode": _step_bound(inputs, chosen, "decode", found.mean_batch, context),
+        role: _step_bound(inputs, chosen, role, batch, context) for role in ("prefill", "decode")
     }
     full = limit == chosen.max_batch < inputs.engine.max_batch_size and inputs.calibration is None
-    if full and found.mean_batch > limit / 2:
+    if full and batch > limit / 2:
         words["decode"] = "capacity"
-    if parts["prefill queue"] > parts["prefill"]:
+    if waits:
         words["prefill"] = "queue"
-    if parts["decode queue"] > stay:
+    if parts_s["decode admission"] > float(chosen.tandem.output_tokens.mean()) * tpot_s:
         words["decode"] = "queue"
     return words
 

@@ -17,8 +17,8 @@ from minicluster.plan import (
 from sizing.planner.deployment import deployment, spare_replicas
 from sizing.planner.error_model import validation
 from sizing.planner.layout import profile_rule
-from sizing.planner.predict import forecast_prediction, simulated_headroom, simulated_prediction
-from sizing.planner.slo import headroom
+from sizing.planner.predict import headroom, prediction_of
+from sizing.planner.simulated_check import SloSimulator
 
 if TYPE_CHECKING:
     from minicluster.plan import Inputs
@@ -29,15 +29,12 @@ def build_plan(inputs: Inputs, found: Found) -> Plan:
     """
     Write a search's configuration as a plan; equal inputs give an equal plan.
 
-    Prediction and headroom come from closed forms where the pools have any, else from simulation.
+    Prediction and headroom are read off simulations.
     """
     engine, chosen = inputs.engine, found.candidate
-    if found.forecast is None:
-        prediction = simulated_prediction(inputs, chosen)
-        room = simulated_headroom(inputs, chosen)
-    else:
-        prediction = forecast_prediction(inputs, chosen, found.forecast)
-        room = headroom(chosen, inputs.scenario.slo)
+    outcome = found.predicted or SloSimulator(inputs, found.errors).predicted(chosen)
+    prediction = prediction_of(inputs, chosen, outcome)
+    room = headroom(inputs, chosen, prediction.capacity_requests_per_s)
     runs = deployment(inputs, chosen, spares=spare_replicas(inputs, chosen))
     rule = profile_rule(inputs, chosen.layout)
     return Plan(
@@ -59,8 +56,8 @@ def build_plan(inputs: Inputs, found: Found) -> Plan:
 
 
 def _confidence(inputs: Inputs, found: Found) -> Confidence | None:
-    """Return what was simulated; `None` on a calibrated machine, where closed forms decide."""
-    if not found.verdicts and not found.interrupted:
+    """Return the factors it was simulated under; `None` for a calibration, which has no rows."""
+    if inputs.calibration is not None and not found.interrupted:
         return None
     return Confidence(
         fraction=inputs.scenario.search.confidence_fraction if found.verdicts else 0.0,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from sizing.planner import bounds
 from sizing.planner.layout import (
     Layout,
     legal_shapes,
@@ -16,14 +17,13 @@ from sizing.planner.layout import (
     pairing_rule,
     profile_rule,
 )
-from sizing.planner.slo import Check, checks, tightest_with_errors
-from sizing.queueing import decode
-from sizing.queueing.forecast import at_rate, forecast
-from sizing.queueing.prefill import batch_s
-from sizing.queueing.spread import constant
-from sizing.queueing.stage import PoolStage, TandemLoad
+from sizing.planner.objective import cost
+from sizing.planner.slo import Check
+from sizing.planner.tandem import PoolStage, TandemLoad
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from minicluster.plan import Inputs
     from minicluster.specs.slo import SloSpec
     from sizing.planner.error_model import StepErrors
@@ -32,14 +32,11 @@ if TYPE_CHECKING:
 MAX_BATCH_SLOWDOWN = 1.5
 """Largest ratio of a prefill step's duration at the planned batch to that of a single prompt."""
 
-IDLE_REQUESTS_PER_S = 1e-6
-"""Rate at which latencies count as unloaded: no two requests are in the system together."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
     """
-    A configuration: a layout with replicas and limits, ready to be forecast or simulated.
+    A configuration: a layout with replicas and limits, ready to be simulated.
 
     Attributes:
         max_batch: sequences for which one batch of a decode (or mixed) replica has KV cache.
@@ -145,9 +142,9 @@ def prefill_batch(tandem: TandemLoad) -> int:
         tandem.step_model.prefill.max_batch,
         int(tandem.prefill.max_batched_tokens // tandem.computed_tokens.mean()),
     )
-    single_s = batch_s(tandem, 1)
+    longest_s = MAX_BATCH_SLOWDOWN * bounds.prefill_batch_s(tandem, 1)
     batch = 1
-    while batch < most and batch_s(tandem, batch + 1) <= MAX_BATCH_SLOWDOWN * single_s:
+    while batch < most and bounds.prefill_batch_s(tandem, batch + 1) <= longest_s:
         batch += 1
     return batch
 
@@ -183,12 +180,13 @@ def list_candidates(inputs: Inputs, models: StepModels, errors: StepErrors) -> C
     layouts = [each for each in layouts if pairing_rule(inputs.model, each) is None]
     if inputs.scenario.search.layouts == "deployable":
         layouts = [each for each in layouts if profile_rule(inputs, each) is None]
-    split = _unloaded([one_replica_each(inputs, each, models) for each in layouts], inputs, errors)
+    slo = inputs.scenario.slo
+    split = _unloaded([one_replica_each(inputs, each, models) for each in layouts], slo, errors)
     mixed: list[tuple[Check, Candidate]] = []
     if inputs.calibration is None and inputs.gpu.kind != "cpu":
         one_pool = [Layout(prefill=None, decode=shape) for shape in fit]
         smallest = [one_replica_each(inputs, each, models) for each in one_pool]
-        mixed = _unloaded(smallest, inputs, errors)
+        mixed = _unloaded(smallest, slo, errors)
     return Candidates(
         split=tuple(candidate for check, candidate in split if check.ratio <= 1),
         mixed=tuple(candidate for check, candidate in mixed if check.ratio <= 1),
@@ -198,49 +196,68 @@ def list_candidates(inputs: Inputs, models: StepModels, errors: StepErrors) -> C
 
 
 def _unloaded(
-    candidates: list[Candidate], inputs: Inputs, errors: StepErrors
+    candidates: list[Candidate], slo: SloSpec, errors: StepErrors
 ) -> list[tuple[Check, Candidate]]:
-    """
-    Pair each candidate that has room for a sequence with its tightest limit at no load.
-
-    A mixed replica is taken as a split pair of the same replicas: the prompt of a single request
-    costs the same in either, but for the KV transfer, which is left out.
-    """
-    slo = inputs.scenario.slo
+    """Pair each candidate that has room for a sequence with its tightest limit at no load."""
     found = []
     for candidate in candidates:
-        if not candidate.max_batch:
-            continue
-        slow = _unloaded_checks(candidate.with_errors(errors), slo)
-        late = tightest_with_errors(_unloaded_checks(candidate, slo), errors)
-        found.append((max((*slow, late), key=lambda check: check.ratio), candidate))
+        if candidate.max_batch:
+            slow = unloaded_checks(candidate.with_errors(errors), slo)
+            late = (check.with_errors(errors) for check in unloaded_checks(candidate, slo))
+            found.append((max((*slow, *late), key=lambda check: check.ratio), candidate))
     return found
 
 
-def _unloaded_checks(candidate: Candidate, slo: SloSpec) -> tuple[Check, ...]:
-    tandem = at_rate(candidate.tandem, IDLE_REQUESTS_PER_S)
-    if candidate.layout.prefill is None:
-        path = replace(tandem.step_model.path, transfer_base_s=0.0, transfer_per_token_s=0.0)
-        tandem = replace(tandem, step_model=replace(tandem.step_model, path=path))
-    unloaded = forecast(tandem)
-    if unloaded is None:  # one request takes longer than the gap of days to the next
-        return (Check(name="TTFT", seconds=np.inf, limit_s=slo.ttft_s),)
-    return checks(unloaded, slo)
+def unloaded_checks(candidate: Candidate, slo: SloSpec) -> tuple[Check, ...]:
+    """Compare the latencies of a request that is alone in the system with every limit."""
+    found = bounds.unloaded_s(candidate.tandem, split=candidate.layout.prefill is not None)
+    return tuple(
+        Check(
+            name=f"{name.upper()} {slo.percentile}",
+            seconds=float(np.quantile(found[name], slo.level, method="lower")),
+            limit_s=limit_s,
+        )
+        for name, limit_s in slo.limits_s.items()
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoundedCandidate:
+    """
+    A layout and batch limit, with steps as slow as the confidence asks for.
+
+    Attributes:
+        slow: one replica per pool.
+        lowest: fewest replicas of each pool by utilisation alone.
+        bound: cost of those: no configuration of this layout and limit costs less.
+    """
+
+    slow: Candidate
+    lowest: tuple[int, int]
+    bound: float
+
+
+def batch_limits(slow: Candidate, inputs: Inputs) -> Iterator[BoundedCandidate]:
+    """
+    Yield the decode batch limits that are worth sizing.
+
+    The first is the largest whose full batches keep TPOT and fit memory; each next one is half of
+    it, which interference between the pools may ask for.
+    """
+    limit = largest_batch(slow, inputs.scenario.slo)
+    while limit >= 1:
+        one = slow.limited(limit)
+        lowest = fewest_by_utilisation(one, inputs)
+        yield BoundedCandidate(slow=one, lowest=lowest, bound=cost(inputs, one.sized(*lowest)))
+        limit //= 2
 
 
 def largest_batch(candidate: Candidate, slo: SloSpec) -> int:
-    """Largest batch limit at which requests that always share a full batch keep TPOT and ITL."""
-    share_below = slo.level
-    longest = float(candidate.tandem.output_tokens.max())
-    share = decode.averaged_share(candidate.tandem, longest)
+    """Return the largest batch limit at which full batches of mean context keep TPOT and ITL."""
+    limit_s = slo.per_token_s
 
     def holds(batch: int) -> bool:
-        full = constant(float(batch))
-        pace = decode.step_spread(candidate.tandem, full, averaged=share).quantile(share_below)
-        gap = decode.step_spread(candidate.tandem, full, averaged=1.0).quantile(share_below)
-        return (slo.tpot_s is None or pace <= slo.tpot_s) and (
-            slo.itl_s is None or gap <= slo.itl_s
-        )
+        return limit_s is None or bounds.decode_step_s(candidate.tandem, batch) <= limit_s
 
     if holds(candidate.max_batch):
         return candidate.max_batch
@@ -249,3 +266,27 @@ def largest_batch(candidate: Candidate, slo: SloSpec) -> int:
         middle = (low + high) // 2
         low, high = (middle, high) if holds(middle) else (low, middle)
     return low
+
+
+def utilisations(candidate: Candidate) -> dict[str, float]:
+    """
+    Return the share of each pool's capacity that the load takes, without queues and interference.
+
+    No scheduling serves a prompt in less than its share of a full batch, nor a token in less than
+    its share of a full decode step (docs/model.md, eq. B2 and B3).
+    """
+    tandem = candidate.tandem
+    if candidate.layout.prefill is None:
+        return {"mixed": bounds.mixed_load(tandem) / tandem.decode.replicas}
+    return {
+        "prefill": bounds.prefill_load(tandem) / tandem.prefill.replicas,
+        "decode": bounds.decode_load(tandem) / tandem.decode.replicas,
+    }
+
+
+def fewest_by_utilisation(candidate: Candidate, inputs: Inputs) -> tuple[int, int]:
+    """Return the fewest replicas, as `Candidate.sized` takes them, at the allowed utilisation."""
+    ceiling = inputs.scenario.search.max_utilisation_fraction
+    used = utilisations(candidate.sized(0 if candidate.layout.prefill is None else 1, 1))
+    fewest = {role: max(1, int(np.ceil(u / ceiling - 1e-9))) for role, u in used.items()}
+    return fewest.get("prefill", 0), fewest.get("decode") or fewest["mixed"]

@@ -7,30 +7,32 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sizing.planner.candidates import Candidate, largest_batch, list_candidates
+from sizing.planner.candidates import Candidate, largest_batch, list_candidates, utilisations
 from sizing.planner.error_model import StepErrors
 from sizing.planner.layout import profile_rule
-from sizing.planner.slo import meets
+from sizing.planner.predict import prediction_of, slo_misses
+from sizing.planner.simulated_check import SloSimulator
 from sizing.planner.step_models import StepModels
-from sizing.queueing import decode, prefill
-from sizing.queueing.forecast import forecast
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from minicluster.plan import Inputs
 
-UTILISATIONS = (0.95, 0.9, 0.8, 0.65, 0.5, 0.3)
+UTILISATIONS = (0.9, 0.75, 0.5, 0.3)
 """Utilisations at which pools are sized: from few GPUs with long queues to many without."""
 
-BATCH_SHARES = (1.0, 0.5, 0.25, 0.125)
+REQUESTS = 800
+"""Simulated requests of a design point: its place in a picture, not a promise."""
+
+BATCH_SHARES = (1.0, 0.5, 0.25)
 """Shares of the largest decode batch: they trade tokens/s per GPU for tokens/s per user."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DesignPoint:
     """
-    One configuration under the scenario's load, by closed forms.
+    One configuration under the scenario's load, by a short simulation.
 
     Attributes:
         label: as `sizing predict` takes it.
@@ -69,19 +71,20 @@ def sort_design_points(points: Iterable[DesignPoint]) -> tuple[DesignPoint, ...]
 
 def iter_design_points(inputs: Inputs) -> Iterator[DesignPoint]:
     """
-    Forecast every legal layout at several batch limits and utilisations.
+    Simulate every legal layout at several batch limits and utilisations.
 
     Raises:
         InputError: the scenario cannot be planned at all.
 
     Ignores:
-        Aggregated pools, which have no closed form, and the budget `cluster.max_gpus`.
+        Aggregated pools, and the budget `cluster.max_gpus`.
     """
     seen: set[tuple[str, int]] = set()
+    simulator = SloSimulator(inputs, StepErrors(), precise=False)
     for smallest in list_candidates(inputs, StepModels(inputs), StepErrors()).split:
         for candidate in _sizes(smallest, inputs):
             key = (str(candidate), candidate.tandem.decode.max_batch_size)
-            found = None if key in seen else _design_point(candidate, inputs)
+            found = None if key in seen else _design_point(candidate, inputs, simulator)
             seen.add(key)
             if found is not None:
                 yield found
@@ -92,31 +95,33 @@ def _sizes(smallest: Candidate, inputs: Inputs) -> Iterator[Candidate]:
     most = max(1, largest_batch(smallest, inputs.scenario.slo))
     for share in BATCH_SHARES:
         limited = smallest.limited(max(1, int(most * share)))
-        one = limited.sized(1, 1).tandem
-        needed = prefill.utilisation(one), decode.utilisation(one)
+        needed = utilisations(limited.sized(1, 1)).values()
         for used in UTILISATIONS:
             replicas = [max(1, int(np.ceil(each / used))) for each in needed]
             yield limited.sized(*replicas)
 
 
-def _design_point(candidate: Candidate, inputs: Inputs) -> DesignPoint | None:
-    """Forecast one configuration; `None` where a pool saturates."""
-    slo = inputs.scenario.slo
-    predicted = forecast(candidate.tandem)
-    if predicted is None:
+def _design_point(
+    candidate: Candidate, inputs: Inputs, simulator: SloSimulator
+) -> DesignPoint | None:
+    """Simulate one configuration; `None` where a pool saturates."""
+    if max(utilisations(candidate).values()) >= 1:
         return None
-    tokens = inputs.scenario.workload.requests_per_s * float(candidate.tandem.output_tokens.mean())
+    slo = inputs.scenario.slo
+    outcome = simulator.outcome(candidate, requests=REQUESTS, seed=0)
+    predicted = prediction_of(inputs, candidate, outcome)
+    found_s = {name: getattr(predicted, name).at(slo.percentile) for name in ("ttft", "tpot")}
     return DesignPoint(
         label=str(candidate),
         deployable=profile_rule(inputs, candidate.layout) is None,
         gpus=candidate.gpus,
         power_w=inputs.power_w(candidate.gpus_by_kind),
         price_usd_per_hour=inputs.price_usd_per_hour(candidate.gpus_by_kind),
-        ttft_s=predicted.ttft.quantile(slo.level),
-        tpot_s=predicted.tpot.quantile(slo.level),
-        output_tokens_per_s=tokens,
-        tokens_per_s_per_gpu=tokens / candidate.gpus,
-        tokens_per_s_per_user=1 / predicted.tpot.mean,
-        meets_slo=meets(predicted, slo),
+        ttft_s=found_s["ttft"],
+        tpot_s=found_s["tpot"],
+        output_tokens_per_s=predicted.output_tokens_per_s,
+        tokens_per_s_per_gpu=predicted.output_tokens_per_s / candidate.gpus,
+        tokens_per_s_per_user=1 / predicted.tpot.mean_s,
+        meets_slo=not slo_misses(predicted, slo),
         candidate=candidate,
     )

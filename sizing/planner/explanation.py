@@ -2,38 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from minicluster.errors import InputError
-from sizing.planner.bottleneck import representative_terms
+from sizing.planner import bounds
+from sizing.planner.bottleneck import mean_batch, representative_terms
 from sizing.planner.candidates import Candidate
 from sizing.planner.layout import Layout, LayoutShape, max_decode_batch
-from sizing.queueing.forecast import forecast
-from sizing.queueing.stage import PoolStage, TandemLoad
+from sizing.planner.tandem import PoolStage, TandemLoad
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from minicluster.plan import Plan, Pool
     from minicluster.specs.step import StepCoefficients
     from sizing.latency.step import Term
 
-EQUATIONS = {
-    "request overhead": "T13",
-    "prefill queue": "T3",
-    "prefill": "S2",
-    "interference of decode": "T12",
-    "kv transfer": "S4",
-    "decode queue": "T10",
-    "decode step in progress": "T11",
-    "first decode step": "S3",
-}
-
-SIMULATED = "Q5"
-"""Equation of the phases of aggregated pools, which have no closed form."""
+TTFT_EQUATION = "Q5"
+"""Equation of the phases of TTFT: all are read off the simulation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,35 +68,10 @@ class Explanation:
 
 
 def explain_plan(plan: Plan) -> Explanation:
-    """
-    Recompute a plan's prediction from its inputs, term by term.
-
-    Raises:
-        InputError: an edited plan, whose pools do not carry its load.
-    """
-    chosen = candidate_of(plan)
-    if chosen.layout.prefill is None:
-        return _explained(plan, chosen, plan.prediction.ttft_parts_s, _mixed_batch(plan, chosen))
-    found = forecast(chosen.tandem)
-    if found is None:
-        raise InputError(
-            "plan: pools", str(chosen), "pools that carry the plan's load", "plan again"
-        )
-    slowdown = {
-        "prefill": found.coupling.prefill_slowdown - 1,
-        "decode": found.coupling.decode_slowdown - 1,
-    }
-    local = chosen.tandem.local_threshold_tokens
-    parts_s = plan.prediction.ttft_parts_s if local else found.parts_s
-    explained = _explained(plan, chosen, parts_s, found.mean_batch)
-    return replace(explained, interference=slowdown)
-
-
-def _explained(
-    plan: Plan, chosen: Candidate, parts_s: Mapping[str, float], batch: float
-) -> Explanation:
-    simulated = chosen.layout.prefill is None or chosen.tandem.local_threshold_tokens > 0
-    terms = _path_terms(plan, parts_s, simulated=simulated)
+    """Recompute a plan's steps from its inputs, term by term, beside the phases of its TTFT."""
+    chosen, predicted = candidate_of(plan), plan.prediction
+    batch = mean_batch(chosen, predicted.tpot.mean_s)
+    terms = _phase_terms(plan)
     for role in ("prefill", "decode"):
         terms += _step_terms(plan, chosen, role, batch)
     return Explanation(
@@ -118,14 +79,12 @@ def _explained(
         mean_prompt_tokens=float(chosen.tandem.computed_tokens.mean()),
         mean_batch=batch,
         mean_context_tokens=chosen.tandem.context[0],
-        interference={"prefill": 0.0, "decode": 0.0},
+        interference=bounds.interference(
+            chosen.tandem,
+            prefill_busy=predicted.utilisation_fraction.get("prefill", 0.0),
+            mean_batch=batch,
+        ),
     )
-
-
-def _mixed_batch(plan: Plan, chosen: Candidate) -> float:
-    # By Little's law: the sequences that arrive while one is in decode.
-    stay_s = float(chosen.tandem.output_tokens.mean()) * plan.prediction.tpot.mean_s
-    return plan.workload.requests_per_s * stay_s / chosen.tandem.decode.replicas
 
 
 def candidate_of(plan: Plan) -> Candidate:
@@ -160,19 +119,17 @@ def _stage(pool: Pool) -> PoolStage:
     )
 
 
-def _path_terms(
-    plan: Plan, parts_s: Mapping[str, float], *, simulated: bool
-) -> list[ExplainedTerm]:
+def _phase_terms(plan: Plan) -> list[ExplainedTerm]:
+    parts_s = plan.prediction.ttft_parts_s
     total = sum(parts_s.values())
-    source = _source(plan)
     return [
         ExplainedTerm(
             of="TTFT",
             name=name,
-            equation=SIMULATED if simulated else EQUATIONS[name],
+            equation=TTFT_EQUATION,
             seconds=value,
             share_fraction=value / total,
-            source=source,
+            source=_source(plan),
         )
         for name, value in parts_s.items()
     ]

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sizing.planner.closed_form import BoundedCandidate, fewest, fewest_by_utilisation
+from sizing.planner.candidates import fewest_by_utilisation
 from sizing.planner.error_model import step_errors
-from sizing.planner.pool_sizing import PoolSizing, mixed_lowest, size_mixed_pool, size_split_pools
+from sizing.planner.pool_sizing import (
+    PoolSizing,
+    estimated_sizes,
+    size_mixed_pool,
+    size_split_pools,
+)
 from sizing.planner.simulated_check import SloSimulator
 
 if TYPE_CHECKING:
     from minicluster.plan import Inputs
     from sizing.planner.candidates import Candidate
-    from sizing.planner.error_model import StepErrors
     from sizing.planner.result import Found
     from sizing.planner.simulated_check import SimulationBudget
 
@@ -22,21 +26,15 @@ CONFIDENCES = (0.5, 0.8, 0.95)
 MAX_BUDGETS = 4
 """Multiple of `cluster.max_gpus` up to which sizes are searched; above it, the plan's are kept."""
 
-SMALL_POOL = 32
-"""Replicas up to which a guess in proportion is off by no more than one or two."""
-
-GROWTH_POWER = 1.5
-"""Power of the step times with which a pool grows: replicas serve less, and may queue for less."""
-
 
 def gpus_by_confidence(inputs: Inputs, best: Found, budget: SimulationBudget) -> dict[float, int]:
     """
     Return the GPUs that the plan's layout needs by confidence, with one quick run per size.
 
-    Empty on a calibrated machine, where nothing is simulated; without the confidences for which
-    the search has no simulation budget left.
+    Empty on a calibrated machine, of whose errors nothing is known; without the confidences for
+    which the search has no simulation budget left.
     """
-    if not best.verdicts:
+    if inputs.calibration is not None:
         return {}
     planned, gpus = inputs.scenario.search.confidence_fraction, best.candidate.gpus
     found = {planned: gpus}
@@ -59,11 +57,11 @@ def _sized_again(
     inputs: Inputs, best: Found, simulator: SloSimulator, floor: Candidate | None
 ) -> Candidate:
     """Size the plan's layout with the simulator's step times, from the sizes of *floor* on."""
-    chosen, errors = best.candidate, simulator.errors
+    chosen = best.candidate
     split = chosen.layout.prefill is not None
     smallest = chosen.sized(1 if split else 0, 1)
-    slow = smallest.with_errors(errors)
-    lowest = fewest_by_utilisation(slow, inputs) if split else (0, mixed_lowest(inputs, slow))
+    slow = smallest.with_errors(simulator.errors)
+    lowest = fewest_by_utilisation(slow, inputs)
     if floor is not None:
         lowest = (max(lowest[0], floor.sizes[0]), max(lowest[1], floor.sizes[1]))
     sizing = PoolSizing(
@@ -75,22 +73,21 @@ def _sized_again(
         max_gpus=MAX_BUDGETS * max(chosen.gpus, inputs.cluster.max_gpus),
     )
     if split:
-        bounded = BoundedCandidate(slow=slow, lowest=lowest, bound=0.0)
-        found = size_split_pools(sizing, _guess(inputs, best, errors, bounded))
+        found = size_split_pools(sizing, _guess(inputs, best, slow, lowest))
     else:
         found = size_mixed_pool(sizing)
     return chosen if found is None else found
 
 
 def _guess(
-    inputs: Inputs, best: Found, errors: StepErrors, bounded: BoundedCandidate
+    inputs: Inputs, best: Found, slow: Candidate, lowest: tuple[int, int]
 ) -> tuple[int, int]:
-    """Guess sizes with other step times: small pools in proportion, large ones by forecast."""
-    sizes = best.candidate.sizes
-    if max(sizes) > SMALL_POOL:
-        return fewest(bounded, inputs, float("inf")) or bounded.lowest
-    slower = errors.prefill / best.errors.prefill, errors.decode / best.errors.decode
-    return (
-        max(1, round(sizes[0] * slower[0] ** GROWTH_POWER)),
-        max(1, round(sizes[1] * slower[1] ** GROWTH_POWER)),
-    )
+    """Guess sizes with other step times: the plan's, as much larger as their estimate is."""
+    planned = best.candidate.sized(1, 1).with_errors(best.errors)
+    before = estimated_sizes(planned, inputs, fewest_by_utilisation(planned, inputs))
+    after = estimated_sizes(slow, inputs, fewest_by_utilisation(slow, inputs))
+    guess = [
+        max(floor, round(size * new / old))
+        for size, new, old, floor in zip(best.candidate.sizes, after, before, lowest, strict=True)
+    ]
+    return guess[0], guess[1]

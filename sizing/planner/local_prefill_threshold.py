@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sizing.planner.candidates import Candidate, one_replica_each
-from sizing.planner.closed_form import fewest_by_utilisation
+from sizing.planner.candidates import Candidate, fewest_by_utilisation, one_replica_each
 from sizing.planner.objective import cost
 from sizing.planner.pool_sizing import PoolSizing, size_split_pools
 from sizing.planner.simulated_check import (
@@ -85,7 +84,7 @@ def _cheaper(inputs: Inputs, best: Found, plain: Found, budget: SimulationBudget
     verified = None if found is None else verify_sizes(inputs, simulator, found, below)
     if verified is None:
         return None
-    return replace(best, candidate=verified[0], verdicts=verified[1], forecast=None)
+    return replace(best, candidate=verified[0], verdicts=verified[1])
 
 
 def _faster(inputs: Inputs, plain: Found, budget: SimulationBudget) -> tuple[float, Found]:
@@ -98,7 +97,7 @@ def _faster(inputs: Inputs, plain: Found, budget: SimulationBudget) -> tuple[flo
     after, before = (_used(inputs, simulator, each) for each in (chosen, plain.candidate))
     if any(a >= MAX_RATIO * b for a, b in zip(after, before, strict=True)):
         return 1.0, plain
-    return after[0] / before[0], replace(plain, candidate=chosen, verdicts=verdicts, forecast=None)
+    return after[0] / before[0], replace(plain, candidate=chosen, verdicts=verdicts)
 
 
 def _one_replica_each(inputs: Inputs, plain: Found) -> Candidate:

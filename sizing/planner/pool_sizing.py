@@ -1,4 +1,4 @@
-"""Pool sizes: from a first guess to the cheapest that hold the SLO when they are simulated."""
+"""Pool sizes: from a first estimate to the cheapest that hold the SLO when they are simulated."""
 
 from __future__ import annotations
 
@@ -8,14 +8,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from minicluster.plan import Inputs
-from sizing.planner.candidates import Candidate
-from sizing.planner.closed_form import MAX_REPLICAS, between, least_near
+from sizing.planner import bounds
+from sizing.planner.candidates import Candidate, unloaded_checks
 from sizing.planner.objective import cost, cost_of
 from sizing.planner.simulated_check import SloSimulator
-from sizing.queueing import decode, prefill
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+MAX_REPLICAS = 1 << 14
+"""Replicas of a pool beyond which the search gives up: a bound on its work, not on its time."""
+
+BATCH_DEVIATIONS = 2.0
+"""Standard deviations of a Poisson number by which an estimated decode batch is below its limit."""
 
 MAX_SWAPS = 4
 """Replicas of one pool that are tried in place of some of the other."""
@@ -194,28 +199,54 @@ def size_mixed_pool(sizing: PoolSizing) -> Candidate | None:
     return None if found is None else candidate.sized(0, found)
 
 
-def mixed_lowest(inputs: Inputs, slow: Candidate) -> int:
-    """Return the fewest aggregated replicas at the allowed utilisation."""
-    ceiling = inputs.scenario.search.max_utilisation_fraction
-    return max(1, int(np.ceil(mixed_load(slow) / ceiling - 1e-9)))
-
-
-def mixed_load(slow: Candidate) -> float:
+def estimated_sizes(slow: Candidate, inputs: Inputs, lowest: Sizes) -> Sizes:
     """
-    Return the aggregated replicas that are busy all the time: prompts and tokens share steps.
+    Estimate the replicas of split pools that hold the SLO: where the simulations start.
 
-        D >= lambda (S_p + E[o] t_d(B)/B), S_p: compute and attention of one prompt
-        (docs/model.md, eq. L6)
+        decode: the least D with b + 2 sqrt(b) <= B_max, b = lambda E[o] t(b) / D
+        prefill: the least P with C(P, rho) exp(-slack / tau) <= 1 - level,
+        tau = E[S^2] / (2 E[S] P (1 - rho))      (docs/model.md, eq. L2)
+
+    Args:
+        slow: one replica per pool, with steps as slow as the confidence asks for.
+        inputs: the SLO.
+        lowest: replicas below which no size holds.
+
+    Source:
+        Erlang's C; a busy pool empties its queue like one server P times as fast (Lee and Longton).
+
+    Ignores:
+        Interference, the routing policy, and that prefill spaces the prompts for decode: a
+        simulation decides.
     """
-    tandem = slow.sized(0, 1).tandem
-    step = tandem.step_model.decode
-    n = tandem.computed_tokens
-    pairs = n * (tandem.workload.prefix_tokens + (n + 1) / 2)
-    prompt_s = float((step.per_prefill_token_s * n + step.per_pair_s * pairs).mean())
-    token_s = step.per_sequence_s + step.per_context_token_s * tandem.context[0]
-    answer_s = float(tandem.output_tokens.mean()) * token_s
-    busy = tandem.workload.requests_per_s * (prompt_s + answer_s) / slow.layout.decode.lanes
-    return max(busy, decode.utilisation(tandem))
+    tandem, slo = slow.tandem, inputs.scenario.slo
+    limit = tandem.decode.max_batch_size
+    batch = max(1.0, (np.sqrt(BATCH_DEVIATIONS**2 / 4 + limit) - BATCH_DEVIATIONS / 2) ** 2)
+    step_s = bounds.decode_step_s(tandem, batch)
+    tokens_per_s = tandem.workload.requests_per_s * float(tandem.output_tokens.mean())
+    decode = int(np.ceil(tokens_per_s * step_s / batch / slow.layout.decode.lanes - 1e-9))
+    unloaded = unloaded_checks(slow, slo)[0]
+    slack_s = max(0.0, unloaded.limit_s - unloaded.seconds - step_s)
+    load, service_s = bounds.prefill_load(tandem), bounds.prefill_s(tandem)
+    variation = float(np.mean(service_s**2)) / float(service_s.mean()) ** 2
+    share_s = load / tandem.prefill_requests_per_s
+    prefill, lanes = lowest[0], slow.layout.shapes["prefill"].lanes
+    while prefill < MAX_REPLICAS:
+        tau_s = variation * share_s / 2 / max(1e-9, prefill * lanes - load)
+        if _erlang_c(prefill * lanes, load) * np.exp(-slack_s / tau_s) <= 1 - slo.level:
+            break
+        prefill += max(1, prefill // 32)
+    return prefill, max(lowest[1], decode)
+
+
+def _erlang_c(servers: int, load: float) -> float:
+    """Return the chance to wait in M/M/c at a load of so many busy servers."""
+    if load >= servers:
+        return 1.0
+    blocked = 1.0
+    for n in range(1, servers + 1):
+        blocked = load * blocked / (n + load * blocked)
+    return blocked / (1 - load / servers * (1 - blocked))
 
 
 def fluid_replicas(inputs: Inputs, slow: Candidate, lowest: int) -> int:
@@ -230,11 +261,11 @@ def fluid_replicas(inputs: Inputs, slow: Candidate, lowest: int) -> int:
     while count < MAX_REPLICAS:
         tandem = slow.sized(0, count).tandem
         per_lane = tandem.workload.requests_per_s / tandem.decode.replicas
-        left = 1 - per_lane * float(prefill.service_s(tandem).mean())
+        left = 1 - per_lane * float(bounds.prefill_s(tandem).mean())
         pace, batch = 0.0, 1.0
         if left > 0:
             for _ in range(50):
-                pace = float(decode.step_s(tandem, max(1.0, batch))) / left
+                pace = bounds.decode_step_s(tandem, max(1.0, batch)) / left
                 batch = per_lane * float(tandem.output_tokens.mean()) * pace
                 if batch > tandem.decode.max_batch_size:
                     break
@@ -242,3 +273,37 @@ def fluid_replicas(inputs: Inputs, slow: Candidate, lowest: int) -> int:
                 return count
         count = max(count + 1, int(count * 1.05))
     return count
+
+
+def between(holds: Callable[[int], bool], low: int, high: int, *, step: int = 1) -> int:
+    """Bisect between *low*, which fails, and *high*, which holds, down to *step*; return *high*."""
+    while high - low > step:
+        middle = (low + high) // 2
+        low, high = (low, middle) if holds(middle) else (middle, high)
+    return high
+
+
+def least_near(
+    holds: Callable[[int], bool], guess: int, floor: int, ceiling: int, *, step: int = 1
+) -> int | None:
+    """
+    Return the smallest count from *floor* to *ceiling* that *holds*, searched from *guess* on.
+
+    A larger count never fails where a smaller one holds. Strides double away from the guess, then
+    the last one is halved down to *step*.
+    """
+    guess, stride = min(max(guess, floor), ceiling), step
+    if holds(guess):
+        high, low = guess, guess - stride
+        while low >= floor and holds(low):
+            high, stride = low, 2 * stride
+            low = high - stride
+        low = max(low, floor - 1)
+    else:
+        low, high = guess, min(guess + stride, ceiling)
+        while not holds(high):
+            if high >= ceiling:
+                return None
+            stride *= 2
+            low, high = high, min(high + stride, ceiling)
+    return between(holds, low, high, step=step)

@@ -1,4 +1,4 @@
-"""Predictions of one configuration: by closed forms, by simulation, and of pools by name."""
+"""Predictions, read off simulations: of a configuration, and of pools that the user names."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ import numpy as np
 from minicluster.errors import InputError, NegativeAnswer
 from minicluster.plan import Headroom, Latency, Pool, Prediction, Validation
 from minicluster.specs.slicing import Slicing
+from minicluster.stats.quantiles import LEVELS, weighted_quantile
 from minicluster.units import seconds
 from sizing.latency.load import decode_load, prefill_load
 from sizing.latency.step import beyond_hb_domain_s
-from sizing.planner.bottleneck import bottlenecks
-from sizing.planner.candidates import largest_batch, one_replica_each
+from sizing.planner import bounds
+from sizing.planner.bottleneck import bottlenecks, mean_batch
+from sizing.planner.candidates import largest_batch, one_replica_each, utilisations
 from sizing.planner.deployment import pools
 from sizing.planner.error_model import StepErrors, interval_around, validation
 from sizing.planner.layout import (
@@ -25,29 +27,20 @@ from sizing.planner.layout import (
     pairing_rule,
     profile_rule,
 )
-from sizing.planner.pool_sizing import mixed_load
 from sizing.planner.simulated_check import SloSimulator
 from sizing.planner.step_models import StepModels, machine
-from sizing.queueing.forecast import capacity_requests_per_s, couple, forecast, utilisations
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from numpy.typing import NDArray
 
     from minicluster.plan import Inputs
+    from minicluster.specs.slo import SloSpec
     from sizing.evidence.interval import PredictionInterval
     from sizing.planner.candidates import Candidate
     from sizing.planner.result import PlanVerdict
-    from sizing.queueing.forecast import TandemForecast
+    from sizing.simulation.outcome import Outcome
 
-SEED = 2
-"""Seed of the simulation that a prediction is read from; the search uses others."""
-
-LENGTH_FACTOR = 4
-"""Length of that simulation over that of the search's shortest runs."""
-
-SIMULATED_HEADROOM_STEPS = 6
+HEADROOM_STEPS = 6
 """Halvings of the load factor: a 64th of the range between the plan and saturation."""
 
 
@@ -105,11 +98,7 @@ def predict_pools(
     smallest = one_replica_each(inputs, layout, StepModels(inputs))
     chosen = smallest.limited(max(1, largest_batch(smallest, inputs.scenario.slo)))
     chosen = chosen.sized(prefill.replicas, decode.replicas)
-    found = forecast(chosen.tandem)
-    if found is None:
-        raise _saturated(inputs, chosen, capacity_requests_per_s(chosen.tandem))
-    predicted = forecast_prediction(inputs, chosen, found)
-    return _with_slo(inputs, chosen, predicted, found.mean_batch)
+    return _predicted(inputs, chosen)
 
 
 def _predict_mixed(inputs: Inputs, size: PoolSize) -> PoolPrediction:
@@ -125,13 +114,21 @@ def _predict_mixed(inputs: Inputs, size: PoolSize) -> PoolPrediction:
     if not smallest.max_batch:
         raise InputError("--mixed", str(layout.decode), "a layout that a sequence of the load fits")
     chosen = smallest.sized(0, size.replicas)
-    capacity = mixed_capacity_requests_per_s(chosen)
+    return _predicted(inputs, chosen)
+
+
+def _predicted(inputs: Inputs, chosen: Candidate) -> PoolPrediction:
+    """Simulate the pools, unless their queues grow without end."""
+    used = max(utilisations(chosen).values())
     rate = inputs.scenario.workload.requests_per_s
-    if rate >= capacity:
-        raise _saturated(inputs, chosen, capacity)
-    predicted = simulated_prediction(inputs, chosen)
-    stay_s = float(chosen.tandem.output_tokens.mean()) * predicted.tpot.mean_s
-    return _with_slo(inputs, chosen, predicted, rate * stay_s / chosen.tandem.decode.replicas)
+    if used >= 1:
+        raise _saturated(inputs, chosen, rate / used)
+    outcome = SloSimulator(inputs, StepErrors()).predicted(chosen)
+    predicted = prediction_of(inputs, chosen, outcome)
+    if predicted.capacity_requests_per_s <= rate:
+        raise _saturated(inputs, chosen, predicted.capacity_requests_per_s)
+    batch = mean_batch(chosen, predicted.tpot.mean_s)
+    return _with_slo(inputs, chosen, predicted, batch)
 
 
 def _saturated(inputs: Inputs, chosen: Candidate, capacity: float) -> NegativeAnswer:
@@ -145,12 +142,7 @@ def _saturated(inputs: Inputs, chosen: Candidate, capacity: float) -> NegativeAn
 def _with_slo(
     inputs: Inputs, chosen: Candidate, predicted: Prediction, mean_batch: float
 ) -> PoolPrediction:
-    slo = inputs.scenario.slo
-    missed = tuple(
-        f"{name.upper()} {slo.percentile} {seconds(found_s)}, limit {seconds(limit_s)}"
-        for name, limit_s in slo.limits_s.items()
-        if (found_s := getattr(predicted, name).at(slo.percentile)) > limit_s
-    )
+    missed = slo_misses(predicted, inputs.scenario.slo)
     return PoolPrediction(
         pools=pools(inputs, chosen),
         prediction=predicted,
@@ -158,6 +150,15 @@ def _with_slo(
         misses=missed,
         beyond_hb_domain_s=_beyond_hb_domain_s(inputs, chosen, mean_batch),
         validated_on=validation(inputs, split=chosen.layout.prefill is not None),
+    )
+
+
+def slo_misses(predicted: Prediction, slo: SloSpec) -> tuple[str, ...]:
+    """Return the limits that a prediction misses, one sentence each."""
+    return tuple(
+        f"{name.upper()} {slo.percentile} {seconds(found_s)}, limit {seconds(limit_s)}"
+        for name, limit_s in slo.limits_s.items()
+        if (found_s := getattr(predicted, name).at(slo.percentile)) > limit_s
     )
 
 
@@ -203,97 +204,48 @@ def _beyond_hb_domain_s(inputs: Inputs, chosen: Candidate, batch: float) -> dict
     }
 
 
-def forecast_prediction(inputs: Inputs, chosen: Candidate, found: TandemForecast) -> Prediction:
-    """Return the prediction of split pools by closed forms."""
-    coupling = found.coupling
+def prediction_of(inputs: Inputs, chosen: Candidate, outcome: Outcome) -> Prediction:
+    """Read the prediction off a simulation with step times as predicted."""
     load = inputs.scenario.workload
-    return Prediction(
-        ttft=_latency(found.ttft.mean, found.ttft.quantile, interval_around("ttft", inputs)),
-        tpot=_latency(found.tpot.mean, found.tpot.quantile, interval_around("tpot", inputs)),
-        itl=_latency(found.itl.mean, found.itl.quantile),
-        e2e=_latency(found.e2e.mean, found.e2e.quantile),
-        output_tokens_per_s=load.requests_per_s * float(chosen.tandem.output_tokens.mean()),
-        capacity_requests_per_s=capacity_requests_per_s(chosen.tandem),
-        utilisation_fraction=utilisations(
-            chosen.tandem, coupling.prefill_slowdown, coupling.decode_slowdown
-        ),
-        bottleneck=bottlenecks(inputs, chosen, found),
-        ttft_parts_s=found.parts_s,
+    parts = {name: float(part[outcome.counts].mean()) for name, part in outcome.parts_s.items()}
+    ttft, tpot, itl, e2e = (
+        _latency(*outcome.series(name), around)
+        for name, around in (
+            ("ttft", interval_around("ttft", inputs)),
+            ("tpot", interval_around("tpot", inputs)),
+            ("itl", None),
+            ("e2e", None),
+        )
     )
-
-
-def simulated_prediction(inputs: Inputs, chosen: Candidate) -> Prediction:
-    """
-    Return the prediction of one simulation with step times as predicted.
-
-    Aggregated pools, and split pools with a local prefill threshold, have no closed form. Of the
-    latter, closed forms still give each pool's bottleneck.
-    """
-    simulator = SloSimulator(inputs, StepErrors())
-    outcome = simulator.outcome(
-        chosen, requests=LENGTH_FACTOR * simulator.length(chosen), seed=SEED
-    )
-    load = inputs.scenario.workload
-    parts = {
-        name: float(part[outcome.counts].mean())
-        for name, part in outcome.parts_s.items()
-        if part.any()
-    }
-
-    def latency(name: str, around: PredictionInterval | None = None) -> Latency:
-        return _latency(*_statistics(*outcome.series(name)), around)
-
+    used = utilisations(chosen)
+    if chosen.layout.prefill is not None:
+        slower = bounds.interference(
+            chosen.tandem,
+            prefill_busy=outcome.busy_fraction["prefill"],
+            mean_batch=mean_batch(chosen, tpot.mean_s),
+        )
+        used = {role: share * (1 + slower[role]) for role, share in used.items()}
     return Prediction(
-        ttft=latency("ttft", interval_around("ttft", inputs)),
-        tpot=latency("tpot", interval_around("tpot", inputs)),
-        itl=latency("itl"),
-        e2e=latency("e2e"),
+        ttft=ttft,
+        tpot=tpot,
+        itl=itl,
+        e2e=e2e,
         output_tokens_per_s=load.requests_per_s * float(chosen.tandem.output_tokens.mean()),
-        capacity_requests_per_s=_capacity_requests_per_s(chosen),
-        utilisation_fraction=_utilisations(chosen),
-        bottleneck=_simulated_bottlenecks(inputs, chosen, parts),
+        capacity_requests_per_s=load.requests_per_s / max(used.values()),
+        utilisation_fraction=used,
+        bottleneck=bottlenecks(inputs, chosen, parts, tpot.mean_s),
         ttft_parts_s=parts,
     )
 
 
-def _utilisations(chosen: Candidate) -> dict[str, float]:
-    if chosen.layout.prefill is None:
-        rate = chosen.tandem.workload.requests_per_s
-        return {"mixed": rate / mixed_capacity_requests_per_s(chosen)}
-    coupled = couple(chosen.tandem)
-    slowed = coupled.decode_slowdown if coupled else 1.0
-    return utilisations(chosen.tandem, 1.0, slowed)
-
-
-def _simulated_bottlenecks(
-    inputs: Inputs, chosen: Candidate, parts: dict[str, float]
-) -> dict[str, str]:
-    if chosen.layout.prefill is None:
-        return {"mixed": "queue" if parts.get("queue", 0.0) > parts["prefill"] else "compute"}
-    predicted = forecast(chosen.tandem)
-    return {} if predicted is None else bottlenecks(inputs, chosen, predicted)
-
-
-def _capacity_requests_per_s(chosen: Candidate) -> float:
-    if chosen.layout.prefill is None:
-        return mixed_capacity_requests_per_s(chosen)
-    return capacity_requests_per_s(chosen.tandem)
-
-
-def mixed_capacity_requests_per_s(chosen: Candidate) -> float:
-    """Return the rate that keeps every aggregated replica busy all the time."""
-    rate = chosen.tandem.workload.requests_per_s
-    return rate * chosen.replicas["mixed"] / mixed_load(chosen)
-
-
-def simulated_headroom(inputs: Inputs, chosen: Candidate) -> Headroom:
+def headroom(inputs: Inputs, chosen: Candidate, capacity_requests_per_s: float) -> Headroom:
     """Bisect the largest load factor, up to capacity, at which quick simulations hold the SLO."""
     rate = inputs.scenario.workload.requests_per_s
-    low, high = 1.0, max(1.0, _capacity_requests_per_s(chosen) / rate)
-    shares = _utilisations(chosen)
-    full = f"{max(shares, key=lambda role: shares[role])} saturates"
+    low, high = 1.0, max(1.0, capacity_requests_per_s / rate)
+    used = utilisations(chosen)
+    full = f"{max(used, key=lambda role: used[role])} saturates"
     binds = full
-    for _ in range(SIMULATED_HEADROOM_STEPS):
+    for _ in range(HEADROOM_STEPS):
         middle = (low + high) / 2
         verdict = _quick_verdict(inputs, chosen, middle * rate)
         if verdict.holds:
@@ -311,33 +263,23 @@ def _quick_verdict(inputs: Inputs, chosen: Candidate, requests_per_s: float) -> 
     return SloSimulator(at_rate, StepErrors(), precise=False).verdict(loaded)
 
 
-def _statistics(
-    values: NDArray[np.float64], weights: NDArray[np.float64] | None
-) -> tuple[float, Callable[[float], float]]:
-    """Return mean and quantiles of a series; zero where no answer has a second token."""
+def _latency(
+    values: NDArray[np.float64],
+    weights: NDArray[np.float64] | None,
+    around: PredictionInterval | None = None,
+) -> Latency:
+    """Read the statistics off; zero where no answer has a second token."""
     mass = np.ones(len(values)) if weights is None else weights
     if not mass.sum():
         values, mass = np.zeros(1), np.ones(1)
     order = np.argsort(values, kind="stable")
-    reached = np.cumsum(mass[order]) / mass.sum()
-
-    def quantile(share: float) -> float:
-        place = min(len(values) - 1, int(np.searchsorted(reached, share * (1 - 1e-12))))
-        return float(values[order[place]])
-
-    return float(np.average(values, weights=mass)), quantile
-
-
-def _latency(
-    mean_s: float, quantile: Callable[[float], float], around: PredictionInterval | None = None
-) -> Latency:
-    """Read the statistics off; *around* is the interval of a prediction of one second."""
+    quantiles = {
+        f"{name}_s": weighted_quantile(values[order], level, mass[order])
+        for name, level in LEVELS.items()
+    }
     return Latency(
-        mean_s=mean_s,
-        p50_s=quantile(0.5),
-        p90_s=quantile(0.9),
-        p95_s=quantile(0.95),
-        p99_s=quantile(0.99),
+        mean_s=float(np.average(values, weights=mass)),
         low_factor=None if around is None else around.low_s,
         high_factor=None if around is None else around.high_s,
+        **quantiles,
     )

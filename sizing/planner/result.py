@@ -10,7 +10,7 @@ from sizing.planner.candidates import Candidate
 from sizing.planner.deployment import spare_replicas
 from sizing.planner.error_model import StepErrors
 from sizing.planner.slo import Check
-from sizing.queueing.forecast import TandemForecast
+from sizing.simulation.outcome import Outcome
 
 if TYPE_CHECKING:
     from minicluster.plan import Inputs
@@ -24,7 +24,7 @@ class PlanVerdict:
     Attributes:
         holds: whether every limit surely holds.
         bottleneck_role: the pool that has to grow for a missed limit; empty where all hold.
-        requests: number simulated; zero where closed forms already deny a long queue.
+        requests: number simulated; zero where a pool is saturated without any queue.
         exhausted: whether the search's simulation budget was used up.
         check: the limit that is used up most, as simulated.
     """
@@ -42,7 +42,7 @@ class Found:
     The cheapest configuration that holds the SLO.
 
     Attributes:
-        forecast: by closed forms; `None` where pools are aggregated.
+        predicted: the run that the prediction is read from; `None` until the search is over.
         errors: factors on step times and latencies under which it was simulated.
         verdicts: one per seed; empty where it was not simulated.
         gpus_by_confidence: GPUs of this layout at other confidences.
@@ -51,7 +51,7 @@ class Found:
     """
 
     candidate: Candidate
-    forecast: TandemForecast | None
+    predicted: Outcome | None = field(default=None, repr=False)
     errors: StepErrors = field(default_factory=StepErrors)
     verdicts: tuple[PlanVerdict, ...] = ()
     gpus_by_confidence: dict[float, int] = field(default_factory=dict)
@@ -169,11 +169,11 @@ def beyond_capacity(lowest: Candidate, inputs: Inputs) -> Infeasible:
 
 
 def far_over_budget(sized: Candidate, inputs: Inputs) -> Infeasible:
-    """Return that closed forms size the pools so far over the budget that none is simulated."""
+    """Return that the pools are estimated so far over the budget that none is simulated."""
     budget = inputs.cluster.max_gpus
     return Infeasible(
-        reason=f"the SLO needs about {sized.gpus} {' and '.join(sized.gpus_by_kind)} (by closed"
-        f" forms), cluster.max_gpus is {budget}",
+        reason=f"the SLO needs about {sized.gpus} {' and '.join(sized.gpus_by_kind)} (an"
+        f" estimate), cluster.max_gpus is {budget}",
         binds="max_gpus",
         nearest=str(sized),
         nearest_gpus=sized.gpus,

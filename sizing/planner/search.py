@@ -5,23 +5,22 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from sizing.planner.candidates import Candidates, list_candidates
-from sizing.planner.closed_form import (
-    MAX_BUDGETS,
+from sizing.planner.candidates import (
     BoundedCandidate,
-    fewest,
+    Candidates,
+    batch_limits,
     fewest_by_utilisation,
-    limits,
+    list_candidates,
 )
 from sizing.planner.deployment import spare_replicas
 from sizing.planner.error_model import step_errors
 from sizing.planner.gpus_by_confidence import gpus_by_confidence
 from sizing.planner.local_prefill_threshold import choose_local_threshold
-from sizing.planner.objective import cost, cost_of
+from sizing.planner.objective import cost
 from sizing.planner.pool_sizing import (
     QUICK_STEP,
     PoolSizing,
-    mixed_lowest,
+    estimated_sizes,
     size_mixed_pool,
     size_split_pools,
 )
@@ -38,7 +37,6 @@ from sizing.planner.result import (
 )
 from sizing.planner.simulated_check import SimulationBudget, SloSimulator, verify_sizes
 from sizing.planner.step_models import StepModels
-from sizing.queueing.forecast import forecast
 
 if TYPE_CHECKING:
     from minicluster.plan import Inputs
@@ -48,7 +46,10 @@ if TYPE_CHECKING:
 __all__ = ["Found", "Infeasible", "search"]
 
 FINALISTS = 4
-"""Layouts and batch limits that are simulated, those with the cheapest forecast first."""
+"""Layouts and batch limits that are simulated, those with the cheapest estimate first."""
+
+MAX_BUDGETS = 16
+"""Multiple of `cluster.max_gpus` up to which the sizes of pools are estimated."""
 
 SLACK_CEILING = 1.05
 """Layouts are sized in the order of cost bound / (1.05 - unloaded latency / SLO limit)."""
@@ -56,8 +57,8 @@ SLACK_CEILING = 1.05
 TIE_FACTOR = 1 - 1e-6
 """Factor on the best cost that a later layout must beat: of equal ones the first is kept."""
 
-FORECAST_TOLERANCE = 0.95
-"""Factor on a forecast cost by which simulation may turn out cheaper."""
+ESTIMATE_TOLERANCE = 0.95
+"""Factor on an estimated cost by which simulation may turn out cheaper."""
 
 NO_LIMIT = float("inf")
 """Cost below which every configuration is."""
@@ -71,9 +72,9 @@ def search(inputs: Inputs) -> Found | Infeasible:
     Find the cheapest configuration that holds the SLO at its percentile and confidence.
 
     Every layout has a lower bound on its cost (every pool just below the allowed utilisation);
-    those whose bound is no better than what was found are left out. Closed forms size the others;
-    the cheapest are simulated, with steps as slow as the confidence asks for, until no replica can
-    be removed (docs/model.md, eq. L2 to L4). On calibrated machines closed forms alone decide.
+    those whose bound is no better than what was found are left out. Of the others the cheapest by
+    estimate are simulated, with steps as slow as the confidence asks for, until no replica can be
+    removed (docs/model.md, eq. L2 to L4).
 
     Raises:
         InputError: the scenario cannot be planned at all.
@@ -92,7 +93,7 @@ class LayoutSearch:
         self.budget = SimulationBudget()
         self.simulator = SloSimulator(inputs, self.errors, budget=self.budget)
         self.best: Found | None = None
-        self.best_forecast: Found | None = None
+        self.estimate: Candidate | None = None
         self.far_over_budget: Candidate | None = None
 
     def run(self) -> Found | Infeasible:
@@ -117,21 +118,25 @@ class LayoutSearch:
         needed = best.candidate.gpus + sum(n * shapes[role].gpus for role, n in spares.items())
         if needed > self.inputs.cluster.max_gpus:
             return over_budget(best.candidate, self.inputs, needed=needed)
-        self.best = replace(
-            self.best, gpus_by_confidence=gpus_by_confidence(self.inputs, best, self.budget)
-        )
+        others = gpus_by_confidence(self.inputs, best, self.budget)
+        self.best = self._predicted(replace(self.best, gpus_by_confidence=others))
         return self.best
 
     def _so_far(self) -> Found:
-        """Return the best within `cluster.max_gpus` so far: verified, else by forecast."""
+        """Return the best within `cluster.max_gpus` so far: verified, else as estimated."""
         budget = self.inputs.cluster.max_gpus
-        for found in (self.best, self.best_forecast):
-            if found is not None and found.candidate.gpus <= budget:
-                return replace(found, interrupted=True)
-            if found is not None:
-                near = f"nothing within {budget} GPUs so far, nearest: {found.candidate}"
-                raise KeyboardInterrupt(f"{near} ({found.candidate.gpus} GPUs)")
-        raise KeyboardInterrupt("nothing found so far")
+        if self.best is not None and self.best.candidate.gpus <= budget:
+            return replace(self._predicted(self.best), interrupted=True)
+        near = self.estimate if self.best is None else self.best.candidate
+        if near is None:
+            raise KeyboardInterrupt("nothing found so far")
+        if near.gpus > budget:
+            nothing = f"nothing within {budget} GPUs so far, nearest: {near}"
+            raise KeyboardInterrupt(f"{nothing} ({near.gpus} GPUs)")
+        return replace(self._predicted(self._found(near, ())), interrupted=True)
+
+    def _predicted(self, found: Found) -> Found:
+        return replace(found, predicted=self.simulator.predicted(found.candidate))
 
     def _infeasible(self) -> Infeasible:
         unloaded = list(self.candidates.unloaded)
@@ -149,10 +154,7 @@ class LayoutSearch:
         """Return the fewest GPUs that could carry the load if there were no queues."""
         split = [each.with_errors(self.errors) for each in self.candidates.split]
         mixed = [each.with_errors(self.errors) for each in self.candidates.mixed]
-        sized = [
-            *(each.sized(*fewest_by_utilisation(each, self.inputs)) for each in split),
-            *(each.sized(0, mixed_lowest(self.inputs, each)) for each in mixed),
-        ]
+        sized = [each.sized(*fewest_by_utilisation(each, self.inputs)) for each in (*split, *mixed)]
         return min(sized, key=lambda each: (each.gpus, each.layout.order))
 
     def _better(self, split: Found | None, mixed: Found | None) -> Found | None:
@@ -163,16 +165,14 @@ class LayoutSearch:
     # --- split pools
 
     def _split(self) -> Found | None:
-        """Size every layout by closed forms, then simulate the cheapest."""
+        """Estimate the size of every layout, then simulate the cheapest."""
         sized = self._sized()
-        if self.inputs.calibration is not None or self.inputs.gpu.kind == "cpu":
-            return self._by_forecast(sized)
-        self.best_forecast = self._by_forecast(sized)
         best: Found | None = None
         for bounded, guess in sized[:FINALISTS]:
             below = NO_LIMIT if best is None else cost(self.inputs, best.candidate)
             chosen = bounded.slow.sized(*guess)
-            if bounded.bound >= below or cost(self.inputs, chosen) * FORECAST_TOLERANCE >= below:
+            self.estimate = self.estimate or self._as_predicted(bounded.slow).sized(*guess)
+            if bounded.bound >= below or cost(self.inputs, chosen) * ESTIMATE_TOLERANCE >= below:
                 continue
             if chosen.gpus > self._max_gpus:
                 self.far_over_budget = self.far_over_budget or chosen
@@ -196,51 +196,42 @@ class LayoutSearch:
         return SIMULATED_BUDGETS * self.inputs.cluster.max_gpus
 
     def _sized(self) -> list[tuple[BoundedCandidate, tuple[int, int]]]:
-        """Return layouts and batch limits with their sizes by forecast, cheapest first."""
+        """
+        Return layouts and batch limits with their estimated sizes, cheapest first.
+
+        The estimates err in the prefill queue, but rank what stands behind the same prefill pool:
+        the first of each prefill shape come before the others.
+        """
         slow = [each.with_errors(self.errors) for each in self.candidates.split]
         used = {each.layout: check.ratio for check, each in self.candidates.unloaded}
         todo = sorted(
-            (bounded for each in slow for bounded in limits(each, self.inputs)),
+            (bounded for each in slow for bounded in batch_limits(each, self.inputs)),
             key=lambda each: (
                 each.bound / (SLACK_CEILING - used[each.slow.layout]),
                 each.slow.layout.order,
                 -_batch_limit(each.slow),
             ),
         )
-        found: list[tuple[tuple[float, float, int], BoundedCandidate, tuple[int, int]]] = []
+        found: list[tuple[float, BoundedCandidate, tuple[int, int]]] = []
         below = NO_LIMIT
         max_gpus = MAX_BUDGETS * self.inputs.cluster.max_gpus
         for bounded in todo:
             lowest_gpus = bounded.slow.sized(*bounded.lowest).gpus
-            if bounded.bound * FORECAST_TOLERANCE >= below or lowest_gpus > max_gpus:
+            if bounded.bound * ESTIMATE_TOLERANCE >= below or lowest_gpus > max_gpus:
                 continue
-            sizes = fewest(bounded, self.inputs, below * TIE_FACTOR / FORECAST_TOLERANCE)
-            if sizes is None:
-                continue
-            chosen = bounded.slow.sized(*sizes)
-            below = min(below, cost(self.inputs, chosen))
-            found.append((self._rank(chosen), bounded, sizes))
+            sizes = estimated_sizes(bounded.slow, self.inputs, bounded.lowest)
+            estimate = cost(self.inputs, bounded.slow.sized(*sizes))
+            below = min(below, estimate)
+            found.append((estimate, bounded, sizes))
         found.sort(key=lambda each: each[0])
-        # Closed forms err in the prefill queue, but rank what stands behind the same prefill pool.
-        firsts: dict[LayoutShape | None, tuple[BoundedCandidate, tuple[int, int]]] = {}
+        firsts: set[LayoutShape | None] = set()
+        first: list[tuple[BoundedCandidate, tuple[int, int]]] = []
+        later: list[tuple[BoundedCandidate, tuple[int, int]]] = []
         for _, bounded, sizes in found:
-            firsts.setdefault(bounded.slow.layout.prefill, (bounded, sizes))
-        return list(firsts.values())
-
-    def _rank(self, chosen: Candidate) -> tuple[float, float, int]:
-        """Return the sort key: cost, then TTFT to the millisecond, then the larger decode batch."""
-        predicted = forecast(chosen.tandem)
-        share = self.inputs.scenario.slo.level
-        ttft_s = NO_LIMIT if predicted is None else round(predicted.ttft.quantile(share), 3)
-        return cost(self.inputs, chosen), ttft_s, -_batch_limit(chosen)
-
-    def _by_forecast(self, sized: list[tuple[BoundedCandidate, tuple[int, int]]]) -> Found | None:
-        """Return the cheapest by closed forms, not simulated."""
-        if not sized:
-            return None
-        bounded, sizes = sized[0]
-        chosen = self._as_predicted(bounded.slow).sized(*sizes)
-        return Found(candidate=chosen, forecast=forecast(chosen.tandem), errors=self.errors)
+            prefill = bounded.slow.layout.prefill
+            (later if prefill in firsts else first).append((bounded, sizes))
+            firsts.add(prefill)
+        return first + later
 
     def _as_predicted(self, slow: Candidate) -> Candidate:
         """Return a slow candidate with step times as predicted, its batch limit kept."""
@@ -254,13 +245,7 @@ class LayoutSearch:
         return None if verified is None else self._found(*verified)
 
     def _found(self, chosen: Candidate, verdicts: tuple[PlanVerdict, ...]) -> Found:
-        closed = chosen.layout.prefill is not None and not chosen.tandem.local_threshold_tokens
-        return Found(
-            candidate=chosen,
-            forecast=forecast(chosen.tandem) if closed else None,
-            errors=self.errors,
-            verdicts=verdicts,
-        )
+        return Found(candidate=chosen, errors=self.errors, verdicts=verdicts)
 
     # --- aggregated pools
 
@@ -282,17 +267,17 @@ class LayoutSearch:
         """Size every aggregated layout below a cost; a precise *simulator* also verifies it."""
         best: Found | None = None
         slow = [each.with_errors(self.errors) for each in self.candidates.mixed]
-        lowest = {each.layout: mixed_lowest(self.inputs, each) for each in slow}
+        lowest = {each.layout: fewest_by_utilisation(each, self.inputs) for each in slow}
         # Wide replicas first: their steps delay other tokens less.
         wide = sorted(slow, key=lambda each: (-each.layout.decode.gpus, each.layout.order))
         for each in wide:
-            if lowest[each.layout] * cost_of(self.inputs, each.layout.decode) >= below:
+            if cost(self.inputs, each.sized(*lowest[each.layout])) >= below:
                 continue
             sizing = PoolSizing(
                 inputs=self.inputs,
                 simulator=simulator,
                 candidate=self._as_predicted(each),
-                lowest=(0, lowest[each.layout]),
+                lowest=lowest[each.layout],
                 below=below,
                 max_gpus=self._max_gpus,
             )

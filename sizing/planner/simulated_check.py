@@ -11,13 +11,12 @@ from minicluster.errors import NegativeAnswer
 from minicluster.stats.batch_means import surely_below
 from minicluster.stats.quantiles import weighted_quantile
 from minicluster.workload.sources import RequestSource, drawn
-from sizing.planner.closed_form import MAX_REPLICAS
+from sizing.planner import bounds
+from sizing.planner.candidates import utilisations
 from sizing.planner.deployment import deployment
 from sizing.planner.objective import cost
 from sizing.planner.result import PlanVerdict
-from sizing.planner.slo import Check, checks, meets, tightest_with_errors
-from sizing.queueing import decode, prefill
-from sizing.queueing.forecast import forecast
+from sizing.planner.slo import Check
 from sizing.simulation.outcome import simulate
 from sizing.simulation.planned import deployed_system
 
@@ -43,6 +42,9 @@ VERIFY_SEED = 1
 VERIFY_REQUESTS = 12_000
 """Requests of the verifying run: the search chose what does well on its own seed, luck included."""
 
+PREDICTION_SEED = 2
+"""Seed of the run that a prediction is read from."""
+
 SEEDS = (0, VERIFY_SEED)
 """Seeds under which a configuration must hold: the search's own and the verifying one."""
 
@@ -52,8 +54,14 @@ RUN_STAYS = 3
 QUICK_STAYS = 2
 """Length of a quick run in mean stays of a request."""
 
-LONG_QUEUE_UTILISATION = 0.9
-"""Prefill utilisation above which closed forms must hold too: such queues need longer runs."""
+RUN_RELAXATIONS = 10
+"""
+Length of a precise run in relaxation times of the prefill queue. The state of a nearly saturated
+queue lasts for thousands of requests: a run without a burst in it proves nothing.
+"""
+
+MAX_REPLICAS = 1 << 14
+"""Replicas of a pool beyond which no further one is tried."""
 
 BUDGET_REQUESTS = 1_500_000
 """Simulated requests of one search, all runs together: most of a minute of work."""
@@ -107,7 +115,8 @@ class SloSimulator:
         self.exhausted = False
         self.errors = errors
         self._arrivals: dict[tuple[int, int], Arrivals] = {}
-        self._verdicts: dict[tuple[str, int, int], PlanVerdict] = {}
+        self._verdicts: dict[tuple[str, int, int, int], PlanVerdict] = {}
+        self._predicted: dict[tuple[str, int, int], Outcome] = {}
 
     def verdict(self, candidate: Candidate, *, seed: int = 0) -> PlanVerdict:
         """
@@ -116,7 +125,7 @@ class SloSimulator:
         What a first run leaves open is decided by the verifying run, which has another seed and
         is longer; what is open then counts as missed (docs/model.md, eq. L4).
         """
-        key = (str(candidate), candidate.tandem.decode.max_batch_size, seed)
+        key = (*_key(candidate), seed)
         if key not in self._verdicts:
             self._verdicts[key] = self._judged(candidate, seed)
         return self._verdicts[key]
@@ -124,8 +133,9 @@ class SloSimulator:
     def _judged(self, candidate: Candidate, seed: int) -> PlanVerdict:
         slow = candidate.with_errors(self.errors)
         missed = PlanVerdict(holds=False, bottleneck_role=_last_role(candidate), requests=0)
-        if self._queues_for_long(slow):
-            return replace(missed, bottleneck_role="prefill")
+        used = utilisations(slow)
+        if max(used.values()) >= 1:
+            return replace(missed, bottleneck_role=max(used, key=lambda role: used[role]))
         count = self.length(slow)
         if seed and self.precise:
             count = max(count, VERIFY_REQUESTS)
@@ -144,45 +154,37 @@ class SloSimulator:
         verdict = PlanVerdict(
             holds=holds is True, bottleneck_role=role, requests=count, check=check
         )
-        return self._with_latency_errors(verdict, candidate, seed) if verdict.holds else verdict
+        return self._with_latency_errors(verdict, outcome, candidate, seed) if holds else verdict
 
     def _with_latency_errors(
-        self, verdict: PlanVerdict, candidate: Candidate, seed: int
+        self, verdict: PlanVerdict, slowed: Outcome, candidate: Candidate, seed: int
     ) -> PlanVerdict:
-        """
-        Deny what holds with slow steps, but not with latencies as far off as measured under load.
-
-        Split pools are judged by closed forms; aggregated pools, which have none, by another
-        simulation of the verifying run.
-        """
+        """Deny what holds with slow steps, but not with latencies as far off as measured."""
         slo = self._inputs.scenario.slo
-        if candidate.layout.prefill is not None:
-            predicted = forecast(candidate.tandem)
-            found = () if predicted is None else checks(predicted, slo)
-        elif seed and self.precise:
-            outcome = self.outcome(candidate, requests=verdict.requests, seed=seed)
-            found = tuple(check for check, _ in limits_of(outcome, slo))
-        else:
-            found = ()
-        late = tightest_with_errors(found, self.errors) if found else None
-        if late is None or late.ratio <= 1:
+        if _latest(slowed, slo, self.errors).ratio <= 1:  # steps as predicted are faster still
             return verdict
-        prefill_bound = candidate.layout.prefill is not None and late.name.startswith("TTFT")
-        role = "prefill" if prefill_bound else _last_role(candidate)
+        if seed and self.precise:
+            outcome = self.predicted(candidate)
+        else:
+            outcome = self.outcome(candidate, requests=verdict.requests, seed=seed)
+        late = _latest(outcome, slo, self.errors)
+        if late.ratio <= 1:
+            return verdict
+        split = candidate.layout.prefill is not None
+        role = "prefill" if split and late.name.startswith("TTFT") else _last_role(candidate)
         return replace(verdict, holds=False, bottleneck_role=role, check=late)
 
-    def _queues_for_long(self, slow: Candidate) -> bool:
+    def predicted(self, candidate: Candidate) -> Outcome:
         """
-        Return whether closed forms deny a prefill pool that is nearly saturated.
+        Simulate a candidate with step times as predicted: what its prediction is read from.
 
-        The state of its queue lasts for thousands of requests: a run without a burst in it proves
-        nothing.
+        The seed is that of no run by which the search chose the candidate.
         """
-        if slow.layout.prefill is None or prefill.utilisation(slow.tandem) <= (
-            LONG_QUEUE_UTILISATION
-        ):
-            return False
-        return not meets(forecast(slow.tandem), self._inputs.scenario.slo)
+        key = _key(candidate)
+        if key not in self._predicted:
+            count = max(self.length(candidate), VERIFY_REQUESTS)
+            self._predicted[key] = self.outcome(candidate, requests=count, seed=PREDICTION_SEED)
+        return self._predicted[key]
 
     def outcome(self, slow: Candidate, *, requests: int, seed: int) -> Outcome:
         """Simulate a candidate with the step times that it has."""
@@ -193,13 +195,26 @@ class SloSimulator:
         return simulate(system, self._arrivals[requests, seed], seed=seed)
 
     def length(self, slow: Candidate) -> int:
-        """Return the requests of a run: a multiple of what the system holds, within bounds."""
+        """
+        Return the requests of a run, within bounds: a multiple of what the system holds.
+
+        A precise run also lasts for several relaxation times of the prefill queue, in each of
+        which about 4 rho / (1 - rho)^2 requests come (docs/model.md, eq. L4).
+        """
         load, tandem = self._inputs.scenario.workload, slow.tandem
-        full_step_s = float(decode.step_s(tandem, float(tandem.decode.max_batch_size)))
+        full_step_s = bounds.decode_step_s(tandem, tandem.decode.max_batch_size)
         stay_s = self._inputs.scenario.slo.ttft_s
         stay_s += full_step_s * float(tandem.output_tokens.mean())
         inside = (RUN_STAYS if self.precise else QUICK_STAYS) * load.requests_per_s * stay_s
+        rho = min(utilisations(slow).get("prefill", 0.0), 0.99)
+        if self.precise:
+            inside = max(inside, RUN_RELAXATIONS * 4 * rho / (1 - rho) ** 2)
         return int(np.clip(100 * np.ceil(inside / 100), MIN_REQUESTS, MAX_REQUESTS))
+
+
+def _key(candidate: Candidate) -> tuple[str, int, int]:
+    tandem = candidate.tandem
+    return str(candidate), tandem.decode.max_batch_size, tandem.local_threshold_tokens
 
 
 def judge(outcome: Outcome, inputs: Inputs) -> tuple[bool | None, Check]:
@@ -232,6 +247,12 @@ def limits_of(outcome: Outcome, slo: SloSpec) -> list[tuple[Check, bool | None]]
             )
             found.append((check, _sure(values, weights, limit_s, share)))
     return found
+
+
+def _latest(outcome: Outcome, slo: SloSpec, errors: StepErrors) -> Check:
+    """Return the tightest limit if latencies are as far off as those measured under load."""
+    found = (check.with_errors(errors) for check, _ in limits_of(outcome, slo))
+    return max(found, key=lambda check: check.ratio)
 
 
 def _sure(

@@ -14,7 +14,7 @@ from minicluster.workload.arrivals import length_quantiles
 from sizing.latency.fit import decode_coefficients, path_coefficients, prefill_coefficients
 from sizing.latency.load import decode_load, prefill_load
 from sizing.latency.step import Machine, stage_s, step_s
-from sizing.queueing.stage import QUANTILES
+from sizing.planner.tandem import QUANTILES
 
 if TYPE_CHECKING:
     from minicluster.plan import Inputs

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 REQUESTS = 20_000
 """Requests simulated for the page: enough for a p99 and its interval, in seconds of work."""
 SEED = 0
-UNPROVEN = "the search was interrupted before it simulated; sizes by closed forms"
+UNPROVEN = "the search was interrupted before it simulated; sizes are estimates"
 STATISTICS = ("mean", "p50", "p90", "p95", "p99")
 POOL_HEADS = ("pool", "replicas", "layout", "GPUs", "batch", "KV/GPU", "used", "bound by")
 NEXT = (

@@ -10,7 +10,6 @@ from rich.text import Text
 
 from minicluster.units import seconds
 from sizing.planner.studies.cost import running
-from sizing.queueing.prefill import CLOSED_FORMS
 from sizing.report.tables import (
     free_gpus,
     interval,
@@ -216,8 +215,6 @@ def _evidence_facts(plan: Plan) -> Iterator[tuple[str, str]]:
     yield "Confidence", _confidence(plan.confidence)
     yield "Step times", f"{plan.calibration.name}, {plan.calibration.date}, {fit_error(plan)}"
     yield "Measured", measured(plan.validated_on)
-    if plan.routing.policy not in CLOSED_FORMS:
-        yield "Assumed", f"{plan.routing.policy} routing as random in closed forms, an upper bound"
     assumed = plan.inputs.scenario.model.assumed_context_tokens
     if assumed is not None:
         yield "Assumed", f"{plan.model.id} serves {assumed:,} tokens (the scenario says so)"
@@ -225,9 +222,9 @@ def _evidence_facts(plan: Plan) -> Iterator[tuple[str, str]]:
 
 def _confidence(found: Confidence | None) -> str:
     if found is None:
-        return "not simulated: on a calibrated machine closed forms decide"
+        return "simulated with steps as calibrated; a load test says how far off they are"
     if not found.requests:
-        return "not simulated: the search was interrupted, the SLO holds by closed forms alone"
+        return "not simulated: the search was interrupted before it verified these sizes"
     return (
         f"{found.fraction:.0%} that the SLO holds: {found.requests:,} simulated requests,"
         f" {found.seeds} seeds"

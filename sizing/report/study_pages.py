@@ -43,7 +43,7 @@ def pareto_page(scenario: str, points: Sequence[DesignPoint], found: Sequence[Fr
     return Page(
         title=f"{scenario}: configurations",
         headline=f"{kept} of {len(points):,} configurations of {scenario} are beaten by no other",
-        lines=("By closed forms, not simulated; `sizing plan` simulates the one that it takes.",),
+        lines=("Short simulations; `sizing plan` verifies the one that it takes with long ones.",),
         parts=(
             ChartRow(tuple(front_figure(front, points) for front in found)),
             *(_section(front_table(front, points)) for front in found),

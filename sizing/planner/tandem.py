@@ -1,4 +1,4 @@
-"""What the queues are computed from: the load, the step model, the sizes of the pools."""
+"""The load, the step model and the sizes of the pools that a configuration stands for."""
 
 from __future__ import annotations
 
@@ -68,27 +68,27 @@ class TandemLoad:
         return length_quantiles(self.workload.input_tokens, QUANTILES)
 
     @cached_property
-    def _local(self) -> int:
-        """How many of those the decode pool computes."""
+    def num_local(self) -> int:
+        """Number of those lengths that the decode pool computes."""
         return int(np.searchsorted(self.all_tokens, self.local_threshold_tokens, side="right"))
 
     @cached_property
     def computed_tokens(self) -> NDArray[np.float64]:
         """Prompt tokens that the prefill pool computes, cached prefix left out: equally likely."""
-        remote = self.all_tokens[min(self._local, QUANTILES - 1) :]
+        remote = self.all_tokens[min(self.num_local, QUANTILES - 1) :]
         return np.maximum(1.0, remote - self.workload.prefix_tokens)
 
     @property
     def prefill_requests_per_s(self) -> float:
         """Rate of prompts that the prefill pool computes."""
-        share = max(1 - self._local / QUANTILES, NEXT_TO_NONE)
+        share = max(1 - self.num_local / QUANTILES, NEXT_TO_NONE)
         return self.workload.requests_per_s * share
 
     @cached_property
     def local_s(self) -> NDArray[np.float64]:
         """Seconds that each prompt computed by a decode replica adds to a step of it (eq. T15)."""
         step, cached = self.step_model.decode, self.workload.prefix_tokens
-        n = np.maximum(1.0, self.all_tokens[: self._local] - cached)
+        n = np.maximum(1.0, self.all_tokens[: self.num_local] - cached)
         pairs = n * (cached + (n + 1) / 2)
         return np.asarray(step.per_prefill_token_s * n + step.per_pair_s * pairs)
 

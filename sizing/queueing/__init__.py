@@ -1,1 +1,0 @@
-"""Closed-form queueing: waiting times and percentiles of a prefill-decode tandem."""
