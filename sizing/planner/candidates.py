@@ -202,14 +202,23 @@ def _unloaded(
     found = []
     for candidate in candidates:
         if candidate.max_batch:
-            slow = unloaded_checks(candidate.with_errors(errors), slo)
-            late = (check.with_errors(errors) for check in unloaded_checks(candidate, slo))
-            found.append((max((*slow, *late), key=lambda check: check.ratio), candidate))
+            checks = unloaded_checks(candidate, slo, errors)
+            found.append((max(checks, key=lambda check: check.ratio), candidate))
     return found
 
 
-def unloaded_checks(candidate: Candidate, slo: SloSpec) -> tuple[Check, ...]:
-    """Compare the latencies of a request that is alone in the system with every limit."""
+def unloaded_checks(candidate: Candidate, slo: SloSpec, errors: StepErrors) -> tuple[Check, ...]:
+    """
+    Compare the latencies of a request that is alone in the system with every limit.
+
+    Each limit has to hold with slow steps, and with latencies as far off as those measured.
+    """
+    slow = _unloaded_checks(candidate.with_errors(errors), slo)
+    late = [check.with_errors(errors) for check in _unloaded_checks(candidate, slo)]
+    return tuple(max(pair, key=lambda check: check.ratio) for pair in zip(slow, late, strict=True))
+
+
+def _unloaded_checks(candidate: Candidate, slo: SloSpec) -> tuple[Check, ...]:
     found = bounds.unloaded_s(candidate.tandem, split=candidate.layout.prefill is not None)
     return tuple(
         Check(

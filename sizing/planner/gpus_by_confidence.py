@@ -17,6 +17,7 @@ from sizing.planner.simulated_check import SloSimulator
 if TYPE_CHECKING:
     from minicluster.plan import Inputs
     from sizing.planner.candidates import Candidate
+    from sizing.planner.error_model import StepErrors
     from sizing.planner.result import Found
     from sizing.planner.simulated_check import SimulationBudget
 
@@ -73,19 +74,21 @@ def _sized_again(
         max_gpus=MAX_BUDGETS * max(chosen.gpus, inputs.cluster.max_gpus),
     )
     if split:
-        found = size_split_pools(sizing, _guess(inputs, best, slow, lowest))
+        found = size_split_pools(sizing, _guess(inputs, best, simulator.errors, lowest))
     else:
         found = size_mixed_pool(sizing)
     return chosen if found is None else found
 
 
 def _guess(
-    inputs: Inputs, best: Found, slow: Candidate, lowest: tuple[int, int]
+    inputs: Inputs, best: Found, errors: StepErrors, lowest: tuple[int, int]
 ) -> tuple[int, int]:
     """Guess sizes with other step times: the plan's, as much larger as their estimate is."""
-    planned = best.candidate.sized(1, 1).with_errors(best.errors)
-    before = estimated_sizes(planned, inputs, fewest_by_utilisation(planned, inputs))
-    after = estimated_sizes(slow, inputs, fewest_by_utilisation(slow, inputs))
+    one = best.candidate.sized(1, 1)
+    before, after = (
+        estimated_sizes(one, inputs, each, fewest_by_utilisation(one.with_errors(each), inputs))
+        for each in (best.errors, errors)
+    )
     guess = [
         max(floor, round(size * new / old))
         for size, new, old, floor in zip(best.candidate.sizes, after, before, lowest, strict=True)

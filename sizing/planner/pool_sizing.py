@@ -16,6 +16,8 @@ from sizing.planner.simulated_check import SloSimulator
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from sizing.planner.error_model import StepErrors
+
 MAX_REPLICAS = 1 << 14
 """Replicas of a pool beyond which the search gives up: a bound on its work, not on its time."""
 
@@ -30,6 +32,8 @@ QUICK_STEP = 0.03
 
 TEST_MAXIMUM_BELOW = 1.5
 """Multiple of the guess below which the affordable maximum is tested first: one failure ends it."""
+
+ROLES = ("prefill", "decode")
 
 Sizes = tuple[int, int]
 """Replicas of prefill and decode."""
@@ -111,13 +115,15 @@ def _grown(sizing: PoolSizing, guess: Sizes) -> tuple[Sizes, Sizes] | None:
     """
     Grow the bottleneck pool until the SLO holds; `None` where that costs too much.
 
+    Where the cost is limited, a pool grows at once to the largest that it allows: a single failure
+    then ends the search.
+
     Returns:
         Sizes that hold, and per pool the fewest replicas that are not known to fail.
     """
-    roles = ("prefill", "decode")
-    floor = dict(zip(roles, sizing.lowest, strict=True))
-    sizes = {role: max(count, floor[role]) for role, count in zip(roles, guess, strict=True)}
-    step = dict.fromkeys(roles, 0)
+    floor = dict(zip(ROLES, sizing.lowest, strict=True))
+    sizes = {role: max(count, floor[role]) for role, count in zip(ROLES, guess, strict=True)}
+    step = dict.fromkeys(ROLES, 0)
     while True:
         chosen = sizing.candidate.sized(sizes["prefill"], sizes["decode"])
         if not sizing.affordable(chosen.sizes):
@@ -130,22 +136,30 @@ def _grown(sizing: PoolSizing, guess: Sizes) -> tuple[Sizes, Sizes] | None:
             return None
         role = verdict.bottleneck_role
         floor[role] = sizes[role] + 1
-        step[role] = max(1, sizes[role] // 48, 2 * step[role])
-        sizes[role] += step[role]
+        step[role] = max(sizing.step(sizes[role]), sizes[role] // 48, 2 * step[role])
+        most = _most(sizing, sizes, role)
+        limited = sizing.below < np.inf and most > sizes[role]
+        sizes[role] = most if limited else sizes[role] + step[role]
+
+
+def _most(sizing: PoolSizing, sizes: dict[str, int], role: str) -> int:
+    """Return the most replicas of a pool that are affordable beside the other pool."""
+    shapes = sizing.candidate.layout.shapes
+    other = next(each for each in ROLES if each != role)
+    most = (sizing.max_gpus - sizes[other] * shapes[other].gpus) // shapes[role].gpus
+    rest = sizing.below - sizes[other] * cost_of(sizing.inputs, shapes[other])
+    if rest < np.inf:
+        most = min(most, int(np.ceil(rest / cost_of(sizing.inputs, shapes[role]) - 1e-9)) - 1)
+    return most
 
 
 def _largest_affordable(sizing: PoolSizing, sizes: dict[str, int]) -> Sizes | None:
     """Return sizes that give one pool all the money that is left, if they hold."""
-    shapes = sizing.candidate.layout.shapes
-    lowest = dict(zip(("prefill", "decode"), sizing.lowest, strict=True))
-    for role, other in (("prefill", "decode"), ("decode", "prefill")):
-        kept = sizes[other]
-        most = (sizing.max_gpus - kept * shapes[other].gpus) // shapes[role].gpus
-        rest = sizing.below - kept * cost_of(sizing.inputs, shapes[other])
-        if rest < np.inf:
-            most = min(most, int(np.ceil(rest / cost_of(sizing.inputs, shapes[role]) - 1e-9)) - 1)
+    lowest = dict(zip(ROLES, sizing.lowest, strict=True))
+    for role in ROLES:
+        most = _most(sizing, sizes, role)
         if lowest[role] <= most < sizes[role]:
-            counts = {role: most, other: kept}
+            counts = {**sizes, role: most}
             found = (counts["prefill"], counts["decode"])
             if sizing.holds(found):
                 return found
@@ -199,7 +213,9 @@ def size_mixed_pool(sizing: PoolSizing) -> Candidate | None:
     return None if found is None else candidate.sized(0, found)
 
 
-def estimated_sizes(slow: Candidate, inputs: Inputs, lowest: Sizes) -> Sizes:
+def estimated_sizes(
+    candidate: Candidate, inputs: Inputs, errors: StepErrors, lowest: Sizes
+) -> Sizes:
     """
     Estimate the replicas of split pools that hold the SLO: where the simulations start.
 
@@ -208,8 +224,9 @@ def estimated_sizes(slow: Candidate, inputs: Inputs, lowest: Sizes) -> Sizes:
         tau = E[S^2] / (2 E[S] P (1 - rho))      (docs/model.md, eq. L2)
 
     Args:
-        slow: one replica per pool, with steps as slow as the confidence asks for.
+        candidate: one replica per pool, with step times as predicted.
         inputs: the SLO.
+        errors: factors on step times and latencies that the confidence asks for.
         lowest: replicas below which no size holds.
 
     Source:
@@ -219,14 +236,15 @@ def estimated_sizes(slow: Candidate, inputs: Inputs, lowest: Sizes) -> Sizes:
         Interference, the routing policy, and that prefill spaces the prompts for decode: a
         simulation decides.
     """
-    tandem, slo = slow.tandem, inputs.scenario.slo
+    slow, slo = candidate.with_errors(errors), inputs.scenario.slo
+    tandem = slow.tandem
     limit = tandem.decode.max_batch_size
     batch = max(1.0, (np.sqrt(BATCH_DEVIATIONS**2 / 4 + limit) - BATCH_DEVIATIONS / 2) ** 2)
     step_s = bounds.decode_step_s(tandem, batch)
     tokens_per_s = tandem.workload.requests_per_s * float(tandem.output_tokens.mean())
     decode = int(np.ceil(tokens_per_s * step_s / batch / slow.layout.decode.lanes - 1e-9))
-    unloaded = unloaded_checks(slow, slo)[0]
-    slack_s = max(0.0, unloaded.limit_s - unloaded.seconds - step_s)
+    unloaded = unloaded_checks(candidate, slo, errors)[0]
+    slack_s = max(0.0, unloaded.limit_s - unloaded.seconds - step_s) / errors.ttft
     load, service_s = bounds.prefill_load(tandem), bounds.prefill_s(tandem)
     variation = float(np.mean(service_s**2)) / float(service_s.mean()) ** 2
     share_s = load / tandem.prefill_requests_per_s

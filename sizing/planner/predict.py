@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from sizing.planner.result import PlanVerdict
     from sizing.simulation.outcome import Outcome
 
-HEADROOM_STEPS = 6
-"""Halvings of the load factor: a 64th of the range between the plan and saturation."""
+HEADROOM_STEPS = 5
+"""Halvings of the load factor: a 32nd of the range between the plan and saturation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,6 +20,7 @@ from sizing.planner.objective import cost
 from sizing.planner.pool_sizing import (
     QUICK_STEP,
     PoolSizing,
+    Sizes,
     estimated_sizes,
     size_mixed_pool,
     size_split_pools,
@@ -165,37 +166,57 @@ class LayoutSearch:
     # --- split pools
 
     def _split(self) -> Found | None:
-        """Estimate the size of every layout, then simulate the cheapest."""
-        sized = self._sized()
+        """
+        Estimate the size of every layout, simulate the cheapest.
+
+        Quick runs size them all; precise ones start there, with the cheapest.
+        """
+        quick = SloSimulator(self.inputs, self.errors, precise=False, budget=self.budget)
+        looks: list[tuple[float, BoundedCandidate, Sizes]] = []
+        below = NO_LIMIT
+        for bounded, guess in self._sized()[:FINALISTS]:
+            looked = self._size(bounded, guess, quick, below)
+            if looked is not None:
+                below = min(below, cost(self.inputs, looked) * (1 + QUICK_STEP))
+                looks.append((cost(self.inputs, looked), bounded, looked.sizes))
         best: Found | None = None
-        for bounded, guess in sized[:FINALISTS]:
+        for looked_cost, bounded, sizes in sorted(looks, key=lambda each: each[0]):
             below = NO_LIMIT if best is None else cost(self.inputs, best.candidate)
-            chosen = bounded.slow.sized(*guess)
-            self.estimate = self.estimate or self._as_predicted(bounded.slow).sized(*guess)
-            if bounded.bound >= below or cost(self.inputs, chosen) * ESTIMATE_TOLERANCE >= below:
+            if looked_cost * ESTIMATE_TOLERANCE >= below:
                 continue
-            if chosen.gpus > self._max_gpus:
-                self.far_over_budget = self.far_over_budget or chosen
-                continue
-            sizing = PoolSizing(
-                inputs=self.inputs,
-                simulator=self.simulator,
-                candidate=self._as_predicted(bounded.slow),
-                lowest=bounded.lowest,
-                below=below,
-                max_gpus=self._max_gpus,
-            )
-            candidate = size_split_pools(sizing, guess)
+            candidate = self._size(bounded, sizes, self.simulator, below)
             found = None if candidate is None else self._verified(candidate, below)
             if found is not None:
                 best = self.best = found
         return None if best is None else choose_local_threshold(self.inputs, best, self.budget)
 
+    def _size(
+        self, bounded: BoundedCandidate, guess: Sizes, simulator: SloSimulator, below: float
+    ) -> Candidate | None:
+        """Size the split pools of one layout and limit; `None` where they cost *below* or more."""
+        candidate = self._as_predicted(bounded.slow)
+        chosen = candidate.sized(*guess)
+        self.estimate = self.estimate or chosen
+        if bounded.bound >= below or cost(self.inputs, chosen) * ESTIMATE_TOLERANCE >= below:
+            return None
+        if chosen.gpus > self._max_gpus:
+            self.far_over_budget = self.far_over_budget or chosen
+            return None
+        sizing = PoolSizing(
+            inputs=self.inputs,
+            simulator=simulator,
+            candidate=candidate,
+            lowest=bounded.lowest,
+            below=below,
+            max_gpus=self._max_gpus,
+        )
+        return size_split_pools(sizing, guess)
+
     @property
     def _max_gpus(self) -> int:
         return SIMULATED_BUDGETS * self.inputs.cluster.max_gpus
 
-    def _sized(self) -> list[tuple[BoundedCandidate, tuple[int, int]]]:
+    def _sized(self) -> list[tuple[BoundedCandidate, Sizes]]:
         """
         Return layouts and batch limits with their estimated sizes, cheapest first.
 
@@ -212,21 +233,24 @@ class LayoutSearch:
                 -_batch_limit(each.slow),
             ),
         )
-        found: list[tuple[float, BoundedCandidate, tuple[int, int]]] = []
+        found: list[tuple[float, BoundedCandidate, Sizes]] = []
         below = NO_LIMIT
         max_gpus = MAX_BUDGETS * self.inputs.cluster.max_gpus
         for bounded in todo:
             lowest_gpus = bounded.slow.sized(*bounded.lowest).gpus
             if bounded.bound * ESTIMATE_TOLERANCE >= below or lowest_gpus > max_gpus:
                 continue
-            sizes = estimated_sizes(bounded.slow, self.inputs, bounded.lowest)
+            sizes = estimated_sizes(
+                self._as_predicted(bounded.slow), self.inputs, self.errors, bounded.lowest
+            )
             estimate = cost(self.inputs, bounded.slow.sized(*sizes))
             below = min(below, estimate)
-            found.append((estimate, bounded, sizes))
+            slack = SLACK_CEILING - used[bounded.slow.layout]
+            found.append((estimate / slack, bounded, sizes))
         found.sort(key=lambda each: each[0])
         firsts: set[LayoutShape | None] = set()
-        first: list[tuple[BoundedCandidate, tuple[int, int]]] = []
-        later: list[tuple[BoundedCandidate, tuple[int, int]]] = []
+        first: list[tuple[BoundedCandidate, Sizes]] = []
+        later: list[tuple[BoundedCandidate, Sizes]] = []
         for _, bounded, sizes in found:
             prefill = bounded.slow.layout.prefill
             (later if prefill in firsts else first).append((bounded, sizes))

@@ -45,13 +45,16 @@ VERIFY_REQUESTS = 12_000
 PREDICTION_SEED = 2
 """Seed of the run that a prediction is read from."""
 
+PREDICTION_REQUESTS = 6_000
+"""Minimum requests of that run: its p99 rests on 60 of them."""
+
 SEEDS = (0, VERIFY_SEED)
 """Seeds under which a configuration must hold: the search's own and the verifying one."""
 
 RUN_STAYS = 3
 """Length of a precise run in mean stays of a request, so that pools fill and settle."""
 
-QUICK_STAYS = 2
+QUICK_STAYS = 1.3
 """Length of a quick run in mean stays of a request."""
 
 RUN_RELAXATIONS = 10
@@ -182,7 +185,7 @@ class SloSimulator:
         """
         key = _key(candidate)
         if key not in self._predicted:
-            count = max(self.length(candidate), VERIFY_REQUESTS)
+            count = max(self.length(candidate), PREDICTION_REQUESTS)
             self._predicted[key] = self.outcome(candidate, requests=count, seed=PREDICTION_SEED)
         return self._predicted[key]
 
