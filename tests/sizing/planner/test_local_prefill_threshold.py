@@ -1,4 +1,4 @@
-"""Prompts computed where they are decoded: what closed forms say of them, and when plans do it."""
+"""Prompts computed where they are decoded, and when plans do it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from minicluster.specs.workload import Lengths, WorkloadSpec
 from minicluster.workload.sources import RequestSource, drawn
 from sizing import catalog
 from sizing.planner.build_plan import build_plan
-from sizing.planner.candidates import one_replica_each
+from sizing.planner.candidates import one_replica_each, utilisations
 from sizing.planner.error_model import StepErrors
 from sizing.planner.explanation import candidate_of, explain_plan
 from sizing.planner.layout import Layout, LayoutShape
@@ -25,7 +25,6 @@ from sizing.planner.result import Found
 from sizing.planner.search import search
 from sizing.planner.simulated_check import SimulationBudget, SloSimulator
 from sizing.planner.step_models import StepModels
-from sizing.queueing.forecast import forecast
 from sizing.simulation.planned import simulate_plan
 
 SCENARIO = ScenarioSpec(
@@ -100,27 +99,26 @@ def test_prompts_that_are_all_alike_go_one_way(monkeypatch: pytest.MonkeyPatch) 
     assert choose_local_threshold(inputs(0), found, SimulationBudget()) is found
 
 
-@pytest.mark.parametrize("threshold", [500, 1000, 3000])
-def test_closed_forms_know_what_decode_computes(threshold: int) -> None:
-    """TTFT at p90 and p99 and the mean TPOT are within 10 % of a simulation (eq. T15)."""
+@pytest.mark.parametrize("threshold", [500, 3000])
+def test_a_threshold_moves_load_from_prefill_to_decode(threshold: int) -> None:
+    """Pools saturate where the bound says, with prompts computed in either."""
     given = inputs(threshold, requests_per_s=10.0)
     shape = LayoutShape(slicing=Slicing(tp=4), gpu=given.gpu.name)
-    start = one_replica_each(given, Layout(prefill=shape, decode=shape), StepModels(given))
-    chosen = start.sized(5, 2)
-    predicted = forecast(chosen.tandem)
-    assert predicted is not None
-    outcome = SloSimulator(given, StepErrors()).outcome(chosen, requests=20_000, seed=3)
-    ttft, tpot = outcome.series("ttft")[0], outcome.series("tpot")[0]
-    for share in (0.9, 0.99):
-        assert predicted.ttft.quantile(share) == pytest.approx(np.quantile(ttft, share), rel=0.1)
-    assert predicted.tpot.mean == pytest.approx(tpot.mean(), rel=0.02)
+    layout = Layout(prefill=shape, decode=shape)
+    plain, local = (
+        utilisations(one_replica_each(each, layout, StepModels(each)).sized(5, 2))
+        for each in (inputs(0, requests_per_s=10.0), given)
+    )
+    assert local["prefill"] < plain["prefill"]
+    assert local["decode"] > plain["decode"]
 
 
 def test_a_threshold_above_all_prompts_leaves_the_prefill_pool_idle() -> None:
-    """Its utilisation is nothing, and closed forms still answer."""
+    """Its utilisation is nothing, and requests are served all the same."""
     given = inputs(20_000, requests_per_s=1.0)
     shape = LayoutShape(slicing=Slicing(tp=4), gpu=given.gpu.name)
     start = one_replica_each(given, Layout(prefill=shape, decode=shape), StepModels(given))
-    predicted = forecast(start.sized(1, 2).tandem)
-    assert predicted is not None
-    assert predicted.coupling.prefill_busy < 1e-6
+    chosen = start.sized(1, 2)
+    assert utilisations(chosen)["prefill"] < 1e-6
+    outcome = SloSimulator(given, StepErrors()).outcome(chosen, requests=500, seed=0)
+    assert (outcome.prefill_of < 0).all()

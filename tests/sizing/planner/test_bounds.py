@@ -1,0 +1,160 @@
+"""Bounds without queues, each against the simulation, which no bound may contradict."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from minicluster.engine_model.step_seconds import FittedStep
+from minicluster.specs.step import Interference
+from minicluster.specs.workload import Lengths
+from sizing.planner import bounds
+from sizing.planner.candidates import (
+    Candidate,
+    fewest_by_utilisation,
+    one_replica_each,
+    utilisations,
+)
+from sizing.planner.error_model import StepErrors
+from sizing.planner.layout import Layout, LayoutShape
+from sizing.planner.pool_sizing import (
+    PoolSizing,
+    between,
+    estimated_sizes,
+    least_near,
+    size_split_pools,
+)
+from sizing.planner.predict import prediction_of
+from sizing.planner.simulated_check import SloSimulator
+from sizing.planner.step_models import StepModels
+from tests.sizing.scenarios import SMALL, at, inputs
+
+if TYPE_CHECKING:
+    from minicluster.plan import Inputs
+    from sizing.simulation.outcome import Outcome
+
+SPLIT = Layout.split(1, 1, "h100-sxm")
+MIXED = Layout(prefill=None, decode=LayoutShape(slicing=SPLIT.decode.slicing, gpu="h100-sxm"))
+VARIED = replace(
+    SMALL,
+    workload=replace(
+        SMALL.workload,
+        input_tokens=Lengths(distribution="uniform", low=500, high=6000),
+        output_tokens=Lengths(distribution="uniform", low=50, high=600),
+    ),
+)
+
+
+def started(case: Inputs, layout: Layout = SPLIT, **interference: float) -> Candidate:
+    """Return one replica a pool, whose steps the other pool may slow."""
+    found = one_replica_each(case, layout, StepModels(case))
+    model = replace(found.tandem.step_model, interference=Interference(**interference))
+    return replace(found, tandem=replace(found.tandem, step_model=model))
+
+
+def simulated(case: Inputs, chosen: Candidate, requests: int = 3000) -> Outcome:
+    """Simulate a configuration with step times as predicted."""
+    return SloSimulator(case, StepErrors()).outcome(chosen, requests=requests, seed=0)
+
+
+@pytest.mark.parametrize("layout", [SPLIT, MIXED], ids=["split", "mixed"])
+@pytest.mark.parametrize("threshold", [0, 2000])
+def test_a_request_alone_takes_what_the_bound_says(layout: Layout, threshold: int) -> None:
+    """At next to no load the percentiles of TTFT and TPOT are the bounds', within a percent."""
+    search = replace(VARIED.search, local_threshold_tokens=threshold)
+    case = at(1e-3, replace(VARIED, search=search))
+    chosen = started(case, layout)
+    outcome = simulated(case, chosen)
+    found = bounds.unloaded_s(chosen.tandem, split=layout is SPLIT)
+    for name in ("ttft", "tpot"):
+        values = outcome.series(name)[0]
+        assert found[name].mean() == pytest.approx(values.mean(), rel=0.01), name
+    assert np.quantile(found["ttft"], 0.99) == pytest.approx(
+        np.quantile(outcome.series("ttft")[0], 0.99), rel=0.01
+    )
+
+
+@given(prompts=st.integers(1, 8), tokens=st.integers(1, 2000))
+@settings(max_examples=20, deadline=None, derandomize=True)
+def test_a_batch_of_equal_prompts_is_one_step(prompts: int, tokens: int) -> None:
+    """The bound's batch takes what the simulated step of the same prompts takes (eq. B2)."""
+    load = replace(SMALL.workload, input_tokens=Lengths.fixed(tokens))
+    tandem = started(inputs(replace(SMALL, workload=load))).tandem
+    step = FittedStep(tandem.step_model.prefill)
+    expected = step.step_s([(tokens, 0)] * prompts, 0, 0)
+    assert bounds.prefill_batch_s(tandem, prompts) == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("layout", [SPLIT, MIXED], ids=["split", "mixed"])
+def test_no_simulation_beats_the_capacity(layout: Layout) -> None:
+    """Overloaded pools finish as many requests a second as their capacity, and no more."""
+    case = at(30.0, VARIED)
+    sizes = (2, 1) if layout is SPLIT else (0, 2)
+    chosen = started(case, layout).limited(64).sized(*sizes)
+    capacity = 30.0 / max(utilisations(chosen).values())
+    assert capacity < 25
+    outcome = simulated(case, chosen)
+    ends = np.sort(outcome.due_s + outcome.e2e_s)
+    middle = ends[len(ends) // 4 : 3 * len(ends) // 4]
+    achieved = (len(middle) - 1) / (middle[-1] - middle[0])
+    assert achieved <= capacity * 1.03
+    assert achieved >= capacity * (0.93 if layout is SPLIT else 0.75)
+
+
+def test_utilisation_knows_the_interference() -> None:
+    """Prefill's predicted utilisation is the simulated busy share; each share costs capacity."""
+    case = at(4.0)
+    slowed = {"prefill_fraction": 0.2, "prefill_per_sequence_fraction": 0.002}
+    shares = []
+    for between_pools in ({}, slowed, slowed | {"decode_fraction": 0.5}):
+        chosen = started(case, **between_pools).sized(1, 1)
+        outcome = simulated(case, chosen)
+        predicted = prediction_of(case, chosen, outcome)
+        used = predicted.utilisation_fraction
+        assert used["prefill"] == pytest.approx(outcome.busy_fraction["prefill"], rel=0.05)
+        assert predicted.capacity_requests_per_s == pytest.approx(4.0 / max(used.values()))
+        shares.append(used)
+    assert shares[0]["prefill"] < shares[1]["prefill"]
+    assert shares[1]["decode"] < shares[2]["decode"]
+
+
+def test_the_estimate_decides_nothing() -> None:
+    """From any first estimate the search ends with pools of the same cost; ours is near them."""
+    case = at(25.0)
+    start = started(case)
+    lowest = fewest_by_utilisation(start, case)
+    sizing = PoolSizing(
+        inputs=case,
+        simulator=SloSimulator(case, StepErrors()),
+        candidate=start,
+        lowest=lowest,
+        below=float("inf"),
+        max_gpus=500,
+    )
+    estimate = estimated_sizes(start, case, StepErrors(), lowest)
+    found = size_split_pools(sizing, estimate)
+    assert found is not None
+    for guess in (lowest, (2 * estimate[0], 3 * estimate[1])):
+        other = size_split_pools(sizing, guess)
+        assert other is not None
+        assert other.gpus == found.gpus
+    assert sum(estimate) == pytest.approx(found.gpus, rel=0.3)
+
+
+@given(threshold=st.integers(1, 300), guess=st.integers(1, 300), floor=st.integers(1, 50))
+def test_the_smallest_count_is_found_from_any_guess(threshold: int, guess: int, floor: int) -> None:
+    """It lies between floor and ceiling; `None` where nothing up to the ceiling holds."""
+    found = least_near(lambda count: count >= threshold, guess, floor, 200)
+    assert found == (None if threshold > 200 else max(threshold, floor))
+
+
+@given(threshold=st.integers(2, 300), step=st.integers(1, 40))
+def test_bisection_ends_within_a_step(threshold: int, step: int) -> None:
+    """What it returns holds, and is no more than a step above the smallest that does."""
+    found = between(lambda count: count >= threshold, 1, 300, step=step)
+    assert threshold <= found < threshold + step
