@@ -113,8 +113,6 @@ class StepReplica:
         for job in [each for each in self.pulling if each in self.arrived]:
             if budget <= 0 or len(self.running) >= limits.max_num_seqs:
                 return []
-            if self.running and self.free < limits.watermark_blocks:
-                return []
             self.pulling.remove(job)
             self.arrived.remove(job)
             job.computed = job.prompt - 1
@@ -125,7 +123,7 @@ class StepReplica:
         begun: list[Job] = []
         while self.waiting and budget > 0 and len(self.running) < limits.max_num_seqs:
             job = self.waiting[0]
-            spare = self.free - (limits.watermark_blocks if self.running else 0)
+            spare = self.free
             need = blocks(job.tokens, size)
             if job.must_pull:
                 spare -= sum(
@@ -215,7 +213,6 @@ class StepTandem:
         )
         self.events: list[tuple[float, int, int, object]] = []
         self.serial = self.turn = 0
-        self.ingress: list[Job] = []
         self.out_free = [0.0] * len(self.prefill)
         self.in_free = [0.0] * len(self.decode)
         self.met: set[tuple[int, int]] = set()
@@ -246,23 +243,12 @@ class StepTandem:
             self.put(replica.end_s, 3, replica)
 
     def land(self, job: Job, now: float) -> None:
-        """Choose the decode replica."""
+        """Choose the replicas."""
         by_tokens = counts_tokens(self.system.decode_policy)
         held = [[j for j in self.jobs if j.decode == d and "finish" not in j.times]
                 for d in range(len(self.decode))]  # fmt: skip
         loads = [sum(j.prompt if by_tokens else 1 for j in jobs) for jobs in held]
         at = chooser(self.system.decode_policy)(loads, self.rng, self.turn)
-        limit = self.system.decode.max_ongoing_requests
-        if limit is not None and len(held[at]) >= limit:
-            counts = [len(jobs) for jobs in held]
-            at = counts.index(min(counts))
-            if counts[at] >= limit:
-                self.ingress.append(job)
-                return
-        self.send(job, at, now)
-
-    def send(self, job: Job, at: int, now: float) -> None:
-        """Choose the prefill replica."""
         job.decode = at
         turn = self.turn
         self.turn += 1
@@ -307,8 +293,6 @@ class StepTandem:
                     wait = 0.0 if think is None else float(think[follower.number])
                     follower.times["due"] = now + wait
                     self.put(now + wait + self.system.path.request_s, 0, follower)
-        if self.ingress:
-            self.send(self.ingress.pop(0), job.decode, now)
 
     def pull(self, job: Job, now: float) -> None:
         """Move the KV cache."""
@@ -317,9 +301,7 @@ class StepTandem:
         pair = (job.prefill, job.decode)
         extra = path.transfer_base_s + (path.handshake_s if pair not in self.met else 0.0)
         self.met.add(pair)
-        start = now
-        if path.nics == "fifo":
-            start = max(now, self.out_free[job.prefill], self.in_free[job.decode])
+        start = max(now, self.out_free[job.prefill], self.in_free[job.decode])
         end = start + job.prompt * path.transfer_per_token_s
         self.out_free[job.prefill] = self.in_free[job.decode] = end
         self.put(end + extra, 2, job)

@@ -45,13 +45,8 @@ def pool(rng: np.random.Generator, *, longest: int, tight: bool) -> SimulatedPoo
         kv_blocks=needed + int(rng.integers(1, needed + 2)) if tight else 20 * needed,
         block_size=size,
         long_prefill_token_threshold=int(rng.choice([0, 0, 7])),
-        watermark_fraction=float(rng.choice([0.0, 0.0, 0.05])),
     )
-    limited = int(rng.integers(1, 10)) if rng.random() < 0.3 else None
-    return SimulatedPool(
-        replicas=int(rng.integers(1, 4)), limits=limits, step=step(rng),
-        max_ongoing_requests=limited,
-    )  # fmt: skip
+    return SimulatedPool(replicas=int(rng.integers(1, 4)), limits=limits, step=step(rng))
 
 
 def case(seed: int, *, split: bool, tight: bool) -> tuple[System, Arrivals]:
@@ -69,7 +64,6 @@ def case(seed: int, *, split: bool, tight: bool) -> tuple[System, Arrivals]:
             transfer_base_s=float(rng.uniform(0, 0.02)),
             transfer_per_token_s=float(rng.uniform(0, 1e-3)),
             handshake_s=float(rng.choice([0.0, 0.05])),
-            nics=str(rng.choice(["fifo", "free"])),
         ),
         decode_policy=str(rng.choice(policies)),
         prefill_policy=str(rng.choice(policies)),
