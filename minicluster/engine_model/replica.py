@@ -74,7 +74,8 @@ class Replica(Scheduler):
     def add_remote_prefill(self, request: int, now_s: float) -> None:
         """Take a request whose KV cache is to be pulled; see `started_pulls` for the begin."""
         self.remote_prefills.add(request)
-        decoding = self.active and not self.waiting and not self.scheduled_prefills
+        prompts = self.waiting or self._late or self.scheduled_prefills
+        decoding = self.active and not prompts
         if decoding and self._pull_fits(request):
             # Blocks are free at the next step whatever happens until then: the stretch goes on.
             num_blocks = -(-self._requests.num_prompt_tokens[request] // self._block_size)
@@ -137,7 +138,7 @@ class Replica(Scheduler):
             self._began_s = self.start_s + (self.steps_s(taken - 1) if taken > 1 else 0.0)
         if self.scheduled_prefills and not self._mixed_steps:
             if self.batch:
-                self.delay_batch(seconds, self.batch)
+                self.delay_batch(seconds, self.batch - len(self.newly_joined))
         elif self.batch:
             first_s = seconds if taken == 1 else self.steps_s(1)
             firsts = len(self.newly_joined)

@@ -103,6 +103,8 @@ class Scheduler(DecodeBatch):
         self.scheduled_prefills.clear()
         held = self._wait_steps > 0 and self._prompts_wait()
         if not self._mixed_steps and not held and (self.prefilling or self.waiting):
+            if self.kv_arrived:
+                self.schedule_arrived(self._max_num_batched_tokens - self.batch)
             self._schedule_prompts(now_s)
             if self.scheduled_prefills:
                 return True
@@ -120,12 +122,22 @@ class Scheduler(DecodeBatch):
     def _prompts_wait(self) -> bool:
         """Say whether waiting prompts let a step pass, for others to fill the next one."""
         decodes = self.batch > 0 and not self.prefilling
-        held = decodes and bool(self.waiting) and self._waited < self._wait_steps
+        held = decodes and self._waited < self._wait_steps and self._prompt_fits()
         if held:
             tokens = self.batch + sum(map(self._num_tokens, self.waiting))
             held = tokens < self._wait_tokens
         self._waited = self._waited + 1 if held else 0
         return held
+
+    def _prompt_fits(self) -> bool:
+        """Say whether the first waiting request could be admitted, and computes its own prompt."""
+        if not self.waiting or len(self.running) >= self._max_num_seqs:
+            return False
+        request = self.waiting[0]
+        if request in self.remote_prefills:
+            return False
+        num_blocks = -(-self._num_tokens(request) // self._block_size)
+        return num_blocks <= self._free_blocks(request, num_blocks, self._blocks_of_next_step())
 
     def _schedule_prompts(self, now_s: float) -> None:
         """Schedule prompts alone: those in progress, then waiting ones; decoding pauses."""
@@ -211,14 +223,9 @@ class Scheduler(DecodeBatch):
             request = waiting[0]
             num_tokens = self._num_tokens(request)
             num_blocks = -(-num_tokens // size)
-            free = self._num_blocks - self.used_blocks - decode_blocks
-            if self._kv_reserved_fraction:
-                ahead = self._blocks_at_end(request) - num_blocks
-                ahead += self._final_blocks - self.used_blocks - decode_blocks
-                free -= ceil(self._kv_reserved_fraction * ahead)
-            remote = request in self.remote_prefills
-            if num_blocks > (free - self._reserved_blocks() if remote else free):
+            if num_blocks > self._free_blocks(request, num_blocks, decode_blocks):
                 break
+            remote = request in self.remote_prefills
             if not self._chunked_prefill and self.scheduled_prefills and not remote:
                 cached = self._requests.num_prefix_tokens[request] // size * size
                 if num_tokens - min(cached, num_tokens - 1) > token_budget:
@@ -244,6 +251,17 @@ class Scheduler(DecodeBatch):
             scheduled_s = self._requests.scheduled_s
             scheduled_s[request] = min(scheduled_s[request], now_s)
             token_budget -= num_new_tokens
+
+    def _free_blocks(self, request: int, num_blocks: int, decode_blocks: int) -> int:
+        """Blocks that a waiting request of *num_blocks* may take, less those kept for outputs."""
+        used = self.used_blocks + decode_blocks
+        free = self._num_blocks - used
+        if self._kv_reserved_fraction:
+            ahead = self._final_blocks - used + self._blocks_at_end(request) - num_blocks
+            free -= ceil(self._kv_reserved_fraction * ahead)
+        if request in self.remote_prefills:
+            free -= self._reserved_blocks()
+        return free
 
     def _blocks_at_end(self, request: int) -> int:
         """Blocks that a request has filled when its last token is out."""
