@@ -31,10 +31,10 @@ class DecodeBatch:
     """
 
     __slots__ = (
-        "_block_offsets", "_block_size", "_context_base", "_delayed_s", "_delays", "_finish_heap", "_finish_step",
-        "_first_stretch", "_longest_at", "_longest_s", "_num_stretches", "_per_token_s",
-        "_requests", "_step", "_step_s", "batch", "context_tokens", "delay_s", "gaps", "num_steps",
-        "start_s", "used_blocks",
+        "_block_offsets", "_block_size", "_context_base", "_delayed_s", "_delays", "_finish_heap",
+        "_finish_step", "_first_stretch", "_longest_at", "_longest_s", "_num_stretches",
+        "_per_token_s", "_requests", "_step", "_step_s", "batch", "context_tokens", "delay_s",
+        "gaps", "num_steps", "start_s", "used_blocks",
     )  # fmt: skip
 
     def __init__(self, requests: RequestTable, step: StepTime, block_size: int) -> None:
@@ -88,6 +88,8 @@ class DecodeBatch:
 
     def delay_batch(self, seconds: float, sequences: int) -> None:
         """Let *sequences*, all that have had a token, wait *seconds* longer for their next one."""
+        if not sequences:
+            return
         self._delays.append((self._num_stretches, seconds))
         self._num_stretches += 1  # a sequence that joins meanwhile does not wait for this
         self.delay_s += seconds
@@ -206,11 +208,12 @@ class DecodeBatch:
         longest_s.append(seconds)
         self._longest_at.append(at)
 
-    def note_first_token(self, request: int, time_s: float, *, one_step: bool) -> None:
-        """Note a first token; gaps count from the step after it."""
-        self._requests.first_token_s[request] = time_s
-        if one_step and request in self._first_stretch:
-            self._first_stretch[request] = self._num_stretches + 1
+    def note_first_tokens(self, joined: list[int], time_s: float, *, one_step: bool) -> None:
+        """Note first tokens; gaps count from the step after them."""
+        for request in joined:
+            self._requests.first_token_s[request] = time_s
+            if one_step and request in self._first_stretch:
+                self._first_stretch[request] = self._num_stretches + 1
 
     def _note_longest_gap(self, request: int) -> None:
         """Write the longest step of a sequence to its row of the table."""

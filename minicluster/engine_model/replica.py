@@ -137,15 +137,13 @@ class Replica(Scheduler):
         if self._scheduled_ahead:
             self._began_s = self.start_s + (self.steps_s(taken - 1) if taken > 1 else 0.0)
         if self.scheduled_prefills and not self._mixed_steps:
-            if self.batch:
-                self.delay_batch(seconds, self.batch - len(self.newly_joined))
+            self.delay_batch(seconds, self.batch - len(self.newly_joined))
         elif self.batch:
             first_s = seconds if taken == 1 else self.steps_s(1)
             firsts = len(self.newly_joined)
             if firsts:
-                for request in self.newly_joined:
-                    one_step = taken == 1 or self.delay_s > 0
-                    self.note_first_token(request, self.start_s + first_s, one_step=one_step)
+                one_step = taken == 1 or self.delay_s > 0
+                self.note_first_tokens(self.newly_joined, self.start_s + first_s, one_step=one_step)
                 self.newly_joined.clear()
             self.advance(taken, seconds, firsts=firsts, first_s=first_s)
             if self._finish_heap[0][0] <= self.num_steps:

@@ -42,9 +42,9 @@ class Scheduler(DecodeBatch):
     __slots__ = (
         "_chunked_prefill", "_final_blocks", "_kv_reserved_fraction",
         "_long_prefill_token_threshold", "_max_num_batched_tokens", "_max_num_seqs", "_mixed_steps",
-        "_num_blocks", "_wait_steps", "_wait_tokens", "_waited", "kv_arrived", "newly_joined", "pending_delays", "prefill_only",
-        "prefilling", "prefix_cache", "remote_prefills", "running", "scheduled_prefills",
-        "started_pulls", "waiting", "waiting_for_kv",
+        "_num_blocks", "_wait_steps", "_wait_tokens", "_waited", "kv_arrived", "newly_joined",
+        "pending_delays", "prefill_only", "prefilling", "prefix_cache", "remote_prefills",
+        "running", "scheduled_prefills", "started_pulls", "waiting", "waiting_for_kv",
     )  # fmt: skip
 
     def __init__(
@@ -102,16 +102,12 @@ class Scheduler(DecodeBatch):
         """
         self.scheduled_prefills.clear()
         held = self._wait_steps > 0 and self._prompts_wait()
-        if not self._mixed_steps and not held and (self.prefilling or self.waiting):
-            if self.kv_arrived:
-                self.schedule_arrived(self._max_num_batched_tokens - self.batch)
-            self._schedule_prompts(now_s)
-            if self.scheduled_prefills:
-                return True
+        if not self._mixed_steps and not held and self._schedule_prompts(now_s):
+            return True
         token_budget, may_admit = self._max_num_batched_tokens - self.batch, True
         free = self._num_blocks - self.used_blocks
         if self.prefilling or (self.batch and free < self._blocks_of_next_step()):
-            token_budget, may_admit = self._schedule_running(free)
+            token_budget, may_admit = self._schedule_running(token_budget, free)
         if may_admit or not self.running:  # a step of nothing takes no time; the next one admits
             if self.kv_arrived:
                 token_budget -= self.schedule_arrived(token_budget)
@@ -139,20 +135,25 @@ class Scheduler(DecodeBatch):
         num_blocks = -(-self._num_tokens(request) // self._block_size)
         return num_blocks <= self._free_blocks(request, num_blocks, self._blocks_of_next_step())
 
-    def _schedule_prompts(self, now_s: float) -> None:
-        """Schedule prompts alone: those in progress, then waiting ones; decoding pauses."""
+    def _schedule_prompts(self, now_s: float) -> bool:
+        """Schedule prompts alone, if there are any: first those in progress; decoding pauses."""
+        if not (self.prefilling or self.waiting):
+            return False
+        if self.kv_arrived:
+            self.schedule_arrived(self._max_num_batched_tokens - self.batch)
         token_budget = self._max_num_batched_tokens
         for request, num_computed in self.prefilling.items():
-            if token_budget <= 0:
-                break
-            num_new_tokens = min(
-                self._num_tokens(request) - num_computed,
-                self._long_prefill_token_threshold,
-                token_budget,
-            )
-            self._compute(request, num_computed, num_new_tokens)
-            token_budget -= num_new_tokens
+            if token_budget > 0:
+                num_new_tokens = self._next_tokens(request, token_budget)
+                self._compute(request, num_computed, num_new_tokens)
+                token_budget -= num_new_tokens
         self._schedule_waiting(token_budget, now_s)
+        return bool(self.scheduled_prefills)
+
+    def _next_tokens(self, request: int, token_budget: int) -> int:
+        """Tokens that a prompt in progress gets of a budget."""
+        rest = self._num_tokens(request) - self.prefilling[request]
+        return min(rest, self._long_prefill_token_threshold, token_budget)
 
     def _compute(self, request: int, num_computed: int, num_new_tokens: int) -> None:
         """Take the next tokens of a prompt into the step."""
@@ -162,13 +163,30 @@ class Scheduler(DecodeBatch):
         if self.prefix_cache is not None:
             self.prefix_cache.cache(request, end)
 
-    def _schedule_running(self, free: int) -> tuple[int, bool]:
+    def _schedule_running(self, token_budget: int, free: int) -> tuple[int, bool]:
         """
         Schedule the running requests, preempting the last one while blocks are missing.
+
+        Args:
+            token_budget: what sequences that decode leave of it.
+            free: blocks.
 
         Returns:
             The token budget left, and whether waiting requests may be admitted.
         """
+        last = next(reversed(self.running))
+        if last in self.prefilling and len(self.prefilling) == 1:
+            # Usually one prompt is in progress, behind all that decode, and blocks are enough.
+            num_new_tokens = self._next_tokens(last, token_budget)
+            end, size = self.prefilling[last] + num_new_tokens, self._block_size
+            new_blocks = -(-end // size) - -(-self.prefilling[last] // size)
+            if new_blocks + self._blocks_of_next_step() <= free:
+                self._compute(last, self.prefilling[last], num_new_tokens)
+                return token_budget - num_new_tokens, True
+        return self._schedule_in_order(free)
+
+    def _schedule_in_order(self, free: int) -> tuple[int, bool]:
+        """Schedule the running requests one by one; see `_schedule_running`."""
         token_budget, preempted, size = self._max_num_batched_tokens, False, self._block_size
         offset = self.num_steps % size
         for request in list(self.running):
@@ -179,11 +197,7 @@ class Scheduler(DecodeBatch):
                 num_new_tokens = 1
                 new_blocks = 1 if -self._context_base[request] % size == offset else 0
             else:
-                num_new_tokens = min(
-                    self._num_tokens(request) - num_computed,
-                    self._long_prefill_token_threshold,
-                    token_budget,
-                )
+                num_new_tokens = self._next_tokens(request, token_budget)
                 new_blocks = -(-(num_computed + num_new_tokens) // size) - -(-num_computed // size)
             while new_blocks > free and request in self.running:
                 free += self.preempt()
@@ -226,10 +240,8 @@ class Scheduler(DecodeBatch):
             if num_blocks > self._free_blocks(request, num_blocks, decode_blocks):
                 break
             remote = request in self.remote_prefills
-            if not self._chunked_prefill and self.scheduled_prefills and not remote:
-                cached = self._requests.num_prefix_tokens[request] // size * size
-                if num_tokens - min(cached, num_tokens - 1) > token_budget:
-                    break
+            if not (self._chunked_prefill or remote) and self._overfills(request, token_budget):
+                break
             waiting.popleft()
             if self._kv_reserved_fraction:
                 self._final_blocks += self._blocks_at_end(request)
@@ -251,6 +263,12 @@ class Scheduler(DecodeBatch):
             scheduled_s = self._requests.scheduled_s
             scheduled_s[request] = min(scheduled_s[request], now_s)
             token_budget -= num_new_tokens
+
+    def _overfills(self, request: int, token_budget: int) -> bool:
+        """Say whether a whole prompt is too long for a step that holds others; known prefixes."""
+        num_tokens, size = self._num_tokens(request), self._block_size
+        cached = min(self._requests.num_prefix_tokens[request], num_tokens - 1) // size * size
+        return bool(self.scheduled_prefills) and num_tokens - cached > token_budget
 
     def _free_blocks(self, request: int, num_blocks: int, decode_blocks: int) -> int:
         """Blocks that a waiting request of *num_blocks* may take, less those kept for outputs."""

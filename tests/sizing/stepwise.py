@@ -182,7 +182,7 @@ class StepReplica:
 
     def join_arrived(self, budget: int, now: float) -> list[Job]:
         """Let pulled requests decode."""
-        joined = []
+        joined: list[Job] = []
         for job in [each for each in self.pulling if each in self.arrived]:
             if len(joined) >= budget or len(self.running) >= self.limits.max_num_seqs:
                 break
@@ -194,7 +194,7 @@ class StepReplica:
             joined.append(job)
         return joined
 
-    def admit_waiting(self, budget: int, coming: int) -> list[Job]:  # noqa: C901  (vLLM's order)
+    def admit_waiting(self, budget: int, coming: int) -> list[Job]:
         """Admit waiting requests; decoding ones need *coming* blocks that they do not have yet."""
         size, limits = self.limits.block_size, self.limits
         begun: list[Job] = []
@@ -204,10 +204,10 @@ class StepReplica:
             if not self.fits(job, coming):
                 break
             cached = min(job.prefix, job.tokens - 1) // size * size
-            if not (limits.chunked_prefill or job.must_pull):
-                if any(not self.decoding(j) for j, _ in self.scheduled):
-                    if job.tokens - cached > budget:
-                        break
+            others = any(not self.decoding(each) for each, _ in self.scheduled)
+            whole = others and not (limits.chunked_prefill or job.must_pull)
+            if whole and job.tokens - cached > budget:
+                break
             self.waiting.pop(0)
             if job.must_pull:
                 job.must_pull = False
