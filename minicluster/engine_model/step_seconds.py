@@ -83,7 +83,7 @@ class FittedStep:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTable:
     """
-    Steps of n prompt tokens and B sequences, on a grid (docs/model.md, eq. S8).
+    Steps of n prompt tokens and B sequences, on a grid (docs/model.md, eq. S9).
 
     Attributes:
         tokens: n of the grid, ascending from 0.
@@ -108,7 +108,7 @@ class TabulatedStep:
     """
     The step of a table, linear between the points of its grid.
 
-        t = M(n, B) + p a(n) + A(B) + d(B) context      (docs/model.md, eq. S8)
+        t = M(n, B) + p a(n) + A(B) + d(B) context      (docs/model.md, eq. S9)
     """
 
     __slots__ = ("_columns", "_lines", "_table")

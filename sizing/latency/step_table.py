@@ -31,7 +31,7 @@ def step_table(
     prompt_tokens: float,
 ) -> StepTable:
     """
-    Tabulate the step model (docs/model.md, eq. S8).
+    Tabulate the step model (docs/model.md, eq. S9).
 
     Args:
         machine: model, GPU, cluster, engine.
