@@ -55,7 +55,7 @@ class RowPrediction:
 
 
 def predict_row(row: MeasuredRow) -> RowPrediction:
-    """Predict one row; what cannot be is `unsupported` with the reason."""
+    """Predict one row (docs/model.md, eq. V1); what cannot be is `unsupported` with the reason."""
     try:
         config = row_config(row)
         found = _predicted(row, config)

@@ -27,7 +27,7 @@ SECONDS = ("ttft_s", "tpot_s", "ttft_p99_s", "requests_per_s")
 """Columns whose unit one can mistake."""
 STATISTICS = ("mean", "median")
 MOST = 2**22
-"""Largest count that a row may have; a larger one is a mistake, and would be simulated for hours."""
+"""Largest count that a row may have; a larger one is a mistake, and would take hours."""
 MOST_USERS = 2**14
 ROLES = {"aggregated": ("",), "disaggregated": ("prefill_", "decode_")}
 
