@@ -153,9 +153,10 @@ class DecodeBatch:
         first = self._step_s + self._per_token_s * self.context_tokens - slope
         steps = max(1, ceil(2 * after / (first + sqrt(first * first + 4 * slope * after))))
         # The root is rounded; the times at which steps end decide.
-        while self.start_s + self.steps_s(steps) < time_s:
+        start_s, steps_s = self.start_s, self.steps_s
+        while start_s + steps_s(steps) < time_s:
             steps += 1
-        while steps > 1 and self.start_s + self.steps_s(steps - 1) >= time_s:
+        while steps > 1 and start_s + steps_s(steps - 1) >= time_s:
             steps -= 1
         return steps
 
@@ -168,45 +169,48 @@ class DecodeBatch:
         """
         start_s = self.start_s
         if self.delay_s and steps > 1:
-            self._advance(1, first_s, start_s - self.delay_s, (firsts, first_s))
-            self._advance(steps - 1, seconds - first_s, start_s + first_s, (0, 0.0))
+            self._advance(1, first_s, start_s - self.delay_s, firsts * first_s, firsts)
+            self._advance(steps - 1, seconds - first_s, start_s + first_s, 0.0, 0)
         else:
-            self._advance(steps, seconds, start_s - self.delay_s, (firsts, first_s))
+            self._advance(steps, seconds, start_s - self.delay_s, firsts * first_s, firsts)
 
     def _advance(
-        self, steps: int, seconds: float, start_s: float, first: tuple[int, float]
+        self, steps: int, seconds: float, start_s: float, firsts_s: float, firsts: int
     ) -> None:
         """Count *steps* steps, of which the first may have been delayed."""
+        batch = self.batch
         self.used_blocks += self.new_blocks(steps)
-        firsts, first_s = first
-        gaps = self.batch * steps - firsts
+        gaps = batch * steps - firsts
         if gaps:
-            mean_s = (self.batch * seconds - firsts * first_s + self._delayed_s) / gaps
+            mean_s = (batch * seconds - firsts_s + self._delayed_s) / gaps
             self.gaps.append((mean_s, gaps, start_s))
         last_s = seconds if steps == 1 else seconds - self.steps_s(steps - 1)
         if self._delays:
             self._note_delays(last_s)
-        self._note_step(last_s, self._num_stretches)
+        longest_s = self._longest_s
+        if longest_s and longest_s[-1] <= last_s:
+            self._forget_shorter(last_s)
+        longest_s.append(last_s)
+        self._longest_at.append(self._num_stretches)
         self._num_stretches += 1
         self.num_steps += steps
-        self.context_tokens += self.batch * steps
+        self.context_tokens += batch * steps
 
     def _note_delays(self, step_s: float) -> None:
         """Count the gaps that delays have made longer, by who waited for them, and forget them."""
         for at, seconds in self._delays:
-            self._note_step(step_s + self.delay_s, at)
+            self._forget_shorter(step_s + self.delay_s)
+            self._longest_s.append(step_s + self.delay_s)
+            self._longest_at.append(at)
             self.delay_s -= seconds
         self._delays.clear()
         self.delay_s = self._delayed_s = 0.0
 
-    def _note_step(self, seconds: float, at: int) -> None:
-        """Note the longest step of a stretch."""
-        longest_s = self._longest_s
-        while longest_s and longest_s[-1] <= seconds:
-            longest_s.pop()
+    def _forget_shorter(self, seconds: float) -> None:
+        """Forget steps of earlier stretches that are no longer than one of *seconds* now."""
+        while self._longest_s and self._longest_s[-1] <= seconds:
+            self._longest_s.pop()
             self._longest_at.pop()
-        longest_s.append(seconds)
-        self._longest_at.append(at)
 
     def note_first_tokens(self, joined: list[int], time_s: float, *, one_step: bool) -> None:
         """Note first tokens; gaps count from the step after them."""
@@ -219,5 +223,5 @@ class DecodeBatch:
         """Write the longest step of a sequence to its row of the table."""
         at = bisect_left(self._longest_at, self._first_stretch.pop(request))
         if at < len(self._longest_s):
-            stalls = self._requests.stall_s
-            stalls[request] = max(stalls[request], self._longest_s[at])
+            longest_s, stall_s = self._longest_s[at], self._requests.stall_s
+            stall_s[request] = max(stall_s[request], longest_s)

@@ -139,8 +139,9 @@ class Replica(Scheduler):
         if self.scheduled_prefills and not self._mixed_steps:
             self.delay_batch(seconds, self.batch - len(self.newly_joined))
         elif self.batch:
-            first_s = seconds if taken == 1 else self.steps_s(1)
             firsts = len(self.newly_joined)
+            first_apart = taken > 1 and (firsts or self.delay_s)
+            first_s = self.steps_s(1) if first_apart else seconds
             if firsts:
                 one_step = taken == 1 or self.delay_s > 0
                 self.note_first_tokens(self.newly_joined, self.start_s + first_s, one_step=one_step)
@@ -190,11 +191,7 @@ class Replica(Scheduler):
             self._seconds = self._step.step_s(chunks, batch, context)
         elif self.batch:
             if self.pending_delays:
-                if self.batch > len(self.newly_joined):
-                    delay_s = self.pending_delays * self._step.join_delay_s / DELAYS_PER_REQUEST
-                    self.start_s += delay_s
-                    self.delay_batch(delay_s, self.batch - len(self.newly_joined))
-                self.pending_delays = 0
+                self._delay_step()
             self._step_s, self._per_token_s = self._step.decode_line(self.batch)
             steps = 1 if one_step else self.next_finish() - self.num_steps
             self._used_end = self.used_blocks + self.new_blocks(steps)
@@ -203,6 +200,14 @@ class Replica(Scheduler):
             self._steps = steps
             self._seconds = self.steps_s(steps)
         self.end_s = self.start_s + self._seconds
+
+    def _delay_step(self) -> None:
+        """Begin the next step later, by what coming requests take from the cores (eq. Q9)."""
+        delay_s = self.pending_delays * self._step.join_delay_s / DELAYS_PER_REQUEST
+        if delay_s and self.batch > len(self.newly_joined):
+            self.start_s += delay_s
+            self.delay_batch(delay_s, self.batch - len(self.newly_joined))
+        self.pending_delays = 0
 
     def _until_full(self, steps: int) -> int:
         """Return the steps, at least one, after which blocks run out; bisection over eq. Q3."""

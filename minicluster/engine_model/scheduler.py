@@ -225,8 +225,9 @@ class Scheduler(DecodeBatch):
                 self.used_blocks -= 1  # its first step takes this block by eq. Q3
             self.join(request, cached, self._requests.max_tokens[request])
             self.newly_joined.append(request)
-            self.pending_delays += 1
             joined += 1
+        if self._step.join_delay_s:
+            self.pending_delays += joined
         return joined
 
     def _schedule_waiting(self, token_budget: int, now_s: float) -> None:

@@ -188,7 +188,7 @@ class EventLoop:
         chosen = self._choose_decode(self._decode_loads, self._rng, self._turn)
         self.decode_of[request] = chosen
         tokens = self.requests.num_prompt_tokens[request]
-        self._decode_loads[chosen] += self._load(request, by_tokens=self._decode_by_tokens)
+        self._decode_loads[chosen] += tokens if self._decode_by_tokens else 1
         turn = self._turn
         self._turn += 1
         if not self.prefill or tokens <= self._system.local_threshold_tokens:
@@ -196,10 +196,11 @@ class EventLoop:
         else:
             at = self._choose_prefill(self._prefill_loads, self._rng, turn)
             self.prefill_of[request] = at
-            self._prefill_loads[at] += self._load(request, by_tokens=self._prefill_by_tokens)
+            self._prefill_loads[at] += tokens if self._prefill_by_tokens else 1
             replica = self.prefill[at]
-            self._delay(self.decode[chosen], now_s)
-        if replica.active or not (self._more_coming or self._held):
+            if self._interferes:
+                self._delay(self.decode[chosen], now_s)
+        if not (self._more_coming or self._held) or replica.active:
             epoch = replica.epoch
             replica.add(request, now_s)
             self._queue_end(replica, epoch)
@@ -276,7 +277,8 @@ class EventLoop:
         replica = self.decode[self.decode_of[request]]
         epoch = replica.epoch
         replica.add_remote_prefill(request, now_s)
-        replica.delay(now_s)
+        if self._interferes:
+            replica.delay(now_s)
         self._queue_end(replica, epoch)
 
     def _pull(self, request: int, now_s: float) -> None:
