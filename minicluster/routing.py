@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 
 AUTO, LEAST_TOKENS, POWER_OF_TWO = "auto", "least-tokens", "power-of-two"
+ROUND_ROBIN = "round-robin"
 
 
 class Rng(Protocol):
@@ -76,7 +77,7 @@ def power_of_two(loads: Sequence[float], rng: Rng, turn: int) -> int:  # noqa: A
     return second if loads[second] < loads[first] else first
 
 
-@routing_policy("round-robin")
+@routing_policy(ROUND_ROBIN)
 def round_robin(loads: Sequence[float], rng: Rng, turn: int) -> int:  # noqa: ARG001
     """Take the replicas in turn, whatever their loads."""
     return turn % len(loads)

@@ -46,7 +46,7 @@ KNOWN_BEFORE = (
     (
         "Known errors that are not corrected: prompts of DeepSeek-V3 and GLM-5 on SGLang lack a"
         " constant 0.1 s, or a quarter of the time; the users of some rows of silicon-internal do"
-        " not seem to start together, as the replay assumes; some rows seem to be of several"
+        " not seem to start together, as the simulation assumes; some rows seem to be of several"
         " replicas (Llama-3.1-8B-FP8 on vLLM 0.12, gpt-oss on vLLM 0.11.2)."
     ),
 )
@@ -86,6 +86,7 @@ COLUMNS = (
     "| prefix_tokens | input tokens that are in the prefix cache |",
     "| ttft_s, tpot_s, ttft_p99_s, statistic | measurements; mean or median of the first two |",
     "| max_num_batched_tokens | token budget of a step, where known |",
+    "| requests, duration_s | of an open loop: how many, or for how long; else 1,500 requests |",
     "",
 )
 

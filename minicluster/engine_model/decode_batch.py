@@ -26,14 +26,15 @@ class DecodeBatch:
         start_s: begin of the stretch in progress, or of the next one.
         used_blocks: KV blocks taken before the stretch.
         gaps: per stretch, mean gap between two tokens of a sequence, number of gaps, and start.
-        delay_s: time for which joining requests have delayed the next step (eq. Q9).
+        delay_s: time for which joining requests (eq. Q9), or steps of prompts alone (eq. Q10), have
+            delayed the next step.
     """
 
     __slots__ = (
-        "_block_offsets", "_block_size", "_context_base", "_finish_heap", "_finish_step",
-        "_first_stretch", "_longest_at", "_longest_s", "_num_stretches", "_per_token_s",
-        "_requests", "_step", "_step_s", "batch", "context_tokens", "delay_s", "gaps", "num_steps",
-        "start_s", "used_blocks",
+        "_block_offsets", "_block_size", "_context_base", "_delayed_s", "_delays", "_finish_heap",
+        "_finish_step", "_first_stretch", "_longest_at", "_longest_s", "_num_stretches",
+        "_per_token_s", "_requests", "_step", "_step_s", "batch", "context_tokens", "delay_s",
+        "gaps", "num_steps", "start_s", "used_blocks",
     )  # fmt: skip
 
     def __init__(self, requests: RequestTable, step: StepTime, block_size: int) -> None:
@@ -56,6 +57,10 @@ class DecodeBatch:
         self._first_stretch: dict[int, int] = {}
         self.num_steps = self.batch = self.context_tokens = self.used_blocks = 0
         self.start_s = self.delay_s = 0.0
+        # Delays of the next step, each with the stretch before which a sequence has joined that
+        # waits for it; and their sum over the sequences that wait.
+        self._delays: list[tuple[int, float]] = []
+        self._delayed_s = 0.0
         self.gaps: list[tuple[float, int, float]] = []
 
     def join(self, request: int, cached: int, remaining: int) -> None:
@@ -80,6 +85,20 @@ class DecodeBatch:
         self.used_blocks -= -(-cached // self._block_size)
         self._note_longest_gap(request)
         return self._finish_step.pop(request) - self.num_steps
+
+    def delay_batch(self, seconds: float, sequences: int) -> None:
+        """Let *sequences*, all that have had a token, wait *seconds* longer for their next one."""
+        if not sequences:
+            return
+        self._delays.append((self._num_stretches, seconds))
+        self._num_stretches += 1  # a sequence that joins meanwhile does not wait for this
+        self.delay_s += seconds
+        self._delayed_s += seconds * sequences
+
+    def delay_of(self, request: int) -> float:
+        """Seconds by which the next step has been delayed since a sequence joined."""
+        joined = self._first_stretch[request]
+        return sum(seconds for at, seconds in self._delays if at >= joined)
 
     def next_finish(self) -> int:
         """Return the step number at which the next sequence ends; there must be one."""
@@ -134,9 +153,10 @@ class DecodeBatch:
         first = self._step_s + self._per_token_s * self.context_tokens - slope
         steps = max(1, ceil(2 * after / (first + sqrt(first * first + 4 * slope * after))))
         # The root is rounded; the times at which steps end decide.
-        while self.start_s + self.steps_s(steps) < time_s:
+        start_s, steps_s = self.start_s, self.steps_s
+        while start_s + steps_s(steps) < time_s:
             steps += 1
-        while steps > 1 and self.start_s + self.steps_s(steps - 1) >= time_s:
+        while steps > 1 and start_s + steps_s(steps - 1) >= time_s:
             steps -= 1
         return steps
 
@@ -149,45 +169,59 @@ class DecodeBatch:
         """
         start_s = self.start_s
         if self.delay_s and steps > 1:
-            self._advance(1, first_s, start_s - self.delay_s, (firsts, first_s))
-            self.delay_s = 0.0
-            self._advance(steps - 1, seconds - first_s, start_s + first_s, (0, 0.0))
+            self._advance(1, first_s, start_s - self.delay_s, firsts * first_s, firsts)
+            self._advance(steps - 1, seconds - first_s, start_s + first_s, 0.0, 0)
         else:
-            self._advance(steps, seconds, start_s - self.delay_s, (firsts, first_s))
-            self.delay_s = 0.0
+            self._advance(steps, seconds, start_s - self.delay_s, firsts * first_s, firsts)
 
     def _advance(
-        self, steps: int, seconds: float, start_s: float, first: tuple[int, float]
+        self, steps: int, seconds: float, start_s: float, firsts_s: float, firsts: int
     ) -> None:
         """Count *steps* steps, of which the first may have been delayed."""
+        batch = self.batch
         self.used_blocks += self.new_blocks(steps)
-        firsts, first_s = first
-        gaps = self.batch * steps - firsts
+        gaps = batch * steps - firsts
         if gaps:
-            delays_s = (self.batch - firsts) * self.delay_s
-            mean_s = (self.batch * seconds - firsts * first_s + delays_s) / gaps
+            mean_s = (batch * seconds - firsts_s + self._delayed_s) / gaps
             self.gaps.append((mean_s, gaps, start_s))
         last_s = seconds if steps == 1 else seconds - self.steps_s(steps - 1)
-        last_s += self.delay_s
+        if self._delays:
+            self._note_delays(last_s)
         longest_s = self._longest_s
-        while longest_s and longest_s[-1] <= last_s:
-            longest_s.pop()
-            self._longest_at.pop()
+        if longest_s and longest_s[-1] <= last_s:
+            self._forget_shorter(last_s)
         longest_s.append(last_s)
         self._longest_at.append(self._num_stretches)
         self._num_stretches += 1
         self.num_steps += steps
-        self.context_tokens += self.batch * steps
+        self.context_tokens += batch * steps
 
-    def note_first_token(self, request: int, time_s: float, *, one_step: bool) -> None:
-        """Note a first token; gaps count from the step after it."""
-        self._requests.first_token_s[request] = time_s
-        if one_step and request in self._first_stretch:
-            self._first_stretch[request] += 1
+    def _note_delays(self, step_s: float) -> None:
+        """Count the gaps that delays have made longer, by who waited for them, and forget them."""
+        for at, seconds in self._delays:
+            self._forget_shorter(step_s + self.delay_s)
+            self._longest_s.append(step_s + self.delay_s)
+            self._longest_at.append(at)
+            self.delay_s -= seconds
+        self._delays.clear()
+        self.delay_s = self._delayed_s = 0.0
+
+    def _forget_shorter(self, seconds: float) -> None:
+        """Forget steps of earlier stretches that are no longer than one of *seconds* now."""
+        while self._longest_s and self._longest_s[-1] <= seconds:
+            self._longest_s.pop()
+            self._longest_at.pop()
+
+    def note_first_tokens(self, joined: list[int], time_s: float, *, one_step: bool) -> None:
+        """Note first tokens; gaps count from the step after them."""
+        for request in joined:
+            self._requests.first_token_s[request] = time_s
+            if one_step and request in self._first_stretch:
+                self._first_stretch[request] = self._num_stretches + 1
 
     def _note_longest_gap(self, request: int) -> None:
         """Write the longest step of a sequence to its row of the table."""
         at = bisect_left(self._longest_at, self._first_stretch.pop(request))
         if at < len(self._longest_s):
-            stalls = self._requests.stall_s
-            stalls[request] = max(stalls[request], self._longest_s[at])
+            longest_s, stall_s = self._longest_s[at], self._requests.stall_s
+            stall_s[request] = max(stall_s[request], longest_s)

@@ -11,7 +11,9 @@ from minicluster.specs.checks import not_negative, positive
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLimits:
     """
-    Settings of vLLM's scheduler.
+    Settings of an engine's scheduler, by the names of vLLM, and the rules in which engines differ.
+
+    The defaults of the rules are vLLM's where a step is scheduled when the last one has ended.
 
     Attributes:
         max_num_seqs: sequences that run at a time.
@@ -20,8 +22,11 @@ class EngineLimits:
             the null block.
         block_size: tokens of a block.
         long_prefill_token_threshold: most prompt tokens of one request in a step; 0: the budget.
-        watermark_fraction: share of the blocks that an admission leaves free while others run;
-            vLLM 0.29 has 0.
+        mixed_steps, chunked_prefill, kv_reserved_fraction: see `SchedulingRules`.
+        scheduled_ahead: the next step is scheduled while one runs: a request that arrives during a
+            step joins the one after the next.
+        wait_steps: most steps that prompts wait for others while sequences decode.
+        wait_fraction: share of the token budget that, once filled, ends the wait.
     """
 
     max_num_seqs: int
@@ -29,7 +34,12 @@ class EngineLimits:
     kv_blocks: int
     block_size: int
     long_prefill_token_threshold: int = 0
-    watermark_fraction: float = 0.0
+    mixed_steps: bool = True
+    chunked_prefill: bool = True
+    kv_reserved_fraction: float = 0.0
+    scheduled_ahead: bool = False
+    wait_steps: int = 0
+    wait_fraction: float = 0.0
 
     def __post_init__(self) -> None:
         """Check the numbers as vLLM does."""
@@ -41,7 +51,9 @@ class EngineLimits:
         )
         not_negative(
             long_prefill_token_threshold=self.long_prefill_token_threshold,
-            watermark_fraction=self.watermark_fraction,
+            kv_reserved_fraction=self.kv_reserved_fraction,
+            wait_steps=self.wait_steps,
+            wait_fraction=self.wait_fraction,
         )
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise InputError(
@@ -49,11 +61,6 @@ class EngineLimits:
                 self.max_num_batched_tokens,
                 f"at least max_num_seqs, {self.max_num_seqs}: every running sequence gets a token",
             )
-
-    @property
-    def watermark_blocks(self) -> int:
-        """Blocks that an admission leaves free while others run; vLLM counts the null block."""
-        return int(self.watermark_fraction * (self.kv_blocks + 1))
 
     @property
     def max_tokens(self) -> int:

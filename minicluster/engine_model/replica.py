@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING
 
 from minicluster.engine_model.scheduler import Scheduler
@@ -28,7 +29,10 @@ class Replica(Scheduler):
         busy_s: time spent in stretches that are over.
     """
 
-    __slots__ = ("_seconds", "_steps", "_used_end", "active", "busy_s", "end_s", "epoch")
+    __slots__ = (
+        "_began_s", "_late", "_scheduled_ahead", "_seconds", "_steps", "_used_end", "active",
+        "busy_s", "end_s", "epoch",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -45,11 +49,22 @@ class Replica(Scheduler):
         )
         self.active = False
         self.end_s = self._seconds = self.busy_s = 0.0
+        self._scheduled_ahead = limits.scheduled_ahead
+        self._late: deque[tuple[int, float]] = deque()
+        self._began_s = 0.0
         self._steps = self._used_end = 0
         self.epoch = 0
 
     def add(self, request: int, now_s: float) -> None:
         """Take a request that computes its own prompt."""
+        if self._scheduled_ahead and self.active:
+            self._late.append((request, now_s))
+            self._end_at_next_step(now_s)
+        else:
+            self._queue(request, now_s)
+
+    def _queue(self, request: int, now_s: float) -> None:
+        """Let a request wait; where it is the first one, the next step considers it."""
         self.waiting.append(request)
         if not self.active:
             self.start_stretch(now_s)
@@ -59,21 +74,27 @@ class Replica(Scheduler):
     def add_remote_prefill(self, request: int, now_s: float) -> None:
         """Take a request whose KV cache is to be pulled; see `started_pulls` for the begin."""
         self.remote_prefills.add(request)
-        decoding = self.active and not self.waiting and not self.scheduled_prefills
+        prompts = self.waiting or self._late or self.scheduled_prefills
+        decoding = self.active and not prompts
         if decoding and self._pull_fits(request):
             # Blocks are free at the next step whatever happens until then: the stretch goes on.
             num_blocks = -(-self._requests.num_prompt_tokens[request] // self._block_size)
             self._used_end += num_blocks
             self.start_pull(request, num_blocks, self._next_step_s(now_s))
         else:
-            self.add(request, now_s)
+            self._queue(request, now_s)
 
     def kv_received(self, request: int, now_s: float) -> None:
         """Note that a KV cache has arrived; its request decodes from the next step on."""
         self.kv_arrived.add(request)
         if not self.active:
             self.start_stretch(now_s)
-        elif self.scheduled_prefills or self.waiting or not self._joins_next_step(request):
+        elif (
+            self.scheduled_prefills
+            or self.waiting
+            or self._late
+            or not self._joins_next_step(request)
+        ):
             self._end_at_next_step(now_s)
         else:
             steps = 0 if now_s < self.start_s else self.steps_until(now_s)
@@ -113,13 +134,17 @@ class Replica(Scheduler):
         end_s = self.start_s + seconds
         self.busy_s += seconds
         done: list[int] = []
-        if self.batch:
-            first_s = seconds if taken == 1 else self.steps_s(1)
+        if self._scheduled_ahead:
+            self._began_s = self.start_s + (self.steps_s(taken - 1) if taken > 1 else 0.0)
+        if self.scheduled_prefills and not self._mixed_steps:
+            self.delay_batch(seconds, self.batch - len(self.newly_joined))
+        elif self.batch:
             firsts = len(self.newly_joined)
+            first_apart = taken > 1 and (firsts or self.delay_s)
+            first_s = self.steps_s(1) if first_apart else seconds
             if firsts:
-                for request in self.newly_joined:
-                    one_step = taken == 1 or self.delay_s > 0
-                    self.note_first_token(request, self.start_s + first_s, one_step=one_step)
+                one_step = taken == 1 or self.delay_s > 0
+                self.note_first_tokens(self.newly_joined, self.start_s + first_s, one_step=one_step)
                 self.newly_joined.clear()
             self.advance(taken, seconds, firsts=firsts, first_s=first_s)
             if self._finish_heap[0][0] <= self.num_steps:
@@ -137,14 +162,22 @@ class Replica(Scheduler):
     def start_stretch(self, now_s: float) -> None:
         """Begin the next stretch."""
         self.start_s = now_s
+        if self._late:
+            self._see_late(now_s)
         considered = self.schedule(now_s)
-        self._set_stretch(one_step=not considered)
+        self._set_stretch(one_step=not considered or bool(self._late))
+
+    def _see_late(self, now_s: float) -> None:
+        """Queue what had arrived when the step that begins was scheduled: as the last one began."""
+        scheduled_s = self._began_s if self.running else now_s
+        while self._late and self._late[0][1] <= scheduled_s:
+            self.waiting.append(self._late.popleft()[0])
 
     def _set_stretch(self, *, one_step: bool = False) -> None:
         """
         Compute the number of steps and the end of the stretch that starts now (eq. Q2, Q3).
 
-        *one_step*: a preemption kept waiting requests out of this step; the next one may admit.
+        *one_step*: waiting requests were kept out of this step; the next one may admit them.
         """
         self.epoch += 1
         self.active = bool(self.batch or self.scheduled_prefills)
@@ -152,14 +185,13 @@ class Replica(Scheduler):
             computed = self.prefilling
             chunks = [(new, computed[request]) for request, new in self.scheduled_prefills]
             self._steps = 1
-            self._seconds = self._step.step_s(chunks, self.batch, self.context_tokens)
+            batch, context = self.batch, self.context_tokens
+            if not self._mixed_steps:
+                batch = context = 0
+            self._seconds = self._step.step_s(chunks, batch, context)
         elif self.batch:
             if self.pending_delays:
-                if self.batch > len(self.newly_joined):
-                    delay_s = self.pending_delays * self._step.join_delay_s / DELAYS_PER_REQUEST
-                    self.start_s += delay_s
-                    self.delay_s += delay_s
-                self.pending_delays = 0
+                self._delay_step()
             self._step_s, self._per_token_s = self._step.decode_line(self.batch)
             steps = 1 if one_step else self.next_finish() - self.num_steps
             self._used_end = self.used_blocks + self.new_blocks(steps)
@@ -168,6 +200,14 @@ class Replica(Scheduler):
             self._steps = steps
             self._seconds = self.steps_s(steps)
         self.end_s = self.start_s + self._seconds
+
+    def _delay_step(self) -> None:
+        """Begin the next step later, by what coming requests take from the cores (eq. Q9)."""
+        delay_s = self.pending_delays * self._step.join_delay_s / DELAYS_PER_REQUEST
+        if delay_s and self.batch > len(self.newly_joined):
+            self.start_s += delay_s
+            self.delay_batch(delay_s, self.batch - len(self.newly_joined))
+        self.pending_delays = 0
 
     def _until_full(self, steps: int) -> int:
         """Return the steps, at least one, after which blocks run out; bisection over eq. Q3."""
@@ -205,15 +245,17 @@ class Replica(Scheduler):
             len(self.kv_arrived) == 1
             and next(iter(self.waiting_for_kv)) == request
             and len(self.running) < self._max_num_seqs
-            and self._used_end + self._watermark_blocks < self._num_blocks
+            and self._used_end < self._num_blocks
         )
 
     def _pull_fits(self, request: int) -> bool:
         """Say whether a pull can begin at the next step, whatever joins until then."""
+        if self._kv_reserved_fraction:
+            return False
         blocks = -(-self._requests.num_prompt_tokens[request] // self._block_size)
         # If that is the end of the stretch, the step after it takes its blocks first.
         step_blocks = self._block_offsets[(self.num_steps + self._steps) % self._block_size]
         return (
             len(self.running) + len(self.waiting_for_kv) < self._max_num_seqs
-            and self._used_end + step_blocks + blocks + self._watermark_blocks <= self._num_blocks
+            and self._used_end + step_blocks + blocks <= self._num_blocks
         )

@@ -1,8 +1,9 @@
-"""vLLM V1's scheduler in miniature: the requests of one engine, and those in its next step."""
+"""An engine's scheduler: its requests, and those in its next step."""
 
 from __future__ import annotations
 
 from collections import deque
+from math import ceil
 from typing import TYPE_CHECKING
 
 from minicluster.engine_model.decode_batch import DecodeBatch
@@ -16,11 +17,12 @@ if TYPE_CHECKING:
 
 class Scheduler(DecodeBatch):
     """
-    Waiting, prefilling and decoding requests of one engine (docs/model.md, eq. Q1).
+    Waiting, prefilling and decoding requests of one engine (docs/model.md, eq. Q1 and Q10).
 
-    A step takes running requests first, then requests whose KV cache has arrived from a prefill
-    replica, then waiting ones, while its token budget, sequences and KV blocks last. Every decoding
-    request takes one token of the budget; `DecodeBatch` keeps these as counts.
+    As vLLM V1 does it, a step takes running requests first, then requests whose KV cache has
+    arrived from a prefill replica, then waiting ones, while its token budget, sequences and KV
+    blocks last. Every decoding request takes one token of the budget; `DecodeBatch` keeps these as
+    counts. The rules of `EngineLimits` change that for other engines.
 
     Attributes:
         waiting: requests that have not been admitted, in order.
@@ -38,10 +40,11 @@ class Scheduler(DecodeBatch):
     """
 
     __slots__ = (
-        "_long_prefill_token_threshold", "_max_num_batched_tokens", "_max_num_seqs", "_num_blocks",
-        "_watermark_blocks", "kv_arrived", "newly_joined", "pending_delays", "prefill_only",
-        "prefilling", "prefix_cache", "remote_prefills", "running", "scheduled_prefills",
-        "started_pulls", "waiting", "waiting_for_kv",
+        "_chunked_prefill", "_final_blocks", "_kv_reserved_fraction",
+        "_long_prefill_token_threshold", "_max_num_batched_tokens", "_max_num_seqs", "_mixed_steps",
+        "_num_blocks", "_wait_steps", "_wait_tokens", "_waited", "kv_arrived", "newly_joined",
+        "pending_delays", "prefill_only", "prefilling", "prefix_cache", "remote_prefills",
+        "running", "scheduled_prefills", "started_pulls", "waiting", "waiting_for_kv",
     )  # fmt: skip
 
     def __init__(
@@ -70,7 +73,12 @@ class Scheduler(DecodeBatch):
             limits.long_prefill_token_threshold or limits.max_num_batched_tokens
         )
         self._num_blocks = limits.kv_blocks
-        self._watermark_blocks = limits.watermark_blocks
+        self._mixed_steps = limits.mixed_steps
+        self._chunked_prefill = limits.chunked_prefill
+        self._kv_reserved_fraction = 0.0 if prefill_only else limits.kv_reserved_fraction
+        self._final_blocks = 0
+        self._wait_steps, self._waited = limits.wait_steps, 0
+        self._wait_tokens = limits.wait_fraction * limits.max_num_batched_tokens
         self.prefill_only = prefill_only
         self.prefix_cache = prefix_cache
         self.waiting: deque[int] = deque()
@@ -89,27 +97,96 @@ class Scheduler(DecodeBatch):
         Choose the requests of the step that begins now.
 
         Returns:
-            Whether waiting requests were considered; after a preemption they are not.
+            Whether waiting requests were considered; after a preemption they are not, nor while
+            they wait for others.
         """
         self.scheduled_prefills.clear()
+        held = self._wait_steps > 0 and self._prompts_wait()
+        if not self._mixed_steps and not held and self._schedule_prompts(now_s):
+            return True
         token_budget, may_admit = self._max_num_batched_tokens - self.batch, True
         free = self._num_blocks - self.used_blocks
         if self.prefilling or (self.batch and free < self._blocks_of_next_step()):
-            token_budget, may_admit = self._schedule_running(free)
+            token_budget, may_admit = self._schedule_running(token_budget, free)
         if may_admit or not self.running:  # a step of nothing takes no time; the next one admits
             if self.kv_arrived:
                 token_budget -= self.schedule_arrived(token_budget)
-            if self.waiting:
+            if self.waiting and not held:
                 self._schedule_waiting(token_budget, now_s)
-        return may_admit
+        return may_admit and not held
 
-    def _schedule_running(self, free: int) -> tuple[int, bool]:
+    def _prompts_wait(self) -> bool:
+        """Say whether waiting prompts let a step pass, for others to fill the next one."""
+        decodes = self.batch > 0 and not self.prefilling
+        held = decodes and self._waited < self._wait_steps and self._prompt_fits()
+        if held:
+            tokens = self.batch + sum(map(self._num_tokens, self.waiting))
+            held = tokens < self._wait_tokens
+        self._waited = self._waited + 1 if held else 0
+        return held
+
+    def _prompt_fits(self) -> bool:
+        """Say whether the first waiting request could be admitted, and computes its own prompt."""
+        if not self.waiting or len(self.running) >= self._max_num_seqs:
+            return False
+        request = self.waiting[0]
+        if request in self.remote_prefills:
+            return False
+        num_blocks = -(-self._num_tokens(request) // self._block_size)
+        return num_blocks <= self._free_blocks(request, num_blocks, self._blocks_of_next_step())
+
+    def _schedule_prompts(self, now_s: float) -> bool:
+        """Schedule prompts alone, if there are any: first those in progress; decoding pauses."""
+        if not (self.prefilling or self.waiting):
+            return False
+        if self.kv_arrived:
+            self.schedule_arrived(self._max_num_batched_tokens - self.batch)
+        token_budget = self._max_num_batched_tokens
+        for request, num_computed in self.prefilling.items():
+            if token_budget > 0:
+                num_new_tokens = self._next_tokens(request, token_budget)
+                self._compute(request, num_computed, num_new_tokens)
+                token_budget -= num_new_tokens
+        self._schedule_waiting(token_budget, now_s)
+        return bool(self.scheduled_prefills)
+
+    def _next_tokens(self, request: int, token_budget: int) -> int:
+        """Tokens that a prompt in progress gets of a budget."""
+        rest = self._num_tokens(request) - self.prefilling[request]
+        return min(rest, self._long_prefill_token_threshold, token_budget)
+
+    def _compute(self, request: int, num_computed: int, num_new_tokens: int) -> None:
+        """Take the next tokens of a prompt into the step."""
+        size, end = self._block_size, num_computed + num_new_tokens
+        self.used_blocks += -(-end // size) - -(-num_computed // size)
+        self.scheduled_prefills.append((request, num_new_tokens))
+        if self.prefix_cache is not None:
+            self.prefix_cache.cache(request, end)
+
+    def _schedule_running(self, token_budget: int, free: int) -> tuple[int, bool]:
         """
         Schedule the running requests, preempting the last one while blocks are missing.
+
+        Args:
+            token_budget: what sequences that decode leave of it.
+            free: blocks.
 
         Returns:
             The token budget left, and whether waiting requests may be admitted.
         """
+        last = next(reversed(self.running))
+        if last in self.prefilling and len(self.prefilling) == 1:
+            # Usually one prompt is in progress, behind all that decode, and blocks are enough.
+            num_new_tokens = self._next_tokens(last, token_budget)
+            end, size = self.prefilling[last] + num_new_tokens, self._block_size
+            new_blocks = -(-end // size) - -(-self.prefilling[last] // size)
+            if new_blocks + self._blocks_of_next_step() <= free:
+                self._compute(last, self.prefilling[last], num_new_tokens)
+                return token_budget - num_new_tokens, True
+        return self._schedule_in_order(free)
+
+    def _schedule_in_order(self, free: int) -> tuple[int, bool]:
+        """Schedule the running requests one by one; see `_schedule_running`."""
         token_budget, preempted, size = self._max_num_batched_tokens, False, self._block_size
         offset = self.num_steps % size
         for request in list(self.running):
@@ -120,11 +197,7 @@ class Scheduler(DecodeBatch):
                 num_new_tokens = 1
                 new_blocks = 1 if -self._context_base[request] % size == offset else 0
             else:
-                num_new_tokens = min(
-                    self._num_tokens(request) - num_computed,
-                    self._long_prefill_token_threshold,
-                    token_budget,
-                )
+                num_new_tokens = self._next_tokens(request, token_budget)
                 new_blocks = -(-(num_computed + num_new_tokens) // size) - -(-num_computed // size)
             while new_blocks > free and request in self.running:
                 free += self.preempt()
@@ -134,21 +207,14 @@ class Scheduler(DecodeBatch):
             free -= new_blocks
             token_budget -= num_new_tokens
             if num_computed is not None:
-                self.used_blocks += new_blocks
-                self.scheduled_prefills.append((request, num_new_tokens))
-                if self.prefix_cache is not None:
-                    self.prefix_cache.cache(request, num_computed + num_new_tokens)
+                self._compute(request, num_computed, num_new_tokens)
         return token_budget, not preempted
 
     def schedule_arrived(self, token_budget: int = 1) -> int:
         """Let pulled requests decode, in the order in which their pulls began; return how many."""
         joined = 0
         for request in [each for each in self.waiting_for_kv if each in self.kv_arrived]:
-            if (
-                joined >= token_budget
-                or len(self.running) >= self._max_num_seqs
-                or not self._above_watermark()
-            ):
+            if joined >= token_budget or len(self.running) >= self._max_num_seqs:
                 break
             del self.waiting_for_kv[request]
             self.kv_arrived.discard(request)
@@ -159,16 +225,10 @@ class Scheduler(DecodeBatch):
                 self.used_blocks -= 1  # its first step takes this block by eq. Q3
             self.join(request, cached, self._requests.max_tokens[request])
             self.newly_joined.append(request)
-            self.pending_delays += 1
             joined += 1
+        if self._step.join_delay_s:
+            self.pending_delays += joined
         return joined
-
-    def _above_watermark(self) -> bool:
-        """Say whether a request that needs no block now may join those that run."""
-        if not self._watermark_blocks or not self.running:
-            return True
-        used = self.used_blocks + self._blocks_of_next_step()
-        return used + self._watermark_blocks <= self._num_blocks
 
     def _schedule_waiting(self, token_budget: int, now_s: float) -> None:
         """Admit waiting requests while tokens, sequences and blocks last."""
@@ -178,19 +238,23 @@ class Scheduler(DecodeBatch):
             request = waiting[0]
             num_tokens = self._num_tokens(request)
             num_blocks = -(-num_tokens // size)
-            watermark = self._watermark_blocks if running else 0
-            free = self._num_blocks - self.used_blocks - decode_blocks - watermark
+            if num_blocks > self._free_blocks(request, num_blocks, decode_blocks):
+                break
             remote = request in self.remote_prefills
-            if num_blocks > (free - self._reserved_blocks() if remote else free):
+            if not (self._chunked_prefill or remote) and self._overfills(request, token_budget):
                 break
             waiting.popleft()
+            if self._kv_reserved_fraction:
+                self._final_blocks += self._blocks_at_end(request)
             if remote:
                 self.start_pull(request, num_blocks, now_s)
                 continue
             cached = self._find_cached(request, num_tokens)
-            num_new_tokens = min(
-                num_tokens - cached, self._long_prefill_token_threshold, token_budget
-            )
+            num_new_tokens = num_tokens - cached
+            if self._chunked_prefill:
+                num_new_tokens = min(
+                    num_new_tokens, self._long_prefill_token_threshold, token_budget
+                )
             self.used_blocks += -(-(cached + num_new_tokens) // size)
             running[request] = None
             self.prefilling[request] = cached
@@ -200,6 +264,29 @@ class Scheduler(DecodeBatch):
             scheduled_s = self._requests.scheduled_s
             scheduled_s[request] = min(scheduled_s[request], now_s)
             token_budget -= num_new_tokens
+
+    def _overfills(self, request: int, token_budget: int) -> bool:
+        """Say whether a whole prompt is too long for a step that holds others; known prefixes."""
+        num_tokens, size = self._num_tokens(request), self._block_size
+        cached = min(self._requests.num_prefix_tokens[request], num_tokens - 1) // size * size
+        return bool(self.scheduled_prefills) and num_tokens - cached > token_budget
+
+    def _free_blocks(self, request: int, num_blocks: int, decode_blocks: int) -> int:
+        """Blocks that a waiting request of *num_blocks* may take, less those kept for outputs."""
+        used = self.used_blocks + decode_blocks
+        free = self._num_blocks - used
+        if self._kv_reserved_fraction:
+            ahead = self._final_blocks - used + self._blocks_at_end(request) - num_blocks
+            free -= ceil(self._kv_reserved_fraction * ahead)
+        if request in self.remote_prefills:
+            free -= self._reserved_blocks()
+        return free
+
+    def _blocks_at_end(self, request: int) -> int:
+        """Blocks that a request has filled when its last token is out."""
+        requests = self._requests
+        num_tokens = requests.num_prompt_tokens[request] + requests.max_tokens[request] - 1
+        return -(-num_tokens // self._block_size)
 
     def start_pull(self, request: int, num_blocks: int, now_s: float) -> None:
         """Give a request the blocks of its prompt, and begin to pull its KV cache into them."""
@@ -237,13 +324,17 @@ class Scheduler(DecodeBatch):
     def preempt(self) -> int:
         """Put the last running request back in front of the queue; return its blocks."""
         request, _ = self.running.popitem()
+        if self._kv_reserved_fraction:
+            self._final_blocks -= self._blocks_at_end(request)
         before = self.used_blocks
         num_computed = self.prefilling.pop(request, None)
         requests = self._requests
         if num_computed is None:
+            delay_s = self.delay_of(request)
             requests.num_output_tokens[request] = requests.max_tokens[request] - self.leave(request)
             if requests.num_output_tokens[request]:
-                requests.last_token_s[request] = self.start_s
+                requests.last_token_s[request] = self.start_s - delay_s
+                self._delayed_s -= delay_s
             elif request in self.newly_joined:
                 self.newly_joined.remove(request)
         else:
@@ -292,6 +383,8 @@ class Scheduler(DecodeBatch):
         requests = self._requests
         for request in finished:
             del self.running[request]
+            if self._kv_reserved_fraction:
+                self._final_blocks -= self._blocks_at_end(request)
             requests.finished_s[request] = end_s
             num_tokens = requests.num_prompt_tokens[request] + requests.max_tokens[request]
             self.free_to_cache(request, num_tokens - 1)

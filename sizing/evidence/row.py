@@ -27,7 +27,7 @@ SECONDS = ("ttft_s", "tpot_s", "ttft_p99_s", "requests_per_s")
 """Columns whose unit one can mistake."""
 STATISTICS = ("mean", "median")
 MOST = 2**22
-"""Largest count that a row may have; a larger one is a mistake, and would be replayed for hours."""
+"""Largest count that a row may have; a larger one is a mistake, and would take hours."""
 MOST_USERS = 2**14
 ROLES = {"aggregated": ("",), "disaggregated": ("prefill_", "decode_")}
 
@@ -55,6 +55,7 @@ class MeasuredRow:
         prefix_tokens: of `isl`, already in the prefix cache.
         statistic: what the measured times are: `mean` or `median`.
         token_budget: tokens a step may hold, where known.
+        num_requests: of an open loop, where known.
     """
 
     place: str
@@ -79,6 +80,7 @@ class MeasuredRow:
     tpot_s: float | None
     ttft_p99_s: float | None
     token_budget: int | None
+    num_requests: int | None = None
 
     @property
     def configuration(self) -> str:
@@ -142,12 +144,22 @@ def row_from(cells: Mapping[str, str], place: str, surplus: object = None) -> Me
         tpot_s=line.measured("tpot_s"),
         ttft_p99_s=line.measured("ttft_p99_s"),
         token_budget=line.count("max_num_batched_tokens", default=0, least=0) or None,
+        num_requests=_num_requests(line, amount) if load == "open" else None,
     )
     if row.length_jitter >= 1:
         raise line.error("length_jitter", "0 or more and below 1")
     if row.prefix_tokens >= row.isl:
         raise line.error("prefix_tokens", f"fewer than isl = {row.isl}")
     return row
+
+
+def _num_requests(line: _Line, requests_per_s: float) -> int | None:
+    """Requests of an open loop: counted, or as many as its duration gave; `None`: unknown."""
+    counted = line.count("requests", default=0, least=0)
+    if counted:
+        return counted
+    duration_s = line.number("duration_s", default=0.0, least=0.0)
+    return min(MOST, math.ceil(duration_s * requests_per_s)) or None
 
 
 def _groups(line: _Line) -> tuple[Group, ...]:

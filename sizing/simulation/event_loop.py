@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections import deque
 from heapq import heappop, heappush
 from math import inf
 from typing import TYPE_CHECKING, Any
@@ -100,8 +99,8 @@ class EventLoop:
         self._prefill_by_tokens = counts_tokens(system.prefill_policy)
         self._decode_loads = [0] * len(self.decode)
         self._prefill_loads = [0] * len(self.prefill)
-        self._num_ongoing = [0] * len(self.decode)
-        self._ingress: deque[int] = deque()
+        self._more_coming = False
+        self._held: dict[Replica, None] = {}
         self._index = {replica: at for at, replica in enumerate(self.decode)}
         self._index.update({replica: at for at, replica in enumerate(self.prefill)})
 
@@ -151,7 +150,7 @@ class EventLoop:
         arriving = iter(self._unchained)
         coming = next(arriving, -1)
         coming_s = self.due_s[coming] + request_s if coming >= 0 else inf
-        take = (self._route_to_decode, self._pull, self._pulled)
+        take = (self._arrive, self._pull, self._pulled)
         replicas = len(self.decode) + len(self.prefill)
         every = max(1, len(self.requests) // max(1, min(SAMPLES, SAMPLED_REPLICAS // replicas)))
         for _ in range(self._events_left):
@@ -166,9 +165,11 @@ class EventLoop:
                     self._sample(coming_s)
                     if progress is not None:
                         progress(coming)
-                self._route_to_decode(coming, coming_s)
+                request, now_s = coming, coming_s
                 coming = next(arriving, -1)
                 coming_s = self.due_s[coming] + request_s if coming >= 0 else inf
+                self._more_coming = coming_s == now_s
+                self._route_to_decode(request, now_s)
             else:
                 return
         raise NegativeAnswer(
@@ -176,23 +177,18 @@ class EventLoop:
             " another again and again; give the decode pool more KV cache or fewer sequences"
         )
 
-    def _route_to_decode(self, request: int, now_s: float) -> None:
-        """Choose a decode replica with a free slot, or wait at the ingress for one."""
-        chosen = self._choose_decode(self._decode_loads, self._rng, self._turn)
-        limit = self._system.decode.max_ongoing_requests
-        if limit is not None and self._num_ongoing[chosen] >= limit:
-            chosen = min(range(len(self._num_ongoing)), key=self._num_ongoing.__getitem__)
-            if self._num_ongoing[chosen] >= limit:
-                self._ingress.append(request)
-                return
-        self._send(request, chosen, now_s)
+    def _arrive(self, request: int, now_s: float) -> None:
+        """Route a request that waited for another one."""
+        heap = self._heap
+        self._more_coming = bool(heap) and heap[0][:2] == (now_s, ARRIVAL)
+        self._route_to_decode(request, now_s)
 
-    def _send(self, request: int, chosen: int, now_s: float) -> None:
-        """Hold a slot of the decode replica, and compute the prompt there or in the other pool."""
+    def _route_to_decode(self, request: int, now_s: float) -> None:
+        """Choose a decode replica, and compute the prompt there or in the other pool."""
+        chosen = self._choose_decode(self._decode_loads, self._rng, self._turn)
         self.decode_of[request] = chosen
         tokens = self.requests.num_prompt_tokens[request]
-        self._num_ongoing[chosen] += 1
-        self._decode_loads[chosen] += self._load(request, by_tokens=self._decode_by_tokens)
+        self._decode_loads[chosen] += tokens if self._decode_by_tokens else 1
         turn = self._turn
         self._turn += 1
         if not self.prefill or tokens <= self._system.local_threshold_tokens:
@@ -200,12 +196,27 @@ class EventLoop:
         else:
             at = self._choose_prefill(self._prefill_loads, self._rng, turn)
             self.prefill_of[request] = at
-            self._prefill_loads[at] += self._load(request, by_tokens=self._prefill_by_tokens)
+            self._prefill_loads[at] += tokens if self._prefill_by_tokens else 1
             replica = self.prefill[at]
-            self._delay(self.decode[chosen], now_s)
-        epoch = replica.epoch
-        replica.add(request, now_s)
-        self._queue_end(replica, epoch)
+            if self._interferes:
+                self._delay(self.decode[chosen], now_s)
+        if not (self._more_coming or self._held) or replica.active:
+            epoch = replica.epoch
+            replica.add(request, now_s)
+            self._queue_end(replica, epoch)
+        else:
+            replica.waiting.append(request)
+            self._held[replica] = None
+        if self._held and not self._more_coming:
+            self._start_held(now_s)
+
+    def _start_held(self, now_s: float) -> None:
+        """Start idle replicas once all requests of this moment are there: they share a step."""
+        for replica in self._held:
+            epoch = replica.epoch
+            replica.start_stretch(now_s)
+            self._queue_end(replica, epoch)
+        self._held.clear()
 
     def _load(self, request: int, *, by_tokens: bool) -> int:
         """Load of a request in a policy's unit: its prompt tokens, or one request."""
@@ -266,7 +277,8 @@ class EventLoop:
         replica = self.decode[self.decode_of[request]]
         epoch = replica.epoch
         replica.add_remote_prefill(request, now_s)
-        replica.delay(now_s)
+        if self._interferes:
+            replica.delay(now_s)
         self._queue_end(replica, epoch)
 
     def _pull(self, request: int, now_s: float) -> None:
@@ -293,8 +305,7 @@ class EventLoop:
         self._queue_end(source, epoch)
 
     def _finished(self, request: int, at: int, now_s: float) -> None:
-        """Free the slot; queue the next request of a conversation, and admit one at the ingress."""
-        self._num_ongoing[at] -= 1
+        """Take the request off its replica's load; queue the next one of its conversation."""
         self._decode_loads[at] -= self._load(request, by_tokens=self._decode_by_tokens)
         if request in self._next:
             follower, think_s = self._next[request]
@@ -302,8 +313,6 @@ class EventLoop:
             self._serial += 1
             due_s = now_s + think_s + self._system.path.request_s
             heappush(self._heap, (due_s, ARRIVAL, self._serial, follower, 0))
-        if self._ingress:
-            self._send(self._ingress.popleft(), at, now_s)
 
     def _sample(self, now_s: float) -> None:
         self.samples.append(
@@ -311,12 +320,11 @@ class EventLoop:
                 now_s,
                 [
                     (
-                        sum(len(replica.waiting) for replica in pool)
-                        + (at == 0) * len(self._ingress),
+                        sum(len(replica.waiting) for replica in pool),
                         sum(len(replica.running) for replica in pool),
                         sum(replica.used_blocks for replica in pool),
                     )
-                    for at, pool in enumerate((self.decode, self.prefill))
+                    for pool in (self.decode, self.prefill)
                 ],
             )
         )

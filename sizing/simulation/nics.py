@@ -36,8 +36,6 @@ class NicQueues:
             self._met.add((source, target))
             extra_s += path.handshake_s
         wire_s = tokens * path.transfer_per_token_s
-        if path.nics == "free":
-            return now_s + wire_s + extra_s
         start_s = max(now_s, self._free_out[source], self._free_in[target])
         self._free_out[source] = self._free_in[target] = start_s + wire_s
         return start_s + wire_s + extra_s

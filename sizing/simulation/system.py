@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from minicluster.engine_model.limits import EngineLimits
 from minicluster.engine_model.step_seconds import StepTime
 from minicluster.errors import InputError
-from minicluster.specs.checks import not_negative, one_of, positive
+from minicluster.specs.checks import not_negative, positive
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,20 +16,17 @@ class SimulatedPool:
     Equal replicas of one role.
 
     Attributes:
-        max_ongoing_requests: most requests of one replica, waiting ones included; `None`: any
-            number, as `serving` deploys.
         prefix_cache: a replica finds earlier turns of a conversation and blocks of equal content.
     """
 
     replicas: int
     limits: EngineLimits
     step: StepTime
-    max_ongoing_requests: int | None = None
     prefix_cache: bool = False
 
     def __post_init__(self) -> None:
         """Check counts, and that a step takes time: else nothing ever passes."""
-        positive(replicas=self.replicas, max_ongoing_requests=self.max_ongoing_requests)
+        positive(replicas=self.replicas)
         if not (self.step.decode_line(1)[0] > 0 and self.step.step_s([(1, 0)], 0, 0) > 0):
             raise InputError("step_model", 0.0, "steps that take more than 0 seconds")
 
@@ -42,16 +39,15 @@ class Path:
     Attributes:
         request_s: ingress and routing, before the decode replica is chosen.
         transfer_base_s: fixed part of a pull, which holds no NIC.
-        transfer_per_token_s: part of a pull per token, which holds the NICs of both replicas.
+        transfer_per_token_s: part of a pull per token, which holds the NICs of both replicas: they
+            carry one pull at a time, in order.
         handshake_s: additional part of the first pull between two replicas.
-        nics: `fifo`: a replica's NICs carry one pull at a time, in order; `free`: no contention.
     """
 
     request_s: float = 0.0
     transfer_base_s: float = 0.0
     transfer_per_token_s: float = 0.0
     handshake_s: float = 0.0
-    nics: str = "fifo"
 
     def __post_init__(self) -> None:
         """Check signs."""
@@ -61,7 +57,6 @@ class Path:
             transfer_per_token_s=self.transfer_per_token_s,
             handshake_s=self.handshake_s,
         )
-        one_of(("fifo", "free"), nics=self.nics)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -59,9 +60,75 @@ class StepReplica:
         self.history: list[list[tuple[int, int]]] = []
         self.preempted: list[list[int]] = []
         self.empty: list[int] = []
+        self.late: list[tuple[Job, float]] = []
+        self.began_s = 0.0
+        self.waited = 0
 
-    def schedule(self, now: float) -> list[Job]:  # noqa: C901  (vLLM's order, in one piece)
+    def arrive(self, job: Job, now: float) -> None:
+        """Queue a request; while a step runs, the next one may be scheduled already."""
+        if self.limits.scheduled_ahead and self.end_s is not None:
+            self.late.append((job, now))
+        else:
+            self.waiting.append(job)
+
+    def hold(self) -> bool:
+        """Say whether prompts wait for others to fill the next step."""
+        limits = self.limits
+        tokens = len(self.running) + sum(job.tokens for job in self.waiting)
+        held = (
+            bool(self.waiting and self.running)
+            and not self.waiting[0].must_pull
+            and all(self.decoding(job) for job in self.running)
+            and len(self.running) < limits.max_num_seqs
+            and self.fits(self.waiting[0], self.coming())
+            and self.waited < limits.wait_steps
+            and tokens < limits.wait_fraction * limits.max_num_batched_tokens
+        )
+        self.waited = self.waited + 1 if held else 0
+        return held
+
+    def reserved(self, job: Job, taken: int) -> int:
+        """Blocks that a request will take beyond *taken*, as far as the engine reserves them."""
+        last = blocks(job.prompt + job.outputs - 1, self.limits.block_size)
+        return last - taken
+
+    def schedule(self, now: float) -> list[Job]:
         """Begin a step; return the requests whose pull begins with it."""
+        seen = self.began_s if self.running else now
+        while self.late and self.late[0][1] <= seen:
+            self.waiting.append(self.late.pop(0)[0])
+        self.began_s = now
+        held = self.hold()
+        begun: list[Job] = []
+        self.scheduled = []
+        prompts = bool(self.waiting) or not all(self.decoding(job) for job in self.running)
+        if not self.limits.mixed_steps and prompts and not held:
+            self.join_arrived(self.limits.max_num_batched_tokens - len(self.running), now)
+            begun = self.prompts_alone(now)
+        if not self.scheduled:
+            begun += self.mixed(now, held=held)
+        return begun
+
+    def prompts_alone(self, now: float) -> list[Job]:
+        """Begin a step of prompts, if there are any: chunks first."""
+        limits = self.limits
+        budget = limits.max_num_batched_tokens
+        for job in self.running:
+            if not self.decoding(job) and budget > 0:
+                new = min(job.tokens - job.computed, budget)
+                new = min(new, limits.long_prefill_token_threshold or new)
+                self.take(job, blocks(job.computed + new, limits.block_size) - job.held)
+                self.scheduled.append((job, new))
+                budget -= new
+        begun = self.admit_waiting(budget, self.coming())
+        for job, _ in self.scheduled:
+            job.times.setdefault("admitted", now)
+        if self.scheduled:
+            self.end_s = now + self.step.step_s([(n, j.computed) for j, n in self.scheduled], 0, 0)
+        return begun
+
+    def mixed(self, now: float, *, held: bool) -> list[Job]:  # noqa: C901  (vLLM's order)
+        """Begin a step as vLLM does."""
         size, limits = self.limits.block_size, self.limits
         budget = limits.max_num_batched_tokens
         threshold = limits.long_prefill_token_threshold
@@ -86,7 +153,7 @@ class StepReplica:
             at += 1
         begun: list[Job] = []
         if not victims:
-            begun = self.admit(budget, now)
+            begun = self.admit(budget, now, held=held)
         for job, _ in self.scheduled:
             if not self.decoding(job):
                 job.times.setdefault("admitted", now)
@@ -95,7 +162,7 @@ class StepReplica:
         self.end_s = None
         if victims and not self.scheduled:
             self.empty = [job.number for job in victims]
-            return begun + self.schedule(now)  # a step of nothing takes no time
+            return begun + self.mixed(now, held=False)  # a step of nothing takes no time
         if self.scheduled:
             self.history.append([(job.number, new) for job, new in self.scheduled])
             self.preempted.append(self.empty + [job.number for job in victims])
@@ -107,33 +174,39 @@ class StepReplica:
         """Say whether a request gets its tokens one by one now."""
         return "join" in job.times
 
-    def admit(self, budget: int, now: float) -> list[Job]:  # noqa: C901  (likewise)
+    def admit(self, budget: int, now: float, *, held: bool) -> list[Job]:
         """Admit arrived pulls, then waiting requests."""
-        size, limits = self.limits.block_size, self.limits
+        joined = self.join_arrived(budget, now)
+        self.scheduled += [(job, 1) for job in joined]
+        return [] if held else self.admit_waiting(budget - len(joined), 0)
+
+    def join_arrived(self, budget: int, now: float) -> list[Job]:
+        """Let pulled requests decode."""
+        joined: list[Job] = []
         for job in [each for each in self.pulling if each in self.arrived]:
-            if budget <= 0 or len(self.running) >= limits.max_num_seqs:
-                return []
-            if self.running and self.free < limits.watermark_blocks:
-                return []
+            if len(joined) >= budget or len(self.running) >= self.limits.max_num_seqs:
+                break
             self.pulling.remove(job)
             self.arrived.remove(job)
             job.computed = job.prompt - 1
             job.times["join"] = now
             self.running.append(job)
-            self.scheduled.append((job, 1))
-            budget -= 1
+            joined.append(job)
+        return joined
+
+    def admit_waiting(self, budget: int, coming: int) -> list[Job]:
+        """Admit waiting requests; decoding ones need *coming* blocks that they do not have yet."""
+        size, limits = self.limits.block_size, self.limits
         begun: list[Job] = []
         while self.waiting and budget > 0 and len(self.running) < limits.max_num_seqs:
             job = self.waiting[0]
-            spare = self.free - (limits.watermark_blocks if self.running else 0)
             need = blocks(job.tokens, size)
-            if job.must_pull:
-                spare -= sum(
-                    blocks(each.tokens, size) - each.held
-                    for each in self.running
-                    if not self.decoding(each)
-                )
-            if need > spare:
+            if not self.fits(job, coming):
+                break
+            cached = min(job.prefix, job.tokens - 1) // size * size
+            others = any(not self.decoding(each) for each, _ in self.scheduled)
+            whole = others and not (limits.chunked_prefill or job.must_pull)
+            if whole and job.tokens - cached > budget:
                 break
             self.waiting.pop(0)
             if job.must_pull:
@@ -142,15 +215,36 @@ class StepReplica:
                 self.pulling.append(job)
                 begun.append(job)
                 continue
-            job.computed = min(job.prefix, job.tokens - 1) // size * size
-            new = min(job.tokens - job.computed, budget)
-            if limits.long_prefill_token_threshold:
-                new = min(new, limits.long_prefill_token_threshold)
+            job.computed = cached
+            new = job.tokens - job.computed
+            if limits.chunked_prefill:
+                new = min(new, budget, limits.long_prefill_token_threshold or new)
             self.take(job, blocks(job.computed + new, size))
             self.running.append(job)
             self.scheduled.append((job, new))
             budget -= new
         return begun
+
+    def coming(self) -> int:
+        """Blocks that decoding requests take in the next step."""
+        decoding = [job for job in self.running if self.decoding(job)]
+        return sum(blocks(j.computed + 1, self.limits.block_size) - j.held for j in decoding)
+
+    def fits(self, job: Job, coming: int) -> bool:
+        """Say whether a waiting request finds room beside the others, *coming* blocks theirs."""
+        size, fraction = self.limits.block_size, self.limits.kv_reserved_fraction
+        spare, need = self.free - coming, blocks(job.tokens, size)
+        if fraction and not self.prefill_only:
+            holding = [*self.running, *self.pulling]
+            ahead = sum(self.reserved(each, each.held) for each in holding) - coming
+            spare -= math.ceil(fraction * (ahead + self.reserved(job, need)))
+        if job.must_pull:
+            spare -= sum(
+                blocks(each.tokens, size) - each.held
+                for each in self.running
+                if not self.decoding(each)
+            )
+        return need <= spare
 
     def take(self, job: Job, need: int) -> None:
         """Give blocks to a request."""
@@ -215,7 +309,7 @@ class StepTandem:
         )
         self.events: list[tuple[float, int, int, object]] = []
         self.serial = self.turn = 0
-        self.ingress: list[Job] = []
+        self.held: list[StepReplica] = []
         self.out_free = [0.0] * len(self.prefill)
         self.in_free = [0.0] * len(self.decode)
         self.met: set[tuple[int, int]] = set()
@@ -246,23 +340,12 @@ class StepTandem:
             self.put(replica.end_s, 3, replica)
 
     def land(self, job: Job, now: float) -> None:
-        """Choose the decode replica."""
+        """Choose the replicas."""
         by_tokens = counts_tokens(self.system.decode_policy)
         held = [[j for j in self.jobs if j.decode == d and "finish" not in j.times]
                 for d in range(len(self.decode))]  # fmt: skip
         loads = [sum(j.prompt if by_tokens else 1 for j in jobs) for jobs in held]
         at = chooser(self.system.decode_policy)(loads, self.rng, self.turn)
-        limit = self.system.decode.max_ongoing_requests
-        if limit is not None and len(held[at]) >= limit:
-            counts = [len(jobs) for jobs in held]
-            at = counts.index(min(counts))
-            if counts[at] >= limit:
-                self.ingress.append(job)
-                return
-        self.send(job, at, now)
-
-    def send(self, job: Job, at: int, now: float) -> None:
-        """Choose the prefill replica."""
         job.decode = at
         turn = self.turn
         self.turn += 1
@@ -276,9 +359,13 @@ class StepTandem:
             ]  # fmt: skip
             job.prefill = chooser(self.system.prefill_policy)(loads, self.rng, turn)
             replica = self.prefill[job.prefill]
-        replica.waiting.append(job)
-        if replica.end_s is None:
-            self.begin(replica, now)
+        replica.arrive(job, now)
+        if replica.end_s is None and replica not in self.held:
+            self.held.append(replica)
+        if not any(event[:2] == (now, 0) for event in self.events):
+            for each in self.held:
+                self.begin(each, now)
+            self.held.clear()
 
     def step_end(self, replica: StepReplica, now: float) -> None:
         """End a step, begin the next, pass on what is done."""
@@ -307,8 +394,6 @@ class StepTandem:
                     wait = 0.0 if think is None else float(think[follower.number])
                     follower.times["due"] = now + wait
                     self.put(now + wait + self.system.path.request_s, 0, follower)
-        if self.ingress:
-            self.send(self.ingress.pop(0), job.decode, now)
 
     def pull(self, job: Job, now: float) -> None:
         """Move the KV cache."""
@@ -317,9 +402,7 @@ class StepTandem:
         pair = (job.prefill, job.decode)
         extra = path.transfer_base_s + (path.handshake_s if pair not in self.met else 0.0)
         self.met.add(pair)
-        start = now
-        if path.nics == "fifo":
-            start = max(now, self.out_free[job.prefill], self.in_free[job.decode])
+        start = max(now, self.out_free[job.prefill], self.in_free[job.decode])
         end = start + job.prompt * path.transfer_per_token_s
         self.out_free[job.prefill] = self.in_free[job.decode] = end
         self.put(end + extra, 2, job)

@@ -1,11 +1,9 @@
-"""Predictions of rows: the step table against the step model, engines, memory, split pools."""
+"""Predictions of rows: engines, memory, split pools."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import product
 
-import numpy as np
 import pytest
 
 from minicluster.errors import InputError
@@ -14,8 +12,7 @@ from sizing.cli.common import read_inputs
 from sizing.evidence.prediction import predict_row
 from sizing.evidence.row import MeasuredRow, row_from
 from sizing.evidence.row_config import nearest_engine, row_config
-from sizing.evidence.steps import step_table
-from sizing.latency.load import StepLoad, decode_load
+from sizing.latency.load import decode_load
 from sizing.latency.step import step_s
 from sizing.planner.error_model import interval_around, validation
 
@@ -34,24 +31,6 @@ SPLIT = {
 def row(**cells: str) -> MeasuredRow:
     """Return a row of eight H100, some cells changed."""
     return row_from(CELLS | cells, "rows.csv:2")
-
-
-def test_the_table_is_the_step_model() -> None:
-    """Between grid points, for chunks, batches and contexts, it is within 3 % of it."""
-    config, slicing = row_config(row()), row().groups[0].slicing
-    table = step_table(config.machine, slicing, max_sequences=256, max_context=16384)
-    for n, p, b, s in product((0, 37, 900, 6000), (0, 3000), (0, 5, 77, 200), (300, 5000, 15000)):
-        if not n and not b:
-            continue
-        load = StepLoad(
-            prompts=np.array(float(n > 0)),
-            prompt_tokens=np.array(float(n)),
-            cached_tokens=np.array(float(p)),
-            sequences=np.array(float(b)),
-            context_tokens=np.array(float(s)),
-        )
-        exact = float(step_s(config.machine, load, slicing=slicing))
-        assert table.seconds(n, p, b, s) == pytest.approx(exact, rel=0.03), (n, p, b, s)
 
 
 def test_one_user_waits_for_nobody() -> None:

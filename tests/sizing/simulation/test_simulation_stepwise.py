@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -34,7 +36,19 @@ def step(rng: np.random.Generator) -> FittedStep:
     )
 
 
-def pool(rng: np.random.Generator, *, longest: int, tight: bool) -> SimulatedPool:
+def rules(rng: np.random.Generator) -> dict[str, Any]:
+    """Draw what engines schedule differently."""
+    return {
+        "mixed_steps": bool(rng.random() < 0.5),
+        "chunked_prefill": bool(rng.random() < 0.5),
+        "kv_reserved_fraction": float(rng.choice([0.0, 0.5, 1.0])),
+        "scheduled_ahead": bool(rng.random() < 0.5),
+        "wait_steps": int(rng.choice([0, 3])),
+        "wait_fraction": 0.9,
+    }
+
+
+def pool(rng: np.random.Generator, *, longest: int, tight: bool, other: bool) -> SimulatedPool:
     """Draw a pool; *tight*: the KV cache holds little more than the longest request."""
     size = int(rng.choice([1, 2, 4, 16]))
     seqs = int(rng.integers(1, 9))
@@ -45,16 +59,12 @@ def pool(rng: np.random.Generator, *, longest: int, tight: bool) -> SimulatedPoo
         kv_blocks=needed + int(rng.integers(1, needed + 2)) if tight else 20 * needed,
         block_size=size,
         long_prefill_token_threshold=int(rng.choice([0, 0, 7])),
-        watermark_fraction=float(rng.choice([0.0, 0.0, 0.05])),
+        **(rules(rng) if other else {}),
     )
-    limited = int(rng.integers(1, 10)) if rng.random() < 0.3 else None
-    return SimulatedPool(
-        replicas=int(rng.integers(1, 4)), limits=limits, step=step(rng),
-        max_ongoing_requests=limited,
-    )  # fmt: skip
+    return SimulatedPool(replicas=int(rng.integers(1, 4)), limits=limits, step=step(rng))
 
 
-def case(seed: int, *, split: bool, tight: bool) -> tuple[System, Arrivals]:
+def case(seed: int, *, split: bool, tight: bool, other: bool) -> tuple[System, Arrivals]:
     """Draw a system and its requests."""
     rng = np.random.default_rng(seed)
     count = int(rng.integers(1, 40))
@@ -62,14 +72,13 @@ def case(seed: int, *, split: bool, tight: bool) -> tuple[System, Arrivals]:
     policies = ["power-of-two", "round-robin", "least-tokens", "random"]
     longest = int((prompts + outputs).max())
     system = System(
-        decode=pool(rng, longest=longest, tight=tight),
-        prefill=pool(rng, longest=longest, tight=tight) if split else None,
+        decode=pool(rng, longest=longest, tight=tight, other=other),
+        prefill=pool(rng, longest=longest, tight=tight, other=other) if split else None,
         path=Path(
             request_s=float(rng.choice([0.0, 0.003])),
             transfer_base_s=float(rng.uniform(0, 0.02)),
             transfer_per_token_s=float(rng.uniform(0, 1e-3)),
             handshake_s=float(rng.choice([0.0, 0.05])),
-            nics=str(rng.choice(["fifo", "free"])),
         ),
         decode_policy=str(rng.choice(policies)),
         prefill_policy=str(rng.choice(policies)),
@@ -90,9 +99,9 @@ def case(seed: int, *, split: bool, tight: bool) -> tuple[System, Arrivals]:
     )
 
 
-def compare(seed: int, *, split: bool, tight: bool) -> int:
+def compare(seed: int, *, split: bool, tight: bool, other: bool) -> int:
     """Run both; return how many requests were preempted."""
-    system, arrivals = case(seed, split=split, tight=tight)
+    system, arrivals = case(seed, split=split, tight=tight, other=other)
     fast = EventLoop(system, arrivals, seed=seed)
     fast.run()
     slow = StepTandem(system, arrivals, seed=seed)
@@ -128,7 +137,12 @@ def compare(seed: int, *, split: bool, tight: bool) -> int:
 
 @pytest.mark.parametrize("tight", [False, True], ids=["roomy", "tight"])
 @pytest.mark.parametrize("split", [False, True], ids=["aggregated", "split"])
-def test_same_times_as_step_by_step(split: bool, tight: bool) -> None:  # noqa: FBT001
+@pytest.mark.parametrize("other", [False, True], ids=["vLLM", "other rules"])
+def test_same_times_as_step_by_step(
+    split: bool,  # noqa: FBT001
+    tight: bool,  # noqa: FBT001
+    other: bool,  # noqa: FBT001
+) -> None:
     """Every time of every request is that of the plain simulator, to 1e-9."""
-    preemptions = sum(compare(seed, split=split, tight=tight) for seed in range(150))
+    preemptions = sum(compare(seed, split=split, tight=tight, other=other) for seed in range(150))
     assert (preemptions > 100) == tight

@@ -91,7 +91,6 @@ def drawn(seed: int, kind: str) -> dict[str, Any]:
         kv_blocks=needed + int(rng.integers(1, needed + 2)) if tight else 20 * needed + 50,
         block_size=size,
         long_prefill_token_threshold=int(rng.choice([0, 0, 9])),
-        watermark_fraction=float(rng.choice([0.0, 0.0, 0.06])),
     )
     step = StepCoefficients(
         base_s=float(rng.uniform(1e-3, 5e-3)), stream_s=1e-3,

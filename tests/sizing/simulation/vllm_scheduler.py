@@ -94,7 +94,6 @@ class Engine:
                 enable_chunked_prefill=True,
                 is_encoder_decoder=False,
                 async_scheduling=False,
-                watermark=limits["watermark_fraction"],
             ),
             cache_config=cache,
         )
