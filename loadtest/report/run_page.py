@@ -24,6 +24,7 @@ from loadtest.report.table import (
 from minicluster.pages.figure import BLUE, ORANGE
 from minicluster.pages.latency import LatencyCurve, latency_distribution
 from minicluster.pages.page import ChartRow, DataTable, FactTable, Page, Section, Text, Tile
+from minicluster.phases import label
 from minicluster.stats.quantiles import LEVELS
 from minicluster.units import seconds
 from minicluster.workload.samples import OUTCOMES
@@ -134,7 +135,7 @@ def _phases(verdict: Verdict) -> Iterator[Section]:
         return
     rows = tuple(
         (
-            row.name,
+            label(row.name),
             seconds(row.predicted_s),
             seconds(row.measured_s),
             f"{1000 * row.difference_s:+z.1f} ms",

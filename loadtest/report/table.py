@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
+from minicluster.phases import label
 from minicluster.units import seconds
 from minicluster.workload.samples import OUTCOMES
 
@@ -156,11 +157,11 @@ def phases_text(verdict: Verdict) -> str | None:
     if phases is None:
         return None
     rows = ", ".join(
-        f"{row.name} {1000 * row.predicted_s:.1f}/{1000 * row.measured_s:.1f} ms"
+        f"{label(row.name)} {1000 * row.predicted_s:.1f}/{1000 * row.measured_s:.1f} ms"
         for row in phases.rows
     )
     return (
-        f"phases predicted/measured: {rows}; {phases.explains} explains "
+        f"phases predicted/measured: {rows}; {label(phases.explains)} explains "
         f"{phases.share_fraction:.0%} of the difference"
     )
 

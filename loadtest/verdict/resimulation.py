@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from minicluster.command import find_command
 from minicluster.errors import MiniclusterError
+from minicluster.phases import TTFT_PHASES
 from minicluster.workload.request_outcome import turned_away
 from minicluster.workload.schedule import ScheduledRequest, write_schedule
 
@@ -32,7 +33,7 @@ class PredictedRequest:
 
     Attributes:
         longest_stall_s: the longest gap between two tokens.
-        phases_s: the TTFT by phase, in the order of the system.
+        phases_s: by `minicluster.phases.TTFT_PHASES`.
     """
 
     ttft_s: float
@@ -129,14 +130,13 @@ def _as_sent(
 def _read(rows: Path, summary: dict[str, Any], indices: Sequence[int]) -> Resimulation:
     with rows.open(encoding="utf-8", newline="") as file:
         table = list(csv.DictReader(file))
-    names = list(summary["ttft_parts_s"])
     requests = {
         index: PredictedRequest(
             ttft_s=float(row["ttft_s"]),
             tpot_s=float(row["tpot_s"]) if row["tpot_s"] else None,
             e2e_s=float(row["e2e_s"]),
             longest_stall_s=float(row["longest_stall_s"]),
-            phases_s={name: float(row[f"{name.replace(' ', '_')}_s"]) for name in names},
+            phases_s={name: float(row[f"{name}_s"]) for name in TTFT_PHASES},
         )
         for index, row in zip(indices, table, strict=True)
     }

@@ -168,7 +168,7 @@ def test_report(browser: Browser, run: Run, tmp_path: Path) -> None:
         tpot_s=0.02,
         e2e_s=0.28,
         longest_stall_s=0.02,
-        phases_s={"request overhead": 0.01, "queue": 0.04, "prefill": 0.05},
+        phases_s={"ingress": 0.01, "prefill_queue": 0.04, "prefill": 0.05},
     )
     resimulation = Resimulation(
         requests=dict.fromkeys(range(4800), foretold),

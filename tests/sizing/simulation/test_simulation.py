@@ -106,7 +106,7 @@ def test_one_replica_waits_as_pollaczek_and_khinchine_say(tokens: Lengths) -> No
     rate = 0.7 / service.mean()
     arrivals = prompts(tokens, float(rate), 60_000)
     found = simulate(servers(1), arrivals, seed=0)
-    wait = found.parts_s["queue"]
+    wait = found.parts_s["prefill_queue"]
     known = rate * (service**2).mean() / (2 * 0.3)
     exact = single_server_wait(spread(service), 0.7)
     assert wait.mean() == pytest.approx(known, rel=0.06)
@@ -254,7 +254,7 @@ def test_short_prompts_stay_where_they_land() -> None:
     system = replace(chat(), local_threshold_tokens=500)
     found = simulate(system, arrivals, seed=0)
     np.testing.assert_array_equal(found.prefill_of >= 0, arrivals.input_tokens > 500)
-    assert (found.parts_s["kv transfer"][found.prefill_of < 0] == 0).all()
+    assert (found.parts_s["kv_transfer"][found.prefill_of < 0] == 0).all()
 
 
 def test_pulls_wait_for_the_nic_and_shake_hands_once() -> None:
@@ -263,12 +263,12 @@ def test_pulls_wait_for_the_nic_and_shake_hands_once() -> None:
     slow = replace(chat(), path=Path(transfer_per_token_s=3e-5))
     free = replace(slow, path=replace(slow.path, nics="free"))
     queued, alone = (
-        simulate(each, arrivals, seed=0).parts_s["kv transfer"] for each in (slow, free)
+        simulate(each, arrivals, seed=0).parts_s["kv_transfer"] for each in (slow, free)
     )
     assert (queued >= alone.min()).all()
     assert queued.mean() > 1.05 * alone.mean()
     shaking = replace(free, path=replace(free.path, handshake_s=2.0))
-    pulls = simulate(shaking, arrivals, seed=0).parts_s["kv transfer"]
+    pulls = simulate(shaking, arrivals, seed=0).parts_s["kv_transfer"]
     assert ((pulls - arrivals.input_tokens * 3e-5) > 1.9).sum() == 6
 
 
