@@ -51,17 +51,17 @@ class Resimulation:
     Attributes:
         requests: by index in the schedule.
         itl: mean and percentiles of the gaps between tokens, in seconds.
+        busy_fraction: by role, mean share of the run in which a replica computed.
     """
 
     requests: Mapping[int, PredictedRequest]
     itl: dict[str, float]
+    busy_fraction: dict[str, float]
 
 
 def resimulate(
     plan: Path,
     samples: Sequence[Sample],
-    *,
-    speedup: float = 1.0,
     schedule: Sequence[ScheduledRequest] = (),
 ) -> Resimulation:
     """
@@ -73,7 +73,6 @@ def resimulate(
     Args:
         plan: file of the plan.
         samples: requests that were sent.
-        speedup: factor by which the requests arrive faster.
         schedule: the run's schedule, which says what prompts share.
 
     Raises:
@@ -86,7 +85,7 @@ def resimulate(
     scheduled = {request.index: request for request in schedule}
     with TemporaryDirectory(prefix="resimulation-") as folder:
         file, rows = Path(folder) / "schedule.jsonl", Path(folder) / "requests.csv"
-        write_schedule((_as_sent(s, speedup, scheduled.get(s.index)) for s in sent), file)
+        write_schedule((_as_sent(s, scheduled.get(s.index)) for s in sent), file)
         parts = ["simulate", str(plan), "--schedule", str(file), "--json", "-o", str(rows)]
         try:
             done = subprocess.run(  # noqa: S603  (our own command)
@@ -107,12 +106,10 @@ def reached_engine(samples: Sequence[Sample]) -> tuple[Sample, ...]:
     return tuple(s for s in samples if not turned_away(s.outcome, s.detail))
 
 
-def _as_sent(
-    sample: Sample, speedup: float, scheduled: ScheduledRequest | None
-) -> ScheduledRequest:
+def _as_sent(sample: Sample, scheduled: ScheduledRequest | None) -> ScheduledRequest:
     request = ScheduledRequest(
         index=sample.index,
-        due_s=sample.due_s / speedup,
+        due_s=sample.due_s,
         input_tokens=sample.asked_input_tokens,
         output_tokens=sample.asked_output_tokens,
         in_window=sample.in_window,
@@ -142,5 +139,7 @@ def _read(rows: Path, summary: dict[str, Any], indices: Sequence[int]) -> Resimu
     }
     itl = summary["latencies"].get("itl", {})
     return Resimulation(
-        requests=requests, itl={name: float(each["value_s"]) for name, each in itl.items()}
+        requests=requests,
+        itl={name: float(each["value_s"]) for name, each in itl.items()},
+        busy_fraction=summary["busy_fraction"],
     )

@@ -15,7 +15,6 @@ from loadtest.report.junit import to_junit
 from loadtest.run.client_health import write_client
 from loadtest.run.folder import prepare
 from loadtest.studies.compare import compare_runs
-from loadtest.verdict.goodput_curve import predict_goodput
 from loadtest.verdict.phases import compare_phases
 from loadtest.verdict.prediction import TOLERANCE
 from loadtest.verdict.resimulation import reached_engine, resimulate
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
     from loadtest.run.folder import Run
     from minicluster.workload.samples import Sample
 
-QUICK = JudgeOptions(tolerance=TOLERANCE, goodput_curve=False)
+OPTIONS = JudgeOptions(tolerance=TOLERANCE)
 
 
 @pytest.fixture
@@ -232,8 +231,8 @@ def test_requests_turned_away_are_not_simulated(
         for k, s in enumerate(samples[1::3])
     ]
     run = make_run([*samples, *away])
-    verdict = judge_run(kept(run, plan_file, tmp_path / "run"), JudgeOptions(tolerance=TOLERANCE))
-    alone = judge_run(kept(make_run(samples), plan_file, tmp_path / "alone"), QUICK)
+    verdict = judge_run(kept(run, plan_file, tmp_path / "run"), OPTIONS)
+    alone = judge_run(kept(make_run(samples), plan_file, tmp_path / "alone"), OPTIONS)
 
     assert verdict.comparison
     assert alone.comparison
@@ -264,25 +263,33 @@ def test_what_engines_saw(
     assert bool(reached_engine([make_sample(outcome=outcome, detail=detail)])) is came_in
 
 
-def test_goodput_breaks_down_where_the_simulation_saturates(
-    plan_file: Path, make_run: RunMaker, make_sample: SampleMaker
+@pytest.mark.parametrize(("requests_per_s", "good_fraction"), [(6, 1.0), (1000, 0.3)])
+def test_a_growing_queue_is_predicted_like_any_other_run(
+    plan_file: Path,
+    make_run: RunMaker,
+    make_sample: SampleMaker,
+    tmp_path: Path,
+    requests_per_s: float,
+    good_fraction: float,
 ) -> None:
-    """All requests are good below the limit, ever fewer above it; the run's own load is drawn."""
-    run = make_run(as_simulated(make_sample, apart_s=0.16))
-    slo = replace(run.job.slo, ttft_s=0.06)
-    run = replace(run, job=replace(run.job, slo=slo))
-    own = resimulate(plan_file, run.samples)
+    """
+    Latencies, goodput and pools of 300 requests that come far too fast, as of a light load.
 
-    found = predict_goodput(
-        plan_file, run, own, offered_requests_per_s=6.25, limit_requests_per_s=1 / 0.0132
-    )
+    Decode answers 8 at a time in 0.1 s: of all that come within 0.3 s, about 80 begin within 1 s.
+    """
+    window_s = 300 / requests_per_s
+    run = make_run([make_sample(k, k / requests_per_s, ttft_s=0.05) for k in range(300)])
+    window = replace(run.job.window, end_s=window_s)
+    run = replace(run, job=replace(run.job, window=window))
+    verdict = judge_run(kept(run, plan_file, tmp_path / "run"), OPTIONS)
 
-    loads = [load for load, _ in found.points]
-    shares = [good / load for load, good in found.points]
-    assert loads == sorted(loads)
-    assert 6.25 in loads
-    assert shares[:2] == [1, 1]
-    assert shares[-1] < shares[-2] < 1
+    assert verdict.comparison
+    assert verdict.comparison.source == "resimulated"
+    predicted = verdict.throughput.predicted_good_requests_per_s
+    assert predicted == pytest.approx(good_fraction * requests_per_s, rel=0.2)
+    _, decode = verdict.pools
+    assert decode.predicted_utilisation_fraction is not None
+    assert 0 < decode.predicted_utilisation_fraction <= 1
 
 
 def test_a_plan_of_another_model_is_refused(
@@ -292,7 +299,7 @@ def test_a_plan_of_another_model_is_refused(
     run = make_run(as_simulated(make_sample))
     folder = kept(replace(run, job=replace(run.job, model="other")), plan_file, tmp_path / "run")
     with pytest.raises(InputError, match="other"):
-        judge_run(folder, JudgeOptions(tolerance=TOLERANCE))
+        judge_run(folder, OPTIONS)
 
 
 def judged(run: Run) -> Verdict:
