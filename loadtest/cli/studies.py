@@ -111,7 +111,7 @@ def search(  # noqa: PLR0913  (a command line is its options)
         job = replace(job, insecure=insecure)
         prepare(output / name, job, job.requests(), plan)
         run_with_progress_bar(output / name, job)
-        options = JudgeOptions(tolerance=TOLERANCE, goodput_curve=False, script_folder=output)
+        options = JudgeOptions(tolerance=TOLERANCE, script_folder=output)
         verdict = judge_run(output / name, options)
         shell.talk.print(f"  {verdict.verdict} {'; '.join(verdict.reasons)}", highlight=False)
         return verdict

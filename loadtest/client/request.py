@@ -26,6 +26,7 @@ from loadtest.client.kernel_timestamps import Arrival, enable_timestamps, receiv
 from loadtest.client.stream import CompletionStream, StreamError
 from loadtest.client.tls import client_context
 from minicluster.http_client.sse import EventParser, EventTooLongError
+from minicluster.phases import HANDOFF, QUEUED_PREFILL, SUMS
 from minicluster.workload.samples import Sample
 from minicluster.workload.schedule import ScheduledRequest
 
@@ -121,9 +122,10 @@ class RequestTask:
         """Send the request and read its stream; every outcome becomes a sample."""
         send_s = self.now()
         outcome, detail = "ok", None
+        timings: dict[str, float] = {}
         try:
             with gevent.Timeout(self.timeout_s):
-                self._follow()
+                self._follow(timings)
         except StreamError as error:
             outcome, detail = error.outcome, str(error)
         except EventTooLongError as error:
@@ -151,11 +153,11 @@ class RequestTask:
             chunk_tokens=tuple(stream.chunk_tokens),
             outcome=outcome,
             detail=detail,
-            phases_s={name: t for name, t in stream.metrics_s.items() if math.isfinite(t)},
+            phases_s=reported_phases(timings, stream.metrics_s),
             cached_tokens=stream.cached_tokens,
         )
 
-    def _follow(self) -> None:
+    def _follow(self, timings: dict[str, float]) -> None:
         """Read the answer as it arrives; an event is timestamped by its last byte."""
         headers = {**self.headers, "x-request-id": self.name}
         response = self.http.request("POST", self.path, body=self.body, headers=headers)
@@ -165,7 +167,7 @@ class RequestTask:
                 text = bytes(response.read(200)).decode(errors="replace")
                 outcome = "shed" if status in SHED else "bad_status"
                 raise StreamError(outcome, f"{status}{auth_hint(status)}: {text}")
-            self.stream.metrics_s |= _timings(response.get("server-timing"))
+            timings |= _timings(response.get("server-timing"))
             parser = EventParser()
             for received in _pieces(response):
                 arrival = LAST_READ.get(None) or Arrival(time.monotonic(), by_kernel=False)
@@ -217,6 +219,27 @@ def _timings(header: object) -> dict[str, float]:
         with contextlib.suppress(ValueError):  # 1.2.3 is no number
             timings[name] = float(value) / 1e3
     return timings
+
+
+def reported_phases(timings: Mapping[str, float], engine: Mapping[str, float]) -> dict[str, float]:
+    """
+    Return what the server says of its phases, by names of `minicluster.phases`.
+
+    Args:
+        timings: of the `Server-Timing` header; names that are not ours stay as they are.
+        engine: vLLM's own times of the request in the engine that decoded it. Its
+            `time_to_first_token` counts from being scheduled there: by it a hand-off splits into
+            the fetch of the KV cache and the first step, and a prompt that this engine computed
+            into queue and prefill.
+    """
+    found = {name: t for name, t in {**timings, **engine}.items() if math.isfinite(t)}
+    whole = HANDOFF if HANDOFF in found else QUEUED_PREFILL
+    if whole in found and (step_s := found.pop("time_to_first_token", None)) is not None:
+        found.pop("queue_time", None)
+        before, last = SUMS[whole]
+        step_s = min(step_s, found[whole])
+        found |= {before: found.pop(whole) - step_s, last: step_s}
+    return found
 
 
 def _broken(error: Exception) -> str:

@@ -40,7 +40,7 @@ class CompletionStream:
         token_ids: token ids of the answer, if the server sends them.
         input_tokens: prompt length as the server counts it.
         output_tokens: generated tokens as the server counts them.
-        metrics_s: the server's own phases, by name.
+        metrics_s: times that the engine reports of the request (vLLM's `metrics`), by name.
         cached_tokens: prompt tokens from the server's prefix cache; `None`: not reported.
         by_kernel: whether the kernel timestamped all reads.
     """

@@ -8,7 +8,6 @@ from pathlib import Path
 from loadtest.report.junit import to_junit
 from loadtest.report.run_page import run_page
 from loadtest.run.folder import PLAN, Run, read_run
-from loadtest.verdict.goodput_curve import GoodputCurve, predict_goodput
 from loadtest.verdict.resimulation import Resimulation, reached_engine, resimulate
 from loadtest.verdict.verdict import Verdict, conclude, to_json
 from minicluster import shell
@@ -26,14 +25,12 @@ class JudgeOptions:
         tolerance: by metric, the largest error of the predicted mean that counts as correct.
         require_prediction: whether a larger error is a miss.
         junit: file for the verdict as JUnit XML; `None`: not written.
-        goodput_curve: whether goodput at other request rates is predicted for the report.
         script_folder: folder of the script that draws the report's charts; `None`: the run's.
     """
 
     tolerance: dict[str, float]
     require_prediction: bool = False
     junit: Path | None = None
-    goodput_curve: bool = True
     script_folder: Path | None = None
 
 
@@ -58,17 +55,14 @@ def judge_run(folder: Path, options: JudgeOptions) -> Verdict:
         require_prediction=options.require_prediction,
         resimulation=resimulation,
     )
-    curve = None
     if resimulation:
         verdict = replace(verdict, notes=(*verdict.notes, *_left_out(run)))
-        if options.goodput_curve:
-            curve = _predict_goodput(folder, run, resimulation, verdict)
     files = {folder / "verdict.json": to_json(verdict)}
     if options.junit:
         files[options.junit] = to_junit(verdict, require_prediction=options.require_prediction)
     for path, text in files.items():
         write_atomically(path, text)
-    page = run_page(run, verdict, resimulation, curve)
+    page = run_page(run, verdict, resimulation)
     write_page(folder / "report.html", page, script_folder=options.script_folder)
     return verdict
 
@@ -78,9 +72,10 @@ def _resimulate(folder: Path, run: Run) -> Resimulation | None:
     if run.plan is None or not any(s.ok for s in run.samples):
         return None
     try:
-        return resimulate(folder / PLAN, reached_engine(run.samples), schedule=run.schedule)
+        return resimulate(folder / PLAN, reached_engine(run.samples), run.schedule)
     except MiniclusterError as error:
-        _print(f"the prediction is the plan's own, not one for these requests: {error}")
+        text = f"the prediction is the plan's own, not one for these requests: {error}"
+        shell.talk.print(text, highlight=False, markup=False, soft_wrap=True)
         return None
 
 
@@ -94,28 +89,3 @@ def _left_out(run: Run) -> tuple[str, ...]:
     return (
         f"{share} were turned away before they reached an engine; the prediction is of the others",
     )
-
-
-def _predict_goodput(
-    folder: Path, run: Run, resimulation: Resimulation, verdict: Verdict
-) -> GoodputCurve | None:
-    """Simulate other rates; a closed loop and a load with stages have no single rate to vary."""
-    offered = verdict.throughput.offered_requests_per_s
-    if run.plan is None or run.job.shape.closed or run.job.shape.stages or not offered:
-        return None
-    limit = run.plan.headroom.load_factor * run.plan.workload.requests_per_s
-    try:
-        return predict_goodput(
-            folder / PLAN,
-            run,
-            resimulation,
-            offered_requests_per_s=offered,
-            limit_requests_per_s=limit,
-        )
-    except MiniclusterError as error:
-        _print(f"the report lacks the goodput at other rates: {error}")
-        return None
-
-
-def _print(text: str) -> None:
-    shell.talk.print(text, highlight=False, markup=False, soft_wrap=True)

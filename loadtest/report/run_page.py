@@ -24,6 +24,7 @@ from loadtest.report.table import (
 from minicluster.pages.figure import BLUE, ORANGE
 from minicluster.pages.latency import LatencyCurve, latency_distribution
 from minicluster.pages.page import ChartRow, DataTable, FactTable, Page, Section, Text, Tile
+from minicluster.phases import label
 from minicluster.stats.quantiles import LEVELS
 from minicluster.units import seconds
 from minicluster.workload.samples import OUTCOMES
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 
     from loadtest.run.folder import Run
     from loadtest.run.job import Job
-    from loadtest.verdict.goodput_curve import GoodputCurve
     from loadtest.verdict.resimulation import Resimulation
     from loadtest.verdict.slo import SloResult
     from loadtest.verdict.verdict import Verdict
@@ -51,19 +51,14 @@ HELD = {"met": True, "missed": False}
 """Whether the SLO held, by verdict; of others it is not known."""
 
 
-def run_page(
-    run: Run,
-    verdict: Verdict,
-    resimulation: Resimulation | None = None,
-    curve: GoodputCurve | None = None,
-) -> Page:
+def run_page(run: Run, verdict: Verdict, resimulation: Resimulation | None = None) -> Page:
     """Return the whole page of a run."""
     word, why = headline(verdict)
     lines = [why, prediction_text(verdict) or "", *map(confidence_text, verdict.slo)]
     parts: list[Section | ChartRow] = [
         _latencies(verdict),
         *_phases(verdict),
-        *_charts(run, verdict, resimulation, curve),
+        *_charts(run, verdict, resimulation),
         *_errors(run),
     ]
     if run.plan:
@@ -134,7 +129,7 @@ def _phases(verdict: Verdict) -> Iterator[Section]:
         return
     rows = tuple(
         (
-            row.name,
+            label(row.name),
             seconds(row.predicted_s),
             seconds(row.measured_s),
             f"{1000 * row.difference_s:+z.1f} ms",
@@ -154,9 +149,7 @@ def _errors(run: Run) -> Iterator[Section]:
         yield Section("Errors", (FactTable(rows),))
 
 
-def _charts(
-    run: Run, verdict: Verdict, resimulation: Resimulation | None, curve: GoodputCurve | None
-) -> Iterator[ChartRow]:
+def _charts(run: Run, verdict: Verdict, resimulation: Resimulation | None) -> Iterator[ChartRow]:
     """Draw distribution and course of TTFT and TPOT, where anything was measured, and goodput."""
     answered = [s for s in run.measured if s.ok and s.due_s >= verdict.window.start_s]
     results = {p.metric: p for p in verdict.slo}
@@ -171,24 +164,30 @@ def _charts(
         figures += _course(metric, run, results.get(metric))
     if figures:
         yield ChartRow(tuple(figures))
-    if curve:
-        yield from _goodput(verdict, curve)
+    # A closed loop and a load with stages have no single rate to draw over.
+    if run.plan and not (run.job.shape.closed or run.job.shape.stages):
+        yield from _goodput(verdict, run.plan)
 
 
-def _goodput(verdict: Verdict, curve: GoodputCurve) -> Iterator[ChartRow]:
-    """Draw goodput over load: predicted at several rates, measured at this run's."""
-    done, limit = verdict.throughput, curve.limit_requests_per_s
-    held = HELD.get(verdict.verdict)
+def _goodput(verdict: Verdict, plan: Plan) -> Iterator[ChartRow]:
+    """Draw goodput over load: this run's, as measured and simulated, and the plan's limit."""
+    done, held = verdict.throughput, HELD.get(verdict.verdict)
+    predicted_good = done.predicted_good_requests_per_s
+    if predicted_good is None:
+        return
+    limit = plan.headroom.load_factor * plan.workload.requests_per_s
+    points = {0.0: 0.0, limit: LEVELS[plan.slo.percentile] * limit}
+    points[done.offered_requests_per_s] = predicted_good
     drawn = goodput_against_load(
         [(done.offered_requests_per_s, done.good_requests_per_s, held)],
         {held: "this run"},
         limits={"predicted limit of the SLO": (limit, ORANGE)},
-        predicted=curve.points,
+        predicted=sorted(points.items()),
     )
     caption = (
-        f"{drawn.caption}. Predicted: this run's own requests, simulated at other rates without"
-        f" admission control. The plan predicts the SLO to hold up to {limit:.2f} requests/s;"
-        " beyond, queues grow as long as the load lasts."
+        f"{drawn.caption}. Predicted: this run's own requests, simulated without admission control,"
+        f" and {plan.slo.percentile} of the requests at {limit:.2f} requests/s, up to which the"
+        " plan predicts the SLO to hold; beyond, queues grow as long as the load lasts."
     )
     yield ChartRow((replace(drawn, caption=caption),))
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
+from minicluster.phases import label
 from minicluster.units import seconds
 from minicluster.workload.samples import OUTCOMES
 
@@ -69,14 +70,8 @@ def load_rows(verdict: Verdict) -> Iterator[tuple[str, str, str, str, str]]:
     """Yield the same columns for utilisation and throughput."""
     for pool in verdict.pools:
         predicted = pool.predicted_utilisation_fraction
-        measured = pool.measured_utilisation_fraction
-        yield (
-            f"{pool.role} utilisation",
-            "" if predicted is None else f"{predicted:.0%}",
-            "-" if measured is None else f"{measured:.0%}",
-            "",
-            "",
-        )
+        busy = "" if predicted is None else f"{predicted:.0%}"
+        yield f"{pool.role} utilisation", busy, "-", "", ""
         yield (
             f"{pool.role} in flight",
             f"{pool.predicted_concurrent:.2f}",
@@ -86,15 +81,17 @@ def load_rows(verdict: Verdict) -> Iterator[tuple[str, str, str, str, str]]:
         )
     done = verdict.throughput
     yield "requests/s", "", f"{done.answered_requests_per_s:.2f}", "", ""
-    yield "goodput requests/s", "", f"{done.good_requests_per_s:.2f}", "", ""
-    planned_tokens, tokens = done.predicted_output_tokens_per_s, done.finished_output_tokens_per_s
-    yield (
-        "output tokens/s",
-        "" if planned_tokens is None else f"{planned_tokens:.1f}",
-        f"{tokens:.1f}",
-        f"{planned_tokens / tokens - 1:+z.0%}" if planned_tokens and tokens else "",
-        "",
-    )
+    for name, predicted, measured in (
+        ("goodput requests/s", done.predicted_good_requests_per_s, done.good_requests_per_s),
+        ("output tokens/s", done.predicted_output_tokens_per_s, done.finished_output_tokens_per_s),
+    ):
+        yield (
+            name,
+            "" if predicted is None else f"{predicted:.4g}",
+            f"{measured:.4g}",
+            f"{predicted / measured - 1:+z.0%}" if predicted and measured else "",
+            "",
+        )
 
 
 def outcome_text(verdict: Verdict) -> str:
@@ -156,11 +153,11 @@ def phases_text(verdict: Verdict) -> str | None:
     if phases is None:
         return None
     rows = ", ".join(
-        f"{row.name} {1000 * row.predicted_s:.1f}/{1000 * row.measured_s:.1f} ms"
+        f"{label(row.name)} {1000 * row.predicted_s:.1f}/{1000 * row.measured_s:.1f} ms"
         for row in phases.rows
     )
     return (
-        f"phases predicted/measured: {rows}; {phases.explains} explains "
+        f"phases predicted/measured: {rows}; {label(phases.explains)} explains "
         f"{phases.share_fraction:.0%} of the difference"
     )
 

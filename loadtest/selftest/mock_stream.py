@@ -109,9 +109,9 @@ class MockStream:
 
     def open(self) -> None:
         """Send the response head, and the early empty chunk if configured."""
-        timing = (
-            self.config.timing or f"prefill;dur={1e3 * self.config.ttft_s:.3f}, handoff;dur=1.5"
-        )
+        prefill_ms = 1e3 * self.config.ttft_s
+        true = f"prefill_queue;dur=0.0, prefill;dur={prefill_ms:.3f}, handoff;dur=1.5"
+        timing = self.config.timing or true
         self.writer.write(
             b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nserver-timing: %s\r\n"
             b"transfer-encoding: chunked\r\n\r\n" % timing.encode()

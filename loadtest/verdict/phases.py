@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from minicluster.phases import DECODE, HANDOFF, INGRESS, QUEUED_PREFILL, SUMS, phase_s
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -18,6 +20,7 @@ class Phase:
     Mean seconds of one phase over the requests that were both simulated and answered.
 
     Attributes:
+        name: one of `minicluster.phases`, or `ttft`.
         difference_s: predicted minus measured.
     """
 
@@ -48,26 +51,21 @@ class PhaseTable:
 
 Pairs = list[tuple["PredictedRequest", "Sample"]]
 
-PREFILL_WHOLE = ("queue", "prefill")
-PULL = ("decode admission", "kv transfer")
-FIRST_STEP = ("first decode step",)
-"""Phases of the simulation, grouped as the endpoint's timings can separate them."""
-
 
 def compare_phases(resimulation: Resimulation, measured: Sequence[Sample]) -> PhaseTable | None:
     """
-    Compare the phases as far as the endpoint reports them; `None` without a common request.
+    Compare the phases as finely as the server reports them; `None` without a common request.
 
-    Without `Server-Timing` there are two phases: up to the first token, and decode. With it
-    prefill and hand-off are separate; prefill's queue and its step if the header has them, and
-    the KV transfer and the first step if decode's engine reports its own times (vLLM's `metrics`).
+    Without `Server-Timing` there are two: up to the first token, and decode. With it `ingress` is
+    what neither engine accounts for, the client's own lag included.
     """
     known = resimulation.requests
     pairs = [(known[s.index], s) for s in measured if s.ok and s.index in known]
     if not pairs:
         return None
-    timed = [(p, s) for p, s in pairs if {"prefill", "handoff"} <= s.phases_s.keys()]
-    rows = _server_phases(timed) if timed else _client_phases(pairs)
+    timed = [pair for pair in pairs if _report([pair], (QUEUED_PREFILL, HANDOFF))]
+    rows = _server_rows(timed) if timed else [_row("ttft", pairs, _ttft_s, _ttft_s)]
+    rows.append(_row(DECODE, timed or pairs, _decode_s, _decode_s))
     total = sum(abs(row.difference_s) for row in rows)
     worst = max(rows, key=lambda row: abs(row.difference_s))
     return PhaseTable(
@@ -78,81 +76,37 @@ def compare_phases(resimulation: Resimulation, measured: Sequence[Sample]) -> Ph
     )
 
 
-def _server_phases(pairs: Pairs) -> list[Phase]:
-    network = _phase(
-        "network path to the engines",
-        pairs,
-        lambda p: p.ttft_s - _sum(p, (*PREFILL_WHOLE, *PULL, *FIRST_STEP)),
-        lambda s: s.ttft_s - s.phases_s["prefill"] - s.phases_s["handoff"],
-    )
-    return [network, *_prefill(pairs), *_handoff(pairs), _decode(pairs)]
+def _server_rows(pairs: Pairs) -> list[Phase]:
+    """Compare up to the first token; the hand-off only where there is one."""
+    rows = [_row(INGRESS, pairs, _seconds(INGRESS), _outside_engines_s)]
+    handed = any(_seconds(HANDOFF)(request) for pair in pairs for request in pair)
+    for whole in (QUEUED_PREFILL, HANDOFF) if handed else (QUEUED_PREFILL,):
+        names = SUMS[whole] if _report(pairs, SUMS[whole]) else (whole,)
+        rows += [_row(name, pairs, _seconds(name), _seconds(name)) for name in names]
+    return rows
 
 
-def _client_phases(pairs: Pairs) -> list[Phase]:
-    first = _phase("up to the first token", pairs, lambda p: p.ttft_s, lambda s: s.ttft_s)
-    return [first, _decode(pairs)]
+def _report(pairs: Pairs, names: Sequence[str]) -> bool:
+    return all(phase_s(s.phases_s, name) is not None for _, s in pairs for name in names)
 
 
-def _prefill(pairs: Pairs) -> list[Phase]:
-    if not _all_report("step", pairs):
-        return [_phase("prefill and its queue", pairs, _whole(PREFILL_WHOLE), _prefill_s)]
-    return [
-        _phase("prefill queue", pairs, _whole(("queue",)), lambda s: _prefill_s(s) - _step_s(s)),
-        _phase("prefill", pairs, _whole(("prefill",)), _step_s),
-    ]
+def _seconds(name: str) -> Callable[[PredictedRequest | Sample], float]:
+    return lambda request: phase_s(request.phases_s, name) or 0.0
 
 
-def _handoff(pairs: Pairs) -> list[Phase]:
-    """Compare hand-off to the decode pool; no rows where the pools are not split."""
-    parts = (*PULL, *FIRST_STEP)
-    if all(_is_local(s) for _, s in pairs):
-        return []
-    if not _all_report("time_to_first_token", pairs):
-        return [_phase("KV transfer and first step", pairs, _whole(parts), _handoff_s)]
-    return [
-        _phase("KV transfer", pairs, _whole(PULL), lambda s: _handoff_s(s) - _first_step_s(s)),
-        _phase("first decode step", pairs, _whole(FIRST_STEP), _first_step_s),
-    ]
+def _outside_engines_s(sample: Sample) -> float:
+    return sample.ttft_s - _seconds(QUEUED_PREFILL)(sample) - _seconds(HANDOFF)(sample)
 
 
-def _decode(pairs: Pairs) -> Phase:
-    return _phase("decode", pairs, lambda p: p.e2e_s - p.ttft_s, lambda s: s.e2e_s - s.ttft_s)
+def _ttft_s(request: PredictedRequest | Sample) -> float:
+    return request.ttft_s
 
 
-def _all_report(name: str, pairs: Pairs) -> bool:
-    return all(name in s.phases_s for _, s in pairs)
+def _decode_s(request: PredictedRequest | Sample) -> float:
+    return request.e2e_s - request.ttft_s
 
 
-def _is_local(sample: Sample) -> bool:
-    """Whether the decode replica computed the prompt: no prefill engine took a step for it."""
-    return sample.phases_s.get("step") == 0
-
-
-def _prefill_s(sample: Sample) -> float:
-    """Return queue and prefill, in either pool."""
-    phases_s = sample.phases_s
-    return phases_s["prefill"] + (phases_s["handoff"] if _is_local(sample) else 0.0)
-
-
-def _step_s(sample: Sample) -> float:
-    """Return prefill alone, from being scheduled to its token."""
-    phases_s = sample.phases_s
-    if _is_local(sample):
-        return min(phases_s["handoff"], phases_s.get("time_to_first_token", phases_s["handoff"]))
-    return phases_s["step"]
-
-
-def _handoff_s(sample: Sample) -> float:
-    """Return the time from prefill's answer to the first token; 0 for a local prefill."""
-    return 0.0 if _is_local(sample) else sample.phases_s["handoff"]
-
-
-def _first_step_s(sample: Sample) -> float:
-    """Return the part of the hand-off after the KV cache is there: vLLM counts from then."""
-    return min(_handoff_s(sample), sample.phases_s["time_to_first_token"])
-
-
-def _phase(
+def _row(
     name: str,
     pairs: Pairs,
     predicted: Callable[[PredictedRequest], float],
@@ -166,11 +120,3 @@ def _phase(
         measured_s=measured_s,
         difference_s=predicted_s - measured_s,
     )
-
-
-def _whole(names: Sequence[str]) -> Callable[[PredictedRequest], float]:
-    return lambda request: _sum(request, names)
-
-
-def _sum(request: PredictedRequest, names: Sequence[str]) -> float:
-    return sum(request.phases_s.get(name, 0.0) for name in names)

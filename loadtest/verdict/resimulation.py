@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from minicluster.command import find_command
 from minicluster.errors import MiniclusterError
+from minicluster.phases import TTFT_PHASES
 from minicluster.workload.request_outcome import turned_away
 from minicluster.workload.schedule import ScheduledRequest, write_schedule
 
@@ -32,7 +33,7 @@ class PredictedRequest:
 
     Attributes:
         longest_stall_s: the longest gap between two tokens.
-        phases_s: the TTFT by phase, in the order of the system.
+        phases_s: by `minicluster.phases.TTFT_PHASES`.
     """
 
     ttft_s: float
@@ -50,17 +51,17 @@ class Resimulation:
     Attributes:
         requests: by index in the schedule.
         itl: mean and percentiles of the gaps between tokens, in seconds.
+        busy_fraction: by role, mean share of the run in which a replica computed.
     """
 
     requests: Mapping[int, PredictedRequest]
     itl: dict[str, float]
+    busy_fraction: dict[str, float]
 
 
 def resimulate(
     plan: Path,
     samples: Sequence[Sample],
-    *,
-    speedup: float = 1.0,
     schedule: Sequence[ScheduledRequest] = (),
 ) -> Resimulation:
     """
@@ -72,7 +73,6 @@ def resimulate(
     Args:
         plan: file of the plan.
         samples: requests that were sent.
-        speedup: factor by which the requests arrive faster.
         schedule: the run's schedule, which says what prompts share.
 
     Raises:
@@ -85,7 +85,7 @@ def resimulate(
     scheduled = {request.index: request for request in schedule}
     with TemporaryDirectory(prefix="resimulation-") as folder:
         file, rows = Path(folder) / "schedule.jsonl", Path(folder) / "requests.csv"
-        write_schedule((_as_sent(s, speedup, scheduled.get(s.index)) for s in sent), file)
+        write_schedule((_as_sent(s, scheduled.get(s.index)) for s in sent), file)
         parts = ["simulate", str(plan), "--schedule", str(file), "--json", "-o", str(rows)]
         try:
             done = subprocess.run(  # noqa: S603  (our own command)
@@ -106,12 +106,10 @@ def reached_engine(samples: Sequence[Sample]) -> tuple[Sample, ...]:
     return tuple(s for s in samples if not turned_away(s.outcome, s.detail))
 
 
-def _as_sent(
-    sample: Sample, speedup: float, scheduled: ScheduledRequest | None
-) -> ScheduledRequest:
+def _as_sent(sample: Sample, scheduled: ScheduledRequest | None) -> ScheduledRequest:
     request = ScheduledRequest(
         index=sample.index,
-        due_s=sample.due_s / speedup,
+        due_s=sample.due_s,
         input_tokens=sample.asked_input_tokens,
         output_tokens=sample.asked_output_tokens,
         in_window=sample.in_window,
@@ -129,18 +127,19 @@ def _as_sent(
 def _read(rows: Path, summary: dict[str, Any], indices: Sequence[int]) -> Resimulation:
     with rows.open(encoding="utf-8", newline="") as file:
         table = list(csv.DictReader(file))
-    names = list(summary["ttft_parts_s"])
     requests = {
         index: PredictedRequest(
             ttft_s=float(row["ttft_s"]),
             tpot_s=float(row["tpot_s"]) if row["tpot_s"] else None,
             e2e_s=float(row["e2e_s"]),
             longest_stall_s=float(row["longest_stall_s"]),
-            phases_s={name: float(row[f"{name.replace(' ', '_')}_s"]) for name in names},
+            phases_s={name: float(row[f"{name}_s"]) for name in TTFT_PHASES},
         )
         for index, row in zip(indices, table, strict=True)
     }
     itl = summary["latencies"].get("itl", {})
     return Resimulation(
-        requests=requests, itl={name: float(each["value_s"]) for name, each in itl.items()}
+        requests=requests,
+        itl={name: float(each["value_s"]) for name, each in itl.items()},
+        busy_fraction=summary["busy_fraction"],
     )

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from loadtest.verdict.resimulation import PredictedRequest
     from minicluster.workload.samples import Sample
 
 CLEAR_MISS_FRACTION = 0.5
@@ -185,12 +186,12 @@ def _gaps(requests: Sequence[Sample | None]) -> NDArray[np.float64]:
     return np.array([gap for _, gap in sorted(gaps, key=lambda pair: pair[0])])
 
 
-def count_good(slo: SloSpec, answered: Sequence[Sample]) -> int:
-    """Return the number of answers that met every limit of *slo* (goodput)."""
+def count_good(slo: SloSpec, answered: Sequence[Sample | PredictedRequest]) -> int:
+    """Return the number of answers, measured or simulated, that met every limit (goodput)."""
     return sum(
         s.ttft_s <= slo.ttft_s
         and (slo.tpot_s is None or (s.tpot_s or 0.0) <= slo.tpot_s)
-        and (slo.itl_s is None or max(s.gaps_s, default=0.0) <= slo.itl_s)
+        and (slo.itl_s is None or s.longest_stall_s <= slo.itl_s)
         for s in answered
     )
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 from loadtest.run.client_health import Health, health
 from loadtest.run.metadata import RunMetadata, run_metadata
 from loadtest.verdict.decision import decide
+from loadtest.verdict.pool_load import PoolLoad, pool_loads
 from loadtest.verdict.prediction import Comparison, compare, compare_resimulated
 from loadtest.verdict.slo import SloResult, count_good, judge
 from loadtest.verdict.stall import Stalls, find_stalls
-from loadtest.verdict.utilisation import PoolLoad, pool_loads
 from loadtest.verdict.window import measurement_window
 from minicluster.errors import Exit
 from minicluster.stats.quantiles import LatencySummary, summarise
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from loadtest.verdict.window import MeasurementWindow
     from minicluster.workload.samples import Sample
 
-SCHEMA_VERSION = 3
-"""Version of `verdict.json`; 3 has `slo` and `metadata` for `promises` and `setting`."""
+SCHEMA_VERSION = 4
+"""Version of `verdict.json`; 4 names phases as plans do, and has pools as simulated."""
 VERDICTS = {
     "met": Exit.DONE,
     "missed": Exit.NEGATIVE,
@@ -47,7 +47,9 @@ class Throughput:
         good_fraction: fraction of all requests that are good (SLO attainment).
         finished_output_tokens_per_s: tokens of requests that finished in the window, whenever
             they arrived.
-        predicted_output_tokens_per_s: the same as simulated; `None`: not simulated.
+        predicted_good_requests_per_s: as simulated; `None`: not simulated.
+        predicted_output_tokens_per_s: of requests that finished in the window, as simulated;
+            `None`: not simulated.
     """
 
     offered_requests_per_s: float
@@ -56,6 +58,7 @@ class Throughput:
     good_fraction: float
     output_tokens_per_s: float
     finished_output_tokens_per_s: float
+    predicted_good_requests_per_s: float | None
     predicted_output_tokens_per_s: float | None
 
 
@@ -142,7 +145,7 @@ def conclude(
         slo=results,
         latency=latency,
         comparison=comparison,
-        pools=pool_loads(run.plan, run.samples, run.job.window) if run.plan else (),
+        pools=pool_loads(run.plan, run.samples, run.job.window, resimulation) if run.plan else (),
         stalls=find_stalls(window.sent),
         outcomes=_outcomes(window),
         throughput=_throughput(run, window, resimulation),
@@ -196,13 +199,13 @@ def _throughput(
     good = count_good(run.job.slo, answered)
     start_s = window.steady_state.start_s
     done = [(s.chunk_s[-1], s.output_tokens or 0) for s in run.samples if s.ok]
-    predicted = []
-    if resimulation:
-        predicted = [
-            (s.due_s + resimulation.requests[s.index].e2e_s, s.asked_output_tokens)
-            for s in run.samples
-            if s.index in resimulation.requests
-        ]
+    known = resimulation.requests if resimulation else {}
+    predicted = [
+        (s.due_s + known[s.index].e2e_s, s.asked_output_tokens)
+        for s in run.samples
+        if s.index in known
+    ]
+    simulated = [known[s.index] for s in window.sent if s.index in known]
 
     def finished(ends: list[tuple[float, int]]) -> float:
         return sum(n for at_s, n in ends if start_s <= at_s < start_s + window_s) / window_s
@@ -214,6 +217,9 @@ def _throughput(
         good_fraction=good / scheduled if scheduled else 0.0,
         output_tokens_per_s=sum(s.output_tokens or 0 for s in answered) / window_s,
         finished_output_tokens_per_s=finished(done),
+        predicted_good_requests_per_s=(
+            count_good(run.job.slo, simulated) / window_s if resimulation else None
+        ),
         predicted_output_tokens_per_s=finished(predicted) if resimulation else None,
     )
 

@@ -83,7 +83,7 @@ class Prediction:
         utilisation_fraction: per role, share of the pool's capacity in use at the planned rate
             (prefill: its busy share; decode: full batches count as 1).
         bottleneck: per role, `compute`, `memory bandwidth`, `capacity`, `network` or `queue`.
-        ttft_parts_s: mean TTFT by phase; the phases add up to `ttft.mean_s`.
+        ttft_parts_s: mean TTFT by phase (`minicluster.phases`); they add up to `ttft.mean_s`.
     """
 
     __pydantic_config__ = STRICT

@@ -47,8 +47,9 @@ class Sample:
         chunk_tokens: tokens in each of them; empty where the server sends no running total.
         outcome: one of `OUTCOMES`.
         detail: details of an outcome that is not ok.
-        phases_s: the server's own phases, from the `Server-Timing` header and from `metrics` in
-            the stream (vLLM), by their names; empty if it reports none.
+        phases_s: phases of TTFT as the server reports them, in the `Server-Timing` header and in
+            `metrics` of the stream (vLLM); empty if it reports none. Names of `minicluster.phases`;
+            those that another server uses stay as they are.
         cached_tokens: prompt tokens from the server's prefix cache; `None`: not reported.
     """
 

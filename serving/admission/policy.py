@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from minicluster.plan import step_time
@@ -191,9 +191,13 @@ def forecast(model: StepModel, cost: RequestCost, load: InflightLoad) -> Admissi
     step with every admitted sequence in the batch, as far as it has places, prefill busy at the
     same time, and in it the prompts that decode computes (docs/model.md, eq. G2 to G4).
 
-    Ignores: which requests ahead finish meanwhile, so that it overestimates batches; how long
-    sequences that join hold the batch up, which the margin learns; prompts that a step computes
-    while it reads the weights.
+    It decides in microseconds, so it is an estimate, the only one beside the event simulation
+    (`sizing simulate`): of TTFT nearly always too high. `tests/serving/admission` compares the
+    decisions of both: at most 1 % of the requests are admitted that the simulation has late, and
+    at least 90 % are decided alike (75 % in a mixed pool near its capacity).
+
+    Ignores: which requests ahead finish meanwhile, so that it overestimates batches; prompts that
+    share a step; how long sequences that join hold the batch up, which the margin learns.
     """
     decoders = max(load.decode_replicas, 1)
     step_s = _step_s(model, cost, load)
@@ -249,14 +253,13 @@ def decide(
     Returns:
         The forecast of what is admitted, without margin.
     """
-    idle = InflightLoad(
+    idle = replace(
+        load,
         prefill_work_s=0.0,
-        prefill_replicas=load.prefill_replicas,
         sequences=0,
         context_tokens=0.0,
-        decode_replicas=load.decode_replicas,
-        max_batch_size=load.max_batch_size,
-        max_step_tokens=load.max_step_tokens,
+        local_work_s=0.0,
+        local_per_token_s=0.0,
     )
     floor = forecast(model, cost, idle)
     pace_s = min(slo.tpot_s or math.inf, slo.itl_s or math.inf)

@@ -267,7 +267,7 @@ class RequestTracker:
         self.path = phases.path
         metrics.phases(phases)
         now = time.perf_counter()
-        reported_s = self._started_s + phases.prefill_s + phases.handoff_s
+        reported_s = self._started_s + phases.prefill_s + phases.decode_s
         self._first_s = now if self._streamed else min(reported_s, now)
         self._last_s = now
         ttft_s = self._first_s - self._started_s

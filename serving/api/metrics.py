@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from minicluster.phases import HANDOFF, PREFILL, PREFILL_QUEUE, TTFT_PHASES, phase_s
 from minicluster.specs.slo import PERCENTILES
 from minicluster.stats.quantiles import summarise
 
@@ -28,15 +29,8 @@ SECONDS = (
 )
 """Bounds of the histograms, in seconds; the SLO's limit of a latency is added to its bounds."""
 
-PHASES = {
-    "queue": ("prefill queue", "queue"),
-    "prefill": ("prefill", "interference of decode"),
-    "kv_transfer": (
-        *("kv transfer", "decode queue", "decode admission"),
-        *("decode step in progress", "first decode step"),
-    ),
-}
-"""Measured phases of the TTFT, each with the plan's phases that it is the sum of."""
+MEASURED = (PREFILL_QUEUE, PREFILL, HANDOFF)
+"""Phases of the TTFT with a histogram: of prompts that the prefill pool computed."""
 
 
 class Metrics:
@@ -51,10 +45,10 @@ class Metrics:
             "tpot": self._histogram("tpot", "Per token after the first.", limits.get("tpot")),
             "itl": self._histogram("itl", "Gap between two chunks.", limits.get("itl")),
             "e2e": self._histogram("e2e", "Request to last token."),
-            "queue": self._histogram("queue", "Wait inside the prefill engine."),
-            "prefill": self._histogram("prefill", "Prefill step."),
-            "kv_transfer": self._histogram(
-                "kv_transfer", "Prefill's answer to first token: KV pull, queue, decode step."
+            PREFILL_QUEUE: self._histogram(PREFILL_QUEUE, "Wait inside the prefill engine."),
+            PREFILL: self._histogram(PREFILL, "Prefill step."),
+            HANDOFF: self._histogram(
+                HANDOFF, "Prefill's answer to first token: queue, KV transfer, decode step."
             ),
         }
         self._requests = self._counter("requests", "Requests by path and outcome.", "path outcome")
@@ -95,10 +89,8 @@ class Metrics:
     def phases(self, phases: RequestPhases) -> None:
         """Observe the phases of a TTFT, as far as the prefill pool took part."""
         if phases.prefill_replica:
-            self._seconds["queue"].observe(phases.prefill_queue_s)
-            self._seconds["prefill"].observe(phases.prefill_step_s)
-        if phases.path in {"remote", "retried"}:
-            self._seconds["kv_transfer"].observe(phases.handoff_s)
+            for name in MEASURED:
+                self._seconds[name].observe(phases.phases_s[name])
 
     def ended(self, path: str, outcome: str) -> None:
         """Count a request that ended."""
@@ -151,12 +143,11 @@ def _planned_s(prediction: Prediction, *, split: bool) -> dict[tuple[str, str], 
         for quantity in ("ttft", "tpot", "itl", "e2e")
         for percentile in ("mean", "p50", "p90", "p95", "p99")
     }
-    parts_s = prediction.ttft_parts_s
-    phases = {
-        (quantity, "mean"): sum(parts_s.get(name, 0.0) for name in names)
-        for quantity, names in PHASES.items()
-    }
-    return latencies | (phases if split else {})
+    if not split:
+        return latencies
+    # A phase that takes nothing is not in the plan.
+    parts_s = dict.fromkeys(TTFT_PHASES, 0.0) | prediction.ttft_parts_s
+    return latencies | {(name, "mean"): phase_s(parts_s, name) or 0.0 for name in MEASURED}
 
 
 LAST_ANSWERS = 1_000

@@ -75,7 +75,7 @@ def wait_until_ready(
         report(f"probing {pairs} {what}: {in_a_row} of {IN_A_ROW} rounds good")
         started = time.monotonic()
         handoffs = [
-            phases.handoff_s
+            phases.decode_s
             for pool in served.servers
             for phases in _round(pool, _probes(served, pool), vocab_size, rng, limit_s)
         ]

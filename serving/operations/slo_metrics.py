@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING
 from prometheus_client.parser import text_string_to_metric_families
 
 from minicluster.errors import TargetFailed
+from minicluster.phases import PREFILL_QUEUE
 from serving.api.auth import authorization
 from serving.operations.scaling_policy import WindowMetrics
 
 if TYPE_CHECKING:
     from minicluster.specs.slo import SloSpec
 
-LATENCIES = ("ttft", "tpot", "queue")
+LATENCIES = ("ttft", "tpot", PREFILL_QUEUE)
 METRIC = "minicluster_{}_seconds"
 
 
@@ -89,7 +90,7 @@ def window_metrics(
         requests=int(between["ttft"].count),
         ttft_fraction=_within(between["ttft"], slo.ttft_s),
         tpot_fraction=_within(between["tpot"], slo.tpot_s or math.inf),
-        prefill_queue_s=_mean(between["queue"]),
+        prefill_queue_s=_mean(between[PREFILL_QUEUE]),
         tpot_s=_mean(between["tpot"]),
     )
 

@@ -6,6 +6,15 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from minicluster.phases import (
+    FIRST_DECODE_STEP,
+    HANDOFF,
+    KV_FETCH,
+    PREFILL,
+    PREFILL_QUEUE,
+    QUEUED_PREFILL,
+)
+
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
@@ -65,21 +74,21 @@ class RequestPhases:
 
     Attributes:
         prefill_s: from the decode server's first call to the prefill pool's answer: routing,
-            queue, prefill and failed attempts; 0 where decode computes the prompt.
-        handoff_s: from there to the first token: KV transfer, queue and one decode step; where
-            decode computes the prompt, queue and prefill.
+            queue, prefill and failed attempts; about 0 where decode computes the prompt.
+        decode_s: from there to the first token: the hand-off; where decode computes the prompt,
+            its queue and its prefill.
         path: `remote`, `retried` (remote, on the second replica), `local` (decode computes the
             prompt, as planned) or `fallback-local` (decode computes it because no prefill
             replica answered).
         reason: why the path is not plainly remote; one of few words, fit for a metric's label.
         prefill_replica: name of the replica that computed the prompt; empty: decode did.
         decode_replica: name of the replica that answers.
-        prefill_queue_s: the part of `prefill_s` spent waiting in the prefill engine.
+        prefill_queue_s: the part of `prefill_s` spent waiting in the prefill engine, by its clock.
         prefill_step_s: the part of `prefill_s` from being scheduled there to its token.
     """
 
     prefill_s: float
-    handoff_s: float
+    decode_s: float
     path: str = "remote"
     reason: str = ""
     prefill_replica: str = ""
@@ -88,20 +97,21 @@ class RequestPhases:
     prefill_step_s: float = 0.0
 
     @property
-    def server_timing(self) -> str:
-        """
-        The value of a Server-Timing header (W3C), in milliseconds.
-
-        `queue` and `step` are parts of `prefill`, by the prefill engine's own clock; a `step` of 0
-        means that decode computed the prompt.
-        """
-        parts = {
-            "prefill": self.prefill_s,
-            "queue": self.prefill_queue_s,
-            "step": self.prefill_step_s,
-            "handoff": self.handoff_s,
+    def phases_s(self) -> dict[str, float]:
+        """Seconds in the engines, by names of `minicluster.phases`; the rest is `ingress`."""
+        if not self.prefill_replica:
+            return {QUEUED_PREFILL: self.decode_s, KV_FETCH: 0.0, FIRST_DECODE_STEP: 0.0}
+        return {
+            PREFILL_QUEUE: self.prefill_queue_s,
+            PREFILL: self.prefill_step_s,
+            HANDOFF: self.decode_s,
         }
-        return ", ".join(f"{name};dur={seconds * 1e3:.1f}" for name, seconds in parts.items())
+
+    @property
+    def server_timing(self) -> str:
+        """The value of a Server-Timing header (W3C): the phases in milliseconds."""
+        parts = self.phases_s.items()
+        return ", ".join(f"{name};dur={seconds * 1e3:.1f}" for name, seconds in parts)
 
     @property
     def path_and_reason(self) -> str:

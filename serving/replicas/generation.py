@@ -42,13 +42,13 @@ class _EngineCall:
     prefill_s: float
     prefill: RemotePrefill | LocalPrefill
 
-    def phases(self, handoff_s: float) -> RequestPhases:
+    def phases(self, decode_s: float) -> RequestPhases:
         """Return the phases of the time to first token."""
         decode = serve.get_replica_context().replica_id.unique_id
         if isinstance(self.prefill, LocalPrefill):
             return RequestPhases(
                 prefill_s=self.prefill_s,
-                handoff_s=handoff_s,
+                decode_s=decode_s,
                 path=self.prefill.path,
                 reason=self.prefill.reason,
                 decode_replica=decode,
@@ -56,7 +56,7 @@ class _EngineCall:
         failures, done = self.prefill.failures, self.prefill.prefilled
         return RequestPhases(
             prefill_s=self.prefill_s,
-            handoff_s=handoff_s,
+            decode_s=decode_s,
             path="retried" if failures else "remote",
             reason=failures[-1] if failures else "",
             prefill_replica=done.replica,

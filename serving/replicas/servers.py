@@ -238,8 +238,8 @@ class SplitDecodeServer(PlannedServer, GenerationMixin, PDDecodeServer):  # type
             answer = await anext(aiter(self.engine.completions(for_decode(request, prefilled))))
             if not hasattr(answer, "usage"):
                 raise RuntimeError(str(answer))
-            handoff_s = time.perf_counter() - prefilled_at
-            phases.append(RequestPhases(prefill_s=prefill_s, handoff_s=handoff_s))
+            decode_s = time.perf_counter() - prefilled_at
+            phases.append(RequestPhases(prefill_s=prefill_s, decode_s=decode_s))
         return phases
 
 
@@ -263,7 +263,7 @@ class MixedServer(PlannedServer, GenerationMixin, LLMServer):  # type: ignore[mi
             answer = await anext(aiter(self.engine.completions(request, None)))
             if not hasattr(answer, "usage"):
                 raise RuntimeError(str(answer))
-            phases.append(RequestPhases(prefill_s=time.perf_counter() - started, handoff_s=0.0))
+            phases.append(RequestPhases(prefill_s=time.perf_counter() - started, decode_s=0.0))
         return phases
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from minicluster.errors import NegativeAnswer
+from minicluster.phases import DECODE_QUEUE, PREFILL_QUEUE
 from minicluster.stats.batch_means import surely_below
 from minicluster.stats.quantiles import weighted_quantile
 from minicluster.workload.sources import RequestSource, drawn
@@ -280,7 +281,7 @@ def _bottleneck_role(candidate: Candidate, outcome: Outcome, check: Check) -> st
     if candidate.layout.prefill is None:
         return "mixed"
     counted = {name: float(part[outcome.counts].mean()) for name, part in outcome.parts_s.items()}
-    if check.name.startswith("TTFT") and counted["queue"] >= counted["decode admission"]:
+    if check.name.startswith("TTFT") and counted[PREFILL_QUEUE] >= counted[DECODE_QUEUE]:
         return "prefill"
     return "decode"
 

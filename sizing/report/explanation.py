@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
+from minicluster.phases import label
 from minicluster.units import seconds
 
 if TYPE_CHECKING:
@@ -35,7 +36,12 @@ def explanation_tables(found: Explanation) -> Iterator[Table]:
             for heading in ("TFLOP", "GB", "of peak", "bound by"):
                 table.add_column(heading, justify="left" if heading == "bound by" else "right")
         for term in terms:
-            row = [term.name, term.equation, seconds(term.seconds), f"{term.share_fraction:.1%}"]
+            row = [
+                label(term.name),
+                term.equation,
+                seconds(term.seconds),
+                f"{term.share_fraction:.1%}",
+            ]
             if detailed:
                 row += [
                     f"{term.flops / 1e12:.3g}" if term.flops else "",

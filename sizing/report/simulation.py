@@ -63,7 +63,7 @@ def write_requests(outcome: Outcome, path: Path) -> None:
         "e2e_s": outcome.e2e_s,
         "longest_stall_s": outcome.stall_s,
         "preemptions": outcome.preemptions,
-        **{f"{name.replace(' ', '_')}_s": part for name, part in outcome.parts_s.items()},
+        **{f"{name}_s": part for name, part in outcome.parts_s.items()},
         "counted": outcome.counts.astype(np.int64),
     }
     lists = [column.tolist() for column in columns.values()]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
+from minicluster.phases import label
 from minicluster.specs.slo import PERCENTILES
 from minicluster.units import seconds
 
@@ -108,6 +109,6 @@ def parts_table(prediction: Prediction) -> Table:
         table.add_column(heading, justify="left" if heading == "phase" else "right")
     total = prediction.ttft.mean_s
     for name, value in prediction.ttft_parts_s.items():
-        table.add_row(name, seconds(value), f"{value / total:.1%}")
+        table.add_row(label(name), seconds(value), f"{value / total:.1%}")
     table.add_row("TTFT", seconds(total), "100.0%", style="bold")
     return table

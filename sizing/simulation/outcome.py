@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from minicluster.errors import InputError
+from minicluster.phases import TTFT_PHASES
 from minicluster.stats.batch_means import (
     BatchMeansInterval,
     mean_interval,
@@ -55,7 +56,7 @@ class Outcome:
 
     Attributes:
         due_s, ttft_s, tpot_s, e2e_s, stall_s: shape (n,); `tpot_s` is nan for one token.
-        parts_s: TTFT by phase, in the deployed order; they add up to `ttft_s`.
+        parts_s: by `minicluster.phases.TTFT_PHASES`; they add up to `ttft_s`.
         prefill_of, decode_of: replicas; -1: the prompt was computed by its decode replica.
         gaps: seconds, how many, start; shape (g, 3), ascending by start.
         counts: whether a request counts, after the warm-up and before the end, shape (n,).
@@ -232,9 +233,8 @@ def _parts(system: System, run: EventLoop, due: Column, first: Column) -> dict[s
         np.where(split, pulled, first),
         first,
     ]
-    names = ("request overhead", "queue", "prefill", "decode admission", "kv transfer")
     parts, before = {}, due
-    for name, end in zip((*names, "first decode step"), ends, strict=True):
+    for name, end in zip(TTFT_PHASES, ends, strict=True):
         parts[name] = end - before
         before = end
     return parts

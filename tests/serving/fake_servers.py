@@ -56,7 +56,7 @@ class FakeServers:
                 return
             await asyncio.sleep(self.ttft_s)
             way = {"path": self.path, "prefill_replica": "p"}
-            phases = RequestPhases(prefill_s=self.ttft_s, handoff_s=0.0, **way)
+            phases = RequestPhases(prefill_s=self.ttft_s, decode_s=0.0, **way)
             tokens = body.get("max_tokens") or body.get("max_completion_tokens") or 16
             if not body.get("stream"):
                 await asyncio.sleep(self.itl_s * (tokens - 1))

@@ -68,7 +68,7 @@ def test_metrics_count_what_clients_got(split: Split, base_url: str) -> None:
     grown = {name: after[name] - before.get(name, 0) for name in after}
     assert grown['minicluster_requests_total{outcome="ok",path="remote"}'] == 5
     assert grown['minicluster_tokens_total{kind="output"}'] == 30
-    for name in ("ttft", "tpot", "kv_transfer", "queue", "prefill", "e2e"):
+    for name in ("ttft", "tpot", "handoff", "prefill_queue", "prefill", "e2e"):
         assert grown[f"minicluster_{name}_seconds_count"] == 5, name
     assert after['minicluster_replicas{domain="d0",kind="running",role="decode"}'] == 1
 

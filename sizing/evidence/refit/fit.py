@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from minicluster.phases import phase_s
 from minicluster.stats.quantiles import LEVELS, quantile
+from sizing.evidence.refit.observed import PHASES
 from sizing.evidence.refit.scales import PRIOR, Scales, scaled, scaled_interference, scaled_path
 from sizing.simulation.outcome import simulate
 from sizing.simulation.planned import deployed_system
@@ -32,12 +34,6 @@ STATISTICS = {
     ("tpot", "p90"): 0.08,
 }
 """Statistics compared, with the standard deviation of their logarithms between runs of one load."""
-
-PHASES = {
-    "prefill": ("queue", "prefill"),
-    "handoff": ("decode admission", "kv transfer", "first decode step"),
-}
-"""Phases that the server reports of a request, and the simulated phases that each spans."""
 
 PHASE_SD = 0.08
 BOUND = 2.0
@@ -198,9 +194,10 @@ def _predicted(run: Observed, model: StepModel) -> dict[tuple[str, str], float]:
         (metric, statistic): _statistic(columns[metric][run.counts], statistic)
         for metric, statistic in STATISTICS
     }
-    for name, parts in PHASES.items():
-        whole = sum(outcome.parts_s[part] for part in parts)
-        found[name, "mean"] = _statistic(np.asarray(whole)[run.counts], "mean")
+    for name in PHASES:
+        whole = phase_s(outcome.parts_s, name)
+        assert whole is not None  # noqa: S101  (a simulation knows every phase)
+        found[name, "mean"] = _statistic(whole[run.counts], "mean")
     return found
 
 

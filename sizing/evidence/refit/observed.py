@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from minicluster.errors import InputError
+from minicluster.phases import HANDOFF, QUEUED_PREFILL, phase_s
 from minicluster.plan import Deployment, StepModel, read_plan
 from minicluster.specs.calibration import CalibrationSpec
 from minicluster.workload.arrivals import Arrivals
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 FEWEST = 50
 """Answered requests below which a run says nothing about constants."""
 
+PHASES = (QUEUED_PREFILL, HANDOFF)
+"""Phases that are compared: as fine as the endpoint reports them of every request."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
@@ -44,7 +48,7 @@ class Observed:
         counts: those that were measured and answered, less the warm-up that the verdict cut,
             shape (n,).
         ttft_s, tpot_s: of each, nan where it has none, shape (n,).
-        phases_s: phases of TTFT that the server reported, by name; nan: not reported; shape (n,).
+        phases_s: `PHASES` of TTFT as the server reported them; nan: not reported; shape (n,).
         verdict: of the run; `None`: the run was not judged.
         turned_away: requests sent besides, which no engine saw.
     """
@@ -108,7 +112,6 @@ def observed(
             f"at least {FEWEST}",
             "a longer `loadtest run`",
         )
-    names = sorted({name for sample in kept for name in sample.phases_s})
     return Observed(
         name=str(samples),
         deployment=deployment,
@@ -121,8 +124,8 @@ def observed(
             [_number(s.tpot_s) if ok else np.nan for ok, s in zip(answered, kept, strict=True)]
         ),
         phases_s={
-            name: np.array([_number(sample.phases_s.get(name)) for sample in kept])
-            for name in names
+            name: np.array([_number(phase_s(sample.phases_s, name)) for sample in kept])
+            for name in PHASES
         },
         verdict=None if found is None else found.verdict,
         turned_away=len(sent) - len(kept),

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from loadtest.verdict import goodput_curve
 from minicluster.errors import Exit
 from minicluster.plan import to_json
 from minicluster.specs.slo import SloSpec
@@ -45,13 +44,9 @@ def test_a_run_by_the_command(start_server: ServerStarter, tmp_path: Path) -> No
 
 
 def test_planned_run_compares_with_the_prediction(
-    start_server: ServerStarter,
-    make_plan: PlanMaker,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    start_server: ServerStarter, make_plan: PlanMaker, tmp_path: Path
 ) -> None:
     """With a plan the table has all three columns; a prediction far off fails where required."""
-    monkeypatch.setattr(goodput_curve, "LOAD_FACTORS", (1.1,))  # each is a process of its own
     host = start_server(ttft_s=0.05, itl_s=0.02)
     plan = tmp_path / "plan.json"
     plan.write_text(to_json(make_plan(ttft_s=5.0, slo=SloSpec(ttft_s=30.0, tpot_s=5.0))))

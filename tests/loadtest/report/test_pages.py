@@ -20,7 +20,6 @@ from loadtest.report.run_page import run_page
 from loadtest.studies.capacity import Probe
 from loadtest.studies.capacity_search import CapacitySearch
 from loadtest.studies.compare import compare_runs
-from loadtest.verdict.goodput_curve import GoodputCurve
 from loadtest.verdict.prediction import TOLERANCE
 from loadtest.verdict.resimulation import PredictedRequest, Resimulation
 from loadtest.verdict.verdict import conclude
@@ -168,18 +167,15 @@ def test_report(browser: Browser, run: Run, tmp_path: Path) -> None:
         tpot_s=0.02,
         e2e_s=0.28,
         longest_stall_s=0.02,
-        phases_s={"request overhead": 0.01, "queue": 0.04, "prefill": 0.05},
+        phases_s={"ingress": 0.01, "prefill_queue": 0.04, "prefill": 0.05},
     )
     resimulation = Resimulation(
         requests=dict.fromkeys(range(4800), foretold),
         itl={"mean": 0.02, "p50": 0.02, "p90": 0.02, "p95": 0.02, "p99": 0.02},
+        busy_fraction={"prefill": 0.4, "decode": 0.5},
     )
     verdict = conclude(run, TOLERANCE, require_prediction=False, resimulation=resimulation)
-    foreseen = GoodputCurve(
-        points=((200.0, 200.0), (320.0, 318.0), (400.0, 380.0), (440.0, 210.0)),
-        limit_requests_per_s=400.0,
-    )
-    seen = look(browser, run_page(run, verdict, resimulation, foreseen), tmp_path, "report")
+    seen = look(browser, run_page(run, verdict, resimulation), tmp_path, "report")
     text, charts = seen["text"], seen["charts"]
 
     assert text.startswith("SLO MET")
@@ -189,7 +185,7 @@ def test_report(browser: Browser, run: Run, tmp_path: Path) -> None:
     assert "explains" in text
     assert len(charts) == 5
     assert "Goodput against load" in text
-    assert "hold up to 400.00 requests/s" in text
+    assert "60.00 requests/s, up to which the plan predicts" in text
     assert re.search(r"[0-9.]+ % within [0-9.]+ ms", charts[0]["hovered"])
     assert re.search(r"arrival [0-9.]+ s: [0-9.]+ ms", charts[2]["hovered"])
 

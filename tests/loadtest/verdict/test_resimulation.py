@@ -9,12 +9,12 @@ from xml.etree import ElementTree as ET
 import numpy as np
 import pytest
 
+from loadtest.client.request import reported_phases
 from loadtest.report.judge import JudgeOptions, judge_run
 from loadtest.report.junit import to_junit
 from loadtest.run.client_health import write_client
 from loadtest.run.folder import prepare
 from loadtest.studies.compare import compare_runs
-from loadtest.verdict.goodput_curve import predict_goodput
 from loadtest.verdict.phases import compare_phases
 from loadtest.verdict.prediction import TOLERANCE
 from loadtest.verdict.resimulation import reached_engine, resimulate
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from loadtest.run.folder import Run
     from minicluster.workload.samples import Sample
 
-QUICK = JudgeOptions(tolerance=TOLERANCE, goodput_curve=False)
+OPTIONS = JudgeOptions(tolerance=TOLERANCE)
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def plan_file(make_plan: PlanMaker, tmp_path: Path) -> Path:
 
 def as_simulated(make_sample: SampleMaker, *, apart_s: float = 1.0) -> list[Sample]:
     """Return requests that never meet one another: prefill 13.2 ms, first step, nine more."""
-    told = {"prefill": 0.0132, "handoff": 0.02}
+    told = {"queued_prefill": 0.0132, "handoff": 0.02}
     return [
         make_sample(k, k * apart_s, ttft_s=0.0332, itl_s=0.01, phases_s=told) for k in range(60)
     ]
@@ -63,7 +63,7 @@ def test_requests_alone_take_what_the_formulas_say(
     assert sorted(found.requests) == list(range(60))
     one = found.requests[7]
     assert one.phases_s["prefill"] == pytest.approx(0.01 + 32e-4)
-    assert one.phases_s["queue"] == pytest.approx(0.0)
+    assert one.phases_s["prefill_queue"] == pytest.approx(0.0)
     assert one.tpot_s == pytest.approx(0.01)
     assert sum(one.phases_s.values()) == pytest.approx(one.ttft_s)
     assert found.itl["mean"] == pytest.approx(0.01)
@@ -112,7 +112,9 @@ def test_what_was_said_before_is_not_computed(plan_file: Path, make_sample: Samp
 def test_chance_in_the_arrivals_is_on_both_sides(plan_file: Path, make_sample: SampleMaker) -> None:
     """Requests that come in a burst wait in the simulation as they waited in the run."""
     burst = [make_sample(k, 0.001 * (k % 30) + 5 * (k // 30)) for k in range(60)]
-    waits = [each.phases_s["queue"] for each in resimulate(plan_file, burst).requests.values()]
+    waits = [
+        each.phases_s["prefill_queue"] for each in resimulate(plan_file, burst).requests.values()
+    ]
 
     assert max(waits) > 0.05
     assert min(waits) == pytest.approx(0.0)
@@ -121,13 +123,13 @@ def test_chance_in_the_arrivals_is_on_both_sides(plan_file: Path, make_sample: S
 def test_what_differs_is_named(plan_file: Path, make_sample: SampleMaker) -> None:
     """A slow hand-off is called the hand-off, whatever the sum of the phases."""
     samples = [
-        replace(s, phases_s={"prefill": 0.0132, "handoff": 0.5}, due_s=s.due_s - 0.48)
+        replace(s, phases_s={"queued_prefill": 0.0132, "handoff": 0.5}, due_s=s.due_s - 0.48)
         for s in as_simulated(make_sample)
     ]
     phases = compare_phases(resimulate(plan_file, samples), samples)
 
     assert phases
-    assert phases.explains == "KV transfer and first step"
+    assert phases.explains == "handoff"
     assert phases.share_fraction > 0.9
     assert sum(row.difference_s for row in phases.rows) == pytest.approx(
         sum(row.predicted_s - row.measured_s for row in phases.rows)
@@ -136,25 +138,25 @@ def test_what_differs_is_named(plan_file: Path, make_sample: SampleMaker) -> Non
 
 def test_a_finer_server_splits_queue_and_prefill(plan_file: Path, make_sample: SampleMaker) -> None:
     """Where the server tells its queue and its step, they are compared apart."""
-    told = {"prefill": 0.0132, "handoff": 0.02, "queue": 0.0, "step": 0.0132}
+    told = {"prefill_queue": 0.0, "prefill": 0.0132, "handoff": 0.02}
     samples = [replace(s, phases_s=told) for s in as_simulated(make_sample)]
     phases = compare_phases(resimulate(plan_file, samples), samples)
 
     assert phases
-    assert [row.name for row in phases.rows][1:3] == ["prefill queue", "prefill"]
+    assert [row.name for row in phases.rows][1:3] == ["prefill_queue", "prefill"]
     assert phases.rows[2].difference_s == pytest.approx(0.0, abs=1e-6)
 
 
 def test_engines_of_both_pools_split_every_phase(plan_file: Path, make_sample: SampleMaker) -> None:
     """The pull and the first step are apart where decode's engine tells; a slow pull is named."""
-    told = {"prefill": 0.0132, "queue": 0.0, "step": 0.0132, "handoff": 0.12}
-    told |= {"queue_time": 0.108, "time_to_first_token": 0.01}
+    timings = {"prefill_queue": 0.0, "prefill": 0.0132, "handoff": 0.12}
+    told = reported_phases(timings, {"queue_time": 0.108, "time_to_first_token": 0.01})
     samples = [replace(s, phases_s=told, due_s=s.due_s - 0.1) for s in as_simulated(make_sample)]
     phases = compare_phases(resimulate(plan_file, samples), samples)
 
     assert phases
-    assert [row.name for row in phases.rows][3:5] == ["KV transfer", "first decode step"]
-    assert phases.explains == "KV transfer"
+    assert [row.name for row in phases.rows][3:5] == ["kv_fetch", "first_decode_step"]
+    assert phases.explains == "kv_fetch"
     assert phases.rows[4].difference_s == pytest.approx(0.0, abs=1e-6)
     assert sum(row.measured_s for row in phases.rows) == pytest.approx(
         sum(s.e2e_s for s in samples) / len(samples)
@@ -164,17 +166,17 @@ def test_engines_of_both_pools_split_every_phase(plan_file: Path, make_sample: S
 def test_a_prompt_that_decode_computes_has_no_pull(
     plan_file: Path, make_sample: SampleMaker
 ) -> None:
-    """A step of 0 in prefill says that decode computed the prompt: its time is prefill's."""
-    told = {"prefill": 0.0, "queue": 0.0, "step": 0.0, "handoff": 0.033}
-    told |= {"time_to_first_token": 0.03}
+    """What the decode engine says of a prompt that it computes splits queue and prefill."""
+    timings = {"queued_prefill": 0.033, "kv_fetch": 0.0, "first_decode_step": 0.0}
+    told = reported_phases(timings, {"queue_time": 0.003, "time_to_first_token": 0.03})
     samples = [replace(s, phases_s=told) for s in as_simulated(make_sample)]
     phases = compare_phases(resimulate(plan_file, samples), samples)
 
     assert phases
     seen = {row.name: row.measured_s for row in phases.rows}
-    assert seen["prefill queue"] == pytest.approx(0.003)
+    assert seen["prefill_queue"] == pytest.approx(0.003)
     assert seen["prefill"] == pytest.approx(0.03)
-    assert list(seen)[3:] == ["decode"]
+    assert seen["kv_fetch"] == seen["first_decode_step"] == 0.0
 
 
 def test_without_a_plan_that_can_be_simulated(tmp_path: Path, make_sample: SampleMaker) -> None:
@@ -229,8 +231,8 @@ def test_requests_turned_away_are_not_simulated(
         for k, s in enumerate(samples[1::3])
     ]
     run = make_run([*samples, *away])
-    verdict = judge_run(kept(run, plan_file, tmp_path / "run"), JudgeOptions(tolerance=TOLERANCE))
-    alone = judge_run(kept(make_run(samples), plan_file, tmp_path / "alone"), QUICK)
+    verdict = judge_run(kept(run, plan_file, tmp_path / "run"), OPTIONS)
+    alone = judge_run(kept(make_run(samples), plan_file, tmp_path / "alone"), OPTIONS)
 
     assert verdict.comparison
     assert alone.comparison
@@ -261,25 +263,33 @@ def test_what_engines_saw(
     assert bool(reached_engine([make_sample(outcome=outcome, detail=detail)])) is came_in
 
 
-def test_goodput_breaks_down_where_the_simulation_saturates(
-    plan_file: Path, make_run: RunMaker, make_sample: SampleMaker
+@pytest.mark.parametrize(("requests_per_s", "good_fraction"), [(6, 1.0), (1000, 0.3)])
+def test_a_growing_queue_is_predicted_like_any_other_run(
+    plan_file: Path,
+    make_run: RunMaker,
+    make_sample: SampleMaker,
+    tmp_path: Path,
+    requests_per_s: float,
+    good_fraction: float,
 ) -> None:
-    """All requests are good below the limit, ever fewer above it; the run's own load is drawn."""
-    run = make_run(as_simulated(make_sample, apart_s=0.16))
-    slo = replace(run.job.slo, ttft_s=0.06)
-    run = replace(run, job=replace(run.job, slo=slo))
-    own = resimulate(plan_file, run.samples)
+    """
+    Latencies, goodput and pools of 300 requests that come far too fast, as of a light load.
 
-    found = predict_goodput(
-        plan_file, run, own, offered_requests_per_s=6.25, limit_requests_per_s=1 / 0.0132
-    )
+    Decode answers 8 at a time in 0.1 s: of all that come within 0.3 s, about 80 begin within 1 s.
+    """
+    window_s = 300 / requests_per_s
+    run = make_run([make_sample(k, k / requests_per_s, ttft_s=0.05) for k in range(300)])
+    window = replace(run.job.window, end_s=window_s)
+    run = replace(run, job=replace(run.job, window=window))
+    verdict = judge_run(kept(run, plan_file, tmp_path / "run"), OPTIONS)
 
-    loads = [load for load, _ in found.points]
-    shares = [good / load for load, good in found.points]
-    assert loads == sorted(loads)
-    assert 6.25 in loads
-    assert shares[:2] == [1, 1]
-    assert shares[-1] < shares[-2] < 1
+    assert verdict.comparison
+    assert verdict.comparison.source == "resimulated"
+    predicted = verdict.throughput.predicted_good_requests_per_s
+    assert predicted == pytest.approx(good_fraction * requests_per_s, rel=0.2)
+    _, decode = verdict.pools
+    assert decode.predicted_utilisation_fraction is not None
+    assert 0 < decode.predicted_utilisation_fraction <= 1
 
 
 def test_a_plan_of_another_model_is_refused(
@@ -289,7 +299,7 @@ def test_a_plan_of_another_model_is_refused(
     run = make_run(as_simulated(make_sample))
     folder = kept(replace(run, job=replace(run.job, model="other")), plan_file, tmp_path / "run")
     with pytest.raises(InputError, match="other"):
-        judge_run(folder, JudgeOptions(tolerance=TOLERANCE))
+        judge_run(folder, OPTIONS)
 
 
 def judged(run: Run) -> Verdict:

@@ -254,7 +254,7 @@ def test_json_holds_everything(make_run: RunMaker, good: list[Sample]) -> None:
     for samples in (good, nothing):
         written = json.loads(to_json(judged(make_run, samples)))
 
-        assert written["schema_version"] == 3
+        assert written["schema_version"] == 4
         assert {"verdict", "slo", "latency", "comparison", "client"} <= set(written)
 
 

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minicluster.errors import InputError
+from minicluster.phases import TTFT_PHASES
 from minicluster.workload.request_outcome import TURNED_AWAY
 from minicluster.workload.samples import OUTCOMES, Sample, read_samples, to_line
 
@@ -32,7 +33,7 @@ SAMPLES = st.builds(
     chunk_tokens=st.lists(st.integers(1, 9), max_size=5).map(tuple),
     outcome=st.sampled_from(sorted(OUTCOMES)),
     detail=st.none() | st.text(max_size=20),
-    phases_s=st.dictionaries(st.sampled_from(["prefill", "handoff"]), TIMES),
+    phases_s=st.dictionaries(st.sampled_from(TTFT_PHASES), TIMES),
 )
 ONE = Sample(
     index=0,

@@ -13,25 +13,8 @@ if TYPE_CHECKING:
 
     from tests.serving.conftest import DeploymentMaker, PlanMaker
 
-FORMULAS = {
-    "request overhead": 100.0,
-    "prefill queue": 20.0,
-    "prefill": 3.0,
-    "interference of decode": 0.4,
-    "kv transfer": 0.05,
-    "decode queue": 0.006,
-    "decode step in progress": 0.0007,
-    "first decode step": 0.00008,
-}
-SIMULATED = {
-    "request overhead": 100.0,
-    "queue": 20.0,
-    "prefill": 3.4,
-    "decode admission": 0.006,
-    "kv transfer": 0.05,
-    "first decode step": 0.00078,
-}
-"""The phases of a plan, as `sizing.queueing` and `sizing.simulation` call them."""
+PARTS_S = {"ingress": 100.0, "prefill_queue": 20.0, "prefill": 3.4, "first_decode_step": 0.00078}
+"""Of a plan in which the KV cache comes at once: what takes nothing is left out."""
 
 
 def _planned(config: object) -> dict[str, float | None]:
@@ -41,23 +24,19 @@ def _planned(config: object) -> dict[str, float | None]:
         name: registry.get_sample_value(
             "minicluster_planned_seconds", {"quantity": name, "percentile": "mean"}
         )
-        for name in ("queue", "prefill", "kv_transfer")
+        for name in ("prefill_queue", "prefill", "handoff")
     }
 
 
-@pytest.mark.parametrize("parts_s", [FORMULAS, SIMULATED])
 def test_phases_stand_beside_what_was_planned(
-    parts_s: dict[str, float],
-    make_deployment: DeploymentMaker,
-    make_plan: PlanMaker,
-    small_model: Path,
+    make_deployment: DeploymentMaker, make_plan: PlanMaker, small_model: Path
 ) -> None:
-    """From either predictor; without remote prompts they are not measured either."""
+    """The hand-off as a sum; without remote prompts they are not measured either."""
     deployment = make_deployment(small_model)
     config = endpoint_config(deployment, domains={"laptop": "d0"}, plan=make_plan(deployment))
     assert config.prediction is not None
-    planned = replace(config, prediction=replace(config.prediction, ttft_parts_s=parts_s))
-    expected = {"queue": 20.0, "prefill": 3.4, "kv_transfer": 0.05678}
+    planned = replace(config, prediction=replace(config.prediction, ttft_parts_s=PARTS_S))
+    expected = {"prefill_queue": 20.0, "prefill": 3.4, "handoff": 0.00078}
     assert _planned(planned) == pytest.approx(expected)
     together = replace(planned, pools=config.pools[1:])
     assert set(_planned(together).values()) == {None}

@@ -48,7 +48,7 @@ def _lacking(config: EndpointConfig, servers: FakeServers) -> list[str]:
 
 def _phases(path: str) -> RequestPhases:
     """Return the phases of an answer by this way."""
-    return RequestPhases(prefill_s=0.0, handoff_s=0.0, path=path)
+    return RequestPhases(prefill_s=0.0, decode_s=0.0, path=path)
 
 
 @pytest.mark.parametrize("path", ["local", "fallback-local"])

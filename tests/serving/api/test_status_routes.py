@@ -43,7 +43,7 @@ def test_metrics_stand_beside_what_was_planned(config: EndpointConfig) -> None:
 
     metrics, plan = used(config, FakeServers(ttft_s=0.05, itl_s=0.002), use)
     lines = dict(line.rsplit(" ", 1) for line in metrics.splitlines() if line[0] != "#")
-    for name, count in {"ttft": 1, "tpot": 1, "itl": 10, "e2e": 1, "kv_transfer": 1}.items():
+    for name, count in {"ttft": 1, "tpot": 1, "itl": 10, "e2e": 1, "handoff": 1}.items():
         assert float(lines[f"minicluster_{name}_seconds_count"]) == count, name
     sums_s = {"ttft": 0.05, "tpot": 0.002, "itl": 0.02, "e2e": 0.07}
     for name, sum_s in sums_s.items():

@@ -59,7 +59,7 @@ def test_every_planned_value_that_is_asked_for_is_there(registry: CollectorRegis
         labels = dict(re.findall(r'(\w+)="(\w+)"', found[2]))
         assert registry.get_sample_value(found[1], labels) is not None, labels
     of = {found[2].partition(",")[0] for found in asked}
-    measured = ("ttft", "tpot", "itl", "e2e", "queue", "prefill", "kv_transfer")
+    measured = ("ttft", "tpot", "itl", "e2e", "prefill_queue", "prefill", "handoff")
     assert of == {f'quantity="{name}"' for name in measured}
 
 

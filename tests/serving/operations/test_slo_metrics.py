@@ -24,8 +24,8 @@ def _text(observed: dict[str, list[float]]) -> str:
 
 def test_only_what_came_in_between_counts() -> None:
     """Attainment and means are those of the window, not of the endpoint's life."""
-    late = {"ttft": [5.0] * 50, "tpot": [0.2] * 50, "queue": [3.0] * 50}
-    good = {"ttft": [0.5] * 9 + [2.0], "tpot": [0.02] * 10, "queue": [0.1] * 10}
+    late = {"ttft": [5.0] * 50, "tpot": [0.2] * 50, "prefill_queue": [3.0] * 50}
+    good = {"ttft": [0.5] * 9 + [2.0], "tpot": [0.02] * 10, "prefill_queue": [0.1] * 10}
     both = {name: late[name] + good[name] for name in late}
     seen = window_metrics(read_histograms(_text(late)), read_histograms(_text(both)), SLO)
     assert seen.requests == 10
@@ -37,12 +37,12 @@ def test_only_what_came_in_between_counts() -> None:
 
 def test_without_requests_every_promise_is_kept() -> None:
     """An idle window has nothing to complain of."""
-    idle = read_histograms(_text({"ttft": [], "tpot": [], "queue": []}))
+    idle = read_histograms(_text({"ttft": [], "tpot": [], "prefill_queue": []}))
     seen = window_metrics(idle, idle, SLO)
     assert (seen.requests, seen.ttft_fraction, seen.tpot_fraction) == (0, 1.0, 1.0)
 
 
 def test_another_endpoint_is_reported() -> None:
     """Metrics that are not ours are a failed target, by name."""
-    with pytest.raises(TargetFailed, match="minicluster_queue_seconds"):
+    with pytest.raises(TargetFailed, match="minicluster_prefill_queue_seconds"):
         read_histograms(_text({"ttft": [], "tpot": []}))

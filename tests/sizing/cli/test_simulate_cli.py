@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from minicluster.phases import TTFT_PHASES
 from minicluster.plan import read_plan
 from sizing import catalog
 
@@ -65,10 +66,9 @@ def test_requests_are_written_one_a_line(sizing: Sizing, plan: str, tmp_path: Pa
     with out.open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert [int(row["request"]) for row in rows] == list(range(500))
-    phases = ("request_overhead_s", "queue_s", "prefill_s", "decode_admission_s",
-              "kv_transfer_s", "first_decode_step_s")  # fmt: skip
     for row in rows:
-        assert sum(float(row[each]) for each in phases) == pytest.approx(float(row["ttft_s"]))
+        whole = sum(float(row[f"{phase}_s"]) for phase in TTFT_PHASES)
+        assert whole == pytest.approx(float(row["ttft_s"]))
 
 
 def test_a_trace_replaces_arrivals_and_lengths(sizing: Sizing, plan: str, tmp_path: Path) -> None:

@@ -85,7 +85,7 @@ def run_of(
         counts=np.arange(len(arrivals)) >= 50,
         ttft_s=seen.ttft_s,
         tpot_s=seen.tpot_s,
-        phases_s={"prefill": parts["queue"] + parts["prefill"]},
+        phases_s={"queued_prefill": parts["prefill_queue"] + parts["prefill"]},
     )
 
 
@@ -297,7 +297,9 @@ def test_samples_are_read_as_they_were_written(plan: Plan, tmp_path: Path) -> No
 
     assert again.ttft_s == pytest.approx(run.ttft_s, abs=MICROSECOND)
     assert again.tpot_s == pytest.approx(run.tpot_s, abs=MICROSECOND, nan_ok=True)
-    assert again.phases_s["prefill"] == pytest.approx(run.phases_s["prefill"], abs=MICROSECOND)
+    assert again.phases_s["queued_prefill"] == pytest.approx(
+        run.phases_s["queued_prefill"], abs=MICROSECOND
+    )
     assert (again.counts == run.counts).all()
 
 

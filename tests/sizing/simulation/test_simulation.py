@@ -102,7 +102,7 @@ def test_one_replica_waits_as_pollaczek_and_khinchine_say(tokens: Lengths) -> No
     rate = 0.7 / service.mean()
     arrivals = prompts(tokens, float(rate), 60_000)
     found = simulate(servers(1), arrivals, seed=0)
-    wait = found.parts_s["queue"]
+    wait = found.parts_s["prefill_queue"]
     known = rate * (service**2).mean() / (2 * 0.3)
     assert wait.mean() == pytest.approx(known, rel=0.06)
     free_s, waits = 0.0, []
@@ -239,7 +239,7 @@ def test_short_prompts_stay_where_they_land() -> None:
     system = replace(chat(), local_threshold_tokens=500)
     found = simulate(system, arrivals, seed=0)
     np.testing.assert_array_equal(found.prefill_of >= 0, arrivals.input_tokens > 500)
-    assert (found.parts_s["kv transfer"][found.prefill_of < 0] == 0).all()
+    assert (found.parts_s["kv_transfer"][found.prefill_of < 0] == 0).all()
 
 
 def test_pulls_wait_for_the_nic_and_shake_hands_once() -> None:
@@ -247,11 +247,11 @@ def test_pulls_wait_for_the_nic_and_shake_hands_once() -> None:
     arrivals = chats(count=1000)
     slow = replace(chat(), path=Path(transfer_per_token_s=3e-5))
     alone_s = arrivals.input_tokens * 3e-5
-    pulls_s = simulate(slow, arrivals, seed=0).parts_s["kv transfer"]
+    pulls_s = simulate(slow, arrivals, seed=0).parts_s["kv_transfer"]
     assert (pulls_s >= alone_s * (1 - 1e-9)).all()
     assert pulls_s.mean() > 1.05 * alone_s.mean()
     shaking = replace(slow, path=Path(transfer_per_token_s=1e-9, handshake_s=2.0))
-    pulls_s = simulate(shaking, arrivals, seed=0).parts_s["kv transfer"]
+    pulls_s = simulate(shaking, arrivals, seed=0).parts_s["kv_transfer"]
     assert (pulls_s > 1.9).sum() == 6
 
 
