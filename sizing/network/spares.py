@@ -1,7 +1,8 @@
-"""Spares: how many parts beyond those needed reach an availability."""
+"""Failures of a job and the checkpoints against them; spares that reach an availability."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +12,55 @@ from minicluster.specs.checks import positive
 
 MOST_SPARES = 100_000
 """Spares tried before the answer is that no number of them is enough."""
+
+
+def checkpoint_interval_s(checkpoint_s: float, mtbf_s: float) -> float:
+    """
+    Compute time between two checkpoints that loses least.
+
+        sqrt(2 C M) (1 + sqrt(C/2M)/3 + C/(18 M)) - C, M where C > 2 M
+        (docs/model.md, eq. U2)
+
+    Args:
+        checkpoint_s: C, that a checkpoint stops the job.
+        mtbf_s: M, of the job.
+
+    Source:
+        Daly (FGCS 22, 2006), eq. 37; its first term is Young's (CACM 17, 1974).
+
+    Ignores:
+        Checkpoints written in the background, other than by a small C.
+
+    """
+    c, m = checkpoint_s, mtbf_s
+    if c >= 2 * m:
+        return m
+    return math.sqrt(2 * c * m) * (1 + math.sqrt(c / (2 * m)) / 3 + c / (18 * m)) - c
+
+
+def effective_fraction(
+    mtbf_s: float, *, interval_s: float, checkpoint_s: float, restart_s: float
+) -> float:
+    """
+    Share of the wall clock that a job makes progress.
+
+        E = τ / (M e^(R/M) (e^((τ + C)/M) - 1))      (docs/model.md, eq. U3)
+
+    Args:
+        mtbf_s: M, of the job.
+        interval_s: τ, compute time between checkpoints.
+        checkpoint_s: C, that each stops the job.
+        restart_s: R, from a failure until the last checkpoint runs again.
+
+    Source:
+        Daly (FGCS 22, 2006), eq. 20: exponential failures, also during checkpoints and restarts.
+
+    Ignores:
+        Failures that need a spare while none is free: `spares`.
+
+    """
+    wasted = math.exp(restart_s / mtbf_s) * math.expm1((interval_s + checkpoint_s) / mtbf_s)
+    return interval_s / (mtbf_s * wasted)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

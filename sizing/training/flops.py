@@ -12,8 +12,6 @@ from sizing.latency.load import pairs, prefill_load
 from sizing.latency.work import step_ops
 
 if TYPE_CHECKING:
-    from numpy.typing import ArrayLike, NDArray
-
     from sizing.training.job import TrainingJob
 
 
@@ -45,46 +43,13 @@ class StepFlops:
         return self.model + self.recompute
 
 
-def training_flops(
-    parameters: ArrayLike, tokens: ArrayLike, *, recompute: bool = False
-) -> NDArray[np.float64]:
-    """
-    FLOPs of a whole training run by the rule of thumb.
-
-        C = 6 P T,  with full recompute 8 P T      (docs/model.md, eq. J1)
-
-    Args:
-        parameters: P that a token is multiplied with.
-        tokens: T.
-        recompute: run every forward pass twice.
-
-    Returns:
-        FLOPs, shape of the arguments.
-
-    Source:
-        Kaplan et al. (arXiv 2001.08361); Megatron (arXiv 2104.04473), section 5.1, for 8.
-
-    Ignores:
-        Scores of attention; `step_flops` counts them.
-
-    """
-    passes = 8.0 if recompute else 6.0
-    return np.asarray(passes * np.asarray(parameters, np.float64) * np.asarray(tokens, np.float64))
-
-
 def step_flops(job: TrainingJob) -> StepFlops:
     """
-    FLOPs of one optimiser step, multiplication by multiplication.
+    FLOPs of one optimiser step on all GPUs together, multiplication by multiplication.
 
         F = 3 (sum of GEMMs + core + head) + recompute; core = 4 N H A per layer, A the pairs of
         the causal mask (flash) or all s^2 (materialised); recompute = 0, core, or all but the head
         (docs/model.md, eq. J2)
-
-    Args:
-        job: model, batch, recompute, attention.
-
-    Returns:
-        FLOPs of all GPUs together.
 
     Source:
         Megatron (arXiv 2104.04473), appendix: with full recompute, materialised scores and

@@ -10,9 +10,10 @@ from minicluster.specs.checks import STRICT, positive
 from minicluster.specs.model import ModelSpec
 from minicluster.specs.scenario import ClusterChoice
 from sizing import catalog
-from sizing.training.estimate import Interruptions, TrainingMachine
+from sizing.training.estimate import Interruptions
 from sizing.training.job import TrainingJob
 from sizing.training.layout import TrainingLayout
+from sizing.training.step import TrainingMachine
 
 if TYPE_CHECKING:
     from minicluster.specs.cluster import ClusterSpec

@@ -13,8 +13,8 @@ from sizing.training.step import training_step
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from sizing.training.estimate import TrainingMachine
     from sizing.training.job import TrainingJob
+    from sizing.training.step import TrainingMachine
 
 FILL = 0.97
 """Share of the memory that CUDA reports which a chosen layout may take: the rest is for the
@@ -50,14 +50,6 @@ def settled(
 
     Of all that fit, the one of least memory among those at most `SLACK` slower than the fastest;
     if none fits, one sequence at a time and one chunk.
-
-    Args:
-        job: what is trained.
-        layout: degrees.
-        machine: GPU and cluster.
-        micro_batch: given, or `None`.
-        interleave: given, or `None`.
-
     """
     micros = MICRO_BATCHES if micro_batch is None else (micro_batch,)
     chunks = range(1, job.model.num_layers // layout.pp + 2) if layout.pp > 1 else range(1, 2)
@@ -91,7 +83,7 @@ def trials(
         if key in seen or needed > room:
             continue
         seen.add(key)
-        seconds = training_step(job, layout, machine.gpu, machine).step_s
+        seconds = training_step(job, layout, machine).step_s
         tried.append(Trial(layout=layout, step_s=seconds, memory_bytes=needed))
     return tried
 
@@ -110,10 +102,7 @@ def search_layouts(
         job_of: what is trained in a layout: sharding may follow from it.
         gpus: all of them are used.
         machine: GPU and cluster.
-        top: how many to return.
-
-    Returns:
-        The fastest first; of equal ones the one with less memory.
+        top: how many to return, the fastest first; of equal ones the one with less memory.
 
     Raises:
         NegativeAnswer: no layout fits the job and the memory.

@@ -27,8 +27,7 @@ def name(claim: seeds.Claim) -> str:
     "claim", [c for c in CLAIMS if c.kind in ("reproduce", "property")], ids=name
 )
 def test_claim_holds(claim: seeds.Claim) -> None:
-    """Our value, from a public function, is within the row's tolerance."""
-    assert claim.command
+    """Our value, out of what our command prints, is within the row's tolerance."""
     assert claim.holds, f"{claim.value} against {claim.expected} ({claim.tolerance})"
 
 
@@ -39,11 +38,11 @@ def test_wrong_claim_is_corrected_and_explained(claim: seeds.Claim) -> None:
     assert len(claim.note) > 20
 
 
-def test_every_row_is_on_the_page() -> None:
-    """The page shows each claim with its seed."""
-    page = seeds.page()
+def test_no_claim_went_missing() -> None:
+    """The claims of all five documents are there, and those that can be computed are."""
     assert len(CLAIMS) > 90
-    assert all(seeds.cell(claim.text) in page for claim in CLAIMS)
+    assert {claim.seed for claim in CLAIMS} == {"000", "001", "002", "003", "004"}
+    assert all(claim.command for claim in CLAIMS if claim.kind != "context")
 
 
 @pytest.mark.parametrize(
@@ -74,8 +73,8 @@ def test_tolerances_can_fail(
 
 @pytest.mark.parametrize("command", sorted({claim.command for claim in CLAIMS if claim.command}))
 def test_commands_of_the_page_run(command: str) -> None:
-    """What the page names as our command can be typed as it stands."""
-    program, *arguments = command.strip("`").split()
+    """What the page names as our command can be typed as it stands, and prints a table."""
+    program, *arguments = command.split()
     assert program == "sizing"
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 0, done.exception
