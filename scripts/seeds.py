@@ -44,7 +44,13 @@ Value = float | bool | tuple[float, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """One row of the claims; `value` is ours, `None` where there is nothing to compute."""
+    """
+    One row of the claims.
+
+    Attributes:
+        command: ours, that prints what `answer` needs; empty where there is nothing to compute.
+        answer: an expression over what it prints.
+    """
 
     kind: str
     text: str
@@ -54,7 +60,12 @@ class Claim:
     tolerance: str
     note: str
     command: str
-    value: Value | None
+    answer: str
+
+    @property
+    def value(self) -> Value | None:
+        """Our value; `None` where there is nothing to compute."""
+        return answered(self.command, self.answer) if self.answer else None
 
     @property
     def holds(self) -> bool:
@@ -63,11 +74,12 @@ class Claim:
 
         A corrected round name is meant to 3 %: 70B for 68.98 billion, 32K for 32,768.
         """
-        if isinstance(self.value, bool):
-            return self.value
+        value = self.value
+        if isinstance(value, bool):
+            return value
         named = self.kind == "erroneous" and self.tolerance == "0"
         tolerance = NAMED if named else self.tolerance
-        return self.value is not None and within(self.value, self.expected, tolerance)
+        return value is not None and within(value, self.expected, tolerance)
 
     @property
     def shown(self) -> str:
@@ -76,7 +88,7 @@ class Claim:
 
 
 def claims() -> list[Claim]:
-    """Return every claim with our value."""
+    """Return every claim."""
     with CLAIMS.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(line for line in file if not line.startswith("#")))
     return [
@@ -89,7 +101,7 @@ def claims() -> list[Claim]:
             tolerance=row["tolerance"],
             note=row["note"],
             command=row["command"],
-            value=answered(row["command"], row["answer"]) if row["answer"] else None,
+            answer=row["answer"],
         )
         for row in rows
     ]
