@@ -54,7 +54,6 @@ def rail_aligned_fraction(roles: Sequence[Sequence[GpuGroup]], domain_of: dict[G
 
 
 def _rails(group: GpuGroup) -> tuple[int, ...]:
-    """Return the rail of each rank."""
     return tuple(gpu for _, gpu in group.gpus)
 
 
@@ -64,13 +63,6 @@ def aligned(groups: tuple[GpuGroup, ...], root: TopologyUnit) -> tuple[GpuGroup,
 
     Costs and counts of a placement stay as they are: no group leaves its domain.
 
-    Args:
-        groups: of one or two roles.
-        root: all GPUs that were free.
-
-    Returns:
-        The same groups in the same order.
-
     Ignores:
         Better choices that take several exchanges at once.
 
@@ -78,7 +70,7 @@ def aligned(groups: tuple[GpuGroup, ...], root: TopologyUnit) -> tuple[GpuGroup,
     roles = list(dict.fromkeys(group.role for group in groups))
     if len(roles) != 2 or len(groups) > MOST_GROUPS:  # noqa: PLR2004  (prefill and decode)
         return groups
-    domains = domain_of(root)
+    domains = root.units_of_gpus(0)
     inside = {domain.first: domain.gpus for domain in root.domains()}
     best, most = list(groups), _aligned(groups, roles, domains)
     for _ in range(PASSES):
@@ -93,13 +85,7 @@ def aligned(groups: tuple[GpuGroup, ...], root: TopologyUnit) -> tuple[GpuGroup,
     return tuple(best)
 
 
-def domain_of(root: TopologyUnit) -> dict[Gpu, int]:
-    """Return the HB domain of every GPU."""
-    return {gpu: domain.first for domain in root.domains() for gpu in domain.gpus}
-
-
 def _aligned(groups: Sequence[GpuGroup], roles: Sequence[str], domains: dict[Gpu, int]) -> float:
-    """Return the aligned share of first stages."""
     first = [[s for s in groups if s.role == role and s.stage == 0] for role in roles]
     return rail_aligned_fraction(first, domains)
 
