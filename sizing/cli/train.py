@@ -21,10 +21,11 @@ from sizing.training.request import TrainingRequest
 from sizing.training.search import search_layouts, settled
 
 if TYPE_CHECKING:
-    from sizing.training.estimate import TrainingEstimate, TrainingMachine
+    from sizing.training.estimate import TrainingEstimate
     from sizing.training.job import TrainingJob
     from sizing.training.layout import TrainingLayout
     from sizing.training.search import Trial
+    from sizing.training.step import TrainingMachine
 
 HELP = {
     "model": "Model of the catalog; or give its shape",
