@@ -22,8 +22,7 @@ from sizing.training.search import search_layouts, settled
 
 if TYPE_CHECKING:
     from sizing.training.estimate import TrainingEstimate
-    from sizing.training.job import TrainingJob
-    from sizing.training.layout import TrainingLayout
+    from sizing.training.job import TrainingJob, TrainingLayout
     from sizing.training.search import Trial
     from sizing.training.step import TrainingMachine
 

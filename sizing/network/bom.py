@@ -111,7 +111,6 @@ class NetworkOrder:
     transceiver_power_w: float | None = None
 
     def __post_init__(self) -> None:
-        """Check kind and numbers."""
         one_of(KINDS, **{"--kind": self.kind})
         positive(**{"--gpus": self.gpus, "--hb-size": self.hb_size, "--radix": self.radix})
         positive(**{"--price-ratio": self.price_ratio})

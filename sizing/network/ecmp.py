@@ -29,7 +29,6 @@ class Hashing:
     flows: int
 
     def __post_init__(self) -> None:
-        """Check counts."""
         positive(**{"--pairs": self.pairs, "--uplinks": self.uplinks, "--flows": self.flows})
 
 
@@ -68,11 +67,6 @@ def collisions(hashing: Hashing, *, trials: int = 10_000, seed: int = 0) -> Coll
     Draw hashes and measure the loads.
 
         pairs x flows balls of weight 1/flows into U equal bins      (docs/model.md, eq. Z1)
-
-    Args:
-        hashing: pairs, uplinks, flows.
-        trials: independent hashes.
-        seed: of the random numbers; the same seed gives the same answer.
 
     Raises:
         InputError: a count that is not positive.

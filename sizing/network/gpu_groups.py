@@ -23,7 +23,6 @@ class PoolRequest:
 
     Attributes:
         role: `prefill`, `decode` or `mixed`.
-        replicas: how many.
         tp: GPUs of one group, inside an HB domain.
         pp: groups of one replica: its pipeline stages, times its copies of attention.
     """
@@ -34,7 +33,6 @@ class PoolRequest:
     pp: int = 1
 
     def __post_init__(self) -> None:
-        """Check the counts."""
         positive(replicas=self.replicas, tp=self.tp, pp=self.pp)
 
     @property
@@ -62,13 +60,7 @@ def packed(
     Narrow groups take every k-th GPU of a block that a wide one would take, so that rank i of a
     narrow group is on a rail of one of the k ranks that share its keys and values.
 
-    Args:
-        unit: free GPUs.
-        requests: of up to two roles.
-        counts: replicas of each.
-
-    Returns:
-        Seats, replicas numbered from 0 inside the unit.
+    Replicas are numbered from 0 inside the unit.
 
     Ignores:
         Widths that do not divide each other may be refused although they fit.

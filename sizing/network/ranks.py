@@ -27,7 +27,6 @@ class Degrees:
     dp: int = 1
 
     def __post_init__(self) -> None:
-        """Check the counts."""
         positive(tp=self.tp, cp=self.cp, pp=self.pp, dp=self.dp)
 
     @property
@@ -52,7 +51,6 @@ class Cut:
     What crosses the units of one tier.
 
     Attributes:
-        tier: its name.
         units: that the job spreads over.
         ring_edges: of a ring over the replicas, out of `ring`, that cross them.
         bound: no order of the replicas, in any units, crosses fewer.
@@ -77,7 +75,6 @@ class RankPlan:
     GPUs by rank.
 
     Attributes:
-        degrees: of the job.
         ranks: (node, GPU of the node) by rank.
         cuts: by tier, from the inside out, the outermost unit of all left out.
         optimal: every ring crosses no more than it must.

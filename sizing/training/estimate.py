@@ -11,7 +11,7 @@ from sizing.latency.roofline import multiply_dtype
 from sizing.network.spares import checkpoint_interval_s, effective_fraction
 from sizing.training.closed_forms import SECONDS_PER_DAY, scale_factor
 from sizing.training.flops import StepFlops, step_flops
-from sizing.training.layout import TrainingLayout
+from sizing.training.job import TrainingLayout
 from sizing.training.memory import TrainingMemory, trained_parameters, training_memory
 from sizing.training.step import TrainingMachine, TrainingStep, training_step
 
@@ -39,7 +39,6 @@ class Interruptions:
     restart_s: float
 
     def __post_init__(self) -> None:
-        """Check times."""
         positive(gpu_mtbf_s=self.gpu_mtbf_s, checkpoint_s=self.checkpoint_s)
         not_negative(restart_s=self.restart_s)
 
@@ -47,12 +46,10 @@ class Interruptions:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureEstimate:
     """
-    Time that failures cost a run.
+    Time that failures cost a run (eq. U1, U2, U3).
 
     Attributes:
-        job_mtbf_s: of the whole job (eq. U1).
-        checkpoint_interval_s: Daly's (eq. U2).
-        effective_fraction: of the wall clock in which the job makes progress (eq. U3).
+        effective_fraction: of the wall clock in which the job makes progress.
         days: with failures; `None` without a number of tokens.
         interruptions: expected in that time.
     """

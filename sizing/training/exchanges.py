@@ -12,8 +12,7 @@ from sizing.latency.op import ACTIVATION_BYTES
 from sizing.training.memory import GRADIENT_BYTES, WEIGHT_BYTES, stage_parameters
 
 if TYPE_CHECKING:
-    from sizing.training.job import TrainingJob
-    from sizing.training.layout import TrainingLayout
+    from sizing.training.job import TrainingJob, TrainingLayout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

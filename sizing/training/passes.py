@@ -16,8 +16,7 @@ from sizing.latency.work import step_ops
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from sizing.training.job import TrainingJob
-    from sizing.training.layout import TrainingLayout
+    from sizing.training.job import TrainingJob, TrainingLayout
 
 FLASH_BACKWARD = 2.5 * 0.73 / 0.63
 """Seconds of flash attention's backward kernel per second forward: five products instead of two,
@@ -57,12 +56,7 @@ def passes(job: TrainingJob, layout: TrainingLayout) -> Passes:
         A GEMM of m x k with k x n: backward m x n with n x k, and k x m with m x n, whose result is
         added to 32-bit gradients; Q of elementwise ops by tensor (docs/model.md, eq. J7)
 
-    Args:
-        job: model, family, attention.
-        layout: tp, cp, ep and micro-batch; stages are shared out later.
-
-    Returns:
-        Ops on one GPU, for all layers of the model.
+    They are those of one GPU, for all layers of the model; stages are shared out later.
 
     Source:
         The layers' definitions; kernels of Megatron-LM, which fuses bias, dropout and residual,
@@ -74,11 +68,10 @@ def passes(job: TrainingJob, layout: TrainingLayout) -> Passes:
         tokens than others, which an auxiliary loss evens out.
 
     """
-    tokens = np.float64(job.sequence_tokens)
     zero = np.zeros(())
     load = StepLoad(
         prompts=np.asarray(layout.micro_batch / layout.cp),
-        prompt_tokens=np.asarray(tokens),
+        prompt_tokens=np.asarray(float(job.sequence_tokens)),
         cached_tokens=zero,
         sequences=zero,
         context_tokens=zero,

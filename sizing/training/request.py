@@ -11,8 +11,7 @@ from minicluster.specs.model import ModelSpec
 from minicluster.specs.scenario import ClusterChoice
 from sizing import catalog
 from sizing.training.estimate import Interruptions
-from sizing.training.job import TrainingJob
-from sizing.training.layout import TrainingLayout
+from sizing.training.job import TrainingJob, TrainingLayout
 from sizing.training.step import TrainingMachine
 
 if TYPE_CHECKING:
@@ -31,8 +30,6 @@ class TrainingRequest:
 
     Attributes:
         model: of the catalog; or the shape: layers, hidden, heads, kv_heads, head_dim, ffn, vocab.
-        seq: tokens of a sequence.
-        batch: sequences of a step.
         cluster: a preset; left out: nodes of the GPU's first preset, no oversubscription.
         gpus: left out: tp x pp x cp x dp.
         dp: left out: what is left of the GPUs.
@@ -42,7 +39,6 @@ class TrainingRequest:
         sequence_parallel: left out: on with tp; in gpt on such a GPU with selective recompute only.
         zero: left out: 0 in gpt; in llama 3, or 2 with pipeline stages.
         overlap_experts: left out: no.
-        tokens: of the whole run.
         gpu_mtbf_s: left out: the cluster's.
         checkpoint_s: that a checkpoint stops the job; left out: no failures are estimated.
         restart_s: from a failure until the job runs again.
@@ -83,7 +79,6 @@ class TrainingRequest:
     restart_s: float = 0.0
 
     def __post_init__(self) -> None:
-        """Check counts."""
         counts = (*SHAPE, "kv_heads", "head_dim", "seq", "batch", "gpus", "tp", "pp", "cp", "dp",
                   "ep", "micro_batch", "interleave", "tokens")  # fmt: skip
         positive(**{name: getattr(self, name) for name in counts})
@@ -176,7 +171,6 @@ class TrainingRequest:
         return "fp8" not in self.machine().gpu.peak_flops_per_s
 
     def _model(self) -> ModelSpec:
-        """Return the model of the catalog, or one of the given shape."""
         shape = {name: getattr(self, name) for name in SHAPE}
         if self.model is not None:
             given = [name for name, value in shape.items() if value is not None]

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 
     from sizing.latency.communication import Exchange
     from sizing.latency.op import Op
-    from sizing.training.job import TrainingJob
-    from sizing.training.layout import TrainingLayout
+    from sizing.training.job import TrainingJob, TrainingLayout
 
 OPTIMISER_PASSES = 38.0
 """Bytes per parameter: norm and zeroing of 32-bit gradients (4 + 4), Adam reads gradient, weight
@@ -110,7 +109,7 @@ def training_step(
     n, v, stages = layout.micro_batches(job), layout.interleave, layout.pp
     layer = times.forward_s + times.backward_s + times.recompute_s + times.slices_s
     layers = layout.stage_layers(job)
-    last = layout.end_layers(job) * layer + times.head_s
+    last = layout.layers_of(job, "last") * layer + times.head_s
     slowest = max(layers * layer if stages > 1 else 0.0, last) + times.send_s
     everything = job.model.num_layers * layer + stages * times.send_s + times.head_s
     bubble = max(0.0, everything - slowest) / v

@@ -27,8 +27,7 @@ from sizing.training.step import TrainingStep, training_step
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from sizing.training.job import TrainingJob
-    from sizing.training.layout import TrainingLayout
+    from sizing.training.job import TrainingJob, TrainingLayout
     from tests.sizing.conftest import Sizing
 
 LAYOUTS = st.sampled_from([(1, 1), (2, 1), (4, 2), (8, 4), (2, 8)])
