@@ -94,7 +94,7 @@ def answer(
 
     Args:
         question: pattern, group, bytes.
-        topology: tiers.
+        topology: of the network.
         measured: tables of libraries on this GPU, points filled in.
         protocols: of the library, for the formula.
         library: whose table to read; `None`: the formula.

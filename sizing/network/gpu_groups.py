@@ -53,14 +53,12 @@ class GpuGroup:
 
 def packed(
     unit: TopologyUnit, requests: Sequence[PoolRequest], counts: tuple[int, int]
-) -> tuple[GpuGroup, ...] | None:
+) -> dict[str, list[tuple[Gpu, ...]]] | None:
     """
-    Put replicas into a unit, the widest groups first; `None` if they do not fit.
+    Put replicas into a unit, the widest groups first: groups by role; `None` if they do not fit.
 
     Narrow groups take every k-th GPU of a block that a wide one would take, so that rank i of a
     narrow group is on a rail of one of the k ranks that share its keys and values.
-
-    Replicas are numbered from 0 inside the unit.
 
     Ignores:
         Widths that do not divide each other may be refused although they fit.
@@ -71,28 +69,16 @@ def packed(
         return None
     left.sort(key=lambda each: -each[0].tp)
     widest = max(request.tp for request in requests)
-    groups: list[GpuGroup] = []
-    done = dict.fromkeys((request.role for request in requests), 0)
+    groups: dict[str, list[tuple[Gpu, ...]]] = {request.role: [] for request in requests}
     for domain in unit.domains():
         free = list(domain.gpus)
         for index, (request, needed) in enumerate(left):
             count = min(needed, len(free) // request.tp)
-            if not count:
-                continue
-            taken, free = _groups(free, request.tp, count, widest)
-            for gpus in taken:
-                number = done[request.role]
-                done[request.role] += 1
-                groups.append(
-                    GpuGroup(
-                        role=request.role,
-                        replica=number // request.pp,
-                        stage=number % request.pp,
-                        gpus=gpus,
-                    )
-                )
-            left[index] = (request, needed - count)
-    return None if any(needed for _, needed in left) else tuple(groups)
+            if count:
+                taken, free = _groups(free, request.tp, count, widest)
+                groups[request.role] += taken
+                left[index] = (request, needed - count)
+    return None if any(needed for _, needed in left) else groups
 
 
 def _groups(

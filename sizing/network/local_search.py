@@ -22,7 +22,6 @@ class LocalSearch:
     Counts of two roles in leaves, and in the units that these are in.
 
     Attributes:
-        root: free GPUs.
         gain: of a pair that meets in one unit of a tier.
         widths: GPUs of a replica of each role.
         fits: whether a leaf has room for counts.
@@ -38,13 +37,7 @@ class LocalSearch:
     def improved(
         self, leaves: Sequence[tuple[TopologyUnit, Counts]]
     ) -> list[tuple[TopologyUnit, Counts]]:
-        """
-        Exchange replicas of two leaves, or move one, while sum_j gain_j M_j rises (eq. D2).
-
-        Returns:
-            Leaves with their counts, worth at least as much as before.
-
-        """
+        """Exchange replicas of two leaves, or move one, while sum_j gain_j M_j rises (eq. D2)."""
         domains = {unit.first: unit for unit in self.root.domains()}
         held: dict[int, Counts] = dict.fromkeys(domains, (0, 0))
         held.update({unit.first: counts for unit, counts in leaves})

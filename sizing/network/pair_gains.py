@@ -43,7 +43,6 @@ class Objective:
     What counts are worth.
 
     Attributes:
-        total: replicas of each role.
         leaf: tier of the units that replicas are packed into.
         fits: whether a leaf has room for counts.
         gain: of a pair that meets in one unit of a tier, by tier: c_(j+1) - c_j.
@@ -65,7 +64,6 @@ class GainTables:
     """Makes tables, one for each kind of unit; counts the additions that they take."""
 
     def __init__(self, objective: Objective) -> None:
-        """Start without tables."""
         self.objective = objective
         self.work = 0
         self._tables: dict[tuple[object, ...], Table] = {}
@@ -174,12 +172,7 @@ def bound_gain(
         M_j <= min(P min(D, (g_j - p)/d), D min(P, (g_j - d)/p), g_j (P p + D d)/(4 p d))
         (docs/model.md, eq. D4): the last since x y <= (x + y)^2/4 and x + y <= g_j in each unit
 
-    Args:
-        total: P and D replicas.
-        widths: their GPUs p and d.
-        gain: of a pair that meets in tier j.
-        roomiest: g_j, free GPUs of the roomiest unit of tier j.
-
+    P and D replicas take p and d GPUs; g_j is the free GPUs of the roomiest unit of tier j.
     """
     first, second = total
     p, d = widths

@@ -132,8 +132,7 @@ def place_pools(
         raise _no_room(task)
     if taken.method != "exact" and rules.spread_tier is not None:
         warnings += ("so many replicas are not spread on purpose: look at `spread`",)
-    groups = tuple(group for unit, own in taken.leaves for group in packed(unit, cut, own) or ())
-    return _priced(task, aligned(_numbered(groups, requests), root), taken, warnings)
+    return _priced(task, aligned(_numbered(task, taken, requests), root), taken, warnings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -311,13 +310,13 @@ def _no_room(task: _Task) -> NegativeAnswer:
     )
 
 
-def _numbered(groups: Sequence[GpuGroup], requests: Sequence[PoolRequest]) -> tuple[GpuGroup, ...]:
-    """Number replicas and stages, and join the parts of TP that straddles."""
+def _numbered(task: _Task, taken: _Taken, requests: Sequence[PoolRequest]) -> tuple[GpuGroup, ...]:
+    """Number the replicas and stages asked for, and join the parts of TP that straddles."""
+    packs = [packed(unit, task.requests, counts) or {} for unit, counts in taken.leaves]
     found: list[GpuGroup] = []
-    for request in requests:
-        own = [group.gpus for group in groups if group.role == request.role]
-        stages = request.replicas * request.pp
-        parts = len(own) // stages
+    for request, cut in zip(requests, task.requests, strict=True):
+        own = [gpus for pack in packs for gpus in pack.get(request.role, ())]
+        parts = cut.pp // request.pp
         found += (
             GpuGroup(
                 role=request.role,
@@ -325,7 +324,7 @@ def _numbered(groups: Sequence[GpuGroup], requests: Sequence[PoolRequest]) -> tu
                 stage=number % request.pp,
                 gpus=tuple(gpu for part in own[number * parts :][:parts] for gpu in part),
             )
-            for number in range(stages)
+            for number in range(request.replicas * request.pp)
         )
     return tuple(found)
 

@@ -25,12 +25,9 @@ def rail_aligned_fraction(roles: Sequence[Sequence[GpuGroup]], domain_of: dict[G
         mean over pairs of different HB domains, and over ranks i of tp_p and j of tp_d that share
         heads, of [rail = rail]      (docs/model.md, eq. D5)
 
-    Args:
-        roles: first stages of the first and of the second role; GPU i of a node is on rail i.
-        domain_of: HB domain of every GPU.
-
-    Returns:
-        A fraction; at most min(tp_p, tp_d) / max(tp_p, tp_d); 1 where no pair leaves its domain.
+    *roles* are the first stages of both, *domain_of* says the HB domain of every GPU; GPU i of a
+    node is on rail i. It is at most min(tp_p, tp_d) / max(tp_p, tp_d), and 1 where no pair leaves
+    its domain.
 
     Source:
         NIXL pulls each slice of the keys and values from the rank that has it.

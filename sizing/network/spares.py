@@ -21,9 +21,7 @@ def checkpoint_interval_s(checkpoint_s: float, mtbf_s: float) -> float:
         sqrt(2 C M) (1 + sqrt(C/2M)/3 + C/(18 M)) - C, M where C > 2 M
         (docs/model.md, eq. U2)
 
-    Args:
-        checkpoint_s: C, that a checkpoint stops the job.
-        mtbf_s: M, of the job.
+    C stops the job for a checkpoint, M is its mean time between failures.
 
     Source:
         Daly (FGCS 22, 2006), eq. 37; its first term is Young's (CACM 17, 1974).
@@ -69,8 +67,6 @@ class Spares:
     Spares of one kind of part.
 
     Attributes:
-        needed: parts that have to work.
-        spares: parts beyond them.
         availability: share of the time in which at least *needed* work.
         without: the same without any spare.
         failures_in_repair: mean number of parts under repair.
@@ -97,9 +93,6 @@ def spares(
         repair_s: until a failed one works again.
         availability: A, below 1.
         crews: repairs that go on at a time; `None`: as many as there are failures.
-
-    Returns:
-        The spares, with what they reach.
 
     Raises:
         InputError: an availability that is not between 0 and 1, times or counts that are not
@@ -156,13 +149,7 @@ def distribution(parts: int, *, ratio: float, crews: int | None = None) -> np.nd
 
         p_(k+1) / p_k = (n - k) r / min(k + 1, c), r = repair / MTBF      (docs/model.md, eq. U5)
 
-    Args:
-        parts: n, all powered.
-        ratio: r.
-        crews: c; `None`: unlimited, which makes p binomial with q = r / (1 + r).
-
-    Returns:
-        n + 1 probabilities.
+    n parts, all powered; c crews, unlimited where `None`: p is then binomial, q = r / (1 + r).
 
     Source:
         Balance equations of a birth and death process.
@@ -184,13 +171,7 @@ def replica_spares(
     """
     Return the k of N + k replicas of a plan's pool (eq. U4 with the MTBF of eq. U1).
 
-    Args:
-        replicas: N that the load needs.
-        gpus_per_replica: any of them takes the replica down.
-        gpu_mtbf_s: of one GPU.
-        repair_s: until the replica serves again; short where a spare GPU takes over.
-        availability: of the pool.
-
+    Any of its GPUs takes a replica down; *repair_s* is short where a spare GPU takes over.
     """
     positive(gpus_per_replica=gpus_per_replica, gpu_mtbf_s=gpu_mtbf_s)
     return spares(

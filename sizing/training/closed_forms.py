@@ -18,10 +18,8 @@ def training_flops(parameters: float, tokens: float, *, recompute: bool = False)
 
         C = 6 P T,  with full recompute 8 P T      (docs/model.md, eq. J1)
 
-    Args:
-        parameters: P that a token is multiplied with.
-        tokens: T.
-        recompute: run every forward pass twice.
+    P are the parameters that a token is multiplied with; full recompute runs every forward pass
+    twice.
 
     Source:
         Kaplan et al. (arXiv 2001.08361); Megatron (arXiv 2104.04473), section 5.1, for 8.
@@ -39,10 +37,8 @@ def training_s(flops: float, gpus: float, flops_per_gpu_per_s: float) -> float:
 
         t = C / (n X)      (docs/model.md, eq. J12)
 
-    Args:
-        flops: C of the whole run (`training_flops`).
-        gpus: n.
-        flops_per_gpu_per_s: X that each achieves: peak times utilisation.
+    C is that of the whole run (`training_flops`), X what each of n GPUs achieves: its peak times
+    utilisation.
 
     Source:
         Narayanan et al. (arXiv 2104.04473), section 5.1: 8 T P / (n X).
@@ -60,11 +56,6 @@ def scale_factor(throughput: float, gpus: float, throughput_of_one: float) -> fl
 
         T_n / (n T)      (docs/model.md, eq. J13)
 
-    Args:
-        throughput: T_n, of all together.
-        gpus: n.
-        throughput_of_one: T.
-
     Source:
         The definition; the seed talk's slide leaves out the parentheses.
 
@@ -78,12 +69,8 @@ def weight_set_bytes(parameters: float, *, multiple: float = 1.0) -> float:
 
         M = c w P      (docs/model.md, eq. J14)
 
-    Args:
-        parameters: P.
-        multiple: c; 1: the weights alone, 7 to 8: with gradients, optimiser and activations.
-
-    Returns:
-        Bytes, over all GPUs together.
+    c = 1: the weights alone, 7 to 8: with gradients, optimiser and activations; over all GPUs
+    together.
 
     Source:
         Rule of thumb of the seed talks.
