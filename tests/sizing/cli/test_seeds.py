@@ -19,7 +19,6 @@ CLAIMS = seeds.claims()
 
 
 def name(claim: seeds.Claim) -> str:
-    """Name a row in the test report."""
     return f"{claim.seed} {claim.text[:40]}"
 
 
@@ -33,7 +32,6 @@ def test_claim_holds(claim: seeds.Claim) -> None:
 
 @pytest.mark.parametrize("claim", [c for c in CLAIMS if c.kind == "erroneous"], ids=name)
 def test_wrong_claim_is_corrected_and_explained(claim: seeds.Claim) -> None:
-    """The corrected value holds, and the note says what is wrong."""
     assert claim.holds, f"{claim.value} against {claim.expected}"
     assert len(claim.note) > 20
 

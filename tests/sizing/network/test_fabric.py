@@ -34,7 +34,6 @@ SUPERPOD = {
 
 @pytest.mark.parametrize("gpus", SUPERPOD)
 def test_superpod_counts(gpus: int) -> None:
-    """The tree has the published switches and cables, exactly."""
     found = bill(NetworkOrder(gpus=gpus, hb_size=8, radix=64, kind="clos"))
     assert list(found.switches_per_tier) == SUPERPOD[gpus]
     assert found.tiers == len(SUPERPOD[gpus])
@@ -74,7 +73,6 @@ def test_rail_only_against_clos(
 
 @pytest.mark.parametrize("gpus", [16, 32, 64])
 def test_mini_clusters_save_nothing(gpus: int) -> None:
-    """One switch joins all rails: rail-only is the Clos, and the bill says so."""
     orders = [NetworkOrder(gpus=gpus, hb_size=8, radix=64, kind=kind) for kind in KINDS]
     assert {bill(order).switches for order in orders} == {1}
     rails = bill(orders[KINDS.index("rail-only")])
@@ -106,7 +104,6 @@ def test_bills_conserve_ports(kind: str, domains: int, hb_size: int, radix: int)
 
 @given(st.integers(1, 60_000), st.sampled_from((8, 32, 64, 128)))
 def test_trees_fit_their_switches(endpoints: int, radix: int) -> None:
-    """In no tier are more ports cabled than its switches have."""
     assume(endpoints <= 2 * (radix // 2) ** 3)
     found = tree(endpoints, radix)
     up = [endpoints] * (len(found.switches) - 1) + [0]
@@ -115,7 +112,6 @@ def test_trees_fit_their_switches(endpoints: int, radix: int) -> None:
 
 
 def test_options_of_the_bill() -> None:
-    """Copper saves transceivers, spares and power are counted, a saving stays a share."""
     plain = bill(NetworkOrder(gpus=1024, hb_size=8, radix=64, kind="clos"))
     copper = bill(NetworkOrder(gpus=1024, hb_size=8, radix=64, kind="clos", dac_tiers=1))
     assert copper.transceivers == plain.transceivers - 2 * 1024
@@ -146,7 +142,6 @@ def test_options_of_the_bill() -> None:
     ],
 )
 def test_orders_that_cannot_be(sizing: Sizing, arguments: tuple[str, ...], message: str) -> None:
-    """A clear line and exit code 2."""
     done = sizing("fabric", "bom", *arguments)
     assert done.code == 2
     assert message in done.err
@@ -200,7 +195,6 @@ def test_flows_even_out() -> None:
     ids=" ".join,
 )
 def test_commands_print_tables(sizing: Sizing, arguments: tuple[str, ...]) -> None:
-    """Each command has a table for people, and JSON that parses."""
     assert sizing("fabric", *arguments).code == 0
     done = sizing("fabric", *arguments, "--json")
     assert done.code == 0

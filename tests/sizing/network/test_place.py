@@ -31,7 +31,6 @@ PRICES = (1.0, 4.0, 8.0, 20.0)
 
 
 def preset(name: str) -> tuple[Inventory, tuple[float, ...]]:
-    """Return the nodes of a preset and the oversubscription of its tiers."""
     cluster = catalog.clusters()[name]
     topology = topology_of(cluster, catalog.find_gpu(cluster.gpu))
     return inventory_of(topology), tuple(tier.oversubscription for tier in topology.tiers)
@@ -55,7 +54,6 @@ def test_a_job_of_16384_on_the_24k_cluster() -> None:
 
 @st.composite
 def sites(draw: st.DrawFn) -> Inventory:
-    """Draw small sites with holes."""
     return site([4, *draw(st.lists(st.sampled_from([2, 4, 8]), min_size=1, max_size=4))])
 
 
@@ -104,7 +102,6 @@ def test_pools_are_placed_as_well_as_any_enumeration(
 def pooled(
     inventory: Inventory, counts: tuple[int, int], widths: tuple[int, int], **rules: object
 ) -> PoolPlan:
-    """Place prefill and decode replicas at made-up prices."""
     requests = [
         PoolRequest(role=role, replicas=n, tp=width)
         for role, n, width in zip(("prefill", "decode"), counts, widths, strict=True)
@@ -121,7 +118,6 @@ def pooled(
 def enumerated(
     inventory: Inventory, counts: tuple[int, int], widths: tuple[int, int]
 ) -> float | None:
-    """Return the least cost over every assignment of replicas to domains."""
     free = [node.gpus for node in inventory.nodes]
     racks = [node.units["rack"] for node in inventory.nodes]
     best = None
@@ -141,12 +137,10 @@ def enumerated(
     return best
 
 
-def test_plan_of_64_gpus_is_proved_optimal_on_every_preset() -> None:
-    """8 prefill replicas of TP4 and 4 decode replicas of TP8: cost equals the bound."""
-    for name in ("dgx-h100", "roce-24k", "gb200-nvl72", "talk-32k"):
-        found = pooled(preset(name)[0], (8, 4), (4, 8))
-        assert found.optimal, name
-        assert found.method == "exact"
+@pytest.mark.parametrize("name", ["dgx-h100", "roce-24k", "gb200-nvl72", "talk-32k"])
+def test_plan_of_64_gpus_is_proved_optimal_on_every_preset(name: str) -> None:
+    found = pooled(preset(name)[0], (8, 4), (4, 8))
+    assert (found.optimal, found.method) == (True, "exact")
 
 
 @pytest.mark.parametrize("counts", [(3, 2), (6, 2)])
@@ -163,7 +157,6 @@ def test_local_search_exchanges_replicas_while_pairs_get_nearer(
 
 
 def test_spread_over_racks_is_kept_or_said_to_be_impossible() -> None:
-    """Each role goes to two racks where there is room; else one line says so."""
     found = pooled(site([8, 8, 8, 8]), (2, 2), (4, 4), spread_tier=1, spread_least=2)
     assert {role: units["rack"] for role, units in found.spread.items()} == {
         "prefill": 2,
@@ -176,20 +169,26 @@ def test_spread_over_racks_is_kept_or_said_to_be_impossible() -> None:
 
 
 def test_pairs_within_a_rack_are_hard() -> None:
-    """Prefill and decode stay in one rack, or the answer is no with the GPUs that lack."""
     found = pooled(site([8, 8, 8, 8]), (2, 1), (4, 8), pairs_within=1)
     assert found.meeting_fraction["pod"] == 0
     with pytest.raises(NegativeAnswer, match=r"24 GPUs, 16 are free: 8 too few.*within one rack"):
         pooled(site([8, 8, 8, 8]), (2, 2), (4, 8), pairs_within=1)
 
 
-def test_narrow_groups_stride_over_the_rails() -> None:
-    """TP4 beside TP8: half of the bytes stay on a rail, the most that one NIC a rank allows."""
-    assert pooled(site([8, 8, 8, 8]), (2, 1), (4, 8)).rail_aligned_fraction == 0.5
+@pytest.mark.parametrize(
+    ("domains", "widths", "share"),
+    [
+        ([8, 8, 8, 8], (4, 8), 0.5),  # the most that one NIC a rank allows
+        ([8, 8], (4, 4), 1.0),  # the pair that crosses the network meets on its rails
+    ],
+)
+def test_narrow_groups_stride_over_the_rails(
+    domains: list[int], widths: tuple[int, int], share: float
+) -> None:
+    assert pooled(site(domains), (2, 1), widths).rail_aligned_fraction == share
 
 
 def test_spares_are_kept_free() -> None:
-    """One node of each rack stays free; nodes that are down or spare have no room."""
     inventory = site([8] * 4)
     root = unit_tree(inventory, spare_nodes=1, spare_tier="rack")
     assert root.free == 16
@@ -212,7 +211,6 @@ def test_spares_are_kept_free() -> None:
 def test_refusals_say_how_many_and_why(
     degrees: dict[str, int], rules: dict[str, Any], message: str
 ) -> None:
-    """TP beyond a domain needs permission; jobs that do not fit say by how many GPUs."""
     with pytest.raises((InputError, NegativeAnswer), match=message):
         place_ranks(
             Degrees(**degrees), unit_tree(site([8, 8])), ("hb", "rack", "pod"), RankRules(**rules)
@@ -234,13 +232,11 @@ def test_refusals_say_how_many_and_why(
 def test_pools_that_do_not_fit_are_refused(
     widths: tuple[int, int], rules: dict[str, Any], message: str
 ) -> None:
-    """The message names the role, the GPUs that lack and the constraint."""
     with pytest.raises((InputError, NegativeAnswer), match=message):
         pooled(site([8, 8]), (1, 1), widths, **rules)
 
 
 def test_tp_that_may_straddle_takes_whole_domains() -> None:
-    """A job and a pool say that every layer then waits for the network."""
     root = unit_tree(site([8, 8, 8]))
     wide = place_ranks(Degrees(tp=16), root, ("hb", "rack", "pod"), RankRules(straddle=True))
     assert "straddles 2" in wide.warnings[0]
@@ -250,7 +246,6 @@ def test_tp_that_may_straddle_takes_whole_domains() -> None:
 
 
 def test_command(sizing: Sizing, tmp_path: Path) -> None:
-    """The promised figures in JSON; bad inventories and jobs end with 2 and 3."""
     done = sizing(
         "place", "--cluster", "roce-24k", "--tp", "8", "--pp", "16", "--dp", "128", "--json"
     )
@@ -295,7 +290,6 @@ def test_local_search_never_beats_the_exact_one(
 def test_alignment_moves_no_group_out_of_its_domain(
     inventory: Inventory, counts: tuple[int, int]
 ) -> None:
-    """Groups keep their domain, no GPU is used twice, and the cost stays the exact one."""
     try:
         found = pooled(inventory, counts, (2, 4))
         with pytest.MonkeyPatch.context() as patch:
@@ -309,12 +303,6 @@ def test_alignment_moves_no_group_out_of_its_domain(
     assert len(set(used)) == len(used)
     for here, there in zip(found.groups, packed_only.groups, strict=True):
         assert {node for node, _ in here.gpus} == {node for node, _ in there.gpus}
-
-
-def test_pairs_of_two_nodes_are_rail_aligned() -> None:
-    """Two halves of two nodes: the pair that crosses the network meets on its rails."""
-    found = pooled(site([8, 8]), (2, 1), (4, 4))
-    assert found.rail_aligned_fraction == 1
 
 
 @settings(max_examples=25)

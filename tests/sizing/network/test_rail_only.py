@@ -45,7 +45,6 @@ def test_a_study_leaves_out_what_does_not_divide() -> None:
 
 
 def test_page_of_the_study(sizing: Sizing, tmp_path: Path) -> None:
-    """The command writes one page, with every model's line in every sweep."""
     target = tmp_path / "study.html"
     done = sizing("fabric", "rail-only", "--html", str(target), "--json")
     assert done.code == 0
@@ -59,7 +58,6 @@ def test_page_of_the_study(sizing: Sizing, tmp_path: Path) -> None:
 
 
 def test_charts_draw_the_study() -> None:
-    """Times, distances, batches, traffic and costs are those of the study."""
     found = study(PAPER)
     page = study_page(found)
     for sweep in found.hb_sweeps:
@@ -88,7 +86,6 @@ def test_charts_draw_the_study() -> None:
     "override", ["hb_sizes=[0]", "flops_per_s=-1.0", "nosuch=1", "gpus=[16384]=2"]
 )
 def test_studies_that_cannot_be(sizing: Sizing, override: str) -> None:
-    """Wrong conventions are refused by name."""
     done = sizing("fabric", "rail-only", "--set", override)
     assert done.code == 2
     assert override.partition("=")[0] in done.err

@@ -33,12 +33,10 @@ def placed(inventory: Inventory, prefill: tuple[int, int, int], pp: int = 1) -> 
 
 
 def narrow(inventory: Inventory) -> Groups:
-    """Place two prefill replicas of 4 and one decode replica of 8."""
     return placed(inventory, (2, 4, 1))
 
 
 def wide(inventory: Inventory) -> Groups:
-    """Place replicas of two nodes each."""
     return placed(inventory, (1, 8, 2), pp=2)
 
 
@@ -79,7 +77,6 @@ def test_volcano_objects_keep_to_their_schema() -> None:
 
 
 def check_pod_group(group: dict[str, Any], tier: int, pods: int) -> None:
-    """Compare with the CRD's keys; replicas stay in the tier that holds them."""
     assert (group["apiVersion"], group["kind"]) == ("scheduling.volcano.sh/v1beta1", "PodGroup")
     policies = group["spec"]["subGroupPolicy"]
     assert set(group["spec"]) == {"minMember", "subGroupPolicy"}
@@ -127,7 +124,6 @@ def test_slurm_topology_nests() -> None:
 
 
 def test_units_of_two_tiers_with_one_name_are_two_switches() -> None:
-    """A rack `a` in a pod `a` are not one switch."""
     node = Node(name="n0", gpus=8, units={"hb": "a", "rack": "a", "pod": "a"})
     inventory = Inventory(nodes=(node,), tiers=("hb", "rack", "pod"))
     named = re.findall(r"switch: (\S+)", scheduler_manifests.slurm(inventory))

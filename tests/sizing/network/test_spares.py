@@ -40,7 +40,6 @@ def test_unlimited_crews_are_binomial(parts: int, ratio: float) -> None:
 
 @given(needed=st.integers(1, 500), target=st.sampled_from([0.9, 0.99, 0.9999]))
 def test_spares_are_the_fewest(needed: int, target: float) -> None:
-    """One spare less misses the target."""
     found = spares(needed, mtbf_s=1000.0, repair_s=10.0, availability=target)
 
     assert found.availability >= target
@@ -49,7 +48,6 @@ def test_spares_are_the_fewest(needed: int, target: float) -> None:
 
 
 def test_fewer_crews_need_more_spares() -> None:
-    """Repairs that wait for each other are worth spares."""
     counts = [
         spares(2048, mtbf_s=GPU_MTBF_S / 8, repair_s=24 * HOUR, availability=0.999, crews=crews)
         for crews in (9, 12, None)
@@ -68,7 +66,6 @@ def test_replicas_fail_as_often_as_their_gpus() -> None:
 
 
 def test_daly_is_the_best_interval() -> None:
-    """No other interval leaves more; a checkpoint longer than the failures allow saves once."""
     mtbf, cost = 3 * HOUR, 60.0
     best = checkpoint_interval_s(cost, mtbf)
 

@@ -35,20 +35,17 @@ LAYOUTS = st.sampled_from([(1, 1), (2, 1), (4, 2), (8, 4), (2, 8)])
 
 
 def request(**keys: object) -> TrainingRequest:
-    """Make a request, for a model of 8 layers unless one is named."""
     shape = {"layers": 8, "hidden": 1024, "heads": 16, "kv_heads": 8, "ffn": 2816, "vocab": 32_000}
     base = {"seq": 1024, "batch": 64, "gpu": "h100"} | ({} if "model" in keys else shape)
     return TrainingRequest(**{**base, **keys})
 
 
 def run_of(**keys: object) -> tuple[TrainingJob, TrainingLayout]:
-    """Return the job and the layout of a request."""
     asked = request(**keys)
     return asked.job(asked.layout()), asked.layout()
 
 
 def step_of(**keys: object) -> TrainingStep:
-    """Time a step as `sizing train` does."""
     return training_step(*run_of(**keys), request(**keys).machine())
 
 
@@ -108,7 +105,6 @@ def test_sharding_conserves_memory(degrees: tuple[int, int], zero: int, dp: int)
 
 @given(family=st.sampled_from(["gpt", "llama"]), degrees=LAYOUTS)
 def test_recompute_trades_memory_for_flops(family: str, degrees: tuple[int, int]) -> None:
-    """More recompute keeps fewer bytes, and runs again exactly what it does not keep."""
     tp, pp = degrees
     flops, kept, seconds = [], [], []
     for recompute in ("none", "selective", "full"):
@@ -141,7 +137,6 @@ def test_more_gpus_are_never_slower(degrees: tuple[int, int], log_dp: int, zero:
 
 
 def test_parts_add_up_to_the_step() -> None:
-    """What is not hidden adds up."""
     step = step_of(tp=2, pp=4, dp=4, recompute="full", interleave=2)
     parts = (step.compute_s, step.tensor_s, step.stage_s, step.bubble_s, step.exposed_replica_s,
              step.optimiser_s, step.gaps_s)  # fmt: skip
@@ -193,7 +188,6 @@ def test_experts_are_counted_once_and_slice_evenly() -> None:
     ],
 )
 def test_bad_requests_are_refused_with_their_reason(keys: dict[str, object], message: str) -> None:
-    """Each thing that cannot be is said in one line."""
     with pytest.raises(InputError, match=message):
         step_of(**keys)
 
@@ -229,7 +223,6 @@ def test_a_rule_of_thumb_names_the_number_that_lacks(sizing: Sizing) -> None:
 
 @pytest.mark.parametrize("name", ["llama-3-405b", "gpt-3-175b"])
 def test_shipped_runs_fit_and_print(sizing: Sizing, name: str) -> None:
-    """Each shipped run is estimated and fits; an unknown one lists them."""
     done = sizing("train", name)
     assert done.code == 0, done.err
     assert "days" in done.out
