@@ -38,7 +38,6 @@ def tiers_needed(endpoints: int, radix: int) -> int:
 
     Source:
         Fat trees: half of the ports of every switch but the topmost lead up.
-
     """
     if radix < 2:  # noqa: PLR2004  (a link has two ends)
         raise InputError("--radix", radix, "2 ports or more: a switch joins at least two")
@@ -73,7 +72,6 @@ def tree(endpoints: int, radix: int, *, leaves: int | None = None) -> Tree:
 
     Source:
         NVIDIA DGX SuperPOD reference architecture (H100, B200): its counts at 512 to 16,384 GPUs.
-
     """
     tiers = tiers_needed(endpoints, radix)
     if tiers == 1:
@@ -202,7 +200,6 @@ def bill(order: NetworkOrder) -> Bill:
 
     Ignores:
         Price and power of copper; racks and lengths: which tiers copper can reach is an input.
-
     """
     found = whole = _billed(order, *_trees(order))
     if order.kind != "clos":

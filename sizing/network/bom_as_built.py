@@ -88,7 +88,6 @@ def built_bill(
 
     Ignores:
         Links to spares: they carry traffic only when another switch is down.
-
     """
     fabric = cluster.fabric
     if fabric is None or not fabric.switches:

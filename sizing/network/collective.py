@@ -101,7 +101,6 @@ def answer(
 
     Raises:
         InputError: a group wider than the network, or a library that was not measured here at all.
-
     """
     if question.pattern == "point-to-point":
         return _point_to_point(question, topology)

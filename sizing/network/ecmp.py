@@ -77,7 +77,6 @@ def collisions(hashing: Hashing, *, trials: int = 10_000, seed: int = 0) -> Coll
     Ignores:
         Hashes that correlate from one tier to the next, congestion control, paths that avoid a
         full port (adaptive routing): an upper bound of the harm.
-
     """
     positive(**{"--trials": trials})
     random = np.random.default_rng(seed)

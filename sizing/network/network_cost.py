@@ -76,7 +76,6 @@ def crossing(plan: Plan) -> Crossing:
 
     Ignores:
         Kinds of GPUs other than the cluster's own.
-
     """
     inputs = plan.inputs
     if inputs.gpu.kind == "cpu" or inputs.cluster.max_gpus <= inputs.cluster.gpus_per_hb_domain:

@@ -11,10 +11,15 @@ import numpy as np
 
 from minicluster.errors import NegativeAnswer
 from minicluster.plan import Placement
-from sizing.network.gpu_groups import GpuGroup, PoolRequest, packed
+from sizing.network.gpu_groups import (
+    GpuGroup,
+    PoolRequest,
+    aligned,
+    packed,
+    rail_aligned_fraction,
+)
 from sizing.network.local_search import LocalSearch
 from sizing.network.pair_gains import Counts, GainTables, Objective, bound_gain, shares
-from sizing.network.rails import aligned, rail_aligned_fraction
 from sizing.network.topology_units import TopologyUnit, too_wide
 
 WORK_LIMIT = 400_000_000
@@ -118,7 +123,6 @@ def place_pools(
 
     Ignores:
         Uneven traffic between pairs; traffic inside a replica, which its units carry.
-
     """
     cut, warnings = _cut(requests, root, tiers, rules)
     task = _Task(requests=cut, root=root, tiers=tiers, rules=rules)
@@ -217,11 +221,11 @@ def _best(task: _Task, leaf: int) -> _Taken | None:
         ends = list(root.at(max(leaf, rules.pairs_within)))
     if _work(task) > WORK_LIMIT:
         return _greedy(task, ends)
-    caps = None
+    caps: dict[int, Counts] = {}
     if rules.spread_tier is not None:
         first, second = (-(-count // rules.spread_least) for count in total)
-        caps = {rules.spread_tier: (first, second)}
-    if leaf >= root.tier and caps is None:  # replicas as wide as all there is: nothing to choose
+        caps[rules.spread_tier] = (first, second)
+    if leaf >= root.tier and not caps:  # replicas as wide as all there is: nothing to choose
         most = sum(gain) * total[0] * total[1]
         found = _Taken(leaves=[(root, total)], most=most, method="exact")
         return found if task.fits(root, *total) else None

@@ -158,7 +158,6 @@ def study(conventions: Conventions, *, price_ratio: float = 2.0) -> Study:
 
     Raises:
         InputError: a radix too small for any tree.
-
     """
     sizes = [gpus for gpus in conventions.gpus if gpus % conventions.bill_hb_size == 0]
     runs = [(model, gpus) for gpus in sizes for model in conventions.models]
@@ -216,7 +215,6 @@ def iteration(model: StudyModel, conventions: Conventions, *, gpus: int, hb_size
 
     Ignores:
         Pipelines, latencies, overlap, memory: as the paper's first version does.
-
     """
     work = conventions.flops_per_parameter_and_token * model.parameters * model.tokens_per_batch
     steps = []

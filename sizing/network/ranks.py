@@ -133,7 +133,6 @@ def place_ranks(
 
     Ignores:
         Traffic of other jobs.
-
     """
     rules = rules or RankRules()
     domain = root.widest_domain

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -28,7 +30,6 @@ def checkpoint_interval_s(checkpoint_s: float, mtbf_s: float) -> float:
 
     Ignores:
         Checkpoints written in the background, other than by a small C.
-
     """
     c, m = checkpoint_s, mtbf_s
     if c >= 2 * m:
@@ -55,7 +56,6 @@ def effective_fraction(
 
     Ignores:
         Failures that need a spare while none is free: `spares`.
-
     """
     wasted = math.exp(restart_s / mtbf_s) * math.expm1((interval_s + checkpoint_s) / mtbf_s)
     return interval_s / (mtbf_s * wasted)
@@ -104,7 +104,6 @@ def spares(
 
     Ignores:
         Failures that take several parts at once: count the failure domain as the part.
-
     """
     positive(needed=needed, mtbf_s=mtbf_s, repair_s=repair_s, crews=crews)
     if not 0 < availability < 1:
@@ -115,23 +114,18 @@ def spares(
             "crews", crews, f"more than {needed * ratio:.3g}: failures per repair time",
             "more crews, faster repair or fewer parts",
         )  # fmt: skip
-    low, high = -1, 0
-    while availability_of(needed, high, ratio=ratio, crews=crews) < availability:
-        low, high = high, 2 * high + 1
-        if high > MOST_SPARES:
-            raise InputError(
-                "availability", availability, "a lower availability: no number of spares reaches it"
-            )
-    while high - low > 1:
-        middle = (low + high) // 2
-        enough = availability_of(needed, middle, ratio=ratio, crews=crews) >= availability
-        low, high = (low, middle) if enough else (middle, high)
-    down = distribution(needed + high, ratio=ratio, crews=crews)
+    reached = partial(availability_of, needed, ratio=ratio, crews=crews)
+    fewest = bisect_left(range(MOST_SPARES), availability, key=reached)
+    if fewest == MOST_SPARES:
+        raise InputError(
+            "availability", availability, "a lower availability: no number of spares reaches it"
+        )
+    down = distribution(needed + fewest, ratio=ratio, crews=crews)
     return Spares(
         needed=needed,
-        spares=high,
-        availability=availability_of(needed, high, ratio=ratio, crews=crews),
-        without=availability_of(needed, 0, ratio=ratio, crews=crews),
+        spares=fewest,
+        availability=reached(fewest),
+        without=reached(0),
         failures_in_repair=float(np.arange(len(down)) @ down),
     )
 
@@ -156,7 +150,6 @@ def distribution(parts: int, *, ratio: float, crews: int | None = None) -> np.nd
 
     Ignores:
         Spares that do not fail while they wait.
-
     """
     k = np.arange(parts)
     repairing = k + 1 if crews is None else np.minimum(k + 1, crews)

@@ -103,7 +103,6 @@ def unit_tree(
 
     Raises:
         InputError: a tier that there is not, or more spares than nodes.
-
     """
     kept = _kept(inventory, spare_nodes, spare_tier)
     placed: list[tuple[Node, int]] = []

@@ -26,7 +26,6 @@ def training_flops(parameters: float, tokens: float, *, recompute: bool = False)
 
     Ignores:
         Scores of attention; `step_flops` counts them.
-
     """
     return (8 if recompute else 6) * parameters * tokens
 
@@ -45,7 +44,6 @@ def training_s(flops: float, gpus: float, flops_per_gpu_per_s: float) -> float:
 
     Ignores:
         Restarts; `effective_fraction`.
-
     """
     return flops / (gpus * flops_per_gpu_per_s)
 
@@ -58,7 +56,6 @@ def scale_factor(throughput: float, gpus: float, throughput_of_one: float) -> fl
 
     Source:
         The definition; the seed talk's slide leaves out the parentheses.
-
     """
     return throughput / (gpus * throughput_of_one)
 
@@ -77,7 +74,6 @@ def weight_set_bytes(parameters: float, *, multiple: float = 1.0) -> float:
 
     Ignores:
         The layout and the batch, which `training_memory` counts.
-
     """
     return multiple * FP32_BYTES * parameters
 

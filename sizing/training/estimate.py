@@ -10,9 +10,9 @@ from minicluster.specs.checks import not_negative, positive
 from sizing.latency.roofline import multiply_dtype
 from sizing.network.spares import checkpoint_interval_s, effective_fraction
 from sizing.training.closed_forms import SECONDS_PER_DAY, scale_factor
-from sizing.training.flops import StepFlops, step_flops
 from sizing.training.job import TrainingLayout
 from sizing.training.memory import TrainingMemory, trained_parameters, training_memory
+from sizing.training.passes import StepFlops, step_flops
 from sizing.training.step import TrainingMachine, TrainingStep, training_step
 
 if TYPE_CHECKING:
@@ -124,7 +124,6 @@ def estimate(
 
     Raises:
         InputError: a layout that does not fit the job, a number that the catalog lacks.
-
     """
     positive(tokens=tokens)
     step = training_step(job, layout, machine)

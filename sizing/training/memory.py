@@ -62,7 +62,6 @@ def trained_parameters(job: TrainingJob) -> int:
 
     Ignores:
         What P1 ignores, in the llama family.
-
     """
     model, own = job.model, parameters(job.model).total
     if job.family != "gpt":
@@ -110,7 +109,6 @@ def layer_activation_bytes(
 
     Ignores:
         Expert layers: kept as k routed copies of each token, permuted once.
-
     """
     model, t = job.model, layout.tp
     h = model.hidden_size
@@ -170,7 +168,6 @@ def layers_in_flight(job: TrainingJob, layout: TrainingLayout, stage: str = "fir
     Source:
         Korthikanti et al. (arXiv 2205.05198), section 4.2.3; the warm-up of Megatron-LM's
         schedule: 2 (p - 1 - r) + (v - 1) p chunks on stage r.
-
     """
     p, v = layout.pp, layout.interleave
     rank = {"first": 0, "second": 1, "last": p - 1}[stage]
@@ -193,7 +190,6 @@ def training_memory(job: TrainingJob, layout: TrainingLayout) -> TrainingMemory:
     Ignores:
         CUDA context, communication buffers and fragmentation: the search leaves room for them;
         all-gathered weights of zero 3 (two layers at a time).
-
     """
     stages = STAGES if layout.pp > 2 else STAGES[:: layout.pp]  # noqa: PLR2004
     return max((_stage_memory(job, layout, s) for s in stages), key=lambda each: each.total)

@@ -131,25 +131,26 @@ class TrainingRequest:
         Raises:
             InputError: neither is given, they contradict, or the cluster is too small.
         """
-        if self.gpu is None and self.cluster is None:
-            raise InputError("gpu", None, "a GPU of the catalog, or a cluster preset")
         gpus = self.gpus or self.tp * self.pp * self.cp * (self.dp or 1)
         gpu = None if self.gpu is None else catalog.find_gpu(self.gpu, place="gpu")
-        if self.cluster is None:
-            assert gpu is not None  # noqa: S101  (checked above)
-            return TrainingMachine(gpu=gpu, cluster=_plain_cluster(gpu, gpus))
-        cluster, _ = catalog.find_network(self.cluster, place="cluster")
-        if gpu is not None and gpu.name != cluster.gpu:
-            raise InputError("gpu", gpu.name, f"{cluster.gpu}, the GPU of {cluster.name}")
-        available = cluster.tiers[-1].gpus if cluster.tiers else None
-        if available is not None and gpus > available:
+        if self.cluster is not None:
+            cluster, _ = catalog.find_network(self.cluster, place="cluster")
+            if gpu is not None and gpu.name != cluster.gpu:
+                raise InputError("gpu", gpu.name, f"{cluster.gpu}, the GPU of {cluster.name}")
+            gpu = catalog.find_gpu(cluster.gpu)
+        elif gpu is not None:
+            cluster = _plain_cluster(gpu)
+        else:
+            raise InputError("gpu", None, "a GPU of the catalog, or a cluster preset")
+        available = cluster.tiers[-1].gpus if cluster.tiers else gpus
+        if gpus > available:
             raise InputError(
                 "gpus",
                 gpus,
                 f"at most the {available} GPUs of {cluster.name}: {gpus - available} fewer",
             )
         cluster = replace(cluster, max_gpus=max(cluster.max_gpus, gpus))
-        return TrainingMachine(gpu=catalog.find_gpu(cluster.gpu), cluster=cluster)
+        return TrainingMachine(gpu=gpu, cluster=cluster)
 
     def interruptions(self, cluster: ClusterSpec) -> Interruptions | None:
         """Return failures and checkpoints; `None` where no checkpoint is given."""
@@ -208,14 +209,11 @@ class TrainingRequest:
         )
 
 
-def _plain_cluster(gpu: GpuSpec, gpus: int) -> ClusterSpec:
-    """Return nodes as in the GPU's first preset without tiers, as many as needed."""
-    found = [c for c in catalog.clusters().values() if c.gpu == gpu.name]
-    plain = [c for c in found if not c.tiers] or found
-    if not plain:
-        return catalog.find_cluster(
-            ClusterChoice(gpu=gpu.name, gpus_per_node=8, max_gpus=max(8, gpus)), place="cluster"
-        )
-    if plain[0].tiers and gpus > plain[0].tiers[-1].gpus:
-        raise InputError("gpus", gpus, f"at most the {plain[0].tiers[-1].gpus} of {plain[0].name}")
-    return replace(plain[0], max_gpus=max(plain[0].max_gpus, gpus))
+def _plain_cluster(gpu: GpuSpec) -> ClusterSpec:
+    """Return nodes as in the GPU's first preset without tiers, or in its first with them."""
+    found = [cluster for cluster in catalog.clusters().values() if cluster.gpu == gpu.name]
+    plain = [cluster for cluster in found if not cluster.tiers] or found
+    if plain:
+        return plain[0]
+    choice = ClusterChoice(gpu=gpu.name, gpus_per_node=8, max_gpus=8)
+    return catalog.find_cluster(choice, place="cluster")

@@ -110,7 +110,6 @@ def search_layouts(
 
     Raises:
         NegativeAnswer: no layout fits the job and the memory.
-
     """
     layouts = _degrees(job_of(TrainingLayout(dp=gpus)), gpus, machine)
     tried = [_best(job_of(layout), layout, machine) for layout in layouts]

@@ -100,7 +100,6 @@ def training_step(
     Ignores:
         Stragglers and data loading beyond the one share `BUSY_FRACTION`, checkpoints
         (`effective_fraction`), exchanges that slow down kernels beside them.
-
     """
     refused = layout.refusal(job)
     if refused is not None:

@@ -199,3 +199,23 @@ def test_commands_print_tables(sizing: Sizing, arguments: tuple[str, ...]) -> No
     done = sizing("fabric", *arguments, "--json")
     assert done.code == 0
     assert json.loads(done.out)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "basis"),
+    [
+        (("--group", "8"), "measured: nccl"),
+        (("--group", "7"), "formula"),
+        (("--group", "4", "--stride", "2"), "formula"),
+        (("--group", "8", "--pattern", "all-gather", "--bytes", "1e12"), "formula"),
+        (("--group", "1"), "formula"),
+    ],
+)
+def test_a_table_is_read_for_such_groups_only(
+    sizing: Sizing, arguments: tuple[str, ...], basis: str
+) -> None:
+    found = json.loads(
+        sizing("fabric", "collective", "--library", "nccl", *arguments, "--json").out
+    )
+    assert found["basis"] == basis
+    assert ("nccl" in found["libraries"]) == (basis != "formula")

@@ -100,6 +100,7 @@ def test_pools_that_meet_further_out_pull_longer() -> None:
 def test_tp_beyond_the_domain_costs_milliseconds() -> None:
     wide = crossing(zoned()).wide
     assert [each.role for each in wide] == ["prefill", "decode"]
+    assert wide[0].now_s > 2 * wide[1].now_s  # a prompt, and one token of a batch
     for each in wide:
         assert each.tp == 16
         assert 1e-3 < each.beyond_s < each.step_s

@@ -293,7 +293,7 @@ def test_alignment_moves_no_group_out_of_its_domain(
     try:
         found = pooled(inventory, counts, (2, 4))
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("sizing.network.rails.MOST_GROUPS", 0)
+            patch.setattr("sizing.network.gpu_groups.MOST_GROUPS", 0)
             packed_only = pooled(inventory, counts, (2, 4))
     except NegativeAnswer:
         return

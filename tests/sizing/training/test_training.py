@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from minicluster.errors import InputError
 from sizing.training.estimate import Interruptions, estimate
-from sizing.training.flops import step_flops
 from sizing.training.memory import (
     layer_activation_bytes,
     stage_parameters,
     trained_parameters,
     training_memory,
 )
+from sizing.training.passes import step_flops
 from sizing.training.request import TrainingRequest
 from sizing.training.search import search_layouts
 from sizing.training.step import TrainingStep, training_step
@@ -150,6 +150,7 @@ def test_fsdp_hides_what_plain_replicas_expose() -> None:
         step_of(dp=16, zero=zero, hidden=4096, ffn=11_008, layers=32, seq=8192) for zero in (1, 2)
     ]
 
+    assert steps[0].tensor_s == steps[0].stage_s == steps[0].bubble_s == 0
     assert steps[0].replica_s == pytest.approx(steps[1].replica_s)
     assert steps[0].exposed_replica_s == steps[0].replica_s
     assert steps[1].exposed_replica_s < steps[1].replica_s / 2
