@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from sizing.training.estimate import estimate
 from sizing.training.request import TrainingRequest
-from sizing.training.search import settled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -51,15 +50,8 @@ class Run:
     def estimate(self) -> TrainingEstimate:
         """Estimate it as `sizing train` does."""
         request = TrainingRequest(**self.keys)
-        machine, job = request.machine(), request.job(request.layout())
-        layout = settled(
-            job,
-            request.layout(),
-            machine,
-            micro_batch=request.micro_batch,
-            interleave=request.interleave,
-        )
-        return estimate(job, layout, machine, tokens=request.tokens)
+        machine = request.machine()
+        return estimate(*request.settled(machine), machine, tokens=request.tokens)
 
     def errors(self) -> dict[str, float]:
         """Return ours over published, less 1, by quantity."""

@@ -12,6 +12,7 @@ from minicluster.specs.scenario import ClusterChoice
 from sizing import catalog
 from sizing.training.estimate import Interruptions
 from sizing.training.job import TrainingJob, TrainingLayout
+from sizing.training.search import settled
 from sizing.training.step import TrainingMachine
 
 if TYPE_CHECKING:
@@ -123,6 +124,15 @@ class TrainingRequest:
             zero=(0 if gpt else 2 if layout.pp > 1 else 3) if self.zero is None else self.zero,
             overlap_experts=bool(self.overlap_experts),
         )
+
+    def settled(self, machine: TrainingMachine) -> tuple[TrainingJob, TrainingLayout]:
+        """Return job and layout; micro-batch and chunks are chosen where they are not given."""
+        layout = self.layout()
+        job = self.job(layout)
+        chosen = settled(
+            job, layout, machine, micro_batch=self.micro_batch, interleave=self.interleave
+        )
+        return job, chosen
 
     def machine(self) -> TrainingMachine:
         """

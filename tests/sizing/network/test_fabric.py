@@ -118,6 +118,8 @@ def test_options_of_the_bill() -> None:
     assert copper.copper_links == 1024
     spare = bill(NetworkOrder(gpus=1024, hb_size=8, radix=64, kind="rail-only", spares=1))
     assert spare.spare_switches == spare.trees == 8
+    noted = ["spare switches lie ready" in " ".join(found.notes) for found in (plain, spare)]
+    assert noted == [False, True]
     power = bill(
         NetworkOrder(
             gpus=1024, hb_size=8, radix=64, kind="clos", switch_port_power_w=10.0,
@@ -130,7 +132,7 @@ def test_options_of_the_bill() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--gpus", "16384", "--radix", "8"), "8 ports reach 128"),
+        (("--gpus", "16384", "--radix", "8"), "8 ports reach 128 (42 ports would do)"),
         (("--gpus", "64", "--radix", "1"), "2 ports or more"),
         (("--gpus", "100"), "whole HB domains"),
         (("--gpus", "0"), "positive"),

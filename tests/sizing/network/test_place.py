@@ -239,7 +239,7 @@ def test_pools_that_do_not_fit_are_refused(
 def test_tp_that_may_straddle_takes_whole_domains() -> None:
     root = unit_tree(site([8, 8, 8]))
     wide = place_ranks(Degrees(tp=16), root, ("hb", "rack", "pod"), RankRules(straddle=True))
-    assert "straddles 2" in wide.warnings[0]
+    assert "straddles 2 hb units" in wide.warnings[0]
     found = pooled(site([8, 8, 8]), (1, 1), (16, 8), straddle=True)
     assert "prefill: TP16 straddles 2 units" in found.warnings[0]
     assert [len(group.gpus) for group in found.groups] == [16, 8]
