@@ -271,7 +271,7 @@ def _greedy(task: _Task, ends: Sequence[TopologyUnit]) -> _Taken | None:
             tiers = range(task.root.tier + 1)
             roomiest = [max(unit.free for unit in task.root.at(tier)) for tier in tiers]
             most = bound_gain(task.total, both, task.gain, roomiest)
-            climb = LocalSearch(root=end, gain=task.gain, widths=both, fits=task.fits)
+            climb = LocalSearch(end, gain=task.gain, widths=both, fits=task.fits)
             better = leaves if len(widths) == 1 else climb.improved(leaves)
             return _Taken(leaves=better, most=most, method="search")
     return None
