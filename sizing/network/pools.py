@@ -125,7 +125,7 @@ def place_pools(
         Uneven traffic between pairs; traffic inside a replica, which its units carry.
     """
     cut, warnings = _cut(requests, root, tiers, rules)
-    task = _Task(requests=cut, root=root, tiers=tiers, rules=rules)
+    task = _PoolTask(requests=cut, root=root, tiers=tiers, rules=rules)
     leaf = _leaf_tier(task)
     taken = _best(task, leaf)
     if taken is None and rules.spread_tier is not None:
@@ -140,7 +140,7 @@ def place_pools(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Task:
+class _PoolTask:
     """What is placed, TP that straddles cut into groups, and where."""
 
     requests: Sequence[PoolRequest]
@@ -195,7 +195,7 @@ def _cut(
     return found, warnings
 
 
-def _leaf_tier(task: _Task) -> int:
+def _leaf_tier(task: _PoolTask) -> int:
     """Return the innermost tier of which a unit holds the widest replica."""
     leaf, widest = 0, task.rules.replica_within
     for request in task.requests:
@@ -213,7 +213,7 @@ def _leaf_tier(task: _Task) -> int:
     return leaf
 
 
-def _best(task: _Task, leaf: int) -> _Taken | None:
+def _best(task: _PoolTask, leaf: int) -> _Taken | None:
     """Find the counts of least cost; `None` if there is no room."""
     total, gain, rules, root = task.total, task.gain, task.rules, task.root
     ends = [root]
@@ -247,7 +247,7 @@ def _best(task: _Task, leaf: int) -> _Taken | None:
     return _Taken(leaves=leaves, most=most, method="exact")
 
 
-def _work(task: _Task) -> float:
+def _work(task: _PoolTask) -> float:
     """Bound the additions of the exact search from above."""
     states = (task.total[0] + 1) * (task.total[1] + 1)
     work = 0.0
@@ -261,7 +261,7 @@ def _work(task: _Task) -> float:
     return work
 
 
-def _greedy(task: _Task, ends: Sequence[TopologyUnit]) -> _Taken | None:
+def _greedy(task: _PoolTask, ends: Sequence[TopologyUnit]) -> _Taken | None:
     """Fill leaves in the order of the tree, roles in proportion; then exchange replicas."""
     widths = tuple(request.tp * request.pp for request in task.requests)
     both = (widths[0], widths[-1])
@@ -277,7 +277,7 @@ def _greedy(task: _Task, ends: Sequence[TopologyUnit]) -> _Taken | None:
     return None
 
 
-def _filled(task: _Task, end: TopologyUnit) -> list[tuple[TopologyUnit, Counts]] | None:
+def _filled(task: _PoolTask, end: TopologyUnit) -> list[tuple[TopologyUnit, Counts]] | None:
     """Fill the leaves of a unit with the role of which most is left; `None` if some stay out."""
     left, leaves = list(task.total), []
     for unit in end.domains():
@@ -295,7 +295,7 @@ def _filled(task: _Task, end: TopologyUnit) -> list[tuple[TopologyUnit, Counts]]
     return None if any(left) else leaves
 
 
-def _no_room(task: _Task) -> NegativeAnswer:
+def _no_room(task: _PoolTask) -> NegativeAnswer:
     """Say by how many GPUs the pools do not fit, and which constraint keeps them out."""
     needed = sum(request.gpus for request in task.requests)
     where, within = task.root.free, task.rules.pairs_within
@@ -314,7 +314,9 @@ def _no_room(task: _Task) -> NegativeAnswer:
     )
 
 
-def _numbered(task: _Task, taken: _Taken, requests: Sequence[PoolRequest]) -> tuple[GpuGroup, ...]:
+def _numbered(
+    task: _PoolTask, taken: _Taken, requests: Sequence[PoolRequest]
+) -> tuple[GpuGroup, ...]:
     """Number the replicas and stages asked for, and join the parts of TP that straddles."""
     packs = [packed(unit, task.requests, counts) or {} for unit, counts in taken.leaves]
     found: list[GpuGroup] = []
@@ -334,7 +336,7 @@ def _numbered(task: _Task, taken: _Taken, requests: Sequence[PoolRequest]) -> tu
 
 
 def _priced(
-    task: _Task, groups: tuple[GpuGroup, ...], taken: _Taken, warnings: tuple[str, ...]
+    task: _PoolTask, groups: tuple[GpuGroup, ...], taken: _Taken, warnings: tuple[str, ...]
 ) -> PoolPlan:
     """Price the placement as it stands (eq. D2)."""
     root, tiers = task.root, task.tiers

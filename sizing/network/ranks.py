@@ -139,7 +139,7 @@ def place_ranks(
     warnings: tuple[str, ...] = ()
     if degrees.tp > domain:
         warnings = (_straddling(degrees, domain, tiers, rules),)
-    job = _Job(degrees=degrees, atom=min(degrees.tp, domain))
+    job = _RankedJob(degrees=degrees, atom=min(degrees.tp, domain))
     tier = _replica_tier(job, root, tiers, rules)
     replicas = list(_filled(_select(root, degrees.dp, tier, job), job))
     cuts = tuple(_cut(index, tiers, root, replicas, job, rules) for index in range(len(tiers) - 1))
@@ -153,7 +153,7 @@ def place_ranks(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Job:
+class _RankedJob:
     """A job whose replicas take groups of *atom* GPUs that are never cut: TP, or whole domains."""
 
     degrees: Degrees
@@ -186,7 +186,9 @@ def _straddling(degrees: Degrees, domain: int, tiers: Sequence[str], rules: Rank
     return f"TP{degrees.tp} straddles {degrees.tp // domain} {tiers[0]} units: not hidden"
 
 
-def _replica_tier(job: _Job, root: TopologyUnit, tiers: Sequence[str], rules: RankRules) -> int:
+def _replica_tier(
+    job: _RankedJob, root: TopologyUnit, tiers: Sequence[str], rules: RankRules
+) -> int:
     """Return the innermost tier of which a unit holds a whole replica."""
     degrees, widest = job.degrees, rules.replica_within
     tier = root.innermost(job.atom, job.atoms)
@@ -207,7 +209,7 @@ def _replica_tier(job: _Job, root: TopologyUnit, tiers: Sequence[str], rules: Ra
 
 
 def _select(
-    root: TopologyUnit, replicas: int, tier: int, job: _Job
+    root: TopologyUnit, replicas: int, tier: int, job: _RankedJob
 ) -> list[tuple[TopologyUnit, int]]:
     """Choose units of *tier* and how many replicas each takes, in the order of the tree."""
     room_for = job.capacity(root, tier)
@@ -240,7 +242,7 @@ def _select(
     ]
 
 
-def _filled(taken: Sequence[tuple[TopologyUnit, int]], job: _Job) -> Iterator[_Replica]:
+def _filled(taken: Sequence[tuple[TopologyUnit, int]], job: _RankedJob) -> Iterator[_Replica]:
     """Fill the chosen units replica by replica, in the order of the tree."""
     for unit, replicas in taken:
         atoms = [
@@ -261,7 +263,7 @@ def _cut(
     tiers: Sequence[str],
     root: TopologyUnit,
     replicas: Sequence[_Replica],
-    job: _Job,
+    job: _RankedJob,
     rules: RankRules,
 ) -> Cut:
     """Count what crosses the units of one tier (eq. D1)."""
@@ -288,7 +290,7 @@ def _cut(
     )
 
 
-def _bound(tier: int, root: TopologyUnit, job: _Job) -> int:
+def _bound(tier: int, root: TopologyUnit, job: _RankedJob) -> int:
     """Count the fewest units of a tier that hold the replicas; 0 if one does (eq. D1)."""
     replicas = job.degrees.dp
     if replicas == 1:
