@@ -1,33 +1,56 @@
-"""docs/seeds.md: every claim of the seed documents, our command, our value, the verdict."""
+"""Every claim of the seed documents, with our value out of what our command prints."""
 
 from __future__ import annotations
 
 import csv
+import json
 import re
 from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+from math import isclose
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from seed_answers_networks import NETWORKS
-from seed_answers_talks import TALKS
-from seed_figures import Value
+from typer.testing import CliRunner
+
+from sizing import catalog
+from sizing.cli.app import app
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from numpy.typing import NDArray
 
-ROOT = Path(__file__).parents[1]
-CLAIMS = ROOT / "tests" / "published" / "seed_claims.csv"
+CLAIMS = Path(__file__).parents[1] / "tests" / "published" / "seed_claims.csv"
+TITLES = {
+    "reproduce": "Reproduced",
+    "property": "Properties that hold",
+    "erroneous": "Wrong in the seed or its transcription",
+    "context": "Context without a number to compute",
+}
+"""Headings of docs/seeds.md by kind of claim."""
+
 NAMED = "3%"
 AS_PRINTED = "0.5%"
 GROUPED = (1e3, 1e6)
 """Whole numbers between these are written with commas."""
 NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?")
 
+Value = float | bool | tuple[float, ...]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """One row of the claims; `value` is ours, `None` where there is nothing to compute."""
+    """
+    One row of the claims.
+
+    Attributes:
+        command: ours, that prints what `answer` needs; empty where there is nothing to compute.
+        answer: an expression over what it prints.
+    """
 
     kind: str
     text: str
@@ -37,7 +60,12 @@ class Claim:
     tolerance: str
     note: str
     command: str
-    value: Value | None
+    answer: str
+
+    @property
+    def value(self) -> Value | None:
+        """Our value; `None` where there is nothing to compute."""
+        return answered(self.command, self.answer) if self.answer else None
 
     @property
     def holds(self) -> bool:
@@ -46,36 +74,69 @@ class Claim:
 
         A corrected round name is meant to 3 %: 70B for 68.98 billion, 32K for 32,768.
         """
-        if isinstance(self.value, bool):
-            return self.value
+        value = self.value
+        if isinstance(value, bool):
+            return value
         named = self.kind == "erroneous" and self.tolerance == "0"
         tolerance = NAMED if named else self.tolerance
-        return self.value is not None and within(self.value, self.expected, tolerance)
+        return value is not None and within(value, self.expected, tolerance)
+
+    @property
+    def shown(self) -> str:
+        """Our value with four digits."""
+        return _shown(self.value)
 
 
 def claims() -> list[Claim]:
-    """Return every claim with our value."""
+    """Return every claim."""
     with CLAIMS.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(line for line in file if not line.startswith("#")))
-    return [_claim(row) for row in rows]
+    return [
+        Claim(
+            kind=row["kind"],
+            text=row["claim"],
+            seed=row["seed_file"],
+            expected=row["expected_value"],
+            unit=row["unit"],
+            tolerance=row["tolerance"],
+            note=row["note"],
+            command=row["command"],
+            answer=row["answer"],
+        )
+        for row in rows
+    ]
 
 
-def _claim(row: dict[str, str]) -> Claim:
-    entries = [entry for entry in (*TALKS, *NETWORKS) if entry[0] == row["seed_file"]]
-    found = [entry for entry in entries if row["claim"].startswith(entry[1])]
-    found.sort(key=lambda entry: -len(entry[1]))
-    command, ask = found[0][2:] if found else ("", None)
-    return Claim(
-        kind=row["kind"],
-        text=row["claim"],
-        seed=row["seed_file"],
-        expected=row["expected_value"],
-        unit=row["unit"],
-        tolerance=row["tolerance"],
-        note=row["note"],
-        command=command,
-        value=None if ask is None else ask(),
-    )
+def answered(command: str, answer: str) -> Value:
+    """Return the value of the expression *answer* over what *command* prints."""
+    names = {
+        "out": printed(command),
+        "one": one,
+        "catalog": catalog,
+        "pairwise": pairwise,
+        "isclose": isclose,
+        "Path": Path,
+        "DAY": 86_400.0,
+    }
+    value = eval(answer, names)  # noqa: S307  (our own file)
+    return tuple(value) if isinstance(value, list) else value
+
+
+@cache
+def printed(command: str) -> Any:  # noqa: ANN401  (any JSON, objects with attributes)
+    """Run a command of `sizing` with --json."""
+    done = CliRunner().invoke(app, [*command.split()[1:], "--json"])
+    if done.exit_code:
+        raise RuntimeError(f"{command}: exit code {done.exit_code}") from done.exception
+    return json.loads(done.stdout, object_hook=lambda found: SimpleNamespace(**found))
+
+
+def one(rows: Iterable[Any], **wanted: object) -> Any:  # noqa: ANN401
+    """Return the row whose attributes are those wanted."""
+    [found] = [
+        row for row in rows if all(getattr(row, key) == value for key, value in wanted.items())
+    ]
+    return found
 
 
 def within(value: float | tuple[float, ...], expected: str, tolerance: str) -> bool:
@@ -106,60 +167,12 @@ def _close(
     return np.abs(got - wanted) <= float(tolerance.split(maxsplit=1)[0])
 
 
-def page() -> str:
-    """Write docs/seeds.md."""
-    found = claims()
-    lines = [
-        "# What the seed documents claim",
-        "",
-        (
-            "`make docs` generates this page from `tests/published/seed_claims.csv` and from our"
-            " functions. The file holds the claims of the five seed documents 000 to 004,"
-            " transcribed with their expected values on 2026-11-20."
-            " `tests/sizing/cli/test_seeds.py` checks every row. Where a seed document,"
-            " its transcription or its source is wrong, our value is the corrected one, and the"
-            " note says why."
-        ),
-        "",
-    ]
-    titles = {
-        "reproduce": "Reproduced",
-        "property": "Properties that hold",
-        "erroneous": "Wrong in the seed or its transcription",
-        "context": "Context without a number to compute",
-    }
-    for kind, title in titles.items():
-        rows = [claim for claim in found if claim.kind == kind]
-        held = sum(claim.holds for claim in rows)
-        lines += [f"## {title}", ""]
-        if kind != "context":
-            lines += [f"{held} of {len(rows)} hold.", ""]
-        lines += ["| seed | claim | our command | our value | expected | note |",
-                  "|---|---|---|---|---|---|"]  # fmt: skip
-        lines += [_line(claim) for claim in rows]
-        lines.append("")
-    return "\n".join(lines)
-
-
-def _line(claim: Claim) -> str:
-    cells = (
-        claim.seed,
-        claim.text,
-        claim.command,
-        _shown(claim.value),
-        f"{claim.expected} {claim.unit}",
-        claim.note,
-    )
-    return "| " + " | ".join(cell(text) for text in cells) + " |"
-
-
 def cell(text: str) -> str:
     """Return text escaped for a table."""
     return text.replace("|", "/").replace("\n", " ").replace("<", "&lt;")
 
 
 def _shown(value: Value | None) -> str:
-    """Return a value with four digits."""
     if value is None:
         return ""
     if isinstance(value, bool):

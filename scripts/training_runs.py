@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from sizing.training.estimate import estimate
 from sizing.training.request import TrainingRequest
-from sizing.training.search import settled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -28,13 +27,6 @@ QUANTITIES: dict[str, tuple[str, float, Callable[[TrainingEstimate], float]]] = 
     "activation_gib": ("activations, GiB", 1.0, lambda found: found.memory.activations / GIB),
 }
 """Published quantities of a run: heading, conversion of our unit, and our value."""
-
-INTRODUCTION = (
-    "`make docs` generates this page from `tests/published/training.toml` and from the estimates of"
-    " `sizing train`. `tests/sizing/training/test_training.py` holds each group to its"
-    " tolerance. One number was fitted on these runs:"
-    " the modelled share of a step, on the groups korthikanti, megatron and llama."
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,15 +50,8 @@ class Run:
     def estimate(self) -> TrainingEstimate:
         """Estimate it as `sizing train` does."""
         request = TrainingRequest(**self.keys)
-        machine, job = request.machine(), request.job(request.layout())
-        layout = settled(
-            job,
-            request.layout(),
-            machine,
-            micro_batch=request.micro_batch,
-            interleave=request.interleave,
-        )
-        return estimate(job, layout, machine, tokens=request.tokens)
+        machine = request.machine()
+        return estimate(*request.settled(machine), machine, tokens=request.tokens)
 
     def errors(self) -> dict[str, float]:
         """Return ours over published, less 1, by quantity."""
@@ -97,35 +82,22 @@ def runs() -> Iterator[Run]:
             )
 
 
-def page() -> str:
-    """Return a table of all runs with the errors of our estimates."""
-    lines = ["# Published training runs", "", INTRODUCTION]
-    every = list(runs())
-    for group, table in groups().items():
-        tolerance = table.get("tolerance_fraction")
-        held = "shown without a tolerance" if tolerance is None else f"within {tolerance:.0%}"
-        lines += ["", f"## {group}: {held}", "", f"{table['source']} ({table['date']}).", ""]
-        lines += [
-            "| run | layout | quantity | published | predicted | error |",
-            "|---|---|---|---|---|---|",
-        ]
-        for run in every:
-            if run.group == group:
-                lines += _rows(run)
-    return "\n".join(lines) + "\n"
-
-
-def _rows(run: Run) -> Iterator[str]:
-    found = run.estimate()
-    at = found.layout
-    layout = f"{found.gpus:,} {run.keys['gpu'].upper()}, TP{at.tp} PP{at.pp} DP{at.dp}"
-    layout += f" CP{at.cp}" * (at.cp > 1) + f" EP{at.ep}" * (at.ep > 1)
-    layout += f", {run.keys.get('recompute', 'none')} recompute"
-    for name, value in run.published.items():
-        heading, unit, ours = QUANTITIES[name]
-        mine = ours(found)
-        error = f"{mine / value - 1:+.1%}"
-        yield (
-            f"| {run.name} | {layout} | {heading} | {value / unit:,.4g} | {mine / unit:,.4g} |"
-            f" {error} |"
-        )
+def rows() -> Iterator[dict[str, Any]]:
+    """Yield each published quantity beside our estimate, in the quantity's own unit."""
+    for run in runs():
+        found = run.estimate()
+        at = found.layout
+        layout = f"{found.gpus:,} {run.keys['gpu'].upper()}, TP{at.tp} PP{at.pp} DP{at.dp}"
+        layout += f" CP{at.cp}" * (at.cp > 1) + f" EP{at.ep}" * (at.ep > 1)
+        layout += f", {run.keys.get('recompute', 'none')} recompute"
+        for name, value in run.published.items():
+            heading, unit, ours = QUANTITIES[name]
+            yield {
+                "group": run.group,
+                "name": run.name,
+                "layout": layout,
+                "quantity": heading,
+                "published": value / unit,
+                "predicted": ours(found) / unit,
+                "error": ours(found) / value - 1,
+            }

@@ -34,7 +34,6 @@ def write_constants(
         measured: GPU whose tables were fitted: this one or a relative of the same silicon.
         found: constants.
         collectives: bytes and seconds, by key.
-
     """
     kept = path.read_text(encoding="utf-8").partition(BEGIN)[0]
     sections = re.split(r"(?m)^(?=\[)", kept)

@@ -31,7 +31,6 @@ def solved(
 
     Returns:
         The constants.
-
     """
     names = list(bounds)
     low, guess, high = (np.log([bounds[name][i] for name in names]) for i in range(3))

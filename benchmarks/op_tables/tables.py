@@ -49,7 +49,6 @@ def tables(
 
     Returns:
         Columns by engine (and version); `latency` in milliseconds as the wheel has it.
-
     """
     from pyarrow import parquet  # noqa: PLC0415  (only where the wheel is installed)
 
@@ -81,7 +80,6 @@ def minimum(found: dict[str, Table], keys: tuple[str, ...], chosen: dict[str, se
 
     Returns:
         `keys` as floats and `seconds`.
-
     """
     best: dict[tuple[float, ...], float] = {}
     for table in found.values():

@@ -18,13 +18,13 @@ from sizing.report.training import layouts_table, training_table
 from sizing.training.closed_forms import rule_of_thumb
 from sizing.training.estimate import estimate
 from sizing.training.request import TrainingRequest
-from sizing.training.search import search_layouts, settled
+from sizing.training.search import search_layouts
 
 if TYPE_CHECKING:
-    from sizing.training.estimate import TrainingEstimate, TrainingMachine
-    from sizing.training.job import TrainingJob
-    from sizing.training.layout import TrainingLayout
+    from sizing.training.estimate import TrainingEstimate
+    from sizing.training.job import TrainingJob, TrainingLayout
     from sizing.training.search import Trial
+    from sizing.training.step import TrainingMachine
 
 HELP = {
     "model": "Model of the catalog; or give its shape",
@@ -110,15 +110,7 @@ def _laid_out(
     if search:
         ranked = search_layouts(request.job, request.gpus or request.layout().gpus, machine)
         return request.job(ranked[0].layout), ranked[0].layout, ranked
-    job = request.job(request.layout())
-    layout = settled(
-        job,
-        request.layout(),
-        machine,
-        micro_batch=request.micro_batch,
-        interleave=request.interleave,
-    )
-    return job, layout, []
+    return *request.settled(machine), []
 
 
 def _request(scenario: Path | None, options: dict[str, Any]) -> TrainingRequest:

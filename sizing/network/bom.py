@@ -20,29 +20,14 @@ class Tree:
 
     Attributes:
         endpoints: NICs at its leaves.
-        radix: ports of a switch.
         switches: per tier, leaf to core.
-        links: per tier, endpoints to leaf first.
     """
 
     endpoints: int
-    radix: int
     switches: tuple[int, ...]
-    links: tuple[int, ...]
-
-    @property
-    def tiers(self) -> int:
-        """Tiers of switches."""
-        return len(self.switches)
-
-    @property
-    def ports_used(self) -> tuple[int, ...]:
-        """Ports with a link in them, per tier: each link but the lowest has two."""
-        above = (*self.links[1:], 0)
-        return tuple(down + up for down, up in zip(self.links, above, strict=True))
 
 
-def tiers_needed(endpoints: int, radix: int, *, place: str = "--radix") -> int:
+def tiers_needed(endpoints: int, radix: int) -> int:
     """
     Return how many tiers of switches join *endpoints* at full bisection.
 
@@ -53,31 +38,26 @@ def tiers_needed(endpoints: int, radix: int, *, place: str = "--radix") -> int:
 
     Source:
         Fat trees: half of the ports of every switch but the topmost lead up.
-
     """
     if radix < 2:  # noqa: PLR2004  (a link has two ends)
-        raise InputError(place, radix, "2 ports or more: a switch joins at least two")
+        raise InputError("--radix", radix, "2 ports or more: a switch joins at least two")
     half = radix // 2
     for tiers in range(1, MAX_TIERS + 1):
         if endpoints <= (radix if tiers == 1 else 2 * half**tiers):
             return tiers
+    even = 2 * math.ceil(math.cbrt(endpoints / 2) - 1e-9)
     raise InputError(
-        place,
+        "--radix",
         radix,
         f"enough ports for a tree of {MAX_TIERS} tiers over {endpoints:,} endpoints:"
         f" {radix} ports reach {2 * half**MAX_TIERS:,}",
-        f"{_radix_for(endpoints)} ports would do",
+        f"{even} ports would do",
     )
-
-
-def _radix_for(endpoints: int) -> int:
-    """Return the smallest even radix that a tree of three tiers, `MAX_TIERS`, needs."""
-    return 2 * math.ceil(math.cbrt(endpoints / 2) - 1e-9)
 
 
 def tree(endpoints: int, radix: int, *, leaves: int | None = None) -> Tree:
     """
-    Return the smallest tree.
+    Return the smallest tree; each tier has as many links below it as there are endpoints.
 
         leaves ⌈n/⌊R/2⌋⌉, as many in the middle, ⌈n/R⌉ on top; links n a tier
         (docs/model.md, eq. B2)
@@ -92,21 +72,15 @@ def tree(endpoints: int, radix: int, *, leaves: int | None = None) -> Tree:
 
     Source:
         NVIDIA DGX SuperPOD reference architecture (H100, B200): its counts at 512 to 16,384 GPUs.
-
     """
     tiers = tiers_needed(endpoints, radix)
     if tiers == 1:
-        return Tree(endpoints=endpoints, radix=radix, switches=(1,), links=(endpoints,))
+        return Tree(endpoints=endpoints, switches=(1,))
     half = radix // 2
-    lowest = math.ceil(endpoints / half) if leaves is None else leaves
+    lowest = math.ceil(endpoints / half)
+    middle = (lowest,) * (tiers - 2)
     top = math.ceil(endpoints / (2 * half))
-    middle = (math.ceil(endpoints / half),) * (tiers - 2)
-    return Tree(
-        endpoints=endpoints,
-        radix=radix,
-        switches=(lowest, *middle, top),
-        links=(endpoints,) * tiers,
-    )
+    return Tree(endpoints=endpoints, switches=(leaves or lowest, *middle, top))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,11 +93,9 @@ class NetworkOrder:
         hb_size: K GPUs of an HB domain, one rail each.
         radix: R ports of a switch.
         kind: `clos`, `rail-optimised` or `rail-only`.
-        dac_tiers: lowest tiers whose links are copper.
+        dac_tiers: number of lowest tiers whose links are copper.
         spares: spare switches of each tree in its top tier; bought, not cabled.
         price_ratio: a switch port's price over a transceiver's.
-        switch_port_power_w: of one port of a switch; `None`: no power is given.
-        transceiver_power_w: of one transceiver.
     """
 
     gpus: int
@@ -137,7 +109,6 @@ class NetworkOrder:
     transceiver_power_w: float | None = None
 
     def __post_init__(self) -> None:
-        """Check kind and numbers."""
         one_of(KINDS, **{"--kind": self.kind})
         positive(**{"--gpus": self.gpus, "--hb-size": self.hb_size, "--radix": self.radix})
         positive(**{"--price-ratio": self.price_ratio})
@@ -175,20 +146,15 @@ class Bill:
         tiers: of switches that a GPU is under.
         trees: separate networks: 1 of a Clos; of rail-only the rails, or what is left of them
             after several share a switch.
-        switches: of all trees, spares included.
-        switches_per_tier: the same from leaf to core.
-        spare_switches: of them spares.
-        links: cables.
-        links_per_tier: from the GPUs up.
-        transceivers: two on each optical link.
-        copper_links: without transceivers.
+        switches: of all trees, spares included; per tier from leaf to core.
+        links: cables; per tier from the GPUs up.
+        transceivers: two on each optical link, none on copper.
         ports: of all switches, spares included.
         ports_used: with a link in them.
         relative_cost: in prices of a transceiver; copper counts nothing.
         power_w: of switches and transceivers; `None` unless both powers were given.
         saving_fraction: of relative_cost, against a Clos of the same order.
         endpoints_per_leaf: GPUs that lose their link with one leaf switch.
-        notes: what to know of this network.
         alternatives: of mini-clusters.
     """
 
@@ -222,12 +188,8 @@ def bill(order: NetworkOrder) -> Bill:
         transceivers 2 (links - copper links), cost r ports + transceivers
         (docs/model.md, eq. B3), power p_p ports + p_t transceivers
 
-    Args:
-        order: N, K, R, kind and what the prices are.
-
-    Returns:
-        Counts of all trees together. Rail-only has K trees of N/K endpoints; rails of one tier
-        share a switch as long as its ports last.
+    Rail-only has K trees of N/K endpoints; rails of one tier share a switch as long as its ports
+    last. Counts are those of all trees together.
 
     Raises:
         InputError: no tree of three tiers holds the endpoints.
@@ -238,14 +200,8 @@ def bill(order: NetworkOrder) -> Bill:
 
     Ignores:
         Price and power of copper; racks and lengths: which tiers copper can reach is an input.
-
     """
-    trees, one = _trees(order)
-    spares = order.spares * trees
-    per_tier = [trees * count for count in one.switches]
-    per_tier[-1] += spares
-    found = _billed(order, trees, one, tuple(per_tier), spares)
-    whole = found
+    found = whole = _billed(order, *_trees(order))
     if order.kind != "clos":
         whole = bill(replace(order, kind="clos"))
         saving = 1 - found.relative_cost / whole.relative_cost
@@ -255,12 +211,10 @@ def bill(order: NetworkOrder) -> Bill:
 
 def _trees(order: NetworkOrder) -> tuple[int, Tree]:
     """Return how many trees there are, and one of them."""
+    domains = order.gpus // order.hb_size
     if order.kind == "clos":
         return 1, tree(order.gpus, order.radix)
-    domains = order.gpus // order.hb_size
     if order.kind == "rail-optimised":
-        if tiers_needed(order.gpus, order.radix) == 1:
-            return 1, tree(order.gpus, order.radix)
         return 1, tree(order.gpus, order.radix, leaves=_rail_leaves(order, domains))
     if domains > order.radix:
         return order.hb_size, tree(domains, order.radix)
@@ -272,16 +226,17 @@ def _trees(order: NetworkOrder) -> tuple[int, Tree]:
 
 def _rail_leaves(order: NetworkOrder, domains: int) -> int:
     """Return the leaves where each leaf has whole rails only, or a part of one rail."""
-    half = order.radix // 2
+    half = max(1, order.radix // 2)
     if domains > half:
         return order.hb_size * math.ceil(domains / half)
     return math.ceil(order.hb_size / (half // domains))
 
 
-def _billed(
-    order: NetworkOrder, trees: int, one: Tree, per_tier: tuple[int, ...], spares: int
-) -> Bill:
-    links = (order.gpus,) * one.tiers
+def _billed(order: NetworkOrder, trees: int, one: Tree) -> Bill:
+    tiers, spares = len(one.switches), order.spares * trees
+    *below, top = (trees * count for count in one.switches)
+    per_tier = (*below, top + spares)
+    links = (order.gpus,) * tiers
     copper = sum(links[: order.dac_tiers])
     switches = sum(per_tier)
     transceivers = 2 * (sum(links) - copper)
@@ -294,7 +249,7 @@ def _billed(
         gpus=order.gpus,
         hb_size=order.hb_size,
         radix=order.radix,
-        tiers=one.tiers,
+        tiers=tiers,
         trees=trees,
         switches=switches,
         switches_per_tier=per_tier,
@@ -309,7 +264,7 @@ def _billed(
         power_w=power,
         saving_fraction=0.0,
         # Full leaves: the last one of a tree may hold fewer.
-        endpoints_per_leaf=min(one.endpoints, order.radix if one.tiers == 1 else order.radix // 2),
+        endpoints_per_leaf=min(one.endpoints, order.radix if tiers == 1 else order.radix // 2),
     )
 
 
@@ -351,19 +306,14 @@ def _small(order: NetworkOrder) -> tuple[Alternative, ...]:
         ("two switches", 2, gpus, "half of the rails on each: one may fail; any-to-any within it"),
         ("a switch a rail", rails, gpus, "no spine: rail-only; ready to grow"),
     ]
-    alternatives = [
-        Alternative(name=name, switches=n, links=m, transceivers=per_link * m, note=note)
-        for name, n, m, note in found
-        if rails > 1
-    ]
+    if rails == 1:
+        found = []
     if gpus == 2 * rails:
-        alternatives.append(
-            Alternative(
-                name="cables between two HB domains",
-                switches=0,
-                links=rails,
-                transceivers=0,
-                note="copper from NIC to NIC, rail by rail; cannot grow",
-            )
+        note = "copper from NIC to NIC, rail by rail; cannot grow"
+        found.append(("cables between two HB domains", 0, rails, note))
+    return tuple(
+        Alternative(
+            name=name, switches=n, links=m, transceivers=per_link * m if n else 0, note=note
         )
-    return tuple(alternatives)
+        for name, n, m, note in found
+    )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from minicluster.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from minicluster.specs.cluster import ClusterSpec
     from minicluster.specs.fabric import SwitchSpec, SwitchTierSpec
@@ -83,15 +83,11 @@ def built_bill(
         switches: catalog by name.
         price_ratio: a switch port's price over a transceiver's.
 
-    Returns:
-        Counts; spare switches apart from those that carry traffic.
-
     Raises:
         InputError: the cluster says no switches, or a switch has fewer ports than are cabled.
 
     Ignores:
         Links to spares: they carry traffic only when another switch is down.
-
     """
     fabric = cluster.fabric
     if fabric is None or not fabric.switches:
@@ -101,15 +97,16 @@ def built_bill(
             "its switches tier by tier",
             "--gpus, --hb-size, --radix and --kind count the smallest tree",
         )
-    links, details = _tiers(cluster, fabric.switches, switches)
+    models = [_model(at, switches) for at in fabric.switches]
+    links, details = _tiers(cluster, fabric.switches, models)
     total = cluster.tiers[-1].gpus
     per_tier = tuple(tier.units * tier.switches_per_unit for tier in details)
     spares = tuple(tier.units * tier.spares_per_unit for tier in details)
     copper = sum(count for count, at in zip(links, fabric.switches, strict=True) if at.copper_down)
     transceivers = 2 * (sum(links) - copper)
     ports = sum(
-        (count + spare) * switches[at.model].ports
-        for count, spare, at in zip(per_tier, spares, fabric.switches, strict=True)
+        (count + spare) * model.ports
+        for count, spare, model in zip(per_tier, spares, models, strict=True)
     )
     return BuiltBill(
         name=cluster.name,
@@ -131,54 +128,49 @@ def built_bill(
     )
 
 
-def _tiers(
-    cluster: ClusterSpec, built: tuple[SwitchTierSpec, ...], switches: Mapping[str, SwitchSpec]
-) -> tuple[list[int], list[BuiltTier]]:
-    """Return the links into each tier from below, and its switches."""
-    sizes = {tier.name: tier.gpus for tier in cluster.tiers}
-    arriving, links, details = cluster.tiers[-1].gpus, [], []
-    for index, at in enumerate(built):
-        units = cluster.tiers[-1].gpus // sizes[at.tier]
-        per_unit = math.ceil(arriving / units / at.down)
-        links.append(arriving)
-        arriving = units * per_unit * at.up
-        more = 0
-        if index + 1 < len(built):
-            # A spare above wants as many links from here as any other switch there has.
-            above = built[index + 1]
-            switches_above = math.ceil(
-                arriving * sizes[above.tier] / cluster.tiers[-1].gpus / above.down
-            )
-            more = math.ceil(at.up * above.spares / switches_above)
-        details.append(_tier(at, units, per_unit, _model(at, switches), more))
-    return links, details
-
-
 def _model(at: SwitchTierSpec, switches: Mapping[str, SwitchSpec]) -> SwitchSpec:
+    """Return the switches of a tier, or refuse one with too few ports."""
+    place, used = f"fabric.switches.{at.tier}.model", at.down + at.up
     if at.model not in switches:
-        raise InputError(
-            f"fabric.switches.{at.tier}.model", at.model, "one of " + ", ".join(switches)
-        )
-    return switches[at.model]
-
-
-def _tier(at: SwitchTierSpec, units: int, per_unit: int, model: SwitchSpec, more: int) -> BuiltTier:
-    """Describe one tier, or refuse a switch with too few ports."""
-    used = at.down + at.up
+        raise InputError(place, at.model, "one of " + ", ".join(switches))
+    model = switches[at.model]
     if used > model.ports:
         raise InputError(
-            f"fabric.switches.{at.tier}.model",
+            place,
             model.name,
             f"a switch of {used} ports or more: {at.down} down and {at.up} up",
             f"{model.name} has {model.ports}",
         )
-    return BuiltTier(
-        tier=at.tier,
-        model=model.name,
-        units=units,
-        switches_per_unit=per_unit,
-        spares_per_unit=at.spares,
-        ports_used=used,
-        ports_with_spares=used + more,
-        oversubscription=at.down / at.up if at.up else None,
-    )
+    return model
+
+
+def _tiers(
+    cluster: ClusterSpec, built: tuple[SwitchTierSpec, ...], models: Sequence[SwitchSpec]
+) -> tuple[list[int], list[BuiltTier]]:
+    """Return the links into each tier from below, and its switches."""
+    sizes = {tier.name: tier.gpus for tier in cluster.tiers}
+    total = cluster.tiers[-1].gpus
+    arriving, links, details = total, [], []
+    for at, above, model in zip(built, (*built[1:], None), models, strict=True):
+        units = total // sizes[at.tier]
+        per_unit = math.ceil(arriving / units / at.down)
+        links.append(arriving)
+        arriving = units * per_unit * at.up
+        more = 0
+        if above is not None:
+            # A spare above wants as many links from here as any other switch there has.
+            switches_above = math.ceil(arriving * sizes[above.tier] / total / above.down)
+            more = math.ceil(at.up * above.spares / switches_above)
+        details.append(
+            BuiltTier(
+                tier=at.tier,
+                model=model.name,
+                units=units,
+                switches_per_unit=per_unit,
+                spares_per_unit=at.spares,
+                ports_used=at.down + at.up,
+                ports_with_spares=at.down + at.up + more,
+                oversubscription=at.down / at.up if at.up else None,
+            )
+        )
+    return links, details

@@ -6,8 +6,6 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from minicluster.errors import InputError
 from minicluster.specs.checks import fraction, not_negative, one_of, positive
 from sizing.latency.communication import PATTERNS
@@ -44,7 +42,6 @@ class Question:
     rail_only: bool = False
 
     def __post_init__(self) -> None:
-        """Check pattern and numbers."""
         one_of(PATTERNS, **{"--pattern": self.pattern})
         positive(**{"--group": self.group, "--stride": self.stride})
         not_negative(**{"--bytes": self.size_bytes})
@@ -57,9 +54,8 @@ class CollectiveResult:
     Seconds of a collective, and their terms.
 
     Attributes:
-        seconds: by the table where the library was measured on such a group, else by formula.
-        basis: which of the two, in words.
-        formula_s: by formula, no table seen.
+        seconds: by the table where the library was measured on such a group, else by formula;
+            `basis` says which, `formula_s` is by formula in any case.
         spans: tier to how many of the units below the group has in one unit of it.
         meets_in: the outermost tier that it crosses.
         beyond_hb_domain_s: more than in one HB domain as wide as the group.
@@ -98,53 +94,55 @@ def answer(
 
     Args:
         question: pattern, group, bytes.
-        topology: tiers.
+        topology: of the network.
         measured: tables of libraries on this GPU, points filled in.
         protocols: of the library, for the formula.
         library: whose table to read; `None`: the formula.
 
     Raises:
         InputError: a group wider than the network, or a library that was not measured here at all.
-
     """
     if question.pattern == "point-to-point":
         return _point_to_point(question, topology)
-    spans = topology.spans(question.group, question.stride)
-    by_formula = float(
-        tiered_s(question.size_bytes, question.pattern, topology, spans, protocols)
-    ) + _forward_s(question, topology, spans)
-    if question.group == 1:
-        by_formula = 0.0
-    found = {
-        table.library: float(measured_s(question.size_bytes, table))
-        for table in measured
-        if _is_of(table, question, spans) and _reaches(table, question.size_bytes)
-    }
     known = sorted({table.library for table in measured})
     if library is not None and library not in known:
         raise InputError("--library", library, "one of " + ", ".join(known or ["(none)"]))
-    read = library is not None and library in found and question.group > 1
-    seconds = found[library] if read and library is not None else by_formula
-    joined = (question.group, *(1 for _ in topology.tiers[1:]))
-    inside = float(tiered_s(question.size_bytes, question.pattern, topology, joined, protocols))
-    sent = TRAFFIC[question.pattern](question.group) * question.size_bytes
+    size, pattern = question.size_bytes, question.pattern
+    spans = topology.spans(question.group, question.stride)
+    by_formula = 0.0
+    if question.group > 1:
+        by_formula = float(tiered_s(size, pattern, topology, spans, protocols))
+        by_formula += _forward_s(question, topology, spans)
+    found = {
+        table.library: float(measured_s(size, table))
+        for table in measured
+        if _is_of(table, question, spans) and _reaches(table, size)
+    }
+    seconds, basis = by_formula, "formula"
+    if library is not None and library in found and question.group > 1:
+        seconds, basis = found[library], f"measured: {library}"
+    beyond = 0.0
+    if math.prod(spans[1:]) > 1:
+        joined = (question.group, *(1 for _ in topology.tiers[1:]))
+        beyond = by_formula - float(tiered_s(size, pattern, topology, joined, protocols))
+    flat = None if pattern == "all-to-all" else float(ring_s(size, pattern, topology, spans))
+    sent = TRAFFIC[pattern](question.group) * size
+    crossed = [index for index, count in enumerate(spans) if count > 1] or [0]
     return CollectiveResult(
-        pattern=question.pattern,
+        pattern=pattern,
         group=question.group,
         stride=question.stride,
-        size_bytes=question.size_bytes,
+        size_bytes=size,
         seconds=seconds,
-        basis=f"measured: {library}" if read else "formula",
+        basis=basis,
         formula_s=by_formula,
         spans=dict(zip([tier.name for tier in topology.tiers], spans, strict=True)),
-        meets_in=_outermost(topology, spans),
-        beyond_hb_domain_s=max(0.0, by_formula - inside) if math.prod(spans[1:]) > 1 else 0.0,
+        meets_in=topology.tiers[crossed[-1]].name,
+        beyond_hb_domain_s=max(0.0, beyond),
         bus_bytes_per_s=sent / seconds if seconds > 0 else 0.0,
         libraries=found,
-        ring_s=None
-        if question.pattern == "all-to-all"
-        else float(ring_s(question.size_bytes, question.pattern, topology, spans)),
-        chunk_bytes=question.size_bytes / question.group,
+        ring_s=flat,
+        chunk_bytes=size / question.group,
     )
 
 
@@ -161,11 +159,6 @@ def _is_of(table: MeasuredCollective, question: Question, spans: tuple[int, ...]
 def _reaches(table: MeasuredCollective, size_bytes: float) -> bool:
     """Say whether a table says anything of so many bytes: at most twice its last, or a plateau."""
     return table.bus_bytes_per_s is not None or size_bytes <= TWICE * table.size_bytes[-1]
-
-
-def _outermost(topology: Topology, spans: tuple[int, ...]) -> str:
-    crossed = [i for i, count in enumerate(spans) if count > 1] or [0]
-    return topology.tiers[crossed[-1]].name
 
 
 def _forward_s(question: Question, topology: Topology, spans: tuple[int, ...]) -> float:
@@ -195,8 +188,6 @@ def _point_to_point(question: Question, topology: Topology) -> CollectiveResult:
         basis = "formula: over the rail, then through the HB domain"
     if size == 0:
         seconds = inside = 0.0
-    spans = np.ones(len(topology.tiers), dtype=int)
-    spans[index] = 2
     return CollectiveResult(
         pattern=question.pattern,
         group=2,
@@ -205,7 +196,7 @@ def _point_to_point(question: Question, topology: Topology) -> CollectiveResult:
         seconds=seconds,
         basis=basis,
         formula_s=seconds,
-        spans={t.name: int(n) for t, n in zip(topology.tiers, spans, strict=True)},
+        spans={each.name: 2 if each == tier else 1 for each in topology.tiers},
         meets_in=tier.name,
         beyond_hb_domain_s=max(0.0, seconds - inside) if index else 0.0,
         bus_bytes_per_s=size / seconds if seconds > 0 else 0.0,

@@ -29,7 +29,6 @@ class Hashing:
     flows: int
 
     def __post_init__(self) -> None:
-        """Check counts."""
         positive(**{"--pairs": self.pairs, "--uplinks": self.uplinks, "--flows": self.flows})
 
 
@@ -69,11 +68,6 @@ def collisions(hashing: Hashing, *, trials: int = 10_000, seed: int = 0) -> Coll
 
         pairs x flows balls of weight 1/flows into U equal bins      (docs/model.md, eq. Z1)
 
-    Args:
-        hashing: pairs, uplinks, flows.
-        trials: independent hashes.
-        seed: of the random numbers; the same seed gives the same answer.
-
     Raises:
         InputError: a count that is not positive.
 
@@ -83,7 +77,6 @@ def collisions(hashing: Hashing, *, trials: int = 10_000, seed: int = 0) -> Coll
     Ignores:
         Hashes that correlate from one tier to the next, congestion control, paths that avoid a
         full port (adaptive routing): an upper bound of the harm.
-
     """
     positive(**{"--trials": trials})
     random = np.random.default_rng(seed)

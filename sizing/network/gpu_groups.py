@@ -1,16 +1,22 @@
-"""GPUs of replicas inside one unit: what fits, and on which rails."""
+"""GPUs of replicas inside one unit: what fits, and which GPUs keep KV on its rail."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import itertools
+from collections import Counter
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from minicluster.specs.checks import positive
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from sizing.network.topology_units import TopologyUnit
+
+MOST_GROUPS = 32
+"""Groups up to which other GPUs are tried; beyond, they stay where they were packed."""
+PASSES = 4
 
 Gpu = tuple[str, int]
 """A node and a GPU of it."""
@@ -23,7 +29,6 @@ class PoolRequest:
 
     Attributes:
         role: `prefill`, `decode` or `mixed`.
-        replicas: how many.
         tp: GPUs of one group, inside an HB domain.
         pp: groups of one replica: its pipeline stages, times its copies of attention.
     """
@@ -34,7 +39,6 @@ class PoolRequest:
     pp: int = 1
 
     def __post_init__(self) -> None:
-        """Check the counts."""
         positive(replicas=self.replicas, tp=self.tp, pp=self.pp)
 
     @property
@@ -55,52 +59,31 @@ class GpuGroup:
 
 def packed(
     unit: TopologyUnit, requests: Sequence[PoolRequest], counts: tuple[int, int]
-) -> tuple[GpuGroup, ...] | None:
+) -> dict[str, list[tuple[Gpu, ...]]] | None:
     """
-    Put replicas into a unit, the widest groups first; `None` if they do not fit.
+    Put replicas into a unit, the widest groups first: groups by role; `None` if they do not fit.
 
     Narrow groups take every k-th GPU of a block that a wide one would take, so that rank i of a
     narrow group is on a rail of one of the k ranks that share its keys and values.
 
-    Args:
-        unit: free GPUs.
-        requests: of up to two roles.
-        counts: replicas of each.
-
-    Returns:
-        Seats, replicas numbered from 0 inside the unit.
-
     Ignores:
         Widths that do not divide each other may be refused although they fit.
-
     """
     left = [(request, n * request.pp) for n, request in zip(counts, requests, strict=False)]
     if sum(request.tp * needed for request, needed in left) > unit.free:
         return None
     left.sort(key=lambda each: -each[0].tp)
     widest = max(request.tp for request in requests)
-    groups: list[GpuGroup] = []
-    done = dict.fromkeys((request.role for request in requests), 0)
+    groups: dict[str, list[tuple[Gpu, ...]]] = {request.role: [] for request in requests}
     for domain in unit.domains():
         free = list(domain.gpus)
         for index, (request, needed) in enumerate(left):
             count = min(needed, len(free) // request.tp)
-            if not count:
-                continue
-            taken, free = _groups(free, request.tp, count, widest)
-            for gpus in taken:
-                number = done[request.role]
-                done[request.role] += 1
-                groups.append(
-                    GpuGroup(
-                        role=request.role,
-                        replica=number // request.pp,
-                        stage=number % request.pp,
-                        gpus=gpus,
-                    )
-                )
-            left[index] = (request, needed - count)
-    return None if any(needed for _, needed in left) else tuple(groups)
+            if count:
+                taken, free = _groups(free, request.tp, count, widest)
+                groups[request.role] += taken
+                left[index] = (request, needed - count)
+    return None if any(needed for _, needed in left) else groups
 
 
 def _groups(
@@ -121,3 +104,98 @@ def _groups(
         used = {gpu for group in found for gpu in group}
         free = [gpu for gpu in free if gpu not in used]
     return taken, free
+
+
+def rail_aligned_fraction(roles: Sequence[Sequence[GpuGroup]], domain_of: dict[Gpu, int]) -> float:
+    """
+    Share of the bytes between two roles that start and end on the same rail.
+
+        mean over pairs of different HB domains, and over ranks i of tp_p and j of tp_d that share
+        heads, of [rail = rail]      (docs/model.md, eq. D5)
+
+    *roles* are the first stages of both, *domain_of* says the HB domain of every GPU; GPU i of a
+    node is on rail i. It is at most min(tp_p, tp_d) / max(tp_p, tp_d), and 1 where no pair leaves
+    its domain.
+
+    Source:
+        NIXL pulls each slice of the keys and values from the rank that has it.
+
+    Ignores:
+        Nodes whose rails are in another order.
+    """
+    # Groups with the same GPUs of their nodes are alike: pairs are counted, not listed.
+    kinds = [Counter(_rails(group) for group in groups) for groups in roles]
+    inside = [Counter((domain_of[g.gpus[0]], _rails(g)) for g in groups) for groups in roles]
+    domains = {domain for domain, _ in inside[0]}
+    aligned, total = 0.0, 0
+    for (a, first), (b, second) in itertools.product(kinds[0].items(), kinds[1].items()):
+        same = sum(inside[0][domain, a] * inside[1][domain, b] for domain in domains)
+        wide = max(len(a), len(b))
+        shared = sum(a[r * len(a) // wide] == b[r * len(b) // wide] for r in range(wide))
+        aligned += (first * second - same) * shared / wide
+        total += first * second - same
+    return aligned / total if total else 1.0
+
+
+def _rails(group: GpuGroup) -> tuple[int, ...]:
+    return tuple(gpu for _, gpu in group.gpus)
+
+
+def aligned(groups: tuple[GpuGroup, ...], root: TopologyUnit) -> tuple[GpuGroup, ...]:
+    """
+    Give groups other GPUs of their HB domain while that brings more bytes onto one rail.
+
+    Costs and counts of a placement stay as they are: no group leaves its domain.
+
+    Ignores:
+        Better choices that take several exchanges at once.
+    """
+    roles = list(dict.fromkeys(group.role for group in groups))
+    if len(roles) != 2 or len(groups) > MOST_GROUPS:  # noqa: PLR2004  (prefill and decode)
+        return groups
+    domains = root.units_of_gpus(0)
+    inside = {domain.first: domain.gpus for domain in root.domains()}
+    best, most = list(groups), _aligned(groups, roles, domains)
+    for _ in range(PASSES):
+        before = most
+        for index in range(len(best)):
+            for trial in _exchanged(best, index, inside[domains[best[index].gpus[0]]]):
+                found = _aligned(trial, roles, domains)
+                if found > most:
+                    best, most = trial, found
+        if most == before:
+            break
+    return tuple(best)
+
+
+def _aligned(groups: Sequence[GpuGroup], roles: Sequence[str], domains: dict[Gpu, int]) -> float:
+    first = [[s for s in groups if s.role == role and s.stage == 0] for role in roles]
+    return rail_aligned_fraction(first, domains)
+
+
+def _exchanged(
+    groups: list[GpuGroup], index: int, domain: Sequence[Gpu]
+) -> Iterator[list[GpuGroup]]:
+    """Yield the groups with one of them moved or exchanged inside its domain, or all turned."""
+    group, here = groups[index], set(domain)
+    if not here.issuperset(group.gpus):
+        return
+    near = [n for n, each in enumerate(groups) if here.issuperset(each.gpus)]
+    taken = {gpu for n in near for gpu in groups[n].gpus}
+    free = [gpu for gpu in domain if gpu not in taken]
+    width = len(group.gpus)
+    for start in range(0, len(free) - width + 1, width):
+        yield _with(groups, {index: tuple(free[start : start + width])})
+    for other in near:
+        if other != index and len(groups[other].gpus) == width:
+            yield _with(groups, {index: groups[other].gpus, other: group.gpus})
+    half = len(domain) // 2
+    turned = {gpu: domain[(n + half) % len(domain)] for n, gpu in enumerate(domain)}
+    yield _with(groups, {n: tuple(turned[gpu] for gpu in groups[n].gpus) for n in near})
+
+
+def _with(groups: list[GpuGroup], moved: dict[int, tuple[Gpu, ...]]) -> list[GpuGroup]:
+    """Return the groups, some of them on other GPUs."""
+    return [
+        replace(group, gpus=moved[n]) if n in moved else group for n, group in enumerate(groups)
+    ]

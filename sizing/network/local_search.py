@@ -2,130 +2,97 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections import Counter
 from typing import TYPE_CHECKING
 
-from sizing.network.pair_gains import Counts
-from sizing.network.topology_units import TopologyUnit
-
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Sequence
+
+    from sizing.network.pair_gains import Counts
+    from sizing.network.topology_units import TopologyUnit
 
 TRIES = 200_000
 """Exchanges that are tried at most; counted, so that the answer is the same on any machine."""
 
 
-@dataclass(slots=True, kw_only=True)
 class LocalSearch:
     """
-    Counts of two roles in leaves, and in the units that these are in.
+    Counts of two roles in the leaves of a tree, and how many of each are in units of its tiers.
 
-    Attributes:
-        root: free GPUs.
-        gain: of a pair that meets in one unit of a tier.
-        widths: GPUs of a replica of each role.
-        fits: whether a leaf has room for counts.
-        tries: left.
+    Leaves are named by their first GPU. *gain* is that of a pair that meets in one unit of a tier,
+    *widths* are the GPUs of a replica of each role, *fits* says whether a leaf has room for counts.
     """
 
-    root: TopologyUnit
-    gain: Sequence[float]
-    widths: Counts
-    fits: Callable[[TopologyUnit, int, int], bool]
-    tries: int = TRIES
+    def __init__(
+        self,
+        root: TopologyUnit,
+        *,
+        gain: Sequence[float],
+        widths: Counts,
+        fits: Callable[[TopologyUnit, int, int], bool],
+    ) -> None:
+        self._gain, self._widths, self._fits = gain, widths, fits
+        self._domains = {leaf.first: leaf for leaf in root.domains()}
+        self._held: dict[int, Counts] = dict.fromkeys(self._domains, (0, 0))
+        self._units: dict[int, tuple[int, ...]] = dict.fromkeys(self._domains, ())
+        for tier in range(len(gain)):
+            for unit in root.at(tier):
+                for leaf in unit.domains():
+                    self._units[leaf.first] += (unit.first,)
+        self._sums: Counter[tuple[int, int, int]] = Counter()  # tier, unit, role
+        self._tries = TRIES
 
     def improved(
         self, leaves: Sequence[tuple[TopologyUnit, Counts]]
     ) -> list[tuple[TopologyUnit, Counts]]:
-        """
-        Exchange replicas of two leaves, or move one, while sum_j gain_j M_j rises (eq. D2).
-
-        Returns:
-            Leaves with their counts, worth at least as much as before.
-
-        """
-        domains = {unit.first: unit for unit in self.root.domains()}
-        held: dict[int, Counts] = dict.fromkeys(domains, (0, 0))
-        held.update({unit.first: counts for unit, counts in leaves})
-        units = self._units()
-        sums: dict[tuple[int, int], list[int]] = {}
-        for leaf, counts in held.items():
-            self._add(sums, units[leaf], counts)
-        while self.tries > 0:
-            change = next(self._better(domains, held, units, sums), None)
-            if change is None:
-                break
+        """Exchange replicas of two leaves, or move one, while sum_j gain_j M_j rises (eq. D2)."""
+        for unit, counts in leaves:
+            self._put(unit.first, counts)
+        while (change := next(self._better(), None)) is not None:
             for leaf, counts in change:
-                before = held[leaf]
-                held[leaf] = counts
-                self._add(sums, units[leaf], (counts[0] - before[0], counts[1] - before[1]))
-        return [(domains[leaf], counts) for leaf, counts in held.items() if any(counts)]
+                self._put(leaf, counts)
+        return [(self._domains[leaf], counts) for leaf, counts in self._held.items() if any(counts)]
 
-    def _units(self) -> dict[int, tuple[int, ...]]:
-        """Return the units of the tiers that count, for each leaf."""
-        found: dict[int, tuple[int, ...]] = {leaf.first: () for leaf in self.root.domains()}
-        for tier in range(len(self.gain)):
-            for unit in self.root.at(tier):
-                for leaf in unit.domains():
-                    found[leaf.first] += (unit.first,)
-        return found
+    def _put(self, leaf: int, counts: Counts) -> None:
+        for role in (0, 1):
+            for tier, unit in enumerate(self._units[leaf]):
+                self._sums[tier, unit, role] += counts[role] - self._held[leaf][role]
+        self._held[leaf] = counts
 
-    def _add(
-        self, sums: dict[tuple[int, int], list[int]], units: Sequence[int], counts: Counts
-    ) -> None:
-        """Count replicas in all units that a leaf is in."""
-        for tier, unit in enumerate(units):
-            both = sums.setdefault((tier, unit), [0, 0])
-            both[0] += counts[0]
-            both[1] += counts[1]
-
-    def _better(
-        self,
-        domains: dict[int, TopologyUnit],
-        held: dict[int, Counts],
-        units: dict[int, tuple[int, ...]],
-        sums: dict[tuple[int, int], list[int]],
-    ) -> Iterator[tuple[tuple[int, Counts], ...]]:
+    def _better(self) -> Iterator[tuple[tuple[int, Counts], ...]]:
         """Yield exchanges of two leaves that gain; leaves alike are tried once."""
-        alike = {(units[leaf], counts, domains[leaf].free): leaf for leaf, counts in held.items()}
-        firsts = [leaf for leaf in alike.values() if any(held[leaf])]
-        for a in firsts:
+        alike = {
+            (self._units[leaf], counts, self._domains[leaf].free): leaf
+            for leaf, counts in self._held.items()
+        }
+        for a in [leaf for leaf in alike.values() if any(self._held[leaf])]:
             for b in alike.values():
-                for given, taken in self._moves():
-                    self.tries -= 1
-                    if self.tries <= 0:
+                for step in self._moves():
+                    self._tries -= 1
+                    if self._tries <= 0:
                         return
-                    here = (held[a][0] - given[0] + taken[0], held[a][1] - given[1] + taken[1])
-                    there = (held[b][0] + given[0] - taken[0], held[b][1] + given[1] - taken[1])
-                    if a == b or min(*here, *there) < 0:
+                    here, there = (
+                        (self._held[leaf][0] + sign * step[0], self._held[leaf][1] + sign * step[1])
+                        for leaf, sign in ((a, 1), (b, -1))
+                    )
+                    if a == b or min(*here, *there) < 0 or not self._gains(a, b, step):
                         continue
-                    step = (taken[0] - given[0], taken[1] - given[1])
-                    if self._gained(units[a], units[b], step, sums) <= 0:
-                        continue
-                    if self.fits(domains[a], *here) and self.fits(domains[b], *there):
+                    if self._fits(self._domains[a], *here) and self._fits(self._domains[b], *there):
                         yield (a, here), (b, there)
 
-    def _moves(self) -> tuple[tuple[Counts, Counts], ...]:
-        """Return what one leaf gives and what it takes: equal widths, or a replica alone."""
-        p, d = self.widths
-        wide = max(p, d)
-        first, second = (wide // p, 0), (0, wide // d)
-        return (first, second), (second, first), ((1, 0), (0, 0)), ((0, 1), (0, 0))
+    def _moves(self) -> tuple[Counts, ...]:
+        """Return by what the counts of one leaf may change: equal widths, or a replica less."""
+        p, d = self._widths
+        first, second = max(p, d) // p, max(p, d) // d
+        return (-first, second), (first, -second), (-1, 0), (0, -1)
 
-    def _gained(
-        self,
-        here: Sequence[int],
-        there: Sequence[int],
-        step: Counts,
-        sums: dict[tuple[int, int], list[int]],
-    ) -> float:
-        """Return what an exchange adds to sum_j gain_j M_j."""
+    def _gains(self, a: int, b: int, step: Counts) -> bool:
+        """Say whether a step of leaf *a*, and the opposite one of *b*, add to sum_j gain_j M_j."""
         total = 0.0
-        for tier, each in enumerate(self.gain):
-            if not each or here[tier] == there[tier]:
-                continue
-            for unit, sign in ((here[tier], 1), (there[tier], -1)):
-                p, d = sums[tier, unit]
-                total += each * ((p + sign * step[0]) * (d + sign * step[1]) - p * d)
-        return total if total > 1e-12 * sum(self.gain) else 0.0
+        for tier, gain in enumerate(self._gain):
+            here, there = self._units[a][tier], self._units[b][tier]
+            if gain and here != there:
+                for unit, sign in ((here, 1), (there, -1)):
+                    p, d = self._sums[tier, unit, 0], self._sums[tier, unit, 1]
+                    total += gain * ((p + sign * step[0]) * (d + sign * step[1]) - p * d)
+        return total > 1e-12 * sum(self._gain)

@@ -69,18 +69,13 @@ def crossing(plan: Plan) -> Crossing:
     """
     Return what crossing costs a plan (docs/model.md, eq. N2, N4, F2).
 
-    Args:
-        plan: pools, model, GPU, cluster.
-
-    Returns:
-        Nothing for a cluster of one HB domain, or of CPUs.
+    That is nothing for a cluster of one HB domain, or of CPUs.
 
     Raises:
         InputError: the catalog lacks a bandwidth or a latency.
 
     Ignores:
         Kinds of GPUs other than the cluster's own.
-
     """
     inputs = plan.inputs
     if inputs.gpu.kind == "cpu" or inputs.cluster.max_gpus <= inputs.cluster.gpus_per_hb_domain:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -43,7 +43,6 @@ class Objective:
     What counts are worth.
 
     Attributes:
-        total: replicas of each role.
         leaf: tier of the units that replicas are packed into.
         fits: whether a leaf has room for counts.
         gain: of a pair that meets in one unit of a tier, by tier: c_(j+1) - c_j.
@@ -56,18 +55,16 @@ class Objective:
     leaf: int
     fits: Callable[[TopologyUnit, int, int], bool]
     gain: tuple[float, ...]
-    opening: float = 0.0
-    evenness: float = 0.0
-    caps: dict[int, Counts] | None = None
+    opening: float
+    evenness: float
+    caps: dict[int, Counts] = field(default_factory=dict)
 
 
 class GainTables:
-    """Makes tables, one for each kind of unit; counts the additions that they take."""
+    """Makes tables, one for each kind of unit."""
 
     def __init__(self, objective: Objective) -> None:
-        """Start without tables."""
         self.objective = objective
-        self.work = 0
         self._tables: dict[tuple[object, ...], Table] = {}
         self._keys: dict[tuple[object, ...], int] = {}
 
@@ -80,8 +77,8 @@ class GainTables:
         """
         key = self._key(unit)
         if key not in self._tables:
-            made = self._leaf(unit) if unit.tier == self.objective.leaf else self._joined(unit)
-            self._tables[key] = self._capped(unit.tier, made)
+            leaf = unit.tier == self.objective.leaf
+            self._tables[key] = self._leaf(unit) if leaf else self._joined(unit)
         return self._tables[key]
 
     def _key(self, unit: TopologyUnit) -> tuple[object, ...]:
@@ -114,9 +111,7 @@ class GainTables:
             child = self.table(inner)
             new = np.full_like(acc, -np.inf)
             choice = np.zeros(acc.shape, dtype=np.int64)
-            options = child.options
-            self.work += len(options) * (reach[0] + 1) * (reach[1] + 1)
-            for index, (p, d) in enumerate(options):
+            for index, (p, d) in enumerate(child.options):
                 high, wide = min(reach[0], first - p) + 1, min(reach[1], second - d) + 1
                 found = acc[:high, :wide] + child.value[p, d]
                 view = new[p : p + high, d : d + wide]
@@ -135,21 +130,15 @@ class GainTables:
         tiers: range,
         steps: tuple[tuple[Table, NDArray[np.int64]], ...] = (),
     ) -> Table:
-        """Add what pairs gain that meet here, less what crowding costs."""
+        """Add what pairs gain that meet here, less what crowding costs, and keep to the caps."""
         p, d = np.ogrid[: value.shape[0], : value.shape[1]]
         gain = sum(self.objective.gain[j] for j in tiers if j < len(self.objective.gain))
         crowded = self.objective.evenness * (p * p + d * d)
-        return Table(value=value + gain * p * d - crowded, steps=steps)
-
-    def _capped(self, tier: int, table: Table) -> Table:
-        """Forbid more replicas than the caps of a tier."""
-        cap = (self.objective.caps or {}).get(tier)
-        if cap is None:
-            return table
-        value = table.value.copy()
-        value[cap[0] + 1 :, :] = -np.inf
-        value[:, cap[1] + 1 :] = -np.inf
-        return Table(value=value, steps=table.steps)
+        worth = value + gain * p * d - crowded
+        first, second = self.objective.caps.get(tiers[-1], self.objective.total)
+        worth[first + 1 :, :] = -np.inf
+        worth[:, second + 1 :] = -np.inf
+        return Table(value=worth, steps=steps)
 
 
 def shares(unit: TopologyUnit, table: Table, counts: Counts) -> list[tuple[TopologyUnit, Counts]]:
@@ -174,12 +163,7 @@ def bound_gain(
         M_j <= min(P min(D, (g_j - p)/d), D min(P, (g_j - d)/p), g_j (P p + D d)/(4 p d))
         (docs/model.md, eq. D4): the last since x y <= (x + y)^2/4 and x + y <= g_j in each unit
 
-    Args:
-        total: P and D replicas.
-        widths: their GPUs p and d.
-        gain: of a pair that meets in tier j.
-        roomiest: g_j, free GPUs of the roomiest unit of tier j.
-
+    P and D replicas take p and d GPUs; g_j is the free GPUs of the roomiest unit of tier j.
     """
     first, second = total
     p, d = widths

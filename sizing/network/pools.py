@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from minicluster.errors import InputError, NegativeAnswer
+from minicluster.errors import NegativeAnswer
 from minicluster.plan import Placement
-from sizing.network.gpu_groups import GpuGroup, PoolRequest, packed
+from sizing.network.gpu_groups import (
+    GpuGroup,
+    PoolRequest,
+    aligned,
+    packed,
+    rail_aligned_fraction,
+)
 from sizing.network.local_search import LocalSearch
 from sizing.network.pair_gains import Counts, GainTables, Objective, bound_gain, shares
-from sizing.network.rails import aligned, domain_of, rail_aligned_fraction
-from sizing.network.topology_units import TopologyUnit
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from sizing.network.topology_units import TopologyUnit, too_wide
 
 WORK_LIMIT = 400_000_000
 """Additions that the exact search may take; beyond, units are filled in order and
@@ -112,11 +114,8 @@ def place_pools(
         tiers: names, the HB domain first.
         rules: constraints and prices.
 
-    Returns:
-        Seats, cost and lower bound.
-
     Raises:
-        InputError: TP wider than the HB domain without permission, or more than two roles.
+        InputError: TP wider than the HB domain without permission.
         NegativeAnswer: too few free GPUs, or a constraint that cannot be met; says by how many.
 
     Source:
@@ -124,27 +123,46 @@ def place_pools(
 
     Ignores:
         Uneven traffic between pairs; traffic inside a replica, which its units carry.
-
     """
-    if not 1 <= len(requests) <= 2:  # noqa: PLR2004
-        raise InputError(
-            "pools", [request.role for request in requests], "prefill and decode, or one pool"
-        )
     cut, warnings = _cut(requests, root, tiers, rules)
-    leaf = _leaf_tier(cut, root, tiers, rules)
-    taken = _best(cut, root, leaf, rules)
+    task = _PoolTask(requests=cut, root=root, tiers=tiers, rules=rules)
+    leaf = _leaf_tier(task)
+    taken = _best(task, leaf)
     if taken is None and rules.spread_tier is not None:
         text = f"not spread over {rules.spread_least} units of {tiers[rules.spread_tier]}"
-        warnings = (*warnings, f"{text}: there is no room for that")
-        taken = _best(cut, root, leaf, replace(rules, spread_tier=None))
+        warnings += (f"{text}: there is no room for that",)
+        taken = _best(replace(task, rules=replace(rules, spread_tier=None)), leaf)
     if taken is None:
-        raise _no_room(cut, root, tiers, rules)
+        raise _no_room(task)
     if taken.method != "exact" and rules.spread_tier is not None:
-        warnings = (*warnings, "so many replicas are not spread on purpose: look at `spread`")
-    groups = tuple(group for unit, own in taken.leaves for group in packed(unit, cut, own) or ())
-    return _priced(
-        aligned(_numbered(groups, requests), root), root, tiers, rules, (taken, warnings)
-    )
+        warnings += ("so many replicas are not spread on purpose: look at `spread`",)
+    return _priced(task, aligned(_numbered(task, taken, requests), root), taken, warnings)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _PoolTask:
+    """What is placed, TP that straddles cut into groups, and where."""
+
+    requests: Sequence[PoolRequest]
+    root: TopologyUnit
+    tiers: Sequence[str]
+    rules: PoolRules
+
+    @property
+    def total(self) -> Counts:
+        """Replicas of the first and of the second role, 0 where there is one only."""
+        first, second = [*(request.replicas for request in self.requests), 0][:2]
+        return first, second
+
+    @property
+    def gain(self) -> tuple[float, ...]:
+        """Gain of a pair that meets in one unit of a tier, by tier: r (c_(j+1) - c_j)."""
+        pairs = itertools.pairwise(self.rules.seconds_per_byte)
+        return tuple(self.rules.pair_bytes_per_s * (b - a) for a, b in pairs)
+
+    def fits(self, unit: TopologyUnit, first: int, second: int) -> bool:
+        """Say whether a leaf has room for so many replicas of each role."""
+        return packed(unit, self.requests, (first, second)) is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,86 +178,66 @@ def _cut(
     requests: Sequence[PoolRequest], root: TopologyUnit, tiers: Sequence[str], rules: PoolRules
 ) -> tuple[list[PoolRequest], tuple[str, ...]]:
     """Cut TP that straddles HB domains into equal groups, where that is allowed."""
-    domain = max(unit.free for unit in root.domains())
-    found, warnings = [], []
+    domain = root.widest_domain
+    found: list[PoolRequest] = []
+    warnings: tuple[str, ...] = ()
     for request in requests:
-        if request.tp <= domain:
-            found.append(request)
-            continue
-        if not rules.straddle:
-            raise InputError(
-                f"{request.role} tp", request.tp,
-                f"at most the {domain} free GPUs of one {tiers[0]}",
-                "--allow-tp-straddle permits it; every layer then waits for the network",
-            )  # fmt: skip
-        # As few domains as can share it evenly.
-        parts = next(
-            n for n in range(-(-request.tp // domain), request.tp + 1) if request.tp % n == 0
-        )
+        parts = 1
+        if request.tp > domain:
+            if not rules.straddle:
+                raise too_wide(f"{request.role} tp", request.tp, domain, tiers[0])
+            # As few domains as can share it evenly.
+            least = range(-(-request.tp // domain), request.tp + 1)
+            parts = next(n for n in least if request.tp % n == 0)
+            text = f"{request.role}: TP{request.tp} straddles {parts} units of {tiers[0]}"
+            warnings += (text,)
         found.append(replace(request, tp=request.tp // parts, pp=request.pp * parts))
-        warnings.append(f"{request.role}: TP{request.tp} straddles {parts} units of {tiers[0]}")
-    return found, tuple(warnings)
+    return found, warnings
 
 
-def _leaf_tier(
-    requests: Sequence[PoolRequest], root: TopologyUnit, tiers: Sequence[str], rules: PoolRules
-) -> int:
+def _leaf_tier(task: _PoolTask) -> int:
     """Return the innermost tier of which a unit holds the widest replica."""
-    leaf = 0
-    for request in requests:
-        tier = next(
-            (
-                t
-                for t in range(root.tier + 1)
-                if any(r.atoms(request.tp) >= request.pp for r in root.at(t))
-            ),
-            None,
-        )
+    leaf, widest = 0, task.rules.replica_within
+    for request in task.requests:
+        tier = task.root.innermost(request.tp, request.pp)
         if tier is None:
-            raise _no_room(requests, root, tiers, rules)
-        if rules.replica_within is not None and tier > rules.replica_within:
-            best = max(r.atoms(request.tp) * request.tp for r in root.at(rules.replica_within))
+            raise _no_room(task)
+        if widest is not None and tier > widest:
+            gpus, within = request.tp * request.pp, task.tiers[widest]
+            best = max(unit.atoms(request.tp) * request.tp for unit in task.root.at(widest))
             raise NegativeAnswer(
-                f"a {request.role} replica of {request.tp * request.pp} GPUs does not fit one"
-                f" {tiers[rules.replica_within]}: {request.tp * request.pp - best} GPUs too few"
-                f" (constraint: replica within {tiers[rules.replica_within]})"
+                f"a {request.role} replica of {gpus} GPUs does not fit one {within}:"
+                f" {gpus - best} GPUs too few (constraint: replica within {within})"
             )
         leaf = max(leaf, tier)
     return leaf
 
 
-def _best(
-    requests: Sequence[PoolRequest], root: TopologyUnit, leaf: int, rules: PoolRules
-) -> _Taken | None:
+def _best(task: _PoolTask, leaf: int) -> _Taken | None:
     """Find the counts of least cost; `None` if there is no room."""
-    total = (requests[0].replicas, requests[1].replicas if len(requests) > 1 else 0)
-    prices = rules.seconds_per_byte
-    gain = tuple(rules.pair_bytes_per_s * (b - a) for a, b in itertools.pairwise(prices))
-    rises = [each for each in gain if each > 0]
-    # Fewest domains, then evenness, never at the price of a single pair further apart.
-    opening = (min(rises) if rises else 1.0) / (8.0 * (sum(total) + 1))
-    even = opening / (8.0 * len(prices) * (sum(total) + 1) ** 2)
-    caps = None
+    total, gain, rules, root = task.total, task.gain, task.rules, task.root
+    ends = [root]
+    if rules.pairs_within is not None:
+        ends = list(root.at(max(leaf, rules.pairs_within)))
+    if _work(task) > WORK_LIMIT:
+        return _greedy(task, ends)
+    caps: dict[int, Counts] = {}
     if rules.spread_tier is not None:
-        caps = {rules.spread_tier: (-(-total[0] // rules.spread_least),
-                                    -(-total[1] // rules.spread_least))}  # fmt: skip
+        first, second = (-(-count // rules.spread_least) for count in total)
+        caps[rules.spread_tier] = (first, second)
+    if leaf >= root.tier and not caps:  # replicas as wide as all there is: nothing to choose
+        most = sum(gain) * total[0] * total[1]
+        found = _Taken(leaves=[(root, total)], most=most, method="exact")
+        return found if task.fits(root, *total) else None
+    # Fewest domains, then evenness, never at the price of a single pair further apart.
+    opening = min((each for each in gain if each > 0), default=1.0) / (8.0 * (sum(total) + 1))
+    even = opening / (8.0 * len(rules.seconds_per_byte) * (sum(total) + 1) ** 2)
     objective = Objective(
         total=total, leaf=leaf, gain=gain, opening=opening, evenness=even, caps=caps,
-        fits=lambda unit, p, d: packed(unit, requests, (p, d)) is not None,
+        fits=task.fits,
     )  # fmt: skip
-    ends = (
-        list(root.at(max(leaf, rules.pairs_within))) if rules.pairs_within is not None else [root]
-    )
     counter = GainTables(objective)
     plain = GainTables(replace(objective, opening=0.0, evenness=0.0))
-    if _work(root, requests, total) > WORK_LIMIT:
-        return _greedy(ends, requests, gain, root)
-    if (
-        leaf >= root.tier and caps is None
-    ):  # replicas are as wide as all there is: nothing to choose
-        fits = packed(root, requests, total) is not None
-        most = sum(gain) * total[0] * total[1]
-        return _Taken(leaves=[(root, total)], most=most, method="exact") if fits else None
     values = [counter.table(unit).value[total] for unit in ends]
     best = int(np.argmax(values))
     if not np.isfinite(values[best]):
@@ -249,90 +247,82 @@ def _best(
     return _Taken(leaves=leaves, most=most, method="exact")
 
 
-def _work(root: TopologyUnit, requests: Sequence[PoolRequest], total: Counts) -> float:
+def _work(task: _PoolTask) -> float:
     """Bound the additions of the exact search from above."""
-    states = (total[0] + 1) * (total[1] + 1)
+    states = (task.total[0] + 1) * (task.total[1] + 1)
     work = 0.0
-    for tier in range(1, root.tier + 1):
-        for unit in root.at(tier):
+    for tier in range(1, task.root.tier + 1):
+        for unit in task.root.at(tier):
             inside = max(inner.free for inner in unit.inner)
             each = 1.0
-            for count, request in zip(total, requests, strict=False):
-                each *= min(count, inside // (request.tp * request.pp)) + 1
+            for request in task.requests:
+                each *= min(request.replicas, inside // (request.tp * request.pp)) + 1
             work += len(unit.inner) * min(each, states) * states
     return work
 
 
-def _greedy(
-    ends: Sequence[TopologyUnit],
-    requests: Sequence[PoolRequest],
-    gain: Sequence[float],
-    root: TopologyUnit,
-) -> _Taken | None:
+def _greedy(task: _PoolTask, ends: Sequence[TopologyUnit]) -> _Taken | None:
     """Fill leaves in the order of the tree, roles in proportion; then exchange replicas."""
-    total = [request.replicas for request in requests]
+    widths = tuple(request.tp * request.pp for request in task.requests)
+    both = (widths[0], widths[-1])
     for end in ends:
-        left, leaves = list(total), []
-        for unit in end.domains():
-            own = [0] * len(total)
-            while any(left):
-                order = sorted(range(len(total)), key=lambda i: -left[i] / total[i])
-                index = next((i for i in order if left[i] and _holds(unit, requests, own, i)), None)
-                if index is None:
-                    break
-                own[index] += 1
-                left[index] -= 1
-            if any(own):
-                leaves.append((unit, (own[0], own[1] if len(own) > 1 else 0)))
-        if not any(left):
-            widths = (requests[0].tp * requests[0].pp, requests[-1].tp * requests[-1].pp)
-            roomiest = [max(r.free for r in root.at(t)) for t in range(root.tier + 1)]
-            pair = (total[0], total[1] if len(total) > 1 else 0)
-            most = bound_gain(pair, widths, gain, roomiest)
-            climb = LocalSearch(
-                root=end, gain=gain, widths=widths,
-                fits=lambda unit, p, d: packed(unit, requests, (p, d)) is not None,
-            )  # fmt: skip
-            better = leaves if len(requests) == 1 else climb.improved(leaves)
+        leaves = _filled(task, end)
+        if leaves is not None:
+            tiers = range(task.root.tier + 1)
+            roomiest = [max(unit.free for unit in task.root.at(tier)) for tier in tiers]
+            most = bound_gain(task.total, both, task.gain, roomiest)
+            climb = LocalSearch(end, gain=task.gain, widths=both, fits=task.fits)
+            better = leaves if len(widths) == 1 else climb.improved(leaves)
             return _Taken(leaves=better, most=most, method="search")
     return None
 
 
-def _holds(
-    unit: TopologyUnit, requests: Sequence[PoolRequest], own: Sequence[int], index: int
-) -> bool:
-    """Say whether one more replica fits a leaf."""
-    more = [count + (i == index) for i, count in enumerate(own)]
-    return packed(unit, requests, (more[0], more[1] if len(more) > 1 else 0)) is not None
+def _filled(task: _PoolTask, end: TopologyUnit) -> list[tuple[TopologyUnit, Counts]] | None:
+    """Fill the leaves of a unit with the role of which most is left; `None` if some stay out."""
+    left, leaves = list(task.total), []
+    for unit in end.domains():
+        own = [0, 0]
+        while any(left):
+            order = sorted((0, 1), key=lambda role: -left[role] / max(1, task.total[role]))
+            more = {role: [own[0] + (role == 0), own[1] + (role == 1)] for role in order}
+            role = next((r for r in order if left[r] and task.fits(unit, *more[r])), None)
+            if role is None:
+                break
+            own = more[role]
+            left[role] -= 1
+        if any(own):
+            leaves.append((unit, (own[0], own[1])))
+    return None if any(left) else leaves
 
 
-def _no_room(
-    requests: Sequence[PoolRequest], root: TopologyUnit, tiers: Sequence[str], rules: PoolRules
-) -> NegativeAnswer:
+def _no_room(task: _PoolTask) -> NegativeAnswer:
     """Say by how many GPUs the pools do not fit, and which constraint keeps them out."""
-    needed = sum(request.gpus for request in requests)
-    where = root.free
-    rule = f"TP inside one {tiers[0]}"
-    if rules.pairs_within is not None:
-        where = max(unit.free for unit in root.at(rules.pairs_within))
-        rule += f", pairs within one {tiers[rules.pairs_within]}"
+    needed = sum(request.gpus for request in task.requests)
+    where, within = task.root.free, task.rules.pairs_within
+    rule = f"TP inside one {task.tiers[0]}"
+    if within is not None:
+        where = max(unit.free for unit in task.root.at(within))
+        rule += f", pairs within one {task.tiers[within]}"
     short = needed - where
     tail = f"{short} too few" if short > 0 else "enough, but in pieces that are too small"
     named = " and ".join(
-        f"{request.replicas} x TP{request.tp} PP{request.pp} {request.role}" for request in requests
+        f"{request.replicas} x TP{request.tp} PP{request.pp} {request.role}"
+        for request in task.requests
     )
     return NegativeAnswer(
         f"{named} need {needed} GPUs, {where} are free: {tail} (constraint: {rule})"
     )
 
 
-def _numbered(groups: Sequence[GpuGroup], requests: Sequence[PoolRequest]) -> tuple[GpuGroup, ...]:
-    """Number replicas and stages, and join the parts of TP that straddles."""
+def _numbered(
+    task: _PoolTask, taken: _Taken, requests: Sequence[PoolRequest]
+) -> tuple[GpuGroup, ...]:
+    """Number the replicas and stages asked for, and join the parts of TP that straddles."""
+    packs = [packed(unit, task.requests, counts) or {} for unit, counts in taken.leaves]
     found: list[GpuGroup] = []
-    for request in requests:
-        own = [group.gpus for group in groups if group.role == request.role]
-        stages = request.replicas * request.pp
-        parts = len(own) // stages
+    for request, cut in zip(requests, task.requests, strict=True):
+        own = [gpus for pack in packs for gpus in pack.get(request.role, ())]
+        parts = cut.pp // request.pp
         found += (
             GpuGroup(
                 role=request.role,
@@ -340,41 +330,31 @@ def _numbered(groups: Sequence[GpuGroup], requests: Sequence[PoolRequest]) -> tu
                 stage=number % request.pp,
                 gpus=tuple(gpu for part in own[number * parts :][:parts] for gpu in part),
             )
-            for number in range(stages)
+            for number in range(request.replicas * request.pp)
         )
     return tuple(found)
 
 
 def _priced(
-    groups: tuple[GpuGroup, ...],
-    root: TopologyUnit,
-    tiers: Sequence[str],
-    rules: PoolRules,
-    found: tuple[_Taken, tuple[str, ...]],
+    task: _PoolTask, groups: tuple[GpuGroup, ...], taken: _Taken, warnings: tuple[str, ...]
 ) -> PoolPlan:
     """Price the placement as it stands (eq. D2)."""
-    taken, warnings = found
-    unit_of = {
-        (tier, gpu): unit.first
-        for tier in range(root.tier + 1)
-        for unit in root.at(tier)
-        for domain in unit.domains()
-        for gpu in domain.gpus
-    }
+    root, tiers = task.root, task.tiers
+    rate, prices = task.rules.pair_bytes_per_s, task.rules.seconds_per_byte
+    unit_of = [root.units_of_gpus(tier) for tier in range(root.tier + 1)]
     roles = list(dict.fromkeys(group.role for group in groups))
     first = [
         [group for group in groups if group.role == role and group.stage == 0] for role in roles
     ]
-    meets = dict.fromkeys(range(root.tier + 1), 0)
+    meets = [0] * (root.tier + 1)
     if len(first) > 1:
         inside = 0  # pairs that meet in one unit of the tier below
-        for tier in meets:
-            here, there = (Counter(unit_of[tier, g.gpus[0]] for g in each) for each in first)
+        for tier, units in enumerate(unit_of):
+            here, there = (Counter(units[group.gpus[0]] for group in each) for each in first)
             within = sum(count * there[unit] for unit, count in here.items())
             meets[tier], inside = within - inside, within
-    pairs = sum(meets.values())
-    rate, prices = rules.pair_bytes_per_s, rules.seconds_per_byte
-    cost = sum(rate * count * prices[tier] for tier, count in meets.items())
+    pairs = sum(meets)
+    cost = sum(rate * count * price for count, price in zip(meets, prices, strict=False))
     bound = max(0.0, rate * pairs * prices[-1] - taken.most)
     return PoolPlan(
         groups=groups,
@@ -382,14 +362,14 @@ def _priced(
         bound=min(cost, bound),
         optimal=cost <= bound * (1 + 1e-9) + 1e-15,
         method=taken.method,
-        meeting_fraction={tiers[t]: n / pairs for t, n in meets.items()} if pairs else {},
+        meeting_fraction={tiers[t]: n / pairs for t, n in enumerate(meets)} if pairs else {},
         spread={
             role: {
-                tiers[t]: len({unit_of[t, gpu] for s in groups if s.role == role for gpu in s.gpus})
-                for t in range(root.tier + 1)
+                tiers[tier]: len({units[gpu] for s in groups if s.role == role for gpu in s.gpus})
+                for tier, units in enumerate(unit_of)
             }
             for role in roles
         },
-        rail_aligned_fraction=rail_aligned_fraction(first, domain_of(root)) if pairs else 1.0,
+        rail_aligned_fraction=rail_aligned_fraction(first, unit_of[0]) if pairs else 1.0,
         warnings=warnings,
     )

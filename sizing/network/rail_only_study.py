@@ -1,25 +1,14 @@
-"""The rail-only study as a whole: sweeps, traffic, bills of materials, under its conventions."""
+"""The rail-only study: step times of training on rails, traffic and cost, by its conventions."""
 
 from __future__ import annotations
 
+import itertools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from minicluster.specs.study import Conventions
 from sizing.network.bom import Bill, NetworkOrder, bill
-from sizing.network.rail_only import (
-    Iteration,
-    Traffic,
-    gains,
-    hb_bytes_per_s,
-    ideal,
-    iteration,
-    optimal_model_parallel,
-    scale_ratio,
-    traffic,
-    with_batch,
-)
 
 if TYPE_CHECKING:
     from minicluster.specs.study import StudyModel
@@ -29,8 +18,65 @@ BATCHES = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Iteration:
+    """
+    One step of training.
+
+    Attributes:
+        gpus: N.
+        hb_size: K.
+        model_parallel: N_M, GPUs that share the layers of one copy.
+        compute_s: of the arithmetic.
+        model_parallel_s: all-reduces of activations in the HB domain.
+        hb_s: reduce-scatter and all-gather of gradients in the HB domain.
+        rail_s: all-reduce of gradients on the rails.
+    """
+
+    gpus: int
+    hb_size: int
+    model_parallel: int
+    compute_s: float
+    model_parallel_s: float
+    hb_s: float
+    rail_s: float
+
+    @property
+    def total_s(self) -> float:
+        """The whole step: nothing is hidden behind anything."""
+        return self.compute_s + self.model_parallel_s + self.hb_s + self.rail_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """
+    Traffic between GPUs in a step.
+
+    Attributes:
+        silent_pairs_fraction: pairs of GPUs that send each other nothing.
+        hb_pairs_fraction: pairs that talk inside an HB domain.
+        hb_bytes_fraction: of all bytes sent.
+        model_parallel_bytes: that one GPU sends, as the two below.
+        hb_bytes: of gradients inside the HB domain.
+        rail_bytes: of gradients on its rail.
+    """
+
+    silent_pairs_fraction: float
+    hb_pairs_fraction: float
+    hb_bytes_fraction: float
+    model_parallel_bytes: float
+    hb_bytes: float
+    rail_bytes: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """One step of a sweep, and its distance from the ideal network."""
+    """
+    One step of a sweep.
+
+    Attributes:
+        relative_performance: time of the step if all GPUs were one HB domain, the bound of any
+            network, over that of this step; 1 at best (docs/model.md, eq. Y5).
+    """
 
     tokens_per_batch: float
     step: Iteration
@@ -81,7 +127,13 @@ class Saving:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Study:
-    """Everything that the study says, from our model."""
+    """
+    Everything that the study says, from our model.
+
+    Attributes:
+        scale_ratio: B_F / B_S as the study counts both: 19.2 in the paper, like for like 9.
+        hb_bytes_per_s: that the GPUs of an HB domain send together, as the study counts B_F.
+    """
 
     conventions: Conventions
     hb_sweeps: tuple[Sweep, ...]
@@ -106,9 +158,11 @@ def study(conventions: Conventions, *, price_ratio: float = 2.0) -> Study:
 
     Raises:
         InputError: a radix too small for any tree.
-
     """
-    warnings = [conventions.warning, *(f"{m.name}: {m.warning}" for m in conventions.models)]
+    sizes = [gpus for gpus in conventions.gpus if gpus % conventions.bill_hb_size == 0]
+    runs = [(model, gpus) for gpus in sizes for model in conventions.models]
+    warnings = [conventions.warning]
+    warnings += [f"{model.name}: {model.warning}" for model in conventions.models if model.warning]
     return Study(
         conventions=conventions,
         hb_sweeps=tuple(
@@ -116,98 +170,162 @@ def study(conventions: Conventions, *, price_ratio: float = 2.0) -> Study:
             for gpus in conventions.gpus
             for model in conventions.models
         ),
-        batch_sweeps=tuple(
-            _batch_sweep(model, conventions, gpus)
-            for gpus in conventions.gpus
-            for model in conventions.models
-            if gpus % conventions.bill_hb_size == 0
+        batch_sweeps=tuple(_batch_sweep(model, conventions, gpus) for model, gpus in runs),
+        shares=tuple(_shares(model, conventions, gpus) for model, gpus in runs),
+        savings=tuple(
+            _saving(conventions, gpus, radix, price_ratio)
+            for gpus in sizes
+            for radix in conventions.radices
         ),
-        shares=tuple(
-            _shares(model, conventions, gpus)
-            for gpus in conventions.gpus
-            for model in conventions.models
-            if gpus % conventions.bill_hb_size == 0
-        ),
-        savings=tuple(_savings(conventions, price_ratio)),
-        scale_ratio=scale_ratio(conventions),
-        hb_bytes_per_s=hb_bytes_per_s(conventions, conventions.bill_hb_size),
-        warnings=tuple(text for text in warnings if text and not text.endswith(": ")),
+        scale_ratio=conventions.scale_up_bytes_per_s / conventions.scale_out_bytes_per_s,
+        hb_bytes_per_s=conventions.bill_hb_size * conventions.scale_up_bytes_per_s,
+        warnings=tuple(text for text in warnings if text),
+    )
+
+
+def optimal_model_parallel(model: StudyModel, gpus: int) -> float:
+    """
+    Return the model-parallel size that balances activations against gradients.
+
+        N_M* = sqrt(P N / (4 b s h l))      (docs/model.md, eq. Y4)
+
+    No bandwidth and no HB size enters; it falls as the batch grows.
+    """
+    activations = 4 * model.tokens_per_batch * model.hidden * model.layers
+    return math.sqrt(model.parameters * gpus / activations)
+
+
+def iteration(model: StudyModel, conventions: Conventions, *, gpus: int, hb_size: int) -> Iteration:
+    """
+    Time one step, with the power of two up to K as N_M that takes least.
+
+        T_comp = c P b s / (N C);  T_mp = 8 l D (N_M - 1)/N_M / B_F, D = e b s h N_M / N
+        (docs/model.md, eq. Y1, Y2)
+        T_hb = 2 G (1 - N_M/K) / B_F,  T_rail = 2 G (N_M/K) (1 - K/N) / B_S,  G = e P / N_M
+        (eq. Y3)
+
+    Args:
+        model: parameters, layers, hidden size and tokens of a batch.
+        conventions: C, B_F, B_S, e, c.
+        gpus: N.
+        hb_size: K, a divisor of N.
+
+    Source:
+        Rebuilt from arXiv 2307.12169: its printed 12, 0.95, 37 and 7.5 % follow within 0.1.
+
+    Ignores:
+        Pipelines, latencies, overlap, memory: as the paper's first version does.
+    """
+    work = conventions.flops_per_parameter_and_token * model.parameters * model.tokens_per_batch
+    steps = []
+    for mp in (2**i for i in range(hb_size.bit_length()) if hb_size % 2**i == 0):
+        sent = _bytes(model, conventions, gpus, hb_size, mp)
+        steps.append(
+            Iteration(
+                gpus=gpus,
+                hb_size=hb_size,
+                model_parallel=mp,
+                compute_s=work / (gpus * conventions.flops_per_s),
+                model_parallel_s=sent[0] / conventions.scale_up_bytes_per_s,
+                hb_s=sent[1] / conventions.scale_up_bytes_per_s,
+                rail_s=sent[2] / conventions.scale_out_bytes_per_s,
+            )
+        )
+    return min(steps, key=lambda step: step.total_s)
+
+
+def _bytes(
+    model: StudyModel, conventions: Conventions, gpus: int, hb_size: int, mp: int
+) -> tuple[float, float, float]:
+    """Return what one GPU sends: activations, gradients in the HB domain, gradients on its rail."""
+    unit = conventions.bytes_per_number
+    activations = unit * model.tokens_per_batch * model.hidden * mp / gpus
+    gradients = unit * model.parameters / mp
+    return (
+        8 * model.layers * activations * (mp - 1) / mp,
+        2 * gradients * (1 - mp / hb_size),
+        2 * gradients * (mp / hb_size) * (1 - hb_size / gpus),
     )
 
 
 def _hb_sweep(model: StudyModel, conventions: Conventions, gpus: int) -> Sweep:
-    sizes = tuple(size for size in conventions.hb_sizes if gpus % size == 0)
-    return Sweep(
-        model=model.name,
-        gpus=gpus,
-        points=tuple(_point(model, conventions, gpus, size) for size in sizes),
-        gains=gains(model, conventions, gpus=gpus, hb_sizes=sizes),
-    )
+    sizes = [size for size in conventions.hb_sizes if gpus % size == 0]
+    points = tuple(_point(model, conventions, gpus, size) for size in sizes)
+    pairs = itertools.pairwise(points)
+    gains = tuple(1 - after.total_s / before.total_s for before, after in pairs)
+    return Sweep(model=model.name, gpus=gpus, points=points, gains=gains)
 
 
 def _batch_sweep(model: StudyModel, conventions: Conventions, gpus: int) -> Sweep:
-    """Time a step over batches, at the study's HB size."""
-    batches = [with_batch(model, factor * model.tokens_per_batch) for factor in BATCHES]
-    hb_size = conventions.bill_hb_size
-    return Sweep(
-        model=model.name,
-        gpus=gpus,
-        points=tuple(_point(batch, conventions, gpus, hb_size) for batch in batches),
+    tokens = [factor * model.tokens_per_batch for factor in BATCHES]
+    points = tuple(
+        _point(replace(model, tokens_per_batch=each), conventions, gpus, conventions.bill_hb_size)
+        for each in tokens
     )
+    return Sweep(model=model.name, gpus=gpus, points=points)
 
 
 def _point(model: StudyModel, conventions: Conventions, gpus: int, hb_size: int) -> Point:
     step = iteration(model, conventions, gpus=gpus, hb_size=hb_size)
+    ideal = iteration(model, conventions, gpus=gpus, hb_size=gpus)
     return Point(
         tokens_per_batch=model.tokens_per_batch,
         step=step,
         total_s=step.total_s,
-        relative_performance=ideal(model, conventions, gpus=gpus).total_s / step.total_s,
+        relative_performance=ideal.total_s / step.total_s,
     )
 
 
 def _shares(model: StudyModel, conventions: Conventions, gpus: int) -> Shares:
-    step = iteration(model, conventions, gpus=gpus, hb_size=conventions.bill_hb_size)
+    """
+    Count pairs and bytes of a step.
+
+        a GPU talks to N_M - 1, K/N_M - 1 and N/K - 1 others      (docs/model.md, eq. Y6)
+    """
+    hb_size = conventions.bill_hb_size
+    mp = iteration(model, conventions, gpus=gpus, hb_size=hb_size).model_parallel
+    inside, outside = (mp - 1) + (hb_size // mp - 1), gpus // hb_size - 1
+    possible = max(1, gpus - 1)
+    sent = _bytes(model, conventions, gpus, hb_size, mp)
     return Shares(
         model=model.name,
         gpus=gpus,
-        hb_size=step.hb_size,
+        hb_size=hb_size,
         optimal_model_parallel=optimal_model_parallel(model, gpus),
-        model_parallel=step.model_parallel,
-        traffic=traffic(model, conventions, step),
+        model_parallel=mp,
+        traffic=Traffic(
+            silent_pairs_fraction=1 - (inside + outside) / possible,
+            hb_pairs_fraction=inside / possible,
+            hb_bytes_fraction=(sent[0] + sent[1]) / max(sum(sent), 1e-300),
+            model_parallel_bytes=sent[0],
+            hb_bytes=sent[1],
+            rail_bytes=sent[2],
+        ),
     )
 
 
-def _savings(conventions: Conventions, price_ratio: float) -> list[Saving]:
-    found = []
-    for gpus in conventions.gpus:
-        for radix in conventions.radices:
-            if gpus % conventions.bill_hb_size:
-                continue
-            clos, rails = (
-                bill(
-                    NetworkOrder(
-                        gpus=gpus,
-                        hb_size=conventions.bill_hb_size,
-                        radix=radix,
-                        kind=kind,
-                        price_ratio=price_ratio,
-                    )
-                )
-                for kind in ("clos", "rail-only")
+def _saving(conventions: Conventions, gpus: int, radix: int, price_ratio: float) -> Saving:
+    clos, rails = (
+        bill(
+            NetworkOrder(
+                gpus=gpus,
+                hb_size=conventions.bill_hb_size,
+                radix=radix,
+                kind=kind,
+                price_ratio=price_ratio,
             )
-            found.append(
-                Saving(
-                    gpus=gpus,
-                    radix=radix,
-                    price_ratio=price_ratio,
-                    clos=clos,
-                    rail_only=rails,
-                    saving_fraction=rails.saving_fraction,
-                    links_saved_fraction=1 - rails.links / clos.links,
-                )
-            )
-    return found
+        )
+        for kind in ("clos", "rail-only")
+    )
+    return Saving(
+        gpus=gpus,
+        radix=radix,
+        price_ratio=price_ratio,
+        clos=clos,
+        rail_only=rails,
+        saving_fraction=rails.saving_fraction,
+        links_saved_fraction=1 - rails.links / clos.links,
+    )
 
 
 def savings_range(found: tuple[Saving, ...]) -> tuple[float, float]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from minicluster.errors import InputError, NegativeAnswer
 from minicluster.specs.checks import positive
+from sizing.network.topology_units import too_wide
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -25,7 +27,6 @@ class Degrees:
     dp: int = 1
 
     def __post_init__(self) -> None:
-        """Check the counts."""
         positive(tp=self.tp, cp=self.cp, pp=self.pp, dp=self.dp)
 
     @property
@@ -50,7 +51,6 @@ class Cut:
     What crosses the units of one tier.
 
     Attributes:
-        tier: its name.
         units: that the job spreads over.
         ring_edges: of a ring over the replicas, out of `ring`, that cross them.
         bound: no order of the replicas, in any units, crosses fewer.
@@ -75,7 +75,6 @@ class RankPlan:
     GPUs by rank.
 
     Attributes:
-        degrees: of the job.
         ranks: (node, GPU of the node) by rank.
         cuts: by tier, from the inside out, the outermost unit of all left out.
         optimal: every ring crosses no more than it must.
@@ -124,9 +123,6 @@ def place_ranks(
         tiers: names, the HB domain first.
         rules: what is allowed.
 
-    Returns:
-        GPUs by rank, and what crosses each tier.
-
     Raises:
         InputError: TP wider than the HB domain without permission.
         NegativeAnswer: too few free GPUs; says how many and which constraint.
@@ -137,24 +133,19 @@ def place_ranks(
 
     Ignores:
         Traffic of other jobs.
-
     """
     rules = rules or RankRules()
-    domain = max(unit.free for unit in root.domains())
-    atom = degrees.tp
+    domain = root.widest_domain
     warnings: tuple[str, ...] = ()
     if degrees.tp > domain:
-        atom, warnings = _straddling(degrees, domain, tiers, rules)
-    tier = _replica_tier(degrees, root, tiers, rules)
-    taken = _select(root, degrees.dp, tier, degrees, min(atom, domain))
-    replicas = list(_filled(taken, degrees, min(atom, domain)))
-    ranks = tuple(gpu for replica in replicas for gpu in replica.gpus)
-    cuts = tuple(
-        _cut(index, tiers, root, replicas, degrees, rules) for index in range(len(tiers) - 1)
-    )
+        warnings = (_straddling(degrees, domain, tiers, rules),)
+    job = _RankedJob(degrees=degrees, atom=min(degrees.tp, domain))
+    tier = _replica_tier(job, root, tiers, rules)
+    replicas = list(_filled(_select(root, degrees.dp, tier, job), job))
+    cuts = tuple(_cut(index, tiers, root, replicas, job, rules) for index in range(len(tiers) - 1))
     return RankPlan(
         degrees=degrees,
-        ranks=ranks,
+        ranks=tuple(gpu for replica in replicas for gpu in replica.gpus),
         cuts=cuts,
         optimal=all(cut.ring_edges == cut.bound for cut in cuts),
         warnings=warnings,
@@ -162,42 +153,53 @@ def place_ranks(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class _RankedJob:
+    """A job whose replicas take groups of *atom* GPUs that are never cut: TP, or whole domains."""
+
+    degrees: Degrees
+    atom: int
+
+    @property
+    def atoms(self) -> int:
+        """Groups of one replica."""
+        return self.degrees.replica // self.atom
+
+    def capacity(self, unit: TopologyUnit, tier: int) -> int:
+        """Count the replicas that fit a unit, none of them across units of *tier*."""
+        return sum(inner.atoms(self.atom) // self.atoms for inner in unit.at(tier))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Replica:
-    """GPUs of one replica in rank order, and the unit of every tier that each atom is in."""
+    """GPUs of one replica in rank order, and the HB domain of each group, by its first GPU."""
 
     gpus: tuple[tuple[str, int], ...]
-    atoms: tuple[tuple[int, ...], ...]
+    domains: tuple[int, ...]
 
 
-def _straddling(
-    degrees: Degrees, domain: int, tiers: Sequence[str], rules: RankRules
-) -> tuple[int, tuple[str, ...]]:
-    """Refuse TP beyond the HB domain, or take whole domains for it where that is allowed."""
+def _straddling(degrees: Degrees, domain: int, tiers: Sequence[str], rules: RankRules) -> str:
+    """Refuse TP beyond the HB domain, or warn of it where whole domains of it are allowed."""
     if not rules.straddle:
-        raise InputError(
-            "tp", degrees.tp, f"at most the {domain} free GPUs of one {tiers[0]}",
-            "--allow-tp-straddle permits it; every layer then waits for the network",
-        )  # fmt: skip
+        raise too_wide("tp", degrees.tp, domain, tiers[0])
     if degrees.tp % domain:
         raise InputError("tp", degrees.tp, f"a multiple of the {domain} GPUs of one {tiers[0]}")
-    text = f"TP{degrees.tp} straddles {degrees.tp // domain} {tiers[0]} units: not hidden"
-    return domain, (text,)
+    return f"TP{degrees.tp} straddles {degrees.tp // domain} {tiers[0]} units: not hidden"
 
 
 def _replica_tier(
-    degrees: Degrees, root: TopologyUnit, tiers: Sequence[str], rules: RankRules
+    job: _RankedJob, root: TopologyUnit, tiers: Sequence[str], rules: RankRules
 ) -> int:
     """Return the innermost tier of which a unit holds a whole replica."""
-    atom = min(degrees.tp, max(unit.free for unit in root.domains()))
-    needed = degrees.replica // atom
-    for tier in range(root.tier + 1):
-        if any(unit.atoms(atom) >= needed for unit in root.at(tier)):
-            break
-    else:
-        _too_small(degrees, root, tiers)
-    widest = rules.replica_within
+    degrees, widest = job.degrees, rules.replica_within
+    tier = root.innermost(job.atom, job.atoms)
+    if tier is None:
+        raise NegativeAnswer(
+            f"the job needs {degrees.gpus} GPUs, {root.free} are free:"
+            f" {max(0, degrees.gpus - root.free)} too few"
+            f" (constraint: TP{degrees.tp} inside one {tiers[0]})"
+        )
     if widest is not None and tier > widest:
-        best = max(unit.atoms(atom) * atom for unit in root.at(widest))
+        best = max(unit.atoms(job.atom) * job.atom for unit in root.at(widest))
         raise NegativeAnswer(
             f"a replica of {degrees.replica} GPUs does not fit one {tiers[widest]}: the roomiest"
             f" has {best} free in groups of TP{degrees.tp}, {degrees.replica - best} too few"
@@ -206,27 +208,13 @@ def _replica_tier(
     return tier
 
 
-def _too_small(degrees: Degrees, root: TopologyUnit, tiers: Sequence[str]) -> None:
-    """Say by how many GPUs a job does not fit, and what constrains it."""
-    raise NegativeAnswer(
-        f"the job needs {degrees.gpus} GPUs, {root.free} are free:"
-        f" {max(0, degrees.gpus - root.free)} too few"
-        f" (constraint: TP{degrees.tp} inside one {tiers[0]})"
-    )
-
-
-def _capacity(unit: TopologyUnit, tier: int, degrees: Degrees, atom: int) -> int:
-    """Count the replicas that fit a unit, none of them across units of *tier*."""
-    needed = degrees.replica // atom
-    return sum(inner.atoms(atom) // needed for inner in unit.at(tier))
-
-
 def _select(
-    root: TopologyUnit, replicas: int, tier: int, degrees: Degrees, atom: int
+    root: TopologyUnit, replicas: int, tier: int, job: _RankedJob
 ) -> list[tuple[TopologyUnit, int]]:
     """Choose units of *tier* and how many replicas each takes, in the order of the tree."""
-    room_for = _capacity(root, tier, degrees, atom)
+    room_for = job.capacity(root, tier)
     if room_for < replicas:
+        degrees = job.degrees
         missing = (replicas - room_for) * degrees.replica
         raise NegativeAnswer(
             f"{replicas} replicas of {degrees.replica} GPUs need {degrees.gpus}; there is room for"
@@ -235,7 +223,7 @@ def _select(
         )
     if root.tier == tier:
         return [(root, replicas)]
-    inner = {index: _capacity(unit, tier, degrees, atom) for index, unit in enumerate(root.inner)}
+    inner = {index: job.capacity(unit, tier) for index, unit in enumerate(root.inner)}
     chosen: dict[int, int] = {}
     left = replicas
     for index in sorted(inner, key=lambda each: -inner[each]):
@@ -250,35 +238,24 @@ def _select(
         found
         for index in sorted(chosen)
         if chosen[index]
-        for found in _select(root.inner[index], chosen[index], tier, degrees, atom)
+        for found in _select(root.inner[index], chosen[index], tier, job)
     ]
 
 
-def _filled(
-    taken: Sequence[tuple[TopologyUnit, int]], degrees: Degrees, atom: int
-) -> Iterator[_Replica]:
+def _filled(taken: Sequence[tuple[TopologyUnit, int]], job: _RankedJob) -> Iterator[_Replica]:
     """Fill the chosen units replica by replica, in the order of the tree."""
-    needed = degrees.replica // atom
     for unit, replicas in taken:
-        atoms = list(_atoms(unit, atom))
+        atoms = [
+            (domain.gpus[start : start + job.atom], domain.first)
+            for domain in unit.domains()
+            for start in range(0, domain.free - job.atom + 1, job.atom)
+        ]
         for index in range(replicas):
-            own = atoms[index * needed : (index + 1) * needed]
+            own = atoms[index * job.atoms : (index + 1) * job.atoms]
             yield _Replica(
                 gpus=tuple(gpu for gpus, _ in own for gpu in gpus),
-                atoms=tuple(path for _, path in own),
+                domains=tuple(domain for _, domain in own),
             )
-
-
-def _atoms(
-    unit: TopologyUnit, atom: int, path: tuple[int, ...] = ()
-) -> Iterator[tuple[tuple[tuple[str, int], ...], tuple[int, ...]]]:
-    """Yield groups of neighbouring GPUs with the units that they are in, inner to outer."""
-    path = (unit.first, *path)
-    if unit.tier == 0:
-        for start in range(0, unit.free - atom + 1, atom):
-            yield unit.gpus[start : start + atom], path
-    for inner in unit.inner:
-        yield from _atoms(inner, atom, path)
 
 
 def _cut(
@@ -286,55 +263,45 @@ def _cut(
     tiers: Sequence[str],
     root: TopologyUnit,
     replicas: Sequence[_Replica],
-    degrees: Degrees,
+    job: _RankedJob,
     rules: RankRules,
 ) -> Cut:
     """Count what crosses the units of one tier (eq. D1)."""
-    domains = _unit_of_domain(root, tier)
-    where = [[domains[path[0]] for path in replica.atoms] for replica in replicas]
+    unit_of = {domain.first: unit.first for unit in root.at(tier) for domain in unit.domains()}
+    where = [[unit_of[domain] for domain in replica.domains] for replica in replicas]
     count = len(replicas)
     edges = max(
         sum(where[i][position] != where[(i + 1) % count][position] for i in range(count))
-        for position in range(len(where[0]))
-    ) if count > 1 else 0  # fmt: skip
-    stages = sum(a != b for own in where for a, b in itertools.pairwise(own))
-    units = {unit for own in where for unit in own}
-    same = [sum(own[0] == unit for own in where) for unit in units]
+        for position in range(job.atoms)
+    )
+    firsts = Counter(own[0] for own in where)
     pairs = count * (count - 1)
     rate = rules.oversubscription[tier + 1] if rules.oversubscription else 1.0
     size = max(unit.free for unit in root.at(tier)) or 1
     return Cut(
         tier=tiers[tier],
-        units=len(units),
+        units=len({unit for own in where for unit in own}),
         ring=count,
         ring_edges=edges,
-        bound=_bound(tier, root, degrees, count),
-        random_fraction=1 - sum(n * (n - 1) for n in same) / pairs if pairs else 0.0,
-        stage_edges=stages,
-        uplink_fraction=min(degrees.replica, size) * rate / size if edges else 0.0,
+        bound=_bound(tier, root, job),
+        random_fraction=1 - sum(n * (n - 1) for n in firsts.values()) / pairs if pairs else 0.0,
+        stage_edges=sum(a != b for own in where for a, b in itertools.pairwise(own)),
+        uplink_fraction=min(job.degrees.replica, size) * rate / size if edges else 0.0,
     )
 
 
-def _unit_of_domain(root: TopologyUnit, tier: int) -> dict[int, int]:
-    """Return the unit of a tier by the first GPU of each HB domain."""
-    return {
-        domain.first: unit.first for unit in root.at(tier) for domain in unit.domains()
-    }  # fmt: skip
-
-
-def _bound(tier: int, root: TopologyUnit, degrees: Degrees, replicas: int) -> int:
+def _bound(tier: int, root: TopologyUnit, job: _RankedJob) -> int:
     """Count the fewest units of a tier that hold the replicas; 0 if one does (eq. D1)."""
+    replicas = job.degrees.dp
     if replicas == 1:
         return 0
-    atom = min(degrees.tp, max(unit.free for unit in root.domains()))
-    needed = degrees.replica // atom
-    holds = sorted((unit.atoms(atom) for unit in root.at(tier)), reverse=True)
-    if holds[0] < needed:  # a replica is wider than a unit, and kept together: none next to it
+    holds = sorted((unit.atoms(job.atom) for unit in root.at(tier)), reverse=True)
+    if holds[0] < job.atoms:  # a replica is wider than a unit, and kept together: none next to it
         return replicas
     left, units = replicas, 0
     for atoms in holds:
         if left <= 0:
             break
-        left -= atoms // needed
+        left -= atoms // job.atoms
         units += 1
     return units if units > 1 else 0

@@ -11,8 +11,8 @@ from minicluster.plan import NODE_LABEL
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from minicluster.specs.topology import Inventory
-    from sizing.network.gpu_groups import Gpu, GpuGroup
+    from minicluster.specs.topology import Inventory, Node
+    from sizing.network.gpu_groups import GpuGroup
     from sizing.network.ranks import RankPlan
 
 PREFIX = "minicluster-"
@@ -22,37 +22,44 @@ LABEL = "minicluster.dev"
 """Prefix of the Kubernetes labels that say which unit of a tier a node is in."""
 
 
-def ray_labels(inventory: Inventory, nodes: set[str]) -> dict[str, dict[str, str]]:
-    """Return the labels to start each node with: `ray start --labels`."""
-    return {
-        node.name: {NODE_LABEL: node.name, **{f"{PREFIX}{t}": u for t, u in node.units.items()}}
-        for node in inventory.nodes
-        if node.name in nodes
-    }
+Replicas = dict[tuple[str, int], dict[str, list[int]]]
+"""GPUs of each replica by node; a replica is named by its role and number."""
+
+
+def replicas_of(groups: Sequence[GpuGroup]) -> Replicas:
+    """Gather the GPUs of each replica by node, in rank order."""
+    found: Replicas = {}
+    for group in groups:
+        nodes = found.setdefault((group.role, group.replica), {})
+        for node, gpu in group.gpus:
+            nodes.setdefault(node, []).append(gpu)
+    return found
 
 
 def ray(inventory: Inventory, groups: Sequence[GpuGroup]) -> dict[str, Any]:
     """
-    Labels of nodes, and a placement group for every replica.
+    Labels of nodes for `ray start --labels`, and a placement group for every replica.
 
     A replica on one node is one bundle, STRICT_PACK; on several one bundle a node, PACK, each
     pinned by `bundle_label_selector` (one entry a bundle, as Ray 2.60 wants it).
     """
-    placement_groups = []
-    for (role, replica), own in _by_replica(groups).items():
-        nodes = _by_node([gpu for group in own for gpu in group.gpus])
-        placement_groups.append(
-            {
-                "role": role,
-                "replica": replica,
-                "strategy": "STRICT_PACK" if len(nodes) == 1 else "PACK",
-                "bundles": [{"GPU": len(gpus)} for gpus in nodes.values()],
-                "bundle_label_selector": [{NODE_LABEL: node} for node in nodes],
-                "gpus": [{"node": node, "gpus": gpus} for node, gpus in nodes.items()],
-            }
-        )
-    used = {node for group in groups for node, _ in group.gpus}
-    return {"node_labels": ray_labels(inventory, used), "placement_groups": placement_groups}
+    replicas = replicas_of(groups)
+    placement_groups = [
+        {
+            "role": role,
+            "replica": replica,
+            "strategy": "STRICT_PACK" if len(nodes) == 1 else "PACK",
+            "bundles": [{"GPU": len(gpus)} for gpus in nodes.values()],
+            "bundle_label_selector": [{NODE_LABEL: node} for node in nodes],
+            "gpus": [{"node": node, "gpus": gpus} for node, gpus in nodes.items()],
+        }
+        for (role, replica), nodes in replicas.items()
+    ]
+    labels = {
+        node.name: {NODE_LABEL: node.name, **{f"{PREFIX}{t}": u for t, u in node.units.items()}}
+        for node in _used(inventory, replicas)
+    }
+    return {"node_labels": labels, "placement_groups": placement_groups}
 
 
 def kueue(inventory: Inventory, groups: Sequence[GpuGroup]) -> dict[str, Any]:
@@ -62,11 +69,12 @@ def kueue(inventory: Inventory, groups: Sequence[GpuGroup]) -> dict[str, Any]:
     A slice is a replica: it has to stay in the innermost tier that each of them was placed in.
     """
     levels = [f"{LABEL}/{tier}" for tier in reversed(inventory.tiers)]
+    replicas = replicas_of(groups)
     pod_sets = {}
-    for role, (replicas, pods) in _pods(groups).items():
-        within = inventory.tiers[_within(inventory, groups, role)]
+    for role, (count, pods) in _pods(replicas).items():
+        within = inventory.tiers[_within(inventory, replicas, role)]
         pod_sets[role] = {
-            "count": replicas * pods,
+            "count": count * pods,
             "annotations": {
                 "kueue.x-k8s.io/podset-preferred-topology": levels[0],
                 "kueue.x-k8s.io/podset-slice-required-topology": f"{LABEL}/{within}",
@@ -80,7 +88,10 @@ def kueue(inventory: Inventory, groups: Sequence[GpuGroup]) -> dict[str, Any]:
         "spec": {"levels": [*({"nodeLabel": level} for level in levels),
                             {"nodeLabel": "kubernetes.io/hostname"}]},
         "podSets": pod_sets,
-        "nodeLabels": _kubernetes_labels(inventory, groups),
+        "nodeLabels": {
+            node.name: {f"{LABEL}/{tier}": unit for tier, unit in node.units.items()}
+            for node in _used(inventory, replicas)
+        },
     }  # fmt: skip
 
 
@@ -91,67 +102,72 @@ def volcano(inventory: Inventory, groups: Sequence[GpuGroup]) -> dict[str, Any]:
     Pods say their role and replica as labels: those of one replica are a subgroup, which has to
     stay in the innermost tier that each of them was placed in.
     """
-    pods = _pods(groups)
+    replicas = replicas_of(groups)
+    pods = _pods(replicas)
     policies = [
         {
             "name": role,
             "labelSelector": {"matchLabels": {f"{LABEL}/role": role}},
             "matchLabelKeys": [f"{LABEL}/replica"],
             "subGroupSize": each,
-            "minSubGroups": replicas,
+            "minSubGroups": count,
             "networkTopology": {
                 "mode": "hard",
-                "highestTierAllowed": _within(inventory, groups, role) + 1,
+                "highestTierAllowed": _within(inventory, replicas, role) + 1,
             },
         }
-        for role, (replicas, each) in pods.items()
+        for role, (count, each) in pods.items()
     ]
     return {
-        "hyperNodes": _hyper_nodes(inventory, groups),
+        "hyperNodes": _hyper_nodes(inventory, replicas),
         "podGroup": {
             "apiVersion": "scheduling.volcano.sh/v1beta1",
             "kind": "PodGroup",
             "metadata": {"name": "minicluster"},
             "spec": {
-                "minMember": sum(replicas * each for replicas, each in pods.values()),
+                "minMember": sum(count * each for count, each in pods.values()),
                 "subGroupPolicy": policies,
             },
         },
     }
 
 
-def _hyper_nodes(inventory: Inventory, groups: Sequence[GpuGroup]) -> list[dict[str, Any]]:
+def _hyper_nodes(inventory: Inventory, replicas: Replicas) -> list[dict[str, Any]]:
     """Return the units of every tier that hold a node in use, from the inside out."""
-    used = {node for group in groups for node, _ in group.gpus}
-    members: dict[tuple[int, str], list[str]] = {}
-    for node in inventory.nodes:
-        if node.name not in used:
-            continue
-        below = node.name
-        for depth, tier in enumerate(inventory.tiers, start=1):
-            unit = node.units.get(tier)
-            if unit is not None:
-                name = unit_name(tier, unit)
-                listed = members.setdefault((depth, name), [])
-                if below not in listed:
-                    listed.append(below)
-                below = name
     return [
         {
             "apiVersion": "topology.volcano.sh/v1alpha1",
             "kind": "HyperNode",
             "metadata": {"name": unit},
             "spec": {
-                "tier": tier,
+                "tier": depth,
                 "members": [
-                    {"type": "Node" if tier == 1 else "HyperNode",
+                    {"type": "HyperNode" if of_units else "Node",
                      "selector": {"exactMatch": {"name": name}}}
                     for name in names
                 ],
             },
         }
-        for (tier, unit), names in sorted(members.items())
+        for (depth, unit, of_units), names in sorted(
+            _members(inventory.tiers, _used(inventory, replicas)).items()
+        )
     ]  # fmt: skip
+
+
+def _members(tiers: Sequence[str], nodes: Sequence[Node]) -> dict[tuple[int, str, bool], list[str]]:
+    """Return the members of each unit, by its depth and name, and whether they are units."""
+    found: dict[tuple[int, str, bool], list[str]] = {}
+    for node in nodes:
+        below, of_units = node.name, False
+        for depth, tier in enumerate(tiers, start=1):
+            unit = node.units.get(tier)
+            if unit is not None:
+                name = unit_name(tier, unit)
+                listed = found.setdefault((depth, name, of_units), [])
+                if below not in listed:
+                    listed.append(below)
+                below, of_units = name, True
+    return found
 
 
 def unit_name(tier: str, unit: str) -> str:
@@ -163,21 +179,10 @@ def unit_name(tier: str, unit: str) -> str:
 def slurm(inventory: Inventory) -> str:
     """Write topology.yaml of Slurm: a tree of switches, one a unit, from the inside out."""
     lines = ["- topology: minicluster", "  cluster_default: true", "  tree:", "    switches:"]
-    children: dict[str, dict[tuple[str, str], list[str]]] = {t: {} for t in inventory.tiers}
-    for node in inventory.nodes:
-        below, kind = node.name, "nodes"
-        for tier in inventory.tiers:
-            unit = node.units.get(tier)
-            if unit is None:
-                continue
-            name = unit_name(tier, unit)
-            listed = children[tier].setdefault((name, kind), [])
-            if not listed or listed[-1] != below:
-                listed.append(below)
-            below, kind = name, "children"
-    for tier in inventory.tiers:
-        for (unit, kind), names in children[tier].items():
-            lines += [f"      - switch: {unit}", f"        {kind}: {ranged(names)}"]
+    members = _members(inventory.tiers, inventory.nodes)
+    for (_, unit, of_units), names in sorted(members.items(), key=lambda each: each[0][0]):
+        kind = "children" if of_units else "nodes"
+        lines += [f"      - switch: {unit}", f"        {kind}: {ranged(names)}"]
     return "\n".join(lines) + "\n"
 
 
@@ -220,58 +225,26 @@ def as_text(data: Mapping[str, Any]) -> str:
     return json.dumps(data, indent=2) + "\n"
 
 
-def _pods(groups: Sequence[GpuGroup]) -> dict[str, tuple[int, int]]:
+def _pods(replicas: Replicas) -> dict[str, tuple[int, int]]:
     """Return replicas of each role, and pods of one: a pod takes a replica's GPUs of one node."""
     found: dict[str, tuple[int, int]] = {}
-    for (role, _), own in _by_replica(groups).items():
-        replicas, pods = found.get(role, (0, 0))
-        nodes = len(_by_node([gpu for group in own for gpu in group.gpus]))
-        found[role] = (replicas + 1, max(pods, nodes))
+    for (role, _), nodes in replicas.items():
+        count, pods = found.get(role, (0, 0))
+        found[role] = (count + 1, max(pods, len(nodes)))
     return found
 
 
-def _within(inventory: Inventory, groups: Sequence[GpuGroup], role: str) -> int:
+def _within(inventory: Inventory, replicas: Replicas, role: str) -> int:
     """Return the innermost tier of which one unit holds each replica of a role."""
     units = {node.name: node.units for node in inventory.nodes}
-    held = [
-        {node for group in own for node, _ in group.gpus}
-        for (name, _), own in _by_replica(groups).items()
-        if name == role
-    ]
-    last = len(inventory.tiers) - 1
-    return next(
-        (
-            depth
-            for depth, tier in enumerate(inventory.tiers)
-            if all(len({units[node].get(tier) for node in nodes}) == 1 for nodes in held)
-        ),
-        last,
-    )
+    held = [nodes for (name, _), nodes in replicas.items() if name == role]
+    for depth, tier in enumerate(inventory.tiers):
+        if all(len({units[node].get(tier) for node in nodes}) == 1 for nodes in held):
+            return depth
+    return len(inventory.tiers) - 1
 
 
-def _by_replica(groups: Sequence[GpuGroup]) -> dict[tuple[str, int], list[GpuGroup]]:
-    """Gather the groups of each replica."""
-    found: dict[tuple[str, int], list[GpuGroup]] = {}
-    for group in groups:
-        found.setdefault((group.role, group.replica), []).append(group)
-    return found
-
-
-def _by_node(gpus: Sequence[Gpu]) -> dict[str, list[int]]:
-    """Group GPUs by node, in order."""
-    found: dict[str, list[int]] = {}
-    for node, gpu in gpus:
-        found.setdefault(node, []).append(gpu)
-    return found
-
-
-def _kubernetes_labels(
-    inventory: Inventory, groups: Sequence[GpuGroup]
-) -> dict[str, dict[str, str]]:
-    """Return the labels of the nodes that are used."""
-    used = {node for group in groups for node, _ in group.gpus}
-    return {
-        node.name: {f"{LABEL}/{tier}": unit for tier, unit in node.units.items()}
-        for node in inventory.nodes
-        if node.name in used
-    }
+def _used(inventory: Inventory, replicas: Replicas) -> list[Node]:
+    """Return the nodes that hold a replica, in the inventory's order."""
+    used = {node for nodes in replicas.values() for node in nodes}
+    return [node for node in inventory.nodes if node.name in used]

@@ -1,8 +1,11 @@
-"""Spares: how many parts beyond those needed reach an availability."""
+"""Failures of a job and the checkpoints against them; spares that reach an availability."""
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -13,14 +16,57 @@ MOST_SPARES = 100_000
 """Spares tried before the answer is that no number of them is enough."""
 
 
+def checkpoint_interval_s(checkpoint_s: float, mtbf_s: float) -> float:
+    """
+    Compute time between two checkpoints that loses least.
+
+        sqrt(2 C M) (1 + sqrt(C/2M)/3 + C/(18 M)) - C, M where C > 2 M
+        (docs/model.md, eq. U2)
+
+    C stops the job for a checkpoint, M is its mean time between failures.
+
+    Source:
+        Daly (FGCS 22, 2006), eq. 37; its first term is Young's (CACM 17, 1974).
+
+    Ignores:
+        Checkpoints written in the background, other than by a small C.
+    """
+    c, m = checkpoint_s, mtbf_s
+    if c >= 2 * m:
+        return m
+    return math.sqrt(2 * c * m) * (1 + math.sqrt(c / (2 * m)) / 3 + c / (18 * m)) - c
+
+
+def effective_fraction(
+    mtbf_s: float, *, interval_s: float, checkpoint_s: float, restart_s: float
+) -> float:
+    """
+    Share of the wall clock that a job makes progress.
+
+        E = τ / (M e^(R/M) (e^((τ + C)/M) - 1))      (docs/model.md, eq. U3)
+
+    Args:
+        mtbf_s: M, of the job.
+        interval_s: τ, compute time between checkpoints.
+        checkpoint_s: C, that each stops the job.
+        restart_s: R, from a failure until the last checkpoint runs again.
+
+    Source:
+        Daly (FGCS 22, 2006), eq. 20: exponential failures, also during checkpoints and restarts.
+
+    Ignores:
+        Failures that need a spare while none is free: `spares`.
+    """
+    wasted = math.exp(restart_s / mtbf_s) * math.expm1((interval_s + checkpoint_s) / mtbf_s)
+    return interval_s / (mtbf_s * wasted)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spares:
     """
     Spares of one kind of part.
 
     Attributes:
-        needed: parts that have to work.
-        spares: parts beyond them.
         availability: share of the time in which at least *needed* work.
         without: the same without any spare.
         failures_in_repair: mean number of parts under repair.
@@ -48,9 +94,6 @@ def spares(
         availability: A, below 1.
         crews: repairs that go on at a time; `None`: as many as there are failures.
 
-    Returns:
-        The spares, with what they reach.
-
     Raises:
         InputError: an availability that is not between 0 and 1, times or counts that are not
             positive, or failures that come faster than the crews repair.
@@ -61,7 +104,6 @@ def spares(
 
     Ignores:
         Failures that take several parts at once: count the failure domain as the part.
-
     """
     positive(needed=needed, mtbf_s=mtbf_s, repair_s=repair_s, crews=crews)
     if not 0 < availability < 1:
@@ -72,23 +114,18 @@ def spares(
             "crews", crews, f"more than {needed * ratio:.3g}: failures per repair time",
             "more crews, faster repair or fewer parts",
         )  # fmt: skip
-    low, high = -1, 0
-    while availability_of(needed, high, ratio=ratio, crews=crews) < availability:
-        low, high = high, 2 * high + 1
-        if high > MOST_SPARES:
-            raise InputError(
-                "availability", availability, "a lower availability: no number of spares reaches it"
-            )
-    while high - low > 1:
-        middle = (low + high) // 2
-        enough = availability_of(needed, middle, ratio=ratio, crews=crews) >= availability
-        low, high = (low, middle) if enough else (middle, high)
-    down = distribution(needed + high, ratio=ratio, crews=crews)
+    reached = partial(availability_of, needed, ratio=ratio, crews=crews)
+    fewest = bisect_left(range(MOST_SPARES), availability, key=reached)
+    if fewest == MOST_SPARES:
+        raise InputError(
+            "availability", availability, "a lower availability: no number of spares reaches it"
+        )
+    down = distribution(needed + fewest, ratio=ratio, crews=crews)
     return Spares(
         needed=needed,
-        spares=high,
-        availability=availability_of(needed, high, ratio=ratio, crews=crews),
-        without=availability_of(needed, 0, ratio=ratio, crews=crews),
+        spares=fewest,
+        availability=reached(fewest),
+        without=reached(0),
         failures_in_repair=float(np.arange(len(down)) @ down),
     )
 
@@ -106,20 +143,13 @@ def distribution(parts: int, *, ratio: float, crews: int | None = None) -> np.nd
 
         p_(k+1) / p_k = (n - k) r / min(k + 1, c), r = repair / MTBF      (docs/model.md, eq. U5)
 
-    Args:
-        parts: n, all powered.
-        ratio: r.
-        crews: c; `None`: unlimited, which makes p binomial with q = r / (1 + r).
-
-    Returns:
-        n + 1 probabilities.
+    n parts, all powered; c crews, unlimited where `None`: p is then binomial, q = r / (1 + r).
 
     Source:
         Balance equations of a birth and death process.
 
     Ignores:
         Spares that do not fail while they wait.
-
     """
     k = np.arange(parts)
     repairing = k + 1 if crews is None else np.minimum(k + 1, crews)
@@ -134,13 +164,7 @@ def replica_spares(
     """
     Return the k of N + k replicas of a plan's pool (eq. U4 with the MTBF of eq. U1).
 
-    Args:
-        replicas: N that the load needs.
-        gpus_per_replica: any of them takes the replica down.
-        gpu_mtbf_s: of one GPU.
-        repair_s: until the replica serves again; short where a spare GPU takes over.
-        availability: of the pool.
-
+    Any of its GPUs takes a replica down; *repair_s* is short where a spare GPU takes over.
     """
     positive(gpus_per_replica=gpus_per_replica, gpu_mtbf_s=gpu_mtbf_s)
     return spares(

@@ -19,7 +19,6 @@ class TopologyUnit:
     One unit of a tier.
 
     Attributes:
-        name: of the unit.
         tier: 0 for an HB domain.
         inner: units of the tier below; empty for an HB domain.
         gpus: free ones of an HB domain, (node, GPU of the node) each.
@@ -56,6 +55,35 @@ class TopologyUnit:
             for unit in self.inner:
                 yield from unit.at(tier)
 
+    @property
+    def widest_domain(self) -> int:
+        """Free GPUs of the roomiest HB domain."""
+        return max(unit.free for unit in self.domains())
+
+    def innermost(self, gpus: int, groups: int) -> int | None:
+        """Return the innermost tier of which a unit holds *groups* of *gpus*; `None`: none."""
+        tiers = range(self.tier + 1)
+        return next(
+            (t for t in tiers if any(unit.atoms(gpus) >= groups for unit in self.at(t))), None
+        )
+
+    def units_of_gpus(self, tier: int) -> dict[tuple[str, int], int]:
+        """Return the unit of a tier, by its `first`, of every free GPU."""
+        return {
+            gpu: unit.first
+            for unit in self.at(tier)
+            for domain in unit.domains()
+            for gpu in domain.gpus
+        }
+
+
+def too_wide(place: str, tp: int, domain: int, tier: str) -> InputError:
+    """Say that TP leaves the HB domain without permission."""
+    return InputError(
+        place, tp, f"at most the {domain} free GPUs of one {tier}",
+        "--allow-tp-straddle permits it; every layer then waits for the network",
+    )  # fmt: skip
+
 
 def unit_tree(
     inventory: Inventory,
@@ -75,7 +103,6 @@ def unit_tree(
 
     Raises:
         InputError: a tier that there is not, or more spares than nodes.
-
     """
     kept = _kept(inventory, spare_nodes, spare_tier)
     placed: list[tuple[Node, int]] = []

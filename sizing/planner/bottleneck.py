@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from minicluster.phases import DECODE_QUEUE, PREFILL, PREFILL_QUEUE
 from sizing.latency.load import decode_load, prefill_load
 from sizing.latency.step import BOUNDS, step_terms
 from sizing.planner.step_models import machine
@@ -41,7 +42,7 @@ def bottlenecks(
         parts_s: mean TTFT by phase.
         tpot_s: mean time per output token.
     """
-    waits = parts_s["queue"] > parts_s["prefill"]
+    waits = parts_s[PREFILL_QUEUE] > parts_s[PREFILL]
     if chosen.layout.prefill is None:
         return {"mixed": "queue" if waits else "compute"}
     batch, context = mean_batch(chosen, tpot_s), chosen.tandem.context[0]
@@ -54,7 +55,7 @@ def bottlenecks(
         words["decode"] = "capacity"
     if waits:
         words["prefill"] = "queue"
-    if parts_s["decode admission"] > float(chosen.tandem.output_tokens.mean()) * tpot_s:
+    if parts_s[DECODE_QUEUE] > float(chosen.tandem.output_tokens.mean()) * tpot_s:
         words["decode"] = "queue"
     return words
 

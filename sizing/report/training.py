@@ -12,7 +12,7 @@ from sizing.report.tables import size
 
 if TYPE_CHECKING:
     from sizing.training.estimate import TrainingEstimate
-    from sizing.training.layout import TrainingLayout
+    from sizing.training.job import TrainingLayout
     from sizing.training.search import Trial
 
 JOULES_PER_MWH = 3.6e9

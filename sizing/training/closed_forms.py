@@ -3,15 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-import numpy as np
 
 from minicluster.specs.checks import positive
-from sizing.training.flops import training_flops
-
-if TYPE_CHECKING:
-    from numpy.typing import ArrayLike, NDArray
 
 FP32_BYTES = 4.0
 SECONDS_PER_DAY = 86_400.0
@@ -19,92 +12,70 @@ MEMORY_MULTIPLE = 8.0
 """Weights, gradients, two moments and activations over 32-bit weights: 7 to 8."""
 
 
-def training_s(
-    flops: ArrayLike, gpus: ArrayLike, flops_per_gpu_per_s: ArrayLike
-) -> NDArray[np.float64]:
+def training_flops(parameters: float, tokens: float, *, recompute: bool = False) -> float:
+    """
+    FLOPs of a whole training run by the rule of thumb.
+
+        C = 6 P T,  with full recompute 8 P T      (docs/model.md, eq. J1)
+
+    P are the parameters that a token is multiplied with; full recompute runs every forward pass
+    twice.
+
+    Source:
+        Kaplan et al. (arXiv 2001.08361); Megatron (arXiv 2104.04473), section 5.1, for 8.
+
+    Ignores:
+        Scores of attention; `step_flops` counts them.
+    """
+    return (8 if recompute else 6) * parameters * tokens
+
+
+def training_s(flops: float, gpus: float, flops_per_gpu_per_s: float) -> float:
     """
     Seconds that a run takes.
 
         t = C / (n X)      (docs/model.md, eq. J12)
 
-    Args:
-        flops: C of the whole run (`training_flops`).
-        gpus: n.
-        flops_per_gpu_per_s: X that each achieves: peak times utilisation.
-
-    Returns:
-        Seconds, broadcast. One GPU (n = 1) gives GPU-seconds.
+    C is that of the whole run (`training_flops`), X what each of n GPUs achieves: its peak times
+    utilisation.
 
     Source:
         Narayanan et al. (arXiv 2104.04473), section 5.1: 8 T P / (n X).
 
     Ignores:
         Restarts; `effective_fraction`.
-
     """
-    work = np.asarray(flops, np.float64)
-    return np.asarray(work / (np.asarray(gpus) * np.asarray(flops_per_gpu_per_s)))
+    return flops / (gpus * flops_per_gpu_per_s)
 
 
-def achieved_flops_per_s(
-    flops: ArrayLike, gpus: ArrayLike, seconds: ArrayLike
-) -> NDArray[np.float64]:
-    """Return X of eq. J12 from the time that a run took: FLOP/s of each GPU."""
-    return training_s(flops, gpus, seconds)
-
-
-def scale_factor(
-    throughput: ArrayLike, gpus: ArrayLike, throughput_of_one: ArrayLike
-) -> NDArray[np.float64]:
+def scale_factor(throughput: float, gpus: float, throughput_of_one: float) -> float:
     """
-    Share of linear scaling that n devices reach.
+    Share of linear scaling that n devices reach; 1 where nothing is lost.
 
         T_n / (n T)      (docs/model.md, eq. J13)
 
-    Args:
-        throughput: T_n, of all together.
-        gpus: n.
-        throughput_of_one: T.
-
-    Returns:
-        1 where nothing is lost.
-
     Source:
         The definition; the seed talk's slide leaves out the parentheses.
-
-    Ignores:
-        Nothing.
-
     """
-    return np.asarray(
-        np.asarray(throughput, np.float64) / (np.asarray(gpus) * np.asarray(throughput_of_one))
-    )
+    return throughput / (gpus * throughput_of_one)
 
 
-def weight_set_bytes(
-    parameters: ArrayLike, *, value_bytes: float = FP32_BYTES, multiple: float = 1.0
-) -> NDArray[np.float64]:
+def weight_set_bytes(parameters: float, *, multiple: float = 1.0) -> float:
     """
-    Bytes of the weights, or of a training job by the rule of 7 to 8 times its 32-bit weights.
+    Bytes of 32-bit weights, or of a training job by the rule of 7 to 8 times these.
 
         M = c w P      (docs/model.md, eq. J14)
 
-    Args:
-        parameters: P.
-        value_bytes: w, of one weight.
-        multiple: c; 1: the weights alone, 7 to 8: with gradients, optimiser and activations.
-
-    Returns:
-        Bytes, over all GPUs together.
+    c = 1: the weights alone, 7 to 8: with gradients, optimiser and activations; over all GPUs
+    together.
 
     Source:
         Rule of thumb of the seed talks.
 
     Ignores:
         The layout and the batch, which `training_memory` counts.
-
     """
-    return np.asarray(multiple * value_bytes * np.asarray(parameters, np.float64))
+    return multiple * FP32_BYTES * parameters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,8 +117,8 @@ def rule_of_thumb(
     """
     positive(parameters=parameters, tokens=tokens, gpus=gpus,
              flops_per_gpu_per_s=flops_per_gpu_per_s)  # fmt: skip
-    flops = float(training_flops(parameters, tokens, recompute=recompute))
-    seconds = float(training_s(flops, gpus, flops_per_gpu_per_s))
+    flops = training_flops(parameters, tokens, recompute=recompute)
+    seconds = training_s(flops, gpus, flops_per_gpu_per_s)
     return RuleOfThumb(
         parameters=parameters,
         tokens=tokens,
@@ -156,6 +127,6 @@ def rule_of_thumb(
         flops=flops,
         days=seconds / SECONDS_PER_DAY,
         gpu_hours=seconds * gpus / 3600,
-        weight_bytes=float(weight_set_bytes(parameters)),
-        memory_bytes=float(weight_set_bytes(parameters, multiple=MEMORY_MULTIPLE)),
+        weight_bytes=weight_set_bytes(parameters),
+        memory_bytes=weight_set_bytes(parameters, multiple=MEMORY_MULTIPLE),
     )

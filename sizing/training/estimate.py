@@ -7,34 +7,20 @@ from typing import TYPE_CHECKING
 
 from minicluster.errors import InputError
 from minicluster.specs.checks import not_negative, positive
-from minicluster.specs.cluster import ClusterSpec
-from minicluster.specs.gpu import GpuSpec
-from sizing.latency.collectives import exchange_s
 from sizing.latency.roofline import multiply_dtype
-from sizing.network.failures import checkpoint_interval_s, effective_fraction, job_mtbf_s
-from sizing.training.closed_forms import scale_factor
-from sizing.training.flops import StepFlops, step_flops
-from sizing.training.layout import TrainingLayout
+from sizing.network.spares import checkpoint_interval_s, effective_fraction
+from sizing.training.closed_forms import SECONDS_PER_DAY, scale_factor
+from sizing.training.job import TrainingLayout
 from sizing.training.memory import TrainingMemory, trained_parameters, training_memory
-from sizing.training.step import TrainingStep, training_step
+from sizing.training.passes import StepFlops, step_flops
+from sizing.training.step import TrainingMachine, TrainingStep, training_step
 
 if TYPE_CHECKING:
-    from sizing.latency.communication import Exchange
     from sizing.training.job import TrainingJob
 
-SECONDS_PER_DAY = 86_400.0
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingMachine:
-    """GPUs and the links between them; times exchanges for `training_step`."""
-
-    gpu: GpuSpec
-    cluster: ClusterSpec
-
-    def exchange_s(self, exchange: Exchange) -> float:
-        """Seconds of one run of *exchange* (eq. N1, N2, N5)."""
-        return float(exchange_s(exchange, self.gpu, self.cluster))
+NEVER_RESTARTED = 100
+"""Times between failures that no restart outlasts: the job would progress 1 part in e^100."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +29,7 @@ class Interruptions:
     Interruptions of a run by failures.
 
     Attributes:
-        gpu_mtbf_s: of one GPU, anything that stops the job counted.
+        gpu_mtbf_s: mean time between failures of one GPU, of any kind that stops the job.
         checkpoint_s: that a checkpoint stops the job.
         restart_s: from a failure until the last checkpoint runs again.
     """
@@ -53,7 +39,6 @@ class Interruptions:
     restart_s: float
 
     def __post_init__(self) -> None:
-        """Check times."""
         positive(gpu_mtbf_s=self.gpu_mtbf_s, checkpoint_s=self.checkpoint_s)
         not_negative(restart_s=self.restart_s)
 
@@ -61,12 +46,10 @@ class Interruptions:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureEstimate:
     """
-    Time that failures cost a run.
+    Time that failures cost a run (eq. U1, U2, U3).
 
     Attributes:
-        job_mtbf_s: of the whole job (eq. U1).
-        checkpoint_interval_s: Daly's (eq. U2).
-        effective_fraction: of the wall clock in which the job makes progress (eq. U3).
+        effective_fraction: of the wall clock in which the job makes progress.
         days: with failures; `None` without a number of tokens.
         interruptions: expected in that time.
     """
@@ -130,7 +113,7 @@ def estimate(
     interruptions: Interruptions | None = None,
 ) -> TrainingEstimate:
     """
-    Estimate a training run.
+    Estimate a training run; a layout that does not fit memory is estimated, too, and says so.
 
     Args:
         job: what is trained.
@@ -139,19 +122,16 @@ def estimate(
         tokens: of the whole run; `None`: only the step.
         interruptions: MTBF and checkpoint; `None`: no failures.
 
-    Returns:
-        The estimate; a layout that does not fit memory is estimated, too, and says so.
-
     Raises:
         InputError: a layout that does not fit the job, a number that the catalog lacks.
-
     """
     positive(tokens=tokens)
-    step = training_step(job, layout, machine.gpu, machine)
+    step = training_step(job, layout, machine)
     memory, flops = training_memory(job, layout), step_flops(job)
     per_gpu = 1 / (layout.gpus * step.step_s)
     peak = machine.gpu.peak_flops_per_s[multiply_dtype(job.model.weight_dtype, machine.gpu)]
     seconds = None if tokens is None else tokens / job.tokens_per_step * step.step_s
+    gpu_seconds = None if seconds is None else seconds * layout.gpus
     hbm = machine.gpu.require("hbm_bytes")
     return TrainingEstimate(
         gpus=layout.gpus,
@@ -171,10 +151,8 @@ def estimate(
         scale_factor=_scale_factor(job, layout, machine, step),
         tokens=tokens,
         days=None if seconds is None else seconds / SECONDS_PER_DAY,
-        gpu_hours=None if seconds is None else seconds * layout.gpus / 3600,
-        energy_j=None
-        if seconds is None
-        else seconds * layout.gpus * machine.gpu.require("power_w"),
+        gpu_hours=None if gpu_seconds is None else gpu_seconds / 3600,
+        energy_j=None if gpu_seconds is None else gpu_seconds * machine.gpu.require("power_w"),
         step=step,
         memory=memory,
         flops=flops,
@@ -190,36 +168,41 @@ def _scale_factor(
     if layout.dp == least:
         return 1.0
     alone = replace(job, batch_sequences=job.batch_sequences * least // layout.dp)
-    one = training_step(alone, replace(layout, dp=least), machine.gpu, machine)
-    found = scale_factor(
+    one = training_step(alone, replace(layout, dp=least), machine)
+    return scale_factor(
         job.tokens_per_step / step.step_s, layout.dp / least, alone.tokens_per_step / one.step_s
     )
-    return float(found)
 
 
 def _failures(gpus: int, interruptions: Interruptions, seconds: float | None) -> FailureEstimate:
-    """Take the best checkpoint interval and what it leaves."""
-    mtbf = job_mtbf_s(interruptions.gpu_mtbf_s, gpus)
-    if interruptions.checkpoint_s >= 2 * mtbf:
+    """
+    Take the best checkpoint interval and what it leaves.
+
+        M = m / n: mean time between failures of a job that each of n GPUs stops
+        (docs/model.md, eq. U1); Llama 3 (arXiv 2407.21783, section 3.3.4): 419 unexpected
+        interruptions in 54 days on 16,384 GPUs
+    """
+    mtbf, checkpoint_s = interruptions.gpu_mtbf_s / gpus, interruptions.checkpoint_s
+    if checkpoint_s >= 2 * mtbf:
+        raise InputError("checkpoint_s", checkpoint_s, f"below the job's MTBF of {mtbf:.3g} s")
+    if interruptions.restart_s >= NEVER_RESTARTED * mtbf:
         raise InputError(
-            "checkpoint_s",
-            interruptions.checkpoint_s,
-            f"below the job's MTBF of {float(mtbf):.3g} s",
+            "restart_s",
+            interruptions.restart_s,
+            f"below {NEVER_RESTARTED} times the job's MTBF of {mtbf:.3g} s: it never restarts else",
         )
-    interval = checkpoint_interval_s(interruptions.checkpoint_s, mtbf)
-    fraction = float(
-        effective_fraction(
-            mtbf,
-            interval_s=interval,
-            checkpoint_s=interruptions.checkpoint_s,
-            restart_s=interruptions.restart_s,
-        )
+    interval = checkpoint_interval_s(checkpoint_s, mtbf)
+    fraction = effective_fraction(
+        mtbf,
+        interval_s=interval,
+        checkpoint_s=checkpoint_s,
+        restart_s=interruptions.restart_s,
     )
     wall = None if seconds is None else seconds / fraction
     return FailureEstimate(
-        job_mtbf_s=float(mtbf),
-        checkpoint_interval_s=float(interval),
+        job_mtbf_s=mtbf,
+        checkpoint_interval_s=interval,
         effective_fraction=fraction,
         days=None if wall is None else wall / SECONDS_PER_DAY,
-        interruptions=None if wall is None else wall / float(mtbf),
+        interruptions=None if wall is None else wall / mtbf,
     )

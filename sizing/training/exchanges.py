@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,16 +12,7 @@ from sizing.latency.op import ACTIVATION_BYTES
 from sizing.training.memory import GRADIENT_BYTES, WEIGHT_BYTES, stage_parameters
 
 if TYPE_CHECKING:
-    from sizing.training.job import TrainingJob
-    from sizing.training.layout import TrainingLayout
-
-
-class TrainingLinks(Protocol):
-    """A function from an exchange between GPUs to its seconds."""
-
-    def exchange_s(self, exchange: Exchange) -> float:
-        """Seconds of one run of *exchange*."""
-        ...
+    from sizing.training.job import TrainingJob, TrainingLayout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,23 +36,12 @@ class Exchanges:
 
 
 def exchanges(job: TrainingJob, layout: TrainingLayout) -> Exchanges:
-    """
-    List what one GPU exchanges.
-
-    Args:
-        job: model, batch, recompute, sharding.
-        layout: groups and their strides: r = tp + TP (cp + CP (pp + PP dp)).
-
-    Returns:
-        Exchanges; none of a degree of 1.
-
-    """
+    """List what one GPU exchanges: nothing for a degree of 1."""
     return Exchanges(
         slices=(*_tensor(job, layout), *_sequence(job, layout)),
         experts=_experts(job, layout),
         stages=_stages(job, layout),
-        weights=_weights(job, layout),
-        gradients=_gradients(job, layout),
+        **_copies(job, layout),
     )
 
 
@@ -139,42 +119,28 @@ def _stages(job: TrainingJob, layout: TrainingLayout) -> tuple[Exchange, ...]:
     return (_exchange("stage send", "J10", "point-to-point", (2, stride, times), size),)
 
 
-def _weights(job: TrainingJob, layout: TrainingLayout) -> tuple[Exchange, ...]:
+def _copies(job: TrainingJob, layout: TrainingLayout) -> dict[str, tuple[Exchange, ...]]:
     """
-    Gather weights that are sharded over the dp cp copies.
+    Gather sharded weights from the dp cp copies of them, and sum gradients over the copies.
 
-        S = 2 p, once a step (zero 1, 2), twice a micro-batch (zero 3)
+        weights: S = 2 p, once a step (zero 1, 2), twice a micro-batch (zero 3);
+        gradients: S = 4 p: an all-reduce, or a reduce-scatter where the optimiser is sharded
         (docs/model.md, eq. J11)
-    """
-    if layout.copies == 1 or not job.zero:
-        return ()
-    size = WEIGHT_BYTES * stage_parameters(job, layout)
-    times = 2 * layout.micro_batches(job) if job.zero == 3 else 1  # noqa: PLR2004
-    return (_exchange("weight all-gather", "J11", "all-gather", _copies(layout, times), size),)
-
-
-def _gradients(job: TrainingJob, layout: TrainingLayout) -> tuple[Exchange, ...]:
-    """
-    Sum gradients over the dp cp copies.
-
-        S = 4 p: an all-reduce, or a reduce-scatter where the optimiser is sharded
-        (docs/model.md, eq. J11)
-    """
-    if layout.copies == 1:
-        return ()
-    size = GRADIENT_BYTES * stage_parameters(job, layout)
-    pattern = "reduce-scatter" if job.zero else "all-reduce"
-    return (_exchange(f"gradient {pattern}", "J11", pattern, _copies(layout, 1), size),)
-
-
-def _copies(layout: TrainingLayout, times: int) -> tuple[int, int, int]:
-    """
-    Group, stride and runs of an exchange over copies of the weights.
 
     Slices of a sequence lie nearer than replicas: the stride is the mean of both.
     """
+    if layout.copies == 1:
+        return {"weights": (), "gradients": ()}
     near = layout.dp == 1 or layout.pp == 1
-    return layout.copies, layout.tp if near else layout.tp * layout.pp, times
+    stride = layout.tp if near else layout.tp * layout.pp
+    parameters = stage_parameters(job, layout)
+    pattern = "reduce-scatter" if job.zero else "all-reduce"
+    times = 2 * layout.micro_batches(job) if job.zero == 3 else 1  # noqa: PLR2004
+    gather = _exchange("weight all-gather", "J11", "all-gather",
+                       (layout.copies, stride, times), WEIGHT_BYTES * parameters)  # fmt: skip
+    reduce = _exchange(f"gradient {pattern}", "J11", pattern,
+                       (layout.copies, stride, 1), GRADIENT_BYTES * parameters)  # fmt: skip
+    return {"weights": (gather,) if job.zero else (), "gradients": (reduce,)}
 
 
 def _exchange(

@@ -9,8 +9,7 @@ from minicluster.specs.parameters import parameters
 
 if TYPE_CHECKING:
     from minicluster.specs.model import ModelSpec
-    from sizing.training.job import TrainingJob
-    from sizing.training.layout import TrainingLayout
+    from sizing.training.job import TrainingJob, TrainingLayout
 
 WEIGHT_BYTES = 2.0
 GRADIENT_BYTES = 4.0
@@ -32,8 +31,6 @@ class TrainingMemory:
     Bytes on one GPU.
 
     Attributes:
-        weights: in 16 bits.
-        gradients: in 32 bits.
         optimiser: 32-bit weights and two moments.
         activations: kept for the backward passes under way.
         working: of the layer that is being run again, and the logits.
@@ -48,37 +45,28 @@ class TrainingMemory:
     @property
     def total(self) -> float:
         """All of them."""
-        return (
-            self.weights + self.gradients + self.optimiser + self.activations + self.working
-        )  # fmt: skip
+        return self.weights + self.gradients + self.optimiser + self.activations + self.working
 
 
 def trained_parameters(job: TrainingJob) -> int:
     """
     Count the parameters of the job's model.
 
-        gpt: P + 11 h L + s h      (docs/model.md, eq. J3)
+        gpt: P + 11 h L + s h      (docs/model.md, eq. J3), P by eq. P1
 
-    Args:
-        job: P by eq. P1; the gpt family has biases (3 h of the queries, keys and values, h of the
-            output, 5 h of the feed-forward, 2 h of the norms) and s learned positions.
-
-    Returns:
-        Parameters of one copy.
+    The gpt family has biases (3 h of the queries, keys and values, h of the output, 5 h of the
+    feed-forward, 2 h of the norms) and s learned positions.
 
     Source:
         Megatron (arXiv 2104.04473), section 5.1: 12 L h^2 (1 + 13/12h + (V + s)/12 L h).
 
     Ignores:
         What P1 ignores, in the llama family.
-
     """
-    model = job.model
-    extra = 0
-    if job.family == "gpt":
-        extra = 11 * model.hidden_size * model.num_layers
-        extra += job.sequence_tokens * model.hidden_size
-    return parameters(model).total + extra
+    model, own = job.model, parameters(job.model).total
+    if job.family != "gpt":
+        return own
+    return own + (11 * model.num_layers + job.sequence_tokens) * model.hidden_size
 
 
 def stage_parameters(job: TrainingJob, layout: TrainingLayout, stage: str = "first") -> float:
@@ -88,17 +76,10 @@ def stage_parameters(job: TrainingJob, layout: TrainingLayout, stage: str = "fir
         p = L_stage / (L tp) (P - P_experts - tables + P_experts / ep) + tables of the stage / tp
         (docs/model.md, eq. J3)
 
-    Args:
-        job: P and its parts by eq. P1; layers are taken to be alike.
-        layout: degrees.
-        stage: one of `STAGES`.
-
-    Returns:
-        Parameters; a tied table lies on both end stages.
-
+    Layers are taken to be alike; a tied table lies on both end stages.
     """
     parts = parameters(job.model)
-    layers = layout.stage_layers(job) if stage == "second" else layout.end_layers(job)
+    layers = layout.layers_of(job, stage)
     positions = job.sequence_tokens * job.model.hidden_size if job.family == "gpt" else 0
     body = trained_parameters(job) - parts.embedding - parts.lm_head - positions - parts.experts
     if layout.pp == 1:
@@ -119,22 +100,15 @@ def layer_activation_bytes(
         none: m h (10 + 24/t + 5 N s/(h t)) (gpt, f = 4 h); selective: without 5 N s/(h t);
         full: 2 m h; sequence parallel: all over t      (docs/model.md, eq. J4)
 
-    Args:
-        job: model, family, attention.
-        layout: m = micro-batch x s / cp tokens, t = tp.
-        recompute: in place of the job's.
-
-    Returns:
-        Bytes. llama: no dropout masks, and a gated feed-forward keeps its two inputs and their
-        product, 6 f; flash attention keeps 4 bytes per query and head instead of scores; latent
-        attention keeps its latents, whole on every slice, and what they expand to.
+    m = micro-batch x s / cp tokens, t = tp. llama: no dropout masks, and a gated feed-forward keeps
+    its two inputs and their product, 6 f; flash attention keeps 4 bytes per query and head instead
+    of scores; latent attention keeps its latents, whole on every slice, and what they expand to.
 
     Source:
         Korthikanti et al. (arXiv 2205.05198), section 4, eq. 2, 4 and 6; its terms by tensor.
 
     Ignores:
         Expert layers: kept as k routed copies of each token, permuted once.
-
     """
     model, t = job.model, layout.tp
     h = model.hidden_size
@@ -188,21 +162,17 @@ def layers_in_flight(job: TrainingJob, layout: TrainingLayout, stage: str = "fir
         first stage: L_stage p; in v chunks L_stage p (1 + (p - 1)/(p v)); at most L_stage n
         (docs/model.md, eq. J5)
 
-    Args:
-        job: batch.
-        layout: p stages of v chunks, n micro-batches.
-        stage: the second holds one micro-batch less, in chunks two chunks less; the last one.
+    p stages of v chunks, n micro-batches. The second stage holds one micro-batch less, in chunks
+    two chunks less; the last one.
 
     Source:
         Korthikanti et al. (arXiv 2205.05198), section 4.2.3; the warm-up of Megatron-LM's
         schedule: 2 (p - 1 - r) + (v - 1) p chunks on stage r.
-
     """
     p, v = layout.pp, layout.interleave
     rank = {"first": 0, "second": 1, "last": p - 1}[stage]
     chunks = p - rank if v == 1 else 2 * (p - 1 - rank) + (v - 1) * p + 1
-    layers = layout.stage_layers(job) if stage == "second" else layout.end_layers(job)
-    return layers / v * min(chunks, layout.micro_batches(job) * v)
+    return layout.layers_of(job, stage) / v * min(chunks, layout.micro_batches(job) * v)
 
 
 def training_memory(job: TrainingJob, layout: TrainingLayout) -> TrainingMemory:
@@ -212,12 +182,7 @@ def training_memory(job: TrainingJob, layout: TrainingLayout) -> TrainingMemory:
         M = p (2 + 4 + 12), sharded over the dp cp copies from the optimiser on (zero 1, 2, 3),
             + activations (J4) x layers in flight (J5)      (docs/model.md, eq. J6)
 
-    Args:
-        job: what is trained.
-        layout: how.
-
-    Returns:
-        Bytes by part; with the logits in 32 bits where the stage has the head.
+    The stage that has the head holds the logits in 32 bits.
 
     Source:
         ZeRO (arXiv 1910.02054), section 3; Megatron-LM's mixed precision: 18 bytes a parameter.
@@ -225,7 +190,6 @@ def training_memory(job: TrainingJob, layout: TrainingLayout) -> TrainingMemory:
     Ignores:
         CUDA context, communication buffers and fragmentation: the search leaves room for them;
         all-gathered weights of zero 3 (two layers at a time).
-
     """
     stages = STAGES if layout.pp > 2 else STAGES[:: layout.pp]  # noqa: PLR2004
     return max((_stage_memory(job, layout, s) for s in stages), key=lambda each: each.total)
@@ -236,8 +200,8 @@ def _held(job: TrainingJob, layout: TrainingLayout, stage: str, *, sharded: bool
     whole = stage_parameters(job, layout, stage)
     if not sharded:
         return whole
-    layers = layout.stage_layers(job) if stage == "second" else layout.end_layers(job)
-    experts = parameters(job.model).experts * layers / job.model.num_layers / layout.tp / layout.ep
+    share = layout.layers_of(job, stage) / job.model.num_layers
+    experts = parameters(job.model).experts * share / layout.tp / layout.ep
     return (whole - experts) / layout.copies + experts * layout.ep / layout.copies
 
 

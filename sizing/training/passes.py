@@ -1,4 +1,4 @@
-"""Ops of one micro-batch on one GPU: forward, backward, and what is run again."""
+"""FLOPs of a training step, and its ops on one GPU: forward, backward, what is run again."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ import numpy as np
 
 from minicluster.specs.model import DTYPE_BYTES
 from minicluster.specs.slicing import Slicing
-from sizing.latency.load import StepLoad
+from sizing.latency.load import StepLoad, pairs, prefill_load
 from sizing.latency.op import ACTIVATION_BYTES, Op, Work, gemm
 from sizing.latency.work import step_ops
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from sizing.training.job import TrainingJob
-    from sizing.training.layout import TrainingLayout
+    from sizing.training.job import TrainingJob, TrainingLayout
 
 FLASH_BACKWARD = 2.5 * 0.73 / 0.63
 """Seconds of flash attention's backward kernel per second forward: five products instead of two,
@@ -26,6 +25,65 @@ GRADIENT_PASSES = 8.0
 """Bytes per weight and micro-batch: a gradient in 32 bits is read and written."""
 LOGIT_PASSES = (14.0, 10.0)
 """Bytes per logit, forward and backward: 16 bits in, 32-bit maximum, exponentials and sum."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepFlops:
+    """
+    FLOPs of one optimiser step over all GPUs.
+
+    Attributes:
+        forward: of one forward pass.
+        core: the part of it in scores and values of attention.
+        head: the part of it in the output table.
+        recompute: what the backward pass runs again.
+    """
+
+    forward: float
+    core: float
+    head: float
+    recompute: float
+
+    @property
+    def model(self) -> float:
+        """Forward and backward, once each: what MFU counts."""
+        return 3 * self.forward
+
+    @property
+    def executed(self) -> float:
+        """With what is run again: what HFU counts."""
+        return self.model + self.recompute
+
+
+def step_flops(job: TrainingJob) -> StepFlops:
+    """
+    FLOPs of one optimiser step on all GPUs together, multiplication by multiplication.
+
+        F = 3 (sum of GEMMs + core + head) + recompute; core = 4 N H A per layer, A the pairs of
+        the causal mask (flash) or all s^2 (materialised); recompute = 0, core, or all but the head
+        (docs/model.md, eq. J2)
+
+    Source:
+        Megatron (arXiv 2104.04473), appendix: with full recompute, materialised scores and
+        f = 4 h this is 96 B s L h^2 (1 + s / 6h + V / 16 L h); a backward pass multiplies twice.
+
+    Ignores:
+        Elementwise work; the scores that flash attention makes again inside its backward kernel.
+    """
+    s, none = np.asarray(float(job.sequence_tokens)), np.zeros(())
+    ops = [
+        op for op in step_ops(job.model, prefill_load(s), slicing=Slicing()) if op.name != "lm_head"
+    ]
+    core = sum(float(op.total.flops) for op in ops if op.kind == "prefill attention")
+    if job.attention == "materialised":
+        core *= float(s * s / pairs(s, none))
+    rest = sum(float(op.total.flops) for op in ops if op.kind != "prefill attention")
+    head = 2.0 * job.sequence_tokens * job.model.hidden_size * job.model.vocab_size
+    again = {"none": 0.0, "selective": core, "full": core + rest}[job.recompute]
+    n = job.batch_sequences
+    return StepFlops(
+        forward=n * (core + rest + head), core=n * core, head=n * head, recompute=n * again
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,12 +115,7 @@ def passes(job: TrainingJob, layout: TrainingLayout) -> Passes:
         A GEMM of m x k with k x n: backward m x n with n x k, and k x m with m x n, whose result is
         added to 32-bit gradients; Q of elementwise ops by tensor (docs/model.md, eq. J7)
 
-    Args:
-        job: model, family, attention.
-        layout: tp, cp, ep and micro-batch; stages are shared out later.
-
-    Returns:
-        Ops on one GPU, for all layers of the model.
+    They are those of one GPU, for all layers of the model; stages are shared out later.
 
     Source:
         The layers' definitions; kernels of Megatron-LM, which fuses bias, dropout and residual,
@@ -72,13 +125,11 @@ def passes(job: TrainingJob, layout: TrainingLayout) -> Passes:
     Ignores:
         Lookups of the embedding; gradients of biases and norms' scales; experts that see more
         tokens than others, which an auxiliary loss evens out.
-
     """
-    tokens = np.float64(job.sequence_tokens)
     zero = np.zeros(())
     load = StepLoad(
         prompts=np.asarray(layout.micro_batch / layout.cp),
-        prompt_tokens=np.asarray(tokens),
+        prompt_tokens=np.asarray(float(job.sequence_tokens)),
         cached_tokens=zero,
         sequences=zero,
         context_tokens=zero,

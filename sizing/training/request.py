@@ -10,9 +10,10 @@ from minicluster.specs.checks import STRICT, positive
 from minicluster.specs.model import ModelSpec
 from minicluster.specs.scenario import ClusterChoice
 from sizing import catalog
-from sizing.training.estimate import Interruptions, TrainingMachine
-from sizing.training.job import TrainingJob
-from sizing.training.layout import TrainingLayout
+from sizing.training.estimate import Interruptions
+from sizing.training.job import TrainingJob, TrainingLayout
+from sizing.training.search import settled
+from sizing.training.step import TrainingMachine
 
 if TYPE_CHECKING:
     from minicluster.specs.cluster import ClusterSpec
@@ -30,8 +31,6 @@ class TrainingRequest:
 
     Attributes:
         model: of the catalog; or the shape: layers, hidden, heads, kv_heads, head_dim, ffn, vocab.
-        seq: tokens of a sequence.
-        batch: sequences of a step.
         cluster: a preset; left out: nodes of the GPU's first preset, no oversubscription.
         gpus: left out: tp x pp x cp x dp.
         dp: left out: what is left of the GPUs.
@@ -41,7 +40,6 @@ class TrainingRequest:
         sequence_parallel: left out: on with tp; in gpt on such a GPU with selective recompute only.
         zero: left out: 0 in gpt; in llama 3, or 2 with pipeline stages.
         overlap_experts: left out: no.
-        tokens: of the whole run.
         gpu_mtbf_s: left out: the cluster's.
         checkpoint_s: that a checkpoint stops the job; left out: no failures are estimated.
         restart_s: from a failure until the job runs again.
@@ -82,7 +80,6 @@ class TrainingRequest:
     restart_s: float = 0.0
 
     def __post_init__(self) -> None:
-        """Check counts."""
         counts = (*SHAPE, "kv_heads", "head_dim", "seq", "batch", "gpus", "tp", "pp", "cp", "dp",
                   "ep", "micro_batch", "interleave", "tokens")  # fmt: skip
         positive(**{name: getattr(self, name) for name in counts})
@@ -128,6 +125,15 @@ class TrainingRequest:
             overlap_experts=bool(self.overlap_experts),
         )
 
+    def settled(self, machine: TrainingMachine) -> tuple[TrainingJob, TrainingLayout]:
+        """Return job and layout; micro-batch and chunks are chosen where they are not given."""
+        layout = self.layout()
+        job = self.job(layout)
+        chosen = settled(
+            job, layout, machine, micro_batch=self.micro_batch, interleave=self.interleave
+        )
+        return job, chosen
+
     def machine(self) -> TrainingMachine:
         """
         Return GPU and cluster.
@@ -135,25 +141,26 @@ class TrainingRequest:
         Raises:
             InputError: neither is given, they contradict, or the cluster is too small.
         """
-        if self.gpu is None and self.cluster is None:
-            raise InputError("gpu", None, "a GPU of the catalog, or a cluster preset")
         gpus = self.gpus or self.tp * self.pp * self.cp * (self.dp or 1)
         gpu = None if self.gpu is None else catalog.find_gpu(self.gpu, place="gpu")
-        if self.cluster is None:
-            assert gpu is not None  # noqa: S101  (checked above)
-            return TrainingMachine(gpu=gpu, cluster=_plain_cluster(gpu, gpus))
-        cluster, _ = catalog.find_network(self.cluster, place="cluster")
-        if gpu is not None and gpu.name != cluster.gpu:
-            raise InputError("gpu", gpu.name, f"{cluster.gpu}, the GPU of {cluster.name}")
-        available = cluster.tiers[-1].gpus if cluster.tiers else None
-        if available is not None and gpus > available:
+        if self.cluster is not None:
+            cluster, _ = catalog.find_network(self.cluster, place="cluster")
+            if gpu is not None and gpu.name != cluster.gpu:
+                raise InputError("gpu", gpu.name, f"{cluster.gpu}, the GPU of {cluster.name}")
+            gpu = catalog.find_gpu(cluster.gpu)
+        elif gpu is not None:
+            cluster = _plain_cluster(gpu)
+        else:
+            raise InputError("gpu", None, "a GPU of the catalog, or a cluster preset")
+        available = cluster.tiers[-1].gpus if cluster.tiers else gpus
+        if gpus > available:
             raise InputError(
                 "gpus",
                 gpus,
                 f"at most the {available} GPUs of {cluster.name}: {gpus - available} fewer",
             )
         cluster = replace(cluster, max_gpus=max(cluster.max_gpus, gpus))
-        return TrainingMachine(gpu=catalog.find_gpu(cluster.gpu), cluster=cluster)
+        return TrainingMachine(gpu=gpu, cluster=cluster)
 
     def interruptions(self, cluster: ClusterSpec) -> Interruptions | None:
         """Return failures and checkpoints; `None` where no checkpoint is given."""
@@ -175,7 +182,6 @@ class TrainingRequest:
         return "fp8" not in self.machine().gpu.peak_flops_per_s
 
     def _model(self) -> ModelSpec:
-        """Return the model of the catalog, or one of the given shape."""
         shape = {name: getattr(self, name) for name in SHAPE}
         if self.model is not None:
             given = [name for name, value in shape.items() if value is not None]
@@ -213,14 +219,11 @@ class TrainingRequest:
         )
 
 
-def _plain_cluster(gpu: GpuSpec, gpus: int) -> ClusterSpec:
-    """Return nodes as in the GPU's first preset without tiers, as many as needed."""
-    found = [c for c in catalog.clusters().values() if c.gpu == gpu.name]
-    plain = [c for c in found if not c.tiers] or found
-    if not plain:
-        return catalog.find_cluster(
-            ClusterChoice(gpu=gpu.name, gpus_per_node=8, max_gpus=max(8, gpus)), place="cluster"
-        )
-    if plain[0].tiers and gpus > plain[0].tiers[-1].gpus:
-        raise InputError("gpus", gpus, f"at most the {plain[0].tiers[-1].gpus} of {plain[0].name}")
-    return replace(plain[0], max_gpus=max(plain[0].max_gpus, gpus))
+def _plain_cluster(gpu: GpuSpec) -> ClusterSpec:
+    """Return nodes as in the GPU's first preset without tiers, or in its first with them."""
+    found = [cluster for cluster in catalog.clusters().values() if cluster.gpu == gpu.name]
+    plain = [cluster for cluster in found if not cluster.tiers] or found
+    if plain:
+        return plain[0]
+    choice = ClusterChoice(gpu=gpu.name, gpus_per_node=8, max_gpus=8)
+    return catalog.find_cluster(choice, place="cluster")

@@ -6,15 +6,15 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from minicluster.errors import NegativeAnswer
-from sizing.training.layout import TrainingLayout
+from sizing.training.job import TrainingLayout
 from sizing.training.memory import training_memory
 from sizing.training.step import training_step
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
-    from sizing.training.estimate import TrainingMachine
     from sizing.training.job import TrainingJob
+    from sizing.training.step import TrainingMachine
 
 FILL = 0.97
 """Share of the memory that CUDA reports which a chosen layout may take: the rest is for the
@@ -48,52 +48,48 @@ def settled(
     """
     Choose micro-batch and chunks of a layout where they are not given.
 
-    Of all that fit, the one of least memory among those at most `SLACK` slower than the fastest;
-    if none fits, one sequence at a time and one chunk.
-
-    Args:
-        job: what is trained.
-        layout: degrees.
-        machine: GPU and cluster.
-        micro_batch: given, or `None`.
-        interleave: given, or `None`.
-
+    If no choice fits, one sequence at a time and one chunk.
     """
     micros = MICRO_BATCHES if micro_batch is None else (micro_batch,)
-    chunks = range(1, job.model.num_layers // layout.pp + 2) if layout.pp > 1 else range(1, 2)
-    choices = [
-        replace(layout, micro_batch=b, interleave=v)
-        for b in micros
-        for v in (chunks if interleave is None else (interleave,))
-    ]
-    tried = trials(job, choices, machine)
-    if not tried:
+    found = _best(job, layout, machine, micros, interleave)
+    if found is None:
         return replace(layout, micro_batch=micros[0], interleave=interleave or 1)
-    fastest = min(each.step_s for each in tried)
-    near = [each for each in tried if each.step_s <= fastest * (1 + SLACK)]
-    return min(near, key=lambda each: (each.memory_bytes, each.step_s)).layout
+    return found.layout
 
 
-def trials(
-    job: TrainingJob, layouts: Iterable[TrainingLayout], machine: TrainingMachine
-) -> list[Trial]:
-    """Time those layouts that the job allows and that fit memory; even chunks first."""
+def _best(
+    job: TrainingJob,
+    layout: TrainingLayout,
+    machine: TrainingMachine,
+    micro_batches: Sequence[int] = MICRO_BATCHES,
+    interleave: int | None = None,
+) -> Trial | None:
+    """
+    Return the choice of micro-batch and chunks that takes least memory of the fastest ones.
+
+    Of all that the job allows and that fit memory, those at most `SLACK` slower than the fastest
+    are compared; `None`: none fits.
+    """
+    chunks = range(1, job.model.num_layers // layout.pp + 2) if layout.pp > 1 else range(1, 2)
     room = FILL * machine.gpu.require("hbm_bytes")
     tried: list[Trial] = []
-    seen: set[tuple[int, ...]] = set()
-    for layout in layouts:
-        if layout.refusal(job) is not None:
-            continue
-        # More chunks that make no stage shorter only fill the pipeline with empty ones.
-        chunk = -(-job.model.num_layers // (layout.pp * layout.interleave))
-        key = (layout.tp, layout.pp, layout.cp, layout.dp, layout.ep, layout.micro_batch, chunk)
-        needed = training_memory(job, layout).total
-        if key in seen or needed > room:
-            continue
-        seen.add(key)
-        seconds = training_step(job, layout, machine.gpu, machine).step_s
-        tried.append(Trial(layout=layout, step_s=seconds, memory_bytes=needed))
-    return tried
+    for micro_batch in micro_batches:
+        seen: set[int] = set()
+        for interleave_now in chunks if interleave is None else (interleave,):
+            choice = replace(layout, micro_batch=micro_batch, interleave=interleave_now)
+            if choice.refusal(job) is not None:
+                continue
+            # More chunks that make no stage shorter only fill the pipeline with empty ones.
+            chunk_layers = -(-job.model.num_layers // (layout.pp * interleave_now))
+            memory = training_memory(job, choice).total
+            if chunk_layers in seen or memory > room:
+                continue
+            seen.add(chunk_layers)
+            step_s = training_step(job, choice, machine).step_s
+            tried.append(Trial(layout=choice, step_s=step_s, memory_bytes=memory))
+    fastest = min((each.step_s for each in tried), default=0.0)
+    near = [each for each in tried if each.step_s <= fastest * (1 + SLACK)]
+    return min(near, key=lambda each: (each.memory_bytes, each.step_s), default=None)
 
 
 def search_layouts(
@@ -110,20 +106,14 @@ def search_layouts(
         job_of: what is trained in a layout: sharding may follow from it.
         gpus: all of them are used.
         machine: GPU and cluster.
-        top: how many to return.
-
-    Returns:
-        The fastest first; of equal ones the one with less memory.
+        top: how many to return, the fastest first; of equal ones the one with less memory.
 
     Raises:
         NegativeAnswer: no layout fits the job and the memory.
-
     """
-    found: list[Trial] = []
-    for degrees in _degrees(job_of(TrainingLayout(dp=gpus)), gpus, machine):
-        job = job_of(degrees)
-        layout = settled(job, degrees, machine, micro_batch=None, interleave=None)
-        found += trials(job, [layout], machine)
+    layouts = _degrees(job_of(TrainingLayout(dp=gpus)), gpus, machine)
+    tried = [_best(job_of(layout), layout, machine) for layout in layouts]
+    found = [trial for trial in tried if trial is not None]
     if not found:
         room = machine.gpu.require("hbm_bytes") * FILL / 1e9
         raise NegativeAnswer(

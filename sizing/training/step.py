@@ -5,19 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from minicluster.specs.cluster import ClusterSpec
+from minicluster.specs.gpu import GpuSpec
+from sizing.latency.collectives import exchange_s
 from sizing.latency.roofline import op_time
-from sizing.training.exchanges import TrainingLinks, exchanges
+from sizing.training.exchanges import exchanges
 from sizing.training.memory import STAGES, stage_parameters
 from sizing.training.passes import passes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from minicluster.specs.gpu import GpuSpec
     from sizing.latency.communication import Exchange
     from sizing.latency.op import Op
-    from sizing.training.job import TrainingJob
-    from sizing.training.layout import TrainingLayout
+    from sizing.training.job import TrainingJob, TrainingLayout
 
 OPTIMISER_PASSES = 38.0
 """Bytes per parameter: norm and zeroing of 32-bit gradients (4 + 4), Adam reads gradient, weight
@@ -26,6 +27,22 @@ BUSY_FRACTION = 0.95
 """Share of a step in which GPUs do what is modelled; the rest are gaps between kernels, waits for
 the slowest GPU, data. The geometric mean of modelled over published step times, one number for the
 21 rows of korthikanti, megatron and llama in tests/published/training.toml (2026-11-20)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingMachine:
+    """GPUs and the links between them."""
+
+    gpu: GpuSpec
+    cluster: ClusterSpec
+
+    def sent_s(self, sent: Iterable[Exchange]) -> float:
+        """Seconds of all runs of exchanges (eq. N1, N2, N5)."""
+        return sum(float(exchange_s(each, self.gpu, self.cluster)) * each.repeats for each in sent)
+
+    def computed_s(self, ops: Iterable[Op]) -> float:
+        """Seconds of ops, one after the other (eq. R1)."""
+        return float(sum(op_time(op, self.gpu).seconds for op in ops))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +76,7 @@ class TrainingStep:
 
 
 def training_step(
-    job: TrainingJob, layout: TrainingLayout, gpu: GpuSpec, links: TrainingLinks
+    job: TrainingJob, layout: TrainingLayout, machine: TrainingMachine
 ) -> TrainingStep:
     """
     Time one optimiser step.
@@ -73,15 +90,6 @@ def training_step(
     micro-batch (weights) and the backward pass of the last (gradients) with zero 2 and 3, and not
     at all below (eq. J9).
 
-    Args:
-        job: what is trained.
-        layout: how.
-        gpu: peaks and efficiencies.
-        links: seconds of exchanges between GPUs.
-
-    Returns:
-        Seconds and what they are made of; the parts add up to `step_s`.
-
     Raises:
         InputError: the layout does not fit the job, or the catalog lacks a number.
 
@@ -92,21 +100,20 @@ def training_step(
     Ignores:
         Stragglers and data loading beyond the one share `BUSY_FRACTION`, checkpoints
         (`effective_fraction`), exchanges that slow down kernels beside them.
-
     """
     refused = layout.refusal(job)
     if refused is not None:
         raise refused
-    times = _micro_batch(job, layout, gpu, links)
+    times = _micro_batch(job, layout, machine)
     n, v, stages = layout.micro_batches(job), layout.interleave, layout.pp
     layer = times.forward_s + times.backward_s + times.recompute_s + times.slices_s
     layers = layout.stage_layers(job)
-    last = layout.end_layers(job) * layer + times.head_s
+    last = layout.layers_of(job, "last") * layer + times.head_s
     slowest = max(layers * layer if stages > 1 else 0.0, last) + times.send_s
     everything = job.model.num_layers * layer + stages * times.send_s + times.head_s
     bubble = max(0.0, everything - slowest) / v
-    replica, exposed = _replica_s(job, layout, links, times)
-    optimiser = _optimiser_s(job, layout, gpu)
+    exposed = _exposed_s(job, layout, times)
+    optimiser = _optimiser_s(job, layout, machine.gpu)
     tensor = n * layers * times.slices_s
     modelled = n * slowest + bubble + exposed + optimiser
     return TrainingStep(
@@ -116,7 +123,7 @@ def training_step(
         tensor_s=tensor,
         stage_s=n * times.send_s,
         bubble_s=bubble,
-        replica_s=replica,
+        replica_s=times.weights_s + times.gradients_s,
         exposed_replica_s=exposed,
         optimiser_s=optimiser,
         gaps_s=modelled / BUSY_FRACTION - modelled,
@@ -125,7 +132,11 @@ def training_step(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _MicroBatch:
-    """Seconds of one micro-batch: per average layer, of the head, of the sends of a stage."""
+    """
+    Seconds of one micro-batch: per average layer, of the head, of the sends of a stage.
+
+    What replicas exchange, weights and gradients, is that of a whole step.
+    """
 
     forward_s: float
     backward_s: float
@@ -133,57 +144,46 @@ class _MicroBatch:
     slices_s: float
     head_s: float
     send_s: float
+    weights_s: float
+    gradients_s: float
 
 
-def _micro_batch(
-    job: TrainingJob, layout: TrainingLayout, gpu: GpuSpec, links: TrainingLinks
-) -> _MicroBatch:
+def _micro_batch(job: TrainingJob, layout: TrainingLayout, machine: TrainingMachine) -> _MicroBatch:
     layers = job.model.num_layers
     ops = passes(job, layout)
     sent = exchanges(job, layout)
     forward, backward, again = (
-        _seconds(each, gpu) for each in (ops.forward, ops.backward, ops.again(job.recompute))
+        machine.computed_s(each) for each in (ops.forward, ops.backward, ops.again(job.recompute))
     )
-    experts = _sent_s(sent.experts, links)
+    experts = machine.sent_s(sent.experts)
     if job.overlap_experts:
         experts = max(0.0, experts - forward - backward - again)
     return _MicroBatch(
         forward_s=forward / layers,
         backward_s=backward / layers,
         recompute_s=again / layers,
-        slices_s=(_sent_s(sent.slices, links) + experts) / layers,
-        head_s=_seconds(ops.head, gpu),
-        send_s=_sent_s(sent.stages, links),
+        slices_s=(machine.sent_s(sent.slices) + experts) / layers,
+        head_s=machine.computed_s(ops.head),
+        send_s=machine.sent_s(sent.stages),
+        weights_s=machine.sent_s(sent.weights),
+        gradients_s=machine.sent_s(sent.gradients),
     )
 
 
-def _sent_s(sent: Iterable[Exchange], links: TrainingLinks) -> float:
-    return sum(links.exchange_s(each) * each.repeats for each in sent)
-
-
-def _seconds(ops: Iterable[Op], gpu: GpuSpec) -> float:
-    return float(sum(op_time(op, gpu).seconds for op in ops))
-
-
-def _replica_s(
-    job: TrainingJob, layout: TrainingLayout, links: TrainingLinks, times: _MicroBatch
-) -> tuple[float, float]:
+def _exposed_s(job: TrainingJob, layout: TrainingLayout, times: _MicroBatch) -> float:
     """
-    Time what replicas exchange, and what of it is exposed.
+    Return what no compute hides of the exchanges over replicas.
 
         max(0, t_weights - L t_f) + max(0, t_gradients - L t_b), L layers of the stage
         (docs/model.md, eq. J9)
     """
-    sent = exchanges(job, layout)
-    weights, gradients = _sent_s(sent.weights, links), _sent_s(sent.gradients, links)
     if job.zero < 2:  # noqa: PLR2004  (stages of ZeRO)
-        return weights + gradients, weights + gradients
+        return times.weights_s + times.gradients_s
     layers = layout.stage_layers(job)
-    passes_s = layout.micro_batches(job) if job.zero == 3 else 1  # noqa: PLR2004
-    hidden = layers * times.forward_s * passes_s
-    again = layers * (times.backward_s + times.recompute_s)
-    exposed = max(0.0, weights - hidden) + max(0.0, gradients - again)
-    return weights + gradients, exposed
+    gathers = layout.micro_batches(job) if job.zero == 3 else 1  # noqa: PLR2004
+    forward = layers * times.forward_s * gathers
+    backward = layers * (times.backward_s + times.recompute_s)
+    return max(0.0, times.weights_s - forward) + max(0.0, times.gradients_s - backward)
 
 
 def _optimiser_s(job: TrainingJob, layout: TrainingLayout, gpu: GpuSpec) -> float:

@@ -25,7 +25,6 @@ from minicluster.stats.warmup import mser5_of_measured
 
 sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))
 from verdict_coverage import cell_of, measure
-from verdict_small import Queue, draw
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -103,11 +102,22 @@ def test_design_effect_closed_form(count: int, stays: float) -> None:
     assert np.mean(found) == pytest.approx((1 + stays) / (1 - stays), rel=0.2)
 
 
+def mean_in_service(rng: np.random.Generator, count: int, load: float) -> np.ndarray:
+    """Return how many requests are in service while each one is, where none waits; shape (n,)."""
+    due = np.cumsum(rng.exponential(size=count)) / load
+    service = rng.lognormal(-(0.3**2) / 2, 0.3, count)
+    times = np.concatenate([due, due + service])
+    order = np.argsort(times, kind="stable")
+    serving = np.cumsum(np.repeat([1.0, -1.0], count)[order])
+    at = np.empty(2 * count)
+    at[order] = np.concatenate([[0.0], np.cumsum(serving[:-1] * np.diff(times[order]))])
+    return np.asarray((at[count:] - at[:count]) / service)
+
+
 def test_what_lasts_as_long_as_a_request() -> None:
     """30 in service, each as slow as the number beside it: 40, where order one would see 87."""
-    queue = Queue(servers=0, load=30, service="0.3")
     found = [
-        design_effect(draw(np.random.default_rng(seed), queue, 2600)[1, 600:]).estimate
+        design_effect(mean_in_service(np.random.default_rng(seed), 2600, 30)[600:]).estimate
         for seed in range(40)
     ]
 

@@ -8,21 +8,18 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
-from minicluster.errors import InputError
 from minicluster.specs.fabric import KINDS
 from sizing import catalog
-from sizing.cli.app import app
 from sizing.network.bom import NetworkOrder, bill, tree
 from sizing.network.bom_as_built import built_bill
 from sizing.network.ecmp import Hashing, collisions
-from sizing.network.rail_only_study import study
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-PAPER = catalog.find_study("rail-only")
+    from tests.sizing.conftest import Sizing
+
 SUPERPOD = {
     256: [8, 4],
     512: [16, 8],
@@ -35,25 +32,13 @@ SUPERPOD = {
 """Leaf, spine, core switches of NVIDIA's DGX SuperPOD reference architecture, by GPUs."""
 
 
-def run(*arguments: str) -> tuple[int, str]:
-    """Run `sizing fabric`; return exit code of refusals and what it printed."""
-    result = CliRunner().invoke(app, ["fabric", *arguments])
-    if isinstance(result.exception, InputError):
-        return result.exception.exit_code, str(result.exception)
-    return result.exit_code, result.stdout
-
-
 @pytest.mark.parametrize("gpus", SUPERPOD)
 def test_superpod_counts(gpus: int) -> None:
-    """The tree has the published switches and cables, exactly."""
-    code, out = run("bom", "--gpus", str(gpus), "--hb-size", "8", "--radix", "64", "--json")
-    assert code == 0
-    found = json.loads(out)
-    assert found["switches_per_tier"] == SUPERPOD[gpus]
-    assert found["switches"] == sum(SUPERPOD[gpus])
-    assert found["tiers"] == len(SUPERPOD[gpus])
-    assert found["links"] == gpus * found["tiers"]
-    assert found["transceivers"] == 2 * found["links"]
+    found = bill(NetworkOrder(gpus=gpus, hb_size=8, radix=64, kind="clos"))
+    assert list(found.switches_per_tier) == SUPERPOD[gpus]
+    assert found.tiers == len(SUPERPOD[gpus])
+    assert found.links == gpus * found.tiers
+    assert found.endpoints_per_leaf == 32
 
 
 @pytest.mark.parametrize(
@@ -88,7 +73,6 @@ def test_rail_only_against_clos(
 
 @pytest.mark.parametrize("gpus", [16, 32, 64])
 def test_mini_clusters_save_nothing(gpus: int) -> None:
-    """One switch joins all rails: rail-only is the Clos, and the bill says so."""
     orders = [NetworkOrder(gpus=gpus, hb_size=8, radix=64, kind=kind) for kind in KINDS]
     assert {bill(order).switches for order in orders} == {1}
     rails = bill(orders[KINDS.index("rail-only")])
@@ -120,21 +104,22 @@ def test_bills_conserve_ports(kind: str, domains: int, hb_size: int, radix: int)
 
 @given(st.integers(1, 60_000), st.sampled_from((8, 32, 64, 128)))
 def test_trees_fit_their_switches(endpoints: int, radix: int) -> None:
-    """In no tier are more ports cabled than its switches have."""
     assume(endpoints <= 2 * (radix // 2) ** 3)
     found = tree(endpoints, radix)
-    for used, count in zip(found.ports_used, found.switches, strict=True):
-        assert used <= count * radix
+    up = [endpoints] * (len(found.switches) - 1) + [0]
+    for above, count in zip(up, found.switches, strict=True):
+        assert endpoints + above <= count * radix
 
 
 def test_options_of_the_bill() -> None:
-    """Copper saves transceivers, spares and power are counted, a saving stays a share."""
     plain = bill(NetworkOrder(gpus=1024, hb_size=8, radix=64, kind="clos"))
     copper = bill(NetworkOrder(gpus=1024, hb_size=8, radix=64, kind="clos", dac_tiers=1))
     assert copper.transceivers == plain.transceivers - 2 * 1024
     assert copper.copper_links == 1024
     spare = bill(NetworkOrder(gpus=1024, hb_size=8, radix=64, kind="rail-only", spares=1))
     assert spare.spare_switches == spare.trees == 8
+    noted = ["spare switches lie ready" in " ".join(found.notes) for found in (plain, spare)]
+    assert noted == [False, True]
     power = bill(
         NetworkOrder(
             gpus=1024, hb_size=8, radix=64, kind="clos", switch_port_power_w=10.0,
@@ -147,7 +132,7 @@ def test_options_of_the_bill() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--gpus", "16384", "--radix", "8"), "8 ports reach 128"),
+        (("--gpus", "16384", "--radix", "8"), "8 ports reach 128 (42 ports would do)"),
         (("--gpus", "64", "--radix", "1"), "2 ports or more"),
         (("--gpus", "100"), "whole HB domains"),
         (("--gpus", "0"), "positive"),
@@ -158,11 +143,10 @@ def test_options_of_the_bill() -> None:
         (("--preset", "nosuch"), "a cluster preset"),
     ],
 )
-def test_orders_that_cannot_be(arguments: tuple[str, ...], message: str) -> None:
-    """A clear line and exit code 2."""
-    code, out = run("bom", *arguments)
-    assert code == 2
-    assert message in out
+def test_orders_that_cannot_be(sizing: Sizing, arguments: tuple[str, ...], message: str) -> None:
+    done = sizing("fabric", "bom", *arguments)
+    assert done.code == 2
+    assert message in done.err
 
 
 def test_the_24k_cluster_as_built() -> None:
@@ -177,49 +161,14 @@ def test_the_24k_cluster_as_built() -> None:
     assert pod.oversubscription == 6
 
 
-def test_a_chassis_too_small(tmp_path: Path) -> None:
+def test_a_chassis_too_small(sizing: Sizing, tmp_path: Path) -> None:
     """A 7804R3 has 144 ports: too few for a cluster switch."""
     text = catalog.files("clusters")["roce-24k"].read_text(encoding="utf-8")
     file = tmp_path / "small.toml"
     file.write_text(text.replace("arista-7808r3", "arista-7804r3"), encoding="utf-8")
-    code, out = run("bom", "--preset", str(file))
-    assert code == 2
-    assert "144" in out
-
-
-def test_seed_claims_of_the_network() -> None:
-    """What the seed documents say of the networks, from our presets and functions."""
-    topologies = {name: catalog.find_network(name)[1] for name in ("talk-32k", "roce-24k")}
-    talk, roce = topologies["talk-32k"], topologies["roce-24k"]
-    assert talk.units(talk.index("rack")) == 2048
-    assert talk.tiers[talk.index("rack")].gpus // talk.tiers[0].gpus == 2
-    assert talk.tiers[0].bytes_per_s / talk.tiers[1].bytes_per_s == 9
-    pod = built_bill(catalog.clusters()["talk-32k"], catalog.switches()).details[1]
-    assert pod.switches_per_unit + pod.spares_per_unit == 18
-    assert [tier.gpus for tier in roce.tiers] == [8, 16, 3072, 24_576]
-    zone = roce.tiers[roce.index("zone")]
-    assert zone.bytes_per_s / zone.oversubscription == pytest.approx(7.14e9, rel=1e-3)
-    assert pods_of(16_384) == 6
-    assert catalog.find_network("gh200-256")[1].gpus == 128 * 256
-    assert catalog.switches()["minipack2"].bytes_per_s * 8 == 25.6e12
-    whole = study(PAPER)
-    assert whole.scale_ratio == pytest.approx(19.2)
-    assert 8 * whole.hb_bytes_per_s == pytest.approx(1.966e15, rel=1e-3)
-
-
-def pods_of(gpus: int) -> int:
-    """Return the pods of the 24K cluster that so many neighbours are in."""
-    _, found = catalog.find_network("roce-24k")
-    return found.spans(gpus)[found.index("zone")]
-
-
-def test_a_leaf_takes_the_same_gpus_with_it() -> None:
-    """A failed leaf switch disconnects as many GPUs with and without links between rails."""
-    lost = {
-        bill(NetworkOrder(gpus=32_768, hb_size=256, radix=64, kind=kind)).endpoints_per_leaf
-        for kind in KINDS
-    }
-    assert lost == {32}
+    done = sizing("fabric", "bom", "--preset", str(file))
+    assert done.code == 2
+    assert "144" in done.err
 
 
 def test_flows_even_out() -> None:
@@ -237,17 +186,38 @@ def test_flows_even_out() -> None:
     assert again == one
 
 
-def test_commands_print_tables() -> None:
-    """Each command has a table for people, and JSON that parses."""
-    for arguments in (
-        ("topology", "roce-24k"),
+@pytest.mark.parametrize(
+    "arguments",
+    [
         ("collective", "--group", "16", "--library", "nccl"),
         ("collective", "--check"),
-        ("bom", "--preset", "roce-24k"),
         ("bom", "--gpus", "64", "--kind", "rail-only"),
         ("ecmp", "--trials", "100"),
-    ):
-        assert run(*arguments)[0] == 0
-        code, out = run(*arguments, "--json")
-        assert code == 0
-        assert json.loads(out)
+    ],
+    ids=" ".join,
+)
+def test_commands_print_tables(sizing: Sizing, arguments: tuple[str, ...]) -> None:
+    assert sizing("fabric", *arguments).code == 0
+    done = sizing("fabric", *arguments, "--json")
+    assert done.code == 0
+    assert json.loads(done.out)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "basis"),
+    [
+        (("--group", "8"), "measured: nccl"),
+        (("--group", "7"), "formula"),
+        (("--group", "4", "--stride", "2"), "formula"),
+        (("--group", "8", "--pattern", "all-gather", "--bytes", "1e12"), "formula"),
+        (("--group", "1"), "formula"),
+    ],
+)
+def test_a_table_is_read_for_such_groups_only(
+    sizing: Sizing, arguments: tuple[str, ...], basis: str
+) -> None:
+    found = json.loads(
+        sizing("fabric", "collective", "--library", "nccl", *arguments, "--json").out
+    )
+    assert found["basis"] == basis
+    assert ("nccl" in found["libraries"]) == (basis != "formula")

@@ -31,7 +31,6 @@ LARGE = catalog.files("scenarios")["llama-3.1-70b-h100-2rps"]
 
 @cache
 def planned(*overrides: str, scenario: Path = SMALL) -> Plan:
-    """Plan a shipped scenario with overrides."""
     inputs = read_inputs(scenario, list(overrides), None)
     answer = search(inputs)
     assert isinstance(answer, Found)
@@ -58,23 +57,31 @@ def test_with_a_spare_the_loss_of_a_replica_breaks_nothing() -> None:
     assert spare.prediction == plain.prediction
     assert not all(each.holds for each in losses(plain, requests=4000, seed=0))
     assert all(each.holds for each in losses(spare, requests=4000, seed=0))
-    with pytest.raises(InputError, match="0 beside availability_fraction"):
-        planned("search.spare_replicas=1", "search.availability_fraction=0.999")
-
-
-def test_an_availability_needs_failures() -> None:
-    """No MTBF is made up: without one the key that says it is named."""
-    with pytest.raises(InputError, match="the failure rate of cluster"):
-        planned("search.availability_fraction=0.999")
-    with pytest.raises(InputError, match="repair_s"):
-        planned("cluster.gpu_mtbf_s=1.8e8")
 
 
 ZONES = ("cluster.preset=roce-24k", "cluster.max_gpus=64", "search.pools=split")
+SPARE = "search.spare_replicas=1"
+AVAILABLE = "search.availability_fraction=0.999"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ((SPARE, AVAILABLE), "0 beside availability_fraction"),
+        ((AVAILABLE,), "the failure rate of cluster"),
+        (("cluster.gpu_mtbf_s=1.8e8",), "repair_s"),
+        ((*ZONES, "cluster.pools_meet_in=region"), "one of"),
+        (("cluster.pools_meet_in=pod",), "no such key without"),
+    ],
+)
+def test_keys_that_contradict_or_lack_another_are_refused(
+    overrides: tuple[str, ...], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        planned(*overrides)
 
 
 def zoned(*overrides: str) -> Plan:
-    """Plan 70B in a network of zones."""
     return planned(*ZONES, *overrides, scenario=LARGE)
 
 
@@ -91,22 +98,20 @@ def test_pools_that_meet_further_out_pull_longer() -> None:
 
 
 def test_tp_beyond_the_domain_costs_milliseconds() -> None:
-    """Every pool shows what TP over two domains would wait for the network."""
     wide = crossing(zoned()).wide
     assert [each.role for each in wide] == ["prefill", "decode"]
+    assert wide[0].now_s > 2 * wide[1].now_s  # a prompt, and one token of a batch
     for each in wide:
         assert each.tp == 16
         assert 1e-3 < each.beyond_s < each.step_s
 
 
 def test_one_domain_crosses_nothing() -> None:
-    """A cluster of one node has no network to cross."""
     alone = crossing(planned("cluster.max_gpus=8", "workload.requests_per_s=0.2"))
     assert (alone.transfers, alone.wide) == ((), ())
 
 
 def test_placing_prints_what_crossing_costs(tmp_path: Path) -> None:
-    """`sizing place` shows both as text and as data."""
     file = tmp_path / "plan.json"
     file.write_text(to_json(zoned("cluster.pools_meet_in=zone")))
     told = CliRunner().invoke(app, ["place", str(file)])
@@ -114,14 +119,6 @@ def test_placing_prints_what_crossing_costs(tmp_path: Path) -> None:
     assert "for leaving the HB domain" in told.stdout
     found = json.loads(CliRunner().invoke(app, ["place", str(file), "--json"]).stdout)
     assert [each["tier"] for each in found["crossing"]["transfers"]] == ["rack", "pod", "zone"]
-
-
-def test_pools_meet_in_a_tier_that_there_is() -> None:
-    """An unknown tier, or tiers that a preset does not have, are refused."""
-    with pytest.raises(InputError, match="one of"):
-        zoned("cluster.pools_meet_in=region")
-    with pytest.raises(InputError, match="no such key without"):
-        planned("cluster.pools_meet_in=pod")
 
 
 def test_planning_on_tiers_prints_what_crossing_costs() -> None:

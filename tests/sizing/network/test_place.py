@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -19,7 +18,8 @@ from sizing import catalog
 from sizing.network.gpu_groups import PoolRequest
 from sizing.network.pools import PoolPlan, PoolRules, place_pools
 from sizing.network.ranks import Degrees, RankRules, place_ranks
-from sizing.network.topology_units import TopologyUnit, unit_tree
+from sizing.network.topology_units import unit_tree
+from tests.sizing.sites import site
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,19 +31,9 @@ PRICES = (1.0, 4.0, 8.0, 20.0)
 
 
 def preset(name: str) -> tuple[Inventory, tuple[float, ...]]:
-    """Return the nodes of a preset and the oversubscription of its tiers."""
     cluster = catalog.clusters()[name]
     topology = topology_of(cluster, catalog.find_gpu(cluster.gpu))
     return inventory_of(topology), tuple(tier.oversubscription for tier in topology.tiers)
-
-
-def site(domains: list[int], per_rack: int = 2) -> Inventory:
-    """Return nodes with the given GPUs, an HB domain each, some to a rack."""
-    nodes = tuple(
-        Node(name=f"n{i}", gpus=gpus, units={"hb": f"h{i}", "rack": f"r{i // per_rack}"})
-        for i, gpus in enumerate(domains)
-    )
-    return Inventory(nodes=nodes, tiers=("hb", "rack", "pod"))
 
 
 def test_a_job_of_16384_on_the_24k_cluster() -> None:
@@ -62,21 +52,8 @@ def test_a_job_of_16384_on_the_24k_cluster() -> None:
     assert len(set(found.ranks)) == 16_384
 
 
-def test_random_order_cuts_what_the_estimate_says() -> None:
-    """Shuffled replicas cross pods as often as the closed form."""
-    inventory, _ = preset("roce-24k")
-    found = place_ranks(Degrees(tp=8, pp=16, dp=128), unit_tree(inventory), inventory.tiers)
-    unit = {node.name: node.units["pod"] for node in inventory.nodes}
-    pods = np.array([unit[found.ranks[i * 128][0]] for i in range(128)])
-    rng = np.random.default_rng(7)
-    cut = [np.mean((order := rng.permutation(pods)) != np.roll(order, 1)) for _ in range(400)]
-
-    assert np.mean(cut) == pytest.approx(found.cuts[-1].random_fraction, abs=0.01)
-
-
 @st.composite
 def sites(draw: st.DrawFn) -> Inventory:
-    """Draw small sites with holes."""
     return site([4, *draw(st.lists(st.sampled_from([2, 4, 8]), min_size=1, max_size=4))])
 
 
@@ -125,7 +102,6 @@ def test_pools_are_placed_as_well_as_any_enumeration(
 def pooled(
     inventory: Inventory, counts: tuple[int, int], widths: tuple[int, int], **rules: object
 ) -> PoolPlan:
-    """Place prefill and decode replicas at made-up prices."""
     requests = [
         PoolRequest(role=role, replicas=n, tp=width)
         for role, n, width in zip(("prefill", "decode"), counts, widths, strict=True)
@@ -142,7 +118,6 @@ def pooled(
 def enumerated(
     inventory: Inventory, counts: tuple[int, int], widths: tuple[int, int]
 ) -> float | None:
-    """Return the least cost over every assignment of replicas to domains."""
     free = [node.gpus for node in inventory.nodes]
     racks = [node.units["rack"] for node in inventory.nodes]
     best = None
@@ -162,26 +137,26 @@ def enumerated(
     return best
 
 
-def test_plan_of_64_gpus_is_proved_optimal_on_every_preset() -> None:
-    """8 prefill replicas of TP4 and 4 decode replicas of TP8: cost equals the bound."""
-    for name in ("dgx-h100", "roce-24k", "gb200-nvl72", "talk-32k"):
-        found = pooled(preset(name)[0], (8, 4), (4, 8))
-        assert found.optimal, name
-        assert found.method == "exact"
+@pytest.mark.parametrize("name", ["dgx-h100", "roce-24k", "gb200-nvl72", "talk-32k"])
+def test_plan_of_64_gpus_is_proved_optimal_on_every_preset(name: str) -> None:
+    found = pooled(preset(name)[0], (8, 4), (4, 8))
+    assert (found.optimal, found.method) == (True, "exact")
 
 
-def test_local_search_keeps_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beyond the limit of work, cost stays between the exact one and the bound below it."""
-    exact = pooled(preset("roce-24k")[0], (24, 12), (4, 8))
+@pytest.mark.parametrize("counts", [(3, 2), (6, 2)])
+def test_local_search_exchanges_replicas_while_pairs_get_nearer(
+    monkeypatch: pytest.MonkeyPatch, counts: tuple[int, int]
+) -> None:
+    """Leaves filled in the order of the tree are farther apart here; exchanges reach the least."""
+    exact = pooled(site([4, 8, 2, 4, 8]), counts, (2, 4))
     monkeypatch.setattr("sizing.network.pools.WORK_LIMIT", 0)
-    found = pooled(preset("roce-24k")[0], (24, 12), (4, 8))
+    found = pooled(site([4, 8, 2, 4, 8]), counts, (2, 4))
 
-    assert found.method == "search"
-    assert found.bound <= exact.cost <= found.cost
+    assert (exact.method, found.method) == ("exact", "search")
+    assert found.cost == exact.cost
 
 
 def test_spread_over_racks_is_kept_or_said_to_be_impossible() -> None:
-    """Each role goes to two racks where there is room; else one line says so."""
     found = pooled(site([8, 8, 8, 8]), (2, 2), (4, 4), spread_tier=1, spread_least=2)
     assert {role: units["rack"] for role, units in found.spread.items()} == {
         "prefill": 2,
@@ -194,20 +169,26 @@ def test_spread_over_racks_is_kept_or_said_to_be_impossible() -> None:
 
 
 def test_pairs_within_a_rack_are_hard() -> None:
-    """Prefill and decode stay in one rack, or the answer is no with the GPUs that lack."""
     found = pooled(site([8, 8, 8, 8]), (2, 1), (4, 8), pairs_within=1)
     assert found.meeting_fraction["pod"] == 0
     with pytest.raises(NegativeAnswer, match=r"24 GPUs, 16 are free: 8 too few.*within one rack"):
         pooled(site([8, 8, 8, 8]), (2, 2), (4, 8), pairs_within=1)
 
 
-def test_narrow_groups_stride_over_the_rails() -> None:
-    """TP4 beside TP8: half of the bytes stay on a rail, the most that one NIC a rank allows."""
-    assert pooled(site([8, 8, 8, 8]), (2, 1), (4, 8)).rail_aligned_fraction == 0.5
+@pytest.mark.parametrize(
+    ("domains", "widths", "share"),
+    [
+        ([8, 8, 8, 8], (4, 8), 0.5),  # the most that one NIC a rank allows
+        ([8, 8], (4, 4), 1.0),  # the pair that crosses the network meets on its rails
+    ],
+)
+def test_narrow_groups_stride_over_the_rails(
+    domains: list[int], widths: tuple[int, int], share: float
+) -> None:
+    assert pooled(site(domains), (2, 1), widths).rail_aligned_fraction == share
 
 
 def test_spares_are_kept_free() -> None:
-    """One node of each rack stays free; nodes that are down or spare have no room."""
     inventory = site([8] * 4)
     root = unit_tree(inventory, spare_nodes=1, spare_tier="rack")
     assert root.free == 16
@@ -217,56 +198,72 @@ def test_spares_are_kept_free() -> None:
         unit_tree(inventory, spare_nodes=3, spare_tier="rack")
 
 
-def test_refusals_say_how_many_and_why() -> None:
-    """TP beyond a domain needs permission; jobs that do not fit say by how many GPUs."""
-    inventory = site([8, 8])
-    with pytest.raises(InputError, match="--allow-tp-straddle"):
-        place_ranks(Degrees(tp=16), unit_tree(inventory), inventory.tiers)
-    wide = place_ranks(
-        Degrees(tp=16), unit_tree(inventory), inventory.tiers, RankRules(straddle=True)
-    )
-    assert "straddles 2" in wide.warnings[0]
-    with pytest.raises(NegativeAnswer, match="8 GPUs too few"):
-        place_ranks(Degrees(tp=8, dp=3), unit_tree(inventory), inventory.tiers)
-    with pytest.raises(NegativeAnswer, match=r"8 too few \(constraint: replica within hb\)"):
+@pytest.mark.parametrize(
+    ("degrees", "rules", "message"),
+    [
+        ({"tp": 16}, {}, "--allow-tp-straddle"),
+        ({"tp": 12}, {"straddle": True}, "a multiple of the 8 GPUs of one hb"),
+        ({"tp": 8, "dp": 3}, {}, "8 GPUs too few"),
+        ({"tp": 8, "pp": 3}, {}, "needs 24 GPUs, 16 are free: 8 too few"),
+        ({"tp": 8, "pp": 2}, {"replica_within": 0}, r"8 too few \(constraint: replica within hb"),
+    ],
+)
+def test_refusals_say_how_many_and_why(
+    degrees: dict[str, int], rules: dict[str, Any], message: str
+) -> None:
+    with pytest.raises((InputError, NegativeAnswer), match=message):
         place_ranks(
-            Degrees(tp=8, pp=2), unit_tree(inventory), inventory.tiers, RankRules(replica_within=0)
+            Degrees(**degrees), unit_tree(site([8, 8])), ("hb", "rack", "pod"), RankRules(**rules)
         )
-    with pytest.raises(InputError, match="prefill tp"):
-        pooled(inventory, (1, 1), (16, 1))
 
 
-@pytest.fixture
-def run(sizing: Sizing) -> Sizing:
-    """Return `sizing place`."""
-    return partial(sizing, "place")
+@pytest.mark.parametrize(
+    ("widths", "rules", "message"),
+    [
+        ((16, 1), {}, "prefill tp"),
+        ((16, 8), {"straddle": True}, "need 24 GPUs, 16 are free: 8 too few"),
+        (
+            (8, 16),
+            {"straddle": True, "replica_within": 0},
+            "a decode replica .* does not fit one hb",
+        ),
+    ],
+)
+def test_pools_that_do_not_fit_are_refused(
+    widths: tuple[int, int], rules: dict[str, Any], message: str
+) -> None:
+    with pytest.raises((InputError, NegativeAnswer), match=message):
+        pooled(site([8, 8]), (1, 1), widths, **rules)
 
 
-def test_command(run: Sizing, tmp_path: Path) -> None:
-    """The promised figures in JSON; bad inventories and jobs end with 2 and 3."""
-    done = run("--cluster", "roce-24k", "--tp", "8", "--pp", "16", "--dp", "128", "--json")
+def test_tp_that_may_straddle_takes_whole_domains() -> None:
+    root = unit_tree(site([8, 8, 8]))
+    wide = place_ranks(Degrees(tp=16), root, ("hb", "rack", "pod"), RankRules(straddle=True))
+    assert "straddles 2 hb units" in wide.warnings[0]
+    found = pooled(site([8, 8, 8]), (1, 1), (16, 8), straddle=True)
+    assert "prefill: TP16 straddles 2 units" in found.warnings[0]
+    assert [len(group.gpus) for group in found.groups] == [16, 8]
+
+
+def test_command(sizing: Sizing, tmp_path: Path) -> None:
+    done = sizing(
+        "place", "--cluster", "roce-24k", "--tp", "8", "--pp", "16", "--dp", "128", "--json"
+    )
     found = json.loads(done.out)
     assert done.code == 0, done.err
     pod = next(cut for cut in found["cuts"] if cut["tier"] == "pod")
     assert (pod["units"], pod["ring_edges"], pod["bound"], found["optimal"]) == (6, 6, 6, True)
-    too_many = run("--cluster", "dgx-h100", "--tp", "8", "--dp", "64")
-    assert too_many.code == 3
-    assert "256 GPUs too few" in too_many.err
     twice = tmp_path / "nodes.toml"
     twice.write_text('[[nodes]]\nname = "a"\ngpus = 8\nunits = {hb = "h"}\n' * 2)
-    bad = run("--cluster", "dgx-h100", "--inventory", str(twice), "--tp", "8")
-    assert bad.code == 2
-    assert "a name of its own" in bad.err
-    straddling = run("--cluster", "dgx-h100", "--tp", "16")
-    assert straddling.code == 2
-    ranks = run("--cluster", "dgx-h100", "--tp", "8", "--dp", "2", "--emit", "ranks")
+    for arguments, code, message in (
+        (("--dp", "64"), 3, "256 GPUs too few"),
+        (("--inventory", str(twice)), 2, "a name of its own"),
+        (("--emit", "yaml"), 2, "one of ray, kueue"),
+    ):
+        refused = sizing("place", "--cluster", "dgx-h100", "--tp", "8", *arguments)
+        assert (refused.code, message in refused.err) == (code, True), refused.err
+    ranks = sizing("place", "--cluster", "dgx-h100", "--tp", "8", "--dp", "2", "--emit", "ranks")
     assert len(ranks.out.splitlines()) == 17
-
-
-def test_rooms_count_atoms() -> None:
-    """Groups fit inside domains only."""
-    root: TopologyUnit = unit_tree(site([8, 4, 2]))
-    assert (root.free, root.atoms(4), root.atoms(8)) == (14, 3, 1)
 
 
 @settings(max_examples=25)
@@ -293,11 +290,10 @@ def test_local_search_never_beats_the_exact_one(
 def test_alignment_moves_no_group_out_of_its_domain(
     inventory: Inventory, counts: tuple[int, int]
 ) -> None:
-    """Groups keep their domain, no GPU is used twice, and the cost stays the exact one."""
     try:
         found = pooled(inventory, counts, (2, 4))
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("sizing.network.rails.MOST_GROUPS", 0)
+            patch.setattr("sizing.network.gpu_groups.MOST_GROUPS", 0)
             packed_only = pooled(inventory, counts, (2, 4))
     except NegativeAnswer:
         return
@@ -307,12 +303,6 @@ def test_alignment_moves_no_group_out_of_its_domain(
     assert len(set(used)) == len(used)
     for here, there in zip(found.groups, packed_only.groups, strict=True):
         assert {node for node, _ in here.gpus} == {node for node, _ in there.gpus}
-
-
-def test_pairs_of_two_nodes_are_rail_aligned() -> None:
-    """Two halves of two nodes: the pair that crosses the network meets on its rails."""
-    found = pooled(site([8, 8]), (2, 1), (4, 4))
-    assert found.rail_aligned_fraction == 1
 
 
 @settings(max_examples=25)

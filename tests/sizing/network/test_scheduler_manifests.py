@@ -10,45 +10,34 @@ from minicluster.specs.topology import Inventory, Node
 from sizing.network import scheduler_manifests
 from sizing.network.gpu_groups import GpuGroup, PoolRequest
 from sizing.network.pools import PoolRules, place_pools
-from sizing.network.ranks import Degrees, RankPlan, place_ranks
+from sizing.network.ranks import Degrees, place_ranks
 from sizing.network.topology_units import unit_tree
+from tests.sizing.sites import site
+
+Groups = tuple[GpuGroup, ...]
 
 NAME = re.compile(r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$")
 LABEL = re.compile(r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$")
 """Names and label keys as the CRDs of Volcano (2026-08) and Kueue (v1beta2, 2026-08) take them."""
 
 
-def site(domains: list[int], per_rack: int = 2) -> Inventory:
-    """Return nodes with the given GPUs, an HB domain each, some to a rack."""
-    nodes = tuple(
-        Node(name=f"n{i}", gpus=gpus, units={"hb": f"h{i}", "rack": f"R_{i // per_rack}"})
-        for i, gpus in enumerate(domains)
-    )
-    return Inventory(nodes=nodes, tiers=("hb", "rack", "pod"))
-
-
-def groups(inventory: Inventory, prefill: PoolRequest, decode: PoolRequest) -> tuple[GpuGroup, ...]:
-    """Place two pools."""
+def placed(inventory: Inventory, prefill: tuple[int, int, int], pp: int = 1) -> Groups:
+    """Place prefill of so many replicas, TP and stages beside one decode replica of TP8."""
+    replicas, tp, stages = prefill
+    requests = [
+        PoolRequest(role="prefill", replicas=replicas, tp=tp, pp=stages),
+        PoolRequest(role="decode", replicas=1, tp=8, pp=pp),
+    ]
     rules = PoolRules(seconds_per_byte=(1.0, 4.0, 8.0), pair_bytes_per_s=1.0)
-    return place_pools([prefill, decode], unit_tree(inventory), inventory.tiers, rules).groups
+    return place_pools(requests, unit_tree(inventory), inventory.tiers, rules).groups
 
 
-def narrow(inventory: Inventory) -> tuple[GpuGroup, ...]:
-    """Place two prefill replicas of 4 and one decode replica of 8."""
-    return groups(
-        inventory,
-        PoolRequest(role="prefill", replicas=2, tp=4),
-        PoolRequest(role="decode", replicas=1, tp=8),
-    )
+def narrow(inventory: Inventory) -> Groups:
+    return placed(inventory, (2, 4, 1))
 
 
-def wide(inventory: Inventory) -> tuple[GpuGroup, ...]:
-    """Place replicas of two nodes each."""
-    return groups(
-        inventory,
-        PoolRequest(role="prefill", replicas=1, tp=8, pp=2),
-        PoolRequest(role="decode", replicas=1, tp=8, pp=2),
-    )
+def wide(inventory: Inventory) -> Groups:
+    return placed(inventory, (1, 8, 2), pp=2)
 
 
 def test_ray_bundles_hold_all_gpus() -> None:
@@ -69,8 +58,8 @@ def test_ray_bundles_hold_all_gpus() -> None:
 def test_volcano_objects_keep_to_their_schema() -> None:
     """HyperNodes of every unit used, members of the tier below; one policy a role."""
     inventory = site([8] * 4)
-    for placed, tier, pods in ((narrow(inventory), 1, 1), (wide(inventory), 2, 2)):
-        made = scheduler_manifests.volcano(inventory, placed)
+    for own, tier, pods in ((narrow(inventory), 1, 1), (wide(inventory), 2, 2)):
+        made = scheduler_manifests.volcano(inventory, own)
         known: set[str] = {node.name for node in inventory.nodes}
         for node in made["hyperNodes"]:
             assert set(node) == {"apiVersion", "kind", "metadata", "spec"}
@@ -88,7 +77,6 @@ def test_volcano_objects_keep_to_their_schema() -> None:
 
 
 def check_pod_group(group: dict[str, Any], tier: int, pods: int) -> None:
-    """Compare with the CRD's keys; replicas stay in the tier that holds them."""
     assert (group["apiVersion"], group["kind"]) == ("scheduling.volcano.sh/v1beta1", "PodGroup")
     policies = group["spec"]["subGroupPolicy"]
     assert set(group["spec"]) == {"minMember", "subGroupPolicy"}
@@ -106,8 +94,8 @@ def check_pod_group(group: dict[str, Any], tier: int, pods: int) -> None:
 def test_kueue_objects_keep_to_their_schema() -> None:
     """Levels from the outside in, unique, hosts last; slices as wide as a replica."""
     inventory = site([8] * 4)
-    for placed, level, pods in ((narrow(inventory), "hb", 1), (wide(inventory), "rack", 2)):
-        made = scheduler_manifests.kueue(inventory, placed)
+    for own, level, pods in ((narrow(inventory), "hb", 1), (wide(inventory), "rack", 2)):
+        made = scheduler_manifests.kueue(inventory, own)
         levels = [each["nodeLabel"] for each in made["spec"]["levels"]]
         assert made["apiVersion"] == "kueue.x-k8s.io/v1beta2"
         assert len(set(levels)) == len(levels) <= 16
@@ -136,22 +124,17 @@ def test_slurm_topology_nests() -> None:
 
 
 def test_units_of_two_tiers_with_one_name_are_two_switches() -> None:
-    """A rack `a` in a pod `a` are not one switch."""
     node = Node(name="n0", gpus=8, units={"hb": "a", "rack": "a", "pod": "a"})
     inventory = Inventory(nodes=(node,), tiers=("hb", "rack", "pod"))
     named = re.findall(r"switch: (\S+)", scheduler_manifests.slurm(inventory))
     assert named == ["hb-a", "rack-a", "pod-a"]
 
 
-def placed_job() -> RankPlan:
-    """Place a small job."""
-    inventory = site([8, 8, 8, 8])
-    return place_ranks(Degrees(tp=4, pp=2, dp=3), unit_tree(inventory), inventory.tiers)
-
-
 def test_rank_file_has_every_rank() -> None:
     """Ranks count tensor slices first, replicas last."""
-    head, *lines = scheduler_manifests.rank_file(placed_job()).splitlines()
+    inventory = site([8, 8, 8, 8])
+    job = place_ranks(Degrees(tp=4, pp=2, dp=3), unit_tree(inventory), inventory.tiers)
+    head, *lines = scheduler_manifests.rank_file(job).splitlines()
 
     assert head == "rank node gpu tp cp pp dp"
     assert [line.split()[0] for line in lines] == [str(rank) for rank in range(24)]

@@ -12,24 +12,41 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minicluster.errors import InputError
-from sizing.training.closed_forms import scale_factor, training_s, weight_set_bytes
-from sizing.training.estimate import TrainingMachine, estimate
-from sizing.training.flops import step_flops, training_flops
-from sizing.training.layout import TrainingLayout
+from sizing.training.estimate import Interruptions, estimate
 from sizing.training.memory import (
     layer_activation_bytes,
     stage_parameters,
     trained_parameters,
     training_memory,
 )
+from sizing.training.passes import step_flops
 from sizing.training.request import TrainingRequest
 from sizing.training.search import search_layouts
-from sizing.training.step import training_step
+from sizing.training.step import TrainingStep, training_step
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from sizing.training.job import TrainingJob, TrainingLayout
     from tests.sizing.conftest import Sizing
+
+LAYOUTS = st.sampled_from([(1, 1), (2, 1), (4, 2), (8, 4), (2, 8)])
+"""Slices and stages."""
+
+
+def request(**keys: object) -> TrainingRequest:
+    shape = {"layers": 8, "hidden": 1024, "heads": 16, "kv_heads": 8, "ffn": 2816, "vocab": 32_000}
+    base = {"seq": 1024, "batch": 64, "gpu": "h100"} | ({} if "model" in keys else shape)
+    return TrainingRequest(**{**base, **keys})
+
+
+def run_of(**keys: object) -> tuple[TrainingJob, TrainingLayout]:
+    asked = request(**keys)
+    return asked.job(asked.layout()), asked.layout()
+
+
+def step_of(**keys: object) -> TrainingStep:
+    return training_step(*run_of(**keys), request(**keys).machine())
 
 
 @pytest.mark.parametrize(
@@ -46,43 +63,29 @@ def test_kept_activations(hidden: int, heads: int, shares: tuple[float, ...]) ->
     for sliced, recompute in (
         (False, "none"), (True, "none"), (False, "selective"), (True, "selective"), (False, "full")
     ):  # fmt: skip
-        asked = request(hidden=hidden, heads=heads, kv_heads=heads, ffn=4 * hidden, seq=2048,
-                        tp=8, dp=1, gpu="a100", sequence_parallel=sliced,
-                        recompute=recompute)  # fmt: skip
-        layout = asked.layout()
-        kept.append(layer_activation_bytes(asked.job(layout), layout))
+        run = run_of(hidden=hidden, heads=heads, kv_heads=heads, ffn=4 * hidden, seq=2048, tp=8,
+                     dp=1, gpu="a100", sequence_parallel=sliced, recompute=recompute)  # fmt: skip
+        kept.append(layer_activation_bytes(*run))
     assert [100 * each / kept[0] for each in kept[1:]] == pytest.approx(shares, abs=0.2)
 
 
 def test_published_layout_ranks_among_the_best() -> None:
     """The layout that Llama 3 was trained in is among the ten fastest of all there are."""
-    request = TrainingRequest(model="llama-3.1-405b", seq=8192, batch=2048, gpu="h100", gpus=16_384)
-    ranked = search_layouts(request.job, 16_384, request.machine(), top=10)
+    asked = request(model="llama-3.1-405b", seq=8192, batch=2048, gpus=16_384)
+    ranked = search_layouts(asked.job, 16_384, asked.machine(), top=10)
 
     found = [(t.layout.tp, t.layout.cp, t.layout.pp, t.layout.dp) for t in ranked]
     assert (8, 1, 16, 128) in found
     assert [t.step_s for t in ranked] == sorted(t.step_s for t in ranked)
 
 
-LAYOUTS = st.sampled_from([(1, 1), (2, 1), (4, 2), (8, 4), (2, 8)])
-
-
-def request(**keys: object) -> TrainingRequest:
-    """Make a request for a model of 8 layers."""
-    base = {"layers": 8, "hidden": 1024, "heads": 16, "kv_heads": 8, "ffn": 2816, "vocab": 32_000,
-            "seq": 1024, "batch": 64, "gpu": "h100"}  # fmt: skip
-    return TrainingRequest(**{**base, **keys})
-
-
 @given(degrees=LAYOUTS, zero=st.integers(0, 3), dp=st.sampled_from([1, 2, 4, 8]))
 def test_sharding_conserves_memory(degrees: tuple[int, int], zero: int, dp: int) -> None:
     """Slices add up to the model, and what ZeRO shards is divided by the replicas."""
     tp, pp = degrees
-    asked = request(tp=tp, pp=pp, dp=dp, zero=zero, micro_batch=1, interleave=1)
-    layout = asked.layout()
-    job = asked.job(layout)
-    found = estimate(job, layout, asked.machine()).memory
-    whole = estimate(replace(job, zero=0), layout, asked.machine()).memory
+    job, layout = run_of(tp=tp, pp=pp, dp=dp, zero=zero, micro_batch=1, interleave=1)
+    found = training_memory(job, layout)
+    whole = training_memory(replace(job, zero=0), layout)
     stages = [stage_parameters(job, layout)]
     if pp > 1:
         stages += [stage_parameters(job, layout, "second")] * (pp - 2)
@@ -102,18 +105,15 @@ def test_sharding_conserves_memory(degrees: tuple[int, int], zero: int, dp: int)
 
 @given(family=st.sampled_from(["gpt", "llama"]), degrees=LAYOUTS)
 def test_recompute_trades_memory_for_flops(family: str, degrees: tuple[int, int]) -> None:
-    """More recompute keeps fewer bytes, and runs again exactly what it does not keep."""
     tp, pp = degrees
     flops, kept, seconds = [], [], []
     for recompute in ("none", "selective", "full"):
-        asked = request(tp=tp, pp=pp, dp=1, family=family, recompute=recompute,
-                        attention="materialised", sequence_parallel=True)  # fmt: skip
-        layout = asked.layout()
-        job = asked.job(layout)
+        keys = {"tp": tp, "pp": pp, "dp": 1, "family": family, "recompute": recompute,
+                "attention": "materialised", "sequence_parallel": True}  # fmt: skip
+        job, layout = run_of(**keys)
         flops.append(step_flops(job))
         kept.append(layer_activation_bytes(job, layout))
-        machine = asked.machine()
-        seconds.append(training_step(job, layout, machine.gpu, machine).step_s)
+        seconds.append(step_of(**keys).step_s)
 
     assert kept[0] > kept[1]
     assert [f.recompute for f in flops[:2]] == [0, flops[1].core]
@@ -126,24 +126,18 @@ def test_recompute_trades_memory_for_flops(family: str, degrees: tuple[int, int]
 def test_more_gpus_are_never_slower(degrees: tuple[int, int], log_dp: int, zero: int) -> None:
     """Twice the replicas, same batch: a step takes no longer, and scales at most linearly."""
     tp, pp = degrees
-    steps = []
-    for dp in (2**log_dp, 2 ** (log_dp + 1)):
-        asked = request(tp=tp, pp=pp, dp=dp, zero=zero, micro_batch=1, interleave=1,
-                        seq=8192, hidden=4096, ffn=11_008)  # fmt: skip
-        layout = asked.layout()
-        machine = asked.machine()
-        steps.append(training_step(asked.job(layout), layout, machine.gpu, machine).step_s)
+    steps = [
+        step_of(tp=tp, pp=pp, dp=dp, zero=zero, micro_batch=1, interleave=1, seq=8192,
+                hidden=4096, ffn=11_008).step_s
+        for dp in (2**log_dp, 2 ** (log_dp + 1))
+    ]  # fmt: skip
 
     assert steps[1] <= steps[0] * (1 + 1e-9)
     assert steps[1] >= steps[0] / 2 * (1 - 1e-9)
 
 
 def test_parts_add_up_to_the_step() -> None:
-    """What is not hidden adds up."""
-    asked = request(tp=2, pp=4, dp=4, recompute="full", interleave=2)
-    layout = asked.layout()
-    machine = asked.machine()
-    step = training_step(asked.job(layout), layout, machine.gpu, machine)
+    step = step_of(tp=2, pp=4, dp=4, recompute="full", interleave=2)
     parts = (step.compute_s, step.tensor_s, step.stage_s, step.bubble_s, step.exposed_replica_s,
              step.optimiser_s, step.gaps_s)  # fmt: skip
 
@@ -152,13 +146,11 @@ def test_parts_add_up_to_the_step() -> None:
 
 def test_fsdp_hides_what_plain_replicas_expose() -> None:
     """The same bytes over replicas are exposed without ZeRO 2 and mostly hidden with it."""
-    steps = []
-    for zero in (1, 2):
-        asked = request(dp=16, zero=zero, hidden=4096, ffn=11_008, layers=32, seq=8192)
-        layout = asked.layout()
-        machine = asked.machine()
-        steps.append(training_step(asked.job(layout), layout, machine.gpu, machine))
+    steps = [
+        step_of(dp=16, zero=zero, hidden=4096, ffn=11_008, layers=32, seq=8192) for zero in (1, 2)
+    ]
 
+    assert steps[0].tensor_s == steps[0].stage_s == steps[0].bubble_s == 0
     assert steps[0].replica_s == pytest.approx(steps[1].replica_s)
     assert steps[0].exposed_replica_s == steps[0].replica_s
     assert steps[1].exposed_replica_s < steps[1].replica_s / 2
@@ -166,29 +158,14 @@ def test_fsdp_hides_what_plain_replicas_expose() -> None:
 
 def test_experts_are_counted_once_and_slice_evenly() -> None:
     """A mixture's FLOPs are those of the experts visited; EP divides the experts' weights."""
-    base = {"model": "mixtral-8x7b", "seq": 4096, "batch": 64, "gpu": "h100", "gpus": 64, "pp": 1}
-    one, eight = (TrainingRequest(**base, tp=2, ep=ep, zero=0) for ep in (1, 8))
-    jobs = [asked.job(asked.layout()) for asked in (one, eight)]
-    weights = [stage_parameters(job, a.layout()) for job, a in zip(jobs, (one, eight), strict=True)]
+    base = {"model": "mixtral-8x7b", "seq": 4096, "gpus": 64, "tp": 2, "zero": 0}
+    one, eight = (run_of(**base, ep=ep) for ep in (1, 8))
 
-    assert step_flops(jobs[0]).model == step_flops(jobs[1]).model
-    assert step_flops(jobs[0]).model == pytest.approx(6 * 12.7e9 * 64 * 4096, rel=0.06)
-    assert weights[1] < weights[0] / 4
-    sharded = [
-        training_memory(replace(job, zero=3), asked.layout()).optimiser
-        for job, asked in zip(jobs, (one, eight), strict=True)
-    ]
+    assert step_flops(one[0]).model == step_flops(eight[0]).model
+    assert step_flops(one[0]).model == pytest.approx(6 * 12.7e9 * 64 * 4096, rel=0.06)
+    assert stage_parameters(*eight) < stage_parameters(*one) / 4
+    sharded = [training_memory(replace(job, zero=3), at).optimiser for job, at in (one, eight)]
     assert sharded[0] == pytest.approx(sharded[1])
-
-
-def test_closed_forms() -> None:
-    """Rules of thumb agree with each other and with the layers' sum."""
-    assert training_flops(70e9, 2e12) == pytest.approx(8.4e23)
-    assert training_flops(175e9, 300e9, recompute=True) / 6 * 8 != training_flops(175e9, 300e9)
-    days = training_s(training_flops(175e9, 300e9, recompute=True), 1024, 140e12) / 86_400
-    assert days == pytest.approx(33.9, rel=0.01)
-    assert weight_set_bytes(175e9) == 700e9
-    assert scale_factor(90.0, 10, 10.0) == pytest.approx(0.9)
 
 
 @pytest.mark.parametrize(
@@ -204,35 +181,26 @@ def test_closed_forms() -> None:
         ({"dp": 1, "recompute": "some"}, "one of none, selective, full"),
         ({"gpu": None, "dp": 1}, "a GPU of the catalog, or a cluster preset"),
         ({"heads": 7, "dp": 1, "kv_heads": 7}, "a divisor of hidden = 1024"),
+        ({"gpu": None, "cluster": "roce-24k", "gpus": 30_000}, "5424 fewer"),
+        ({"model": "deepseek-v3.2", "dp": 1}, "sparse or linear attention"),
+        ({"model": "llama-3.1-8b", "dp": 1, "layers": 8}, "no such option beside a model"),
+        ({"dp": 1, "zero": 4}, "0, 1, 2 or 3"),
+        ({"dp": 1, "overlap_experts": True}, "a model with experts"),
     ],
 )
 def test_bad_requests_are_refused_with_their_reason(keys: dict[str, object], message: str) -> None:
-    """Each thing that cannot be is said in one line."""
     with pytest.raises(InputError, match=message):
-        timed_step(**keys)
+        step_of(**keys)
 
 
-def timed_step(**keys: object) -> float:
-    """Time a step as `sizing train` does."""
-    asked = request(**keys)
-    layout = asked.layout()
-    machine = asked.machine()
-    return training_step(asked.job(layout), layout, machine.gpu, machine).step_s
-
-
-@pytest.fixture
-def run(sizing: Sizing) -> Sizing:
-    """Return `sizing train`."""
-    return partial(sizing, "train")
-
-
-def test_command_prints_the_fields(run: Sizing, tmp_path: Path) -> None:
+def test_command_prints_the_fields(sizing: Sizing, tmp_path: Path) -> None:
     """A scenario file, an option over it, and the promised fields; 3 where it does not fit."""
     file = tmp_path / "job.toml"
     file.write_text(
         "layers = 48\nhidden = 6144\nheads = 64\nffn = 24576\nvocab = 51200\nseq = 2048\n"
         'batch = 4\ngpu = "a100"\ntp = 8\ndp = 1\nmicro_batch = 4\nrecompute = "selective"\n'
     )
+    run = partial(sizing, "train")
     done = run(str(file), "--tokens", "3e11", "--json")
     found = json.loads(done.out)
 
@@ -247,61 +215,53 @@ def test_command_prints_the_fields(run: Sizing, tmp_path: Path) -> None:
     assert "a multiple of dp x micro-batch" in wrong.err
 
 
-def test_machine_of_a_cluster_refuses_more_gpus_than_there_are() -> None:
-    """A preset with tiers says by how many GPUs a job is too wide."""
-    with pytest.raises(InputError, match="5424 fewer"):
-        request(gpu=None, cluster="roce-24k", gpus=30_000).machine()
-    assert isinstance(request(dp=8).machine(), TrainingMachine)
-    assert request(dp=8).layout() == TrainingLayout(dp=8)
-
-
-def test_command_knows_the_rule_of_thumb(run: Sizing) -> None:
-    """GPT-3 on 1,024 GPUs at 140 TFLOP/s with full recompute: 34 days, 700 and 5,600 GB."""
-    given = ("--parameters", "175e9", "--tokens", "300e9", "--gpus", "1024", "--json")
-    done = run(*given, "--flops-per-gpu-per-s", "140e12", "--recompute", "full")
-    found = json.loads(done.out)
-
-    assert found["days"] == pytest.approx(33.9, rel=0.01)
-    assert found["weight_bytes"] == 700e9
-    assert found["memory_bytes"] == 5600e9
-    missing = run(*given)
+def test_a_rule_of_thumb_names_the_number_that_lacks(sizing: Sizing) -> None:
+    """Its values are claims of the seed documents: tests/sizing/cli/test_seeds.py."""
+    missing = sizing("train", "--parameters", "175e9", "--tokens", "300e9", "--gpus", "1024")
     assert missing.code == 2
     assert "--flops-per-gpu-per-s" in missing.err
 
 
 @pytest.mark.parametrize("name", ["llama-3-405b", "gpt-3-175b"])
-def test_shipped_runs_fit_and_print(run: Sizing, name: str) -> None:
-    """Each shipped run is estimated and fits; an unknown one lists them."""
-    done = run(name)
+def test_shipped_runs_fit_and_print(sizing: Sizing, name: str) -> None:
+    done = sizing("train", name)
     assert done.code == 0, done.err
     assert "days" in done.out
-    assert name in run("no-such-run").err
+    assert name in sizing("train", "no-such-run").err
 
 
 def test_overlapped_experts_cost_what_no_compute_hides() -> None:
     """All to all beside another micro-batch's compute is hidden as far as that compute lasts."""
-    steps = []
-    for overlap in (False, True):
-        asked = TrainingRequest(model="mixtral-8x7b", seq=4096, batch=256, gpu="h100", gpus=64,
-                                pp=4, ep=8, zero=1, overlap_experts=overlap,
-                                micro_batch=1, interleave=1)  # fmt: skip
-        layout, machine = asked.layout(), asked.machine()
-        steps.append(training_step(asked.job(layout), layout, machine.gpu, machine))
+    steps = [
+        step_of(model="mixtral-8x7b", seq=4096, batch=256, gpus=64, pp=4, ep=8, zero=1,
+                overlap_experts=overlap)
+        for overlap in (False, True)
+    ]  # fmt: skip
     assert steps[0].tensor_s > 0
     assert steps[1].tensor_s == 0
     assert steps[1].compute_s == pytest.approx(steps[0].compute_s)
 
 
-def test_latent_attention_trains_and_sparse_attention_is_refused() -> None:
-    """DeepSeek-V3 has an estimate; V3.2 reads through an index, and is refused by name."""
-    base = {"seq": 4096, "batch": 1024, "gpu": "h100", "gpus": 256, "pp": 4, "ep": 64, "zero": 1}
-    asked = TrainingRequest(model="deepseek-v3", **base)
-    found = step_flops(asked.job(asked.layout()))
+def test_latent_attention_trains() -> None:
+    """DeepSeek-V3's FLOPs are those of the experts visited and of attention over all pairs."""
+    job, _ = run_of(model="deepseek-v3", seq=4096, batch=1024, gpus=256, pp=4, ep=64, zero=1)
     attention = 3 * 61 * 2 * 128 * (192 + 128) * 4097 / 2
-    assert found.model == pytest.approx((6 * 37e9 + attention) * 1024 * 4096, rel=0.02)
-    sparse = TrainingRequest(model="deepseek-v3.2", **base)
-    with pytest.raises(InputError, match="sparse or linear attention"):
-        sparse.job(sparse.layout())
+    assert step_flops(job).model == pytest.approx((6 * 37e9 + attention) * 1024 * 4096, rel=0.02)
+
+
+def test_failures_cost_a_run_what_daly_says() -> None:
+    """Llama 3 (arXiv 2407.21783): 419 interruptions in 54 days on 16,384 GPUs, one in 3.1 h."""
+    gpu_mtbf_s = 54 * 86_400 * 16_384 / 419
+    job, layout = run_of(dp=16)
+    stops = Interruptions(gpu_mtbf_s=gpu_mtbf_s / 1024, checkpoint_s=60.0, restart_s=300.0)
+    found = estimate(job, layout, request(dp=16).machine(), tokens=1e12, interruptions=stops)
+    assert found.failures is not None
+    assert found.failures.job_mtbf_s / 3600 == pytest.approx(3.09, abs=0.01)
+    assert found.failures.days == pytest.approx(found.days / found.failures.effective_fraction)
+    for key in ("checkpoint_s", "restart_s"):
+        late = replace(stops, **{key: 1e7})
+        with pytest.raises(InputError, match=key):
+            estimate(job, layout, request(dp=16).machine(), interruptions=late)
 
 
 def test_layouts_of_a_preset_fill_it_without_leaving_it() -> None:

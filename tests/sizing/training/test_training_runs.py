@@ -21,13 +21,11 @@ FITTED = ("korthikanti", "megatron", "llama")
 
 
 def name(run: training_runs.Run) -> str:
-    """Name a row in the test report."""
     return f"{run.group} {run.name} {run.keys.get('recompute', '')}"
 
 
 @pytest.mark.parametrize("run", [r for r in RUNS if r.tolerance is not None], ids=name)
 def test_published_runs(run: training_runs.Run) -> None:
-    """Step time, rate or memory of a published run is within its group's tolerance."""
     assert run.published
     for quantity, error in run.errors().items():
         assert abs(error) < (run.tolerance or 0), (quantity, error)
@@ -51,14 +49,12 @@ def test_figures_that_the_runs_have_to_meet() -> None:
 
 @pytest.mark.parametrize("run", [r for r in RUNS if r.group == "megatron"], ids=name)
 def test_parameters_of_megatron(run: training_runs.Run) -> None:
-    """Parameters are exact to the digit that is printed."""
     published = float(run.name.removesuffix("B"))
     assert round(run.estimate().parameters / 1e9, 1) == published
 
 
 @pytest.mark.parametrize("run", [r for r in RUNS if r.group == "llama"], ids=name)
 def test_layouts_of_llama_fit(run: training_runs.Run) -> None:
-    """The layouts fit the memory that they fitted."""
     assert run.estimate().fits
 
 

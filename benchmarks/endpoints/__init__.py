@@ -1,1 +1,0 @@
-"""Endpoints under load: started, asked, timed."""
