@@ -25,7 +25,7 @@ from minicluster.plan.prediction import (
     StepModel,
     Validation,
 )
-from minicluster.specs.checks import STRICT
+from minicluster.specs.checks import Spec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -68,17 +68,15 @@ DERIVED = ("model", "calibration", "cost")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Provenance:
+class Provenance(Spec):
     """Version of minicluster and SHA-256 (16 hex digits) of the inputs that were planned for."""
-
-    __pydantic_config__ = STRICT
 
     version: str
     inputs_hash: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class Plan(Spec):
     """
     A cluster order: pools, the load they are for, and the latencies promised.
 
@@ -87,8 +85,6 @@ class Plan:
         step_model: the calibration's where the inputs have one.
         confidence: what was simulated; `None` where closed forms alone decided.
     """
-
-    __pydantic_config__ = STRICT
 
     inputs: Inputs
     engine: EngineSettings
@@ -102,8 +98,7 @@ class Plan:
     provenance: Provenance
     confidence: Confidence | None = None
 
-    def __post_init__(self) -> None:
-        """Check that the pools make a system, fit one another, and are of the inputs."""
+    def _check(self) -> None:
         roles = [pool.role for pool in self.pools]
         if sorted(roles) not in (["decode", "prefill"], ["mixed"]):
             raise InputError("pools", roles, "one prefill and one decode pool, or one mixed pool")

@@ -5,15 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from minicluster.errors import InputError
-from minicluster.specs.checks import STRICT, not_negative
+from minicluster.specs.checks import NotNegative, Spec
 from minicluster.specs.step import Interference, PathCoefficients, StepCoefficients
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepModel:
+class StepModel(Spec):
     """Step times per pool and what lies between them; `minicluster.plan.step_time` evaluates it."""
-
-    __pydantic_config__ = STRICT
 
     prefill: StepCoefficients
     decode: StepCoefficients
@@ -40,7 +38,7 @@ class StepModel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Latency:
+class Latency(Spec):
     """
     One latency at every statistic.
 
@@ -49,19 +47,15 @@ class Latency:
             prediction; `None`: no measurement says how far off it may be.
     """
 
-    __pydantic_config__ = STRICT
-
-    mean_s: float
-    p50_s: float
+    mean_s: NotNegative
+    p50_s: NotNegative
     p90_s: float
     p95_s: float
-    p99_s: float
+    p99_s: NotNegative
     low_factor: float | None = None
     high_factor: float | None = None
 
-    def __post_init__(self) -> None:
-        """Check signs and order."""
-        not_negative(mean_s=self.mean_s, p50_s=self.p50_s, p99_s=self.p99_s)
+    def _check(self) -> None:
         if not self.p50_s <= self.p90_s <= self.p95_s <= self.p99_s:
             raise InputError("prediction", "percentiles", "p50 <= p90 <= p95 <= p99")
 
@@ -72,7 +66,7 @@ class Latency:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prediction:
+class Prediction(Spec):
     """
     What the plan promises.
 
@@ -86,8 +80,6 @@ class Prediction:
         ttft_parts_s: mean TTFT by phase; the phases add up to `ttft.mean_s`.
     """
 
-    __pydantic_config__ = STRICT
-
     ttft: Latency
     tpot: Latency
     itl: Latency
@@ -100,10 +92,8 @@ class Prediction:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Headroom:
+class Headroom(Spec):
     """Largest load factor at which the SLO still holds, and what breaks first beyond it."""
-
-    __pydantic_config__ = STRICT
 
     load_factor: float
     binds: str
@@ -126,17 +116,15 @@ class CalibrationNote:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Validation:
+class Validation(Spec):
     """How many measured rows are like this plan, and how far off predictions of them were."""
-
-    __pydantic_config__ = STRICT
 
     num_rows: int
     note: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Deployable:
+class Deployable(Spec):
     """
     Whether `serving up` can realise the plan.
 
@@ -144,8 +132,6 @@ class Deployable:
         profile: name, version and connector of the engine profile, for people and messages.
         rule_broken: the rule of the profile that the plan breaks; `None`: it can be deployed.
     """
-
-    __pydantic_config__ = STRICT
 
     profile: str
     rule_broken: str | None = None
@@ -177,7 +163,7 @@ class Cost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Confidence:
+class Confidence(Spec):
     """
     How sure the promise is, and of what.
 
@@ -195,8 +181,6 @@ class Confidence:
         other_pools: what the other kind of pools (aggregated or split) would take.
         interrupted: the search was stopped: the best plan so far.
     """
-
-    __pydantic_config__ = STRICT
 
     fraction: float
     prefill_factor: float

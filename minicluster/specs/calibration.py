@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from minicluster.errors import InputError
 from minicluster.files import write_atomically
-from minicluster.specs.checks import STRICT, not_negative, one_of, positive
+from minicluster.specs.checks import Count, NotNegative, Positive, Spec, Whole, one_of
 from minicluster.specs.step import Interference, PathCoefficients, StepCoefficients
 
 if TYPE_CHECKING:
@@ -18,10 +18,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CalibrationKey:
+class CalibrationKey(Spec):
     """Machine, engine and model that a calibration is valid for; any other needs one of its own."""
-
-    __pydantic_config__ = STRICT
 
     processor: str
     cores: int
@@ -32,7 +30,7 @@ class CalibrationKey:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CalibrationSpec:
+class CalibrationSpec(Spec):
     """
     A fit.
 
@@ -40,8 +38,6 @@ class CalibrationSpec:
         date: ISO 8601, when the measurements were taken.
         num_rows: measured rows behind the fit.
     """
-
-    __pydantic_config__ = STRICT
 
     name: str
     date: str
@@ -57,7 +53,7 @@ PHASES = ("prefill", "decode", "request", "path")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measurement:
+class Measurement(Spec):
     """
     One grid point.
 
@@ -78,31 +74,20 @@ class Measurement:
     """
 
     phase: str
-    tokens: int
-    batch: float
-    context: float
-    other_busy_fraction: float
-    repeats: int
-    seconds: float
+    tokens: Whole
+    batch: NotNegative
+    context: NotNegative
+    other_busy_fraction: NotNegative
+    repeats: Count
+    seconds: Positive
     date: str
     key: CalibrationKey
-    other_batch: float = 0.0
-    joins: float = 0.0
-    others_fraction: float = 0.0
+    other_batch: NotNegative = 0.0
+    joins: NotNegative = 0.0
+    others_fraction: NotNegative = 0.0
 
-    def __post_init__(self) -> None:
-        """Check phase and numbers."""
+    def _check(self) -> None:
         one_of(PHASES, phase=self.phase)
-        positive(seconds=self.seconds, repeats=self.repeats)
-        not_negative(
-            tokens=self.tokens,
-            batch=self.batch,
-            context=self.context,
-            other_busy_fraction=self.other_busy_fraction,
-            other_batch=self.other_batch,
-            joins=self.joins,
-            others_fraction=self.others_fraction,
-        )
 
 
 OWN = tuple(field.name for field in fields(Measurement) if field.name != "key")

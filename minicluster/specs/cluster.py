@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 
 from minicluster.errors import InputError
-from minicluster.specs.checks import STRICT, not_negative, positive
+from minicluster.specs.checks import Count, NotNegative, Positive, Spec
 from minicluster.specs.fabric import FabricSpec, FailureSpec
 from minicluster.specs.gpu import GpuSpec, NumberSource
 from minicluster.specs.topology import (
@@ -23,7 +23,7 @@ from minicluster.specs.topology import (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterSpec:
+class ClusterSpec(Spec):
     """
     Nodes of equal GPUs.
 
@@ -42,15 +42,13 @@ class ClusterSpec:
         nodes: every host; empty: as many as the tiers have room for, all alike.
     """
 
-    __pydantic_config__ = STRICT
-
     name: str
     gpu: str
-    gpus_per_node: int
-    gpus_per_hb_domain: int
-    max_gpus: int
-    scale_out_bytes_per_s: float | None = None
-    scale_out_latency_s: float | None = None
+    gpus_per_node: Count
+    gpus_per_hb_domain: Count
+    max_gpus: Count
+    scale_out_bytes_per_s: Positive | None = None
+    scale_out_latency_s: NotNegative | None = None
     tiers: tuple[TierSpec, ...] = ()
     pools_meet_in: str | None = None
     fabric: FabricSpec | None = None
@@ -58,15 +56,7 @@ class ClusterSpec:
     nodes: tuple[Node, ...] = ()
     sources: tuple[NumberSource, ...] = ()
 
-    def __post_init__(self) -> None:
-        """Check counts and that sizes nest."""
-        positive(
-            gpus_per_node=self.gpus_per_node,
-            gpus_per_hb_domain=self.gpus_per_hb_domain,
-            max_gpus=self.max_gpus,
-            scale_out_bytes_per_s=self.scale_out_bytes_per_s,
-        )
-        not_negative(scale_out_latency_s=self.scale_out_latency_s)
+    def _check(self) -> None:
         if self.gpus_per_hb_domain % self.gpus_per_node and (
             self.gpus_per_node % self.gpus_per_hb_domain
         ):

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from minicluster.errors import InputError
-from minicluster.specs.checks import STRICT, fraction, not_negative, one_of, positive
+from minicluster.specs.checks import Count, Fraction, NotNegative, Positive, Spec, one_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,7 +27,7 @@ BANDWIDTH_WAY_OUT = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TierSpec:
+class TierSpec(Spec):
     """
     `[[tiers]]` of a cluster preset, from the inside out; the first is the HB domain.
 
@@ -46,26 +46,22 @@ class TierSpec:
         oversubscription: downlinks per uplink on the way into this tier, 1 or more; cumulative.
     """
 
-    __pydantic_config__ = STRICT
-
     name: str
-    gpus: int
-    bytes_per_s: float | None = None
-    gbyte_per_s: float | None = None
-    gbit_per_s: float | None = None
+    gpus: Count
+    bytes_per_s: Positive | None = None
+    gbyte_per_s: Positive | None = None
+    gbit_per_s: Positive | None = None
     two_way: bool = False
-    efficiency_fraction: float | None = None
-    latency_s: float | None = None
+    efficiency_fraction: Fraction | None = None
+    latency_s: NotNegative | None = None
     oversubscription: float = 1.0
 
-    def __post_init__(self) -> None:
-        """Check numbers and that there is one unit."""
+    def _place(self, key: str) -> str:
+        return f"tiers.{self.name}.{key}"
+
+    def _check(self) -> None:
         place = f"tiers.{self.name}"
         units = [key for key in BANDWIDTH_UNITS if getattr(self, key) is not None]
-        positive(**{f"{place}.gpus": self.gpus})
-        positive(**{f"{place}.{key}": getattr(self, key) for key in BANDWIDTH_UNITS})
-        fraction(**{f"{place}.efficiency_fraction": self.efficiency_fraction})
-        not_negative(**{f"{place}.latency_s": self.latency_s})
         if len(units) > 1:
             raise InputError(
                 f"{place}: {' and '.join(units)}", "given together", "exactly one bandwidth"
@@ -251,7 +247,7 @@ NUMBERED = re.compile(r"node-(\d+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
+class Node(Spec):
     """
     One host.
 
@@ -264,22 +260,20 @@ class Node:
         state: `ok`, `spare` or `down`.
     """
 
-    __pydantic_config__ = STRICT
-
     name: str
-    gpus: int
+    gpus: Count
     units: dict[str, str]
     rails: tuple[int, ...] = ()
     state: str = "ok"
 
-    def __post_init__(self) -> None:
-        """Check count, state and rails."""
-        positive(**{f"nodes.{self.name}.gpus": self.gpus})
-        one_of(STATES, **{f"nodes.{self.name}.state": self.state})
+    def _place(self, key: str) -> str:
+        return f"nodes.{self.name}.{key}"
+
+    def _check(self) -> None:
+        one_of(STATES, **{self._place("state"): self.state})
         if self.rails and len(self.rails) != self.gpus:
-            raise InputError(
-                f"nodes.{self.name}.rails", list(self.rails), f"{self.gpus}, one for each GPU"
-            )
+            expected = f"{self.gpus}, one for each GPU"
+            raise InputError(self._place("rails"), list(self.rails), expected)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
