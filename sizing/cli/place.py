@@ -29,7 +29,7 @@ from sizing.network.network_cost import crossing
 from sizing.network.pools import PoolPlan, PoolRules, place_pools
 from sizing.network.ranks import Degrees, RankPlan, RankRules, place_ranks
 from sizing.network.topology_units import unit_tree
-from sizing.report.placement import crossing_lines, cuts_table, gpu_groups_table
+from sizing.report.fabric import crossing_lines, cuts_table, gpu_groups_table
 
 if TYPE_CHECKING:
     from minicluster.plan import Plan

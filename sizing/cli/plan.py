@@ -35,15 +35,14 @@ from sizing.planner.build_plan import build_plan
 from sizing.planner.explanation import explain_plan
 from sizing.planner.predict import PoolSize, predict_pools
 from sizing.planner.search import Infeasible, search
-from sizing.report.explanation import explanation_tables
-from sizing.report.placement import crossing_lines
+from sizing.report.fabric import crossing_lines
 from sizing.report.plan_screen import (
     infeasible_text,
     plan_details,
     plan_screen,
     prediction_screen,
 )
-from sizing.report.tables import latency_table, layout_table, parts_table
+from sizing.report.tables import explanation_tables, latency_table, layout_table, parts_table
 
 POOL_SIZE = re.compile(
     r"(?P<replicas>[1-9]\d*)xTP(?P<tp>[1-9]\d*)(?:xPP(?P<pp>[1-9]\d*))?(?:xDP(?P<dp>[1-9]\d*))?"
