@@ -28,12 +28,9 @@ def parse(cls: type[T], raw: object, *, place: str) -> T:
 
     Args:
         cls: a spec, or any dataclass of specs.
-        raw: what tomllib or json gave.
-        place: file, named in errors.
 
     Raises:
         InputError: the first thing wrong, with its place, value and expectation.
-
     """
     try:
         # Strict mode takes a dataclass only from JSON, and JSON has no NaN to let through.
@@ -91,11 +88,9 @@ def parse_scenario(
         raw: what `read_toml` gave; changed by the overrides.
         overrides: `key=value` each, the key dotted as in `workload.requests_per_s`, the value as
             TOML writes it; quotes around text may be left out.
-        place: file, named in errors.
 
     Raises:
         InputError: the first thing wrong, with its place, value and expectation.
-
     """
     for override in overrides:
         _override(raw, override)
@@ -143,7 +138,6 @@ def _override(raw: dict[str, Any], override: str) -> None:
 
 
 def _toml_value(text: str) -> object:
-    """Read *text* as a TOML value; as the text it is where it is none."""
     try:
         found = tomllib.loads(f"value = {text}")
     except (tomllib.TOMLDecodeError, RecursionError):

@@ -47,7 +47,6 @@ class InputError(MiniclusterError):
     def __init__(
         self, place: str, value: object, expectation: str, way_out: str | None = None
     ) -> None:
-        """Compose the one line that the user sees."""
         self.place = place
         self.value = value
         self.expectation = expectation

@@ -23,8 +23,6 @@ class StepModel(Spec):
         Return the model with steps that take longer.
 
         Args:
-            prefill: factor on prefill steps.
-            decode: factor on decode steps.
             mixed: one pool does both: its step holds prompts, whose part grows by *prefill*.
         """
         slow = self.decode.scaled(decode)
@@ -148,7 +146,6 @@ class Cost:
     What the pools take, spare replicas included.
 
     Attributes:
-        gpus: used by replicas.
         nodes: taken, each whole.
         gpu_power_w: of all GPUs; `None`: the power of one is unknown.
         price_usd_per_hour: of all GPUs; `None`: the scenario gives no price.
@@ -171,7 +168,6 @@ class Confidence(Spec):
         fraction: chance that the SLO holds, of arrivals and of the step-time model's own error; 0
             of a search that was stopped before it simulated.
         prefill_factor: factor on prefill steps in the simulations that the plan passed.
-        decode_factor: likewise.
         ttft_factor: factor on the predicted TTFT, with which the SLO holds as well.
         tpot_factor: the same on TPOT and ITL.
         requests: simulated in them.

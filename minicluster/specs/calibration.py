@@ -36,7 +36,6 @@ class CalibrationSpec(Spec):
 
     Attributes:
         date: ISO 8601, when the measurements were taken.
-        num_rows: measured rows behind the fit.
     """
 
     name: str

@@ -158,7 +158,6 @@ def topology_of(cluster: ClusterSpec, gpu: GpuSpec) -> Topology:
     Raises:
         InputError: neither the cluster nor the GPU has a number that is needed, or the HB domain
             is said to be faster than the GPU's own links.
-
     """
     found = [_domain(cluster, gpu)]
     for spec in cluster.tiers[1:]:
@@ -224,7 +223,6 @@ def _network(spec: TierSpec, below: list[Tier], cluster: ClusterSpec, gpu: GpuSp
 
 
 def _implied(cluster: ClusterSpec, gpu: GpuSpec) -> Tier:
-    """Return the one network of a cluster that says no tiers."""
     domain = cluster.gpus_per_hb_domain
     achieved = gpu.efficiency.scale_out_fraction if gpu.efficiency else None
     return Tier(

@@ -63,12 +63,8 @@ def architecture_hash(config: Mapping[str, object]) -> str:
     Two configs that differ only in names, token ids, dtypes, quantisation, RoPE settings or the
     version of the library that wrote them have the same fingerprint.
 
-    Args:
-        config: parsed `config.json`.
-
     Returns:
         The first 16 hex digits of the SHA-256 of the canonical JSON of `architecture(config)`.
-
     """
     canonical = json.dumps(architecture(config), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()[:16]
@@ -97,9 +93,7 @@ def weight_value_bytes(dtype: str, group: int = 0) -> float:
     Bytes of one weight in memory, its share of a scale included (docs/model.md, eq. P5).
 
     Args:
-        dtype: of the weights.
         group: weights that share a scale; 0: as usual for the dtype.
-
     """
     if dtype not in SCALE_BYTES:
         return DTYPE_BYTES[dtype]
@@ -115,7 +109,6 @@ class MoeSpec(Spec):
         num_experts: routed experts per MoE layer.
         experts_per_token: routed experts that one token visits.
         expert_ffn_size: intermediate size of one routed expert.
-        num_shared_experts: experts that every token visits.
         shared_ffn_size: intermediate size of all shared experts together.
         num_dense_layers: layers with a dense feed-forward instead; the first ones, where it
             matters on which pipeline stage they lie.
@@ -223,7 +216,6 @@ class ModelSpec(Spec):
         attention_quantised: attention projections are in `weight_dtype`; else in `dtype`.
         dense_quantised: the same of dense feed-forwards.
         shared_quantised: the same of shared experts; routed ones always are.
-        kv_dtype: dtype of the cached keys and values.
         query_norm: queries and keys are normalised: `head`, each head by itself (Qwen3), `all`,
             all heads together (MiniMax-M2); "": they are not.
     """

@@ -56,9 +56,6 @@ def parameters(model: ModelSpec) -> Parameters:
         model: gives V = vocab_size, D = hidden_size, L = num_layers; A is attention per layer,
             A_l linear attention, F a feed-forward (3 D f gated, 2 D f plain), E the routed experts.
 
-    Returns:
-        The counts by part.
-
     Source:
         The layers' definitions; totals checked against the published ones in
         tests/published/parameter_counts.toml.
@@ -67,7 +64,6 @@ def parameters(model: ModelSpec) -> Parameters:
         Norms of queries and keys, extra norms, attention sinks, decays of linear attention, biases
         of output projections, feed-forwards, heads and routers (0.1 % together at most);
         multi-token-prediction layers; towers for images or sound.
-
     """
     D, V, L = model.hidden_size, model.vocab_size, model.num_layers
     moe = model.moe
@@ -110,7 +106,6 @@ def attention_parameters(model: ModelSpec) -> int:
 
     Ignores:
         See `parameters`.
-
     """
     D, N, K, H = model.hidden_size, model.num_heads, model.num_kv_heads, model.head_dim
     if model.mla is None:
@@ -153,7 +148,6 @@ def linear_attention_parameters(model: ModelSpec) -> int:
 
     Ignores:
         See `parameters`.
-
     """
     spec, D = model.linear, model.hidden_size
     if spec is None:
@@ -187,7 +181,6 @@ def num_active_parameters(model: ModelSpec) -> int:
 
     Ignores:
         See `parameters`.
-
     """
     p = parameters(model)
     head = p.lm_head or p.embedding
@@ -215,7 +208,6 @@ def weight_bytes(model: ModelSpec) -> float:
 
     Ignores:
         Zero points; padding of experts; what tensor parallelism replicates.
-
     """
     p = parameters(model)
     size = {

@@ -97,7 +97,6 @@ class Tier:
     One tier with nothing left out.
 
     Attributes:
-        name: as the file calls it.
         gpus: inside one unit.
         bytes_per_s: of one GPU, one way, peak.
         efficiency_fraction: of it for large transfers.
@@ -134,7 +133,6 @@ class Topology:
     Tiers from the HB domain outwards. GPUs are numbered so that units are contiguous.
 
     Attributes:
-        name: of the cluster.
         gpus_per_node: GPUs that share a host.
         tiers: at least one; the last holds every GPU.
     """
@@ -203,7 +201,6 @@ class Topology:
 
         Raises:
             InputError: the group is wider than the network.
-
         """
         if (group - 1) * stride >= self.gpus:
             raise InputError(
@@ -290,7 +287,6 @@ class Inventory:
     tiers: tuple[str, ...] = field(default=())
 
     def __post_init__(self) -> None:
-        """Refuse duplicate nodes, unknown tiers, units that do not nest."""
         if not self.nodes:
             raise InputError("nodes", None, "at least one node")
         twice = [name for name, count in Counter(n.name for n in self.nodes).items() if count > 1]
@@ -339,9 +335,7 @@ def inventory_of(topology: Topology, gpus: int | None = None) -> Inventory:
     Return the first nodes of a topology.
 
     Args:
-        topology: sizes.
         gpus: how many to list, rounded up to whole nodes; `None`: all.
-
     """
     per_node = topology.gpus_per_node
     count = -(-(topology.gpus if gpus is None else gpus) // per_node)
@@ -356,11 +350,8 @@ def numbered_nodes(
     Return nodes named `node-0` and so on, in units named by their numbers (`rack17`).
 
     Args:
-        count: of nodes.
-        gpus_per_node: GPUs of each.
         tiers: from the inside out, each with the GPUs of a unit; `None`: one unit holds all.
         first: number of the first node.
-
     """
     nodes = []
     for number in range(first, first + count):

@@ -151,7 +151,6 @@ def read_samples(path: Path) -> tuple[Sample, ...]:
 
     Raises:
         InputError: no such file, or a line that is no sample.
-
     """
     try:
         text = path.read_text(encoding="utf-8")

@@ -41,7 +41,6 @@ class RequestSource:
     think_s: float = 0.0
 
     def __post_init__(self) -> None:
-        """Check that the keys are consistent."""
         one_of(PROCESSES, process=self.process)
         positive(gap_cv=self.gap_cv, users=self.users, turns=self.turns)
         not_negative(think_s=self.think_s)

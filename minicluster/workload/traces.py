@@ -68,7 +68,6 @@ def read_trace(path: Path, *, skip_unanswered: bool = False) -> Trace:
     Read a trace in one of four formats, told apart by its first line.
 
     Args:
-        path: the file.
         skip_unanswered: leave out requests that generated nothing instead of refusing them.
 
     Raises:

@@ -61,11 +61,9 @@ def find_model(name: str, *, place: str = "model.id") -> ModelSpec:
         name: a catalog name, a hub id, or a path to a `config.json` or to the directory it is in
             (relative to where the command runs). Instruct, chat, quantised and repackaged hub ids
             of any organisation stand for the entry of the same shapes, in the dtype that they name.
-        place: named in errors.
 
     Raises:
         InputError: neither in the catalog nor on disk, or a config that cannot be used.
-
     """
     for key, entry in models().items():
         known = (key, entry.hub_id, *entry.aliases)

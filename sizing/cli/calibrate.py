@@ -201,8 +201,6 @@ def recalibrate(
     Fit the constants behind a plan to runs of it, and print the errors before and after.
 
     Args:
-        samples: runs to fit to.
-        held_out: runs to compare with only.
         plan: the plan of all runs; `None` where each has its own beside its samples.
         out: calibration file; the residuals are written beside it.
         as_json: print the residuals as JSON instead of a table.
@@ -296,10 +294,7 @@ def timed_engine(inputs: Inputs, steps: Path, *, name: str, keep: bool) -> Calib
     not: what the engines, the endpoint and the load client take from one another's cores.
 
     Args:
-        inputs: the scenario with its catalog entries.
         steps: steps.csv to write; deployment and burst are written beside it.
-        name: name of the calibration.
-        keep: whether the engines stay up.
 
     Raises:
         TargetFailed: the engines did not start, or did not answer.

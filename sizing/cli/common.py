@@ -75,7 +75,6 @@ def with_keys(
     Args:
         spec: a frozen dataclass; `a_key` becomes `--a-key`.
         helps: help text by key.
-
     """
     names = {key.name for key in fields(spec)}
     hints = get_type_hints(spec)

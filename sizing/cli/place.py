@@ -56,7 +56,6 @@ class PlaceOptions:
     spare_tier: str | None = None
 
     def __post_init__(self) -> None:
-        """Check the count of spares; degrees are checked where they are placed."""
         not_negative(**{"--spare-nodes": self.spare_nodes})
 
 
@@ -276,7 +275,6 @@ def _site(
 
 
 def _tier(names: tuple[str, ...], name: str | None, place: str) -> int | None:
-    """Return the number of a tier."""
     if name is not None and name not in names:
         raise InputError(place, name, "one of " + ", ".join(names))
     return None if name is None else names.index(name)

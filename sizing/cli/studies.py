@@ -246,7 +246,6 @@ def _plan_point(
 def _check_keys(
     scenario: Path, overrides: list[str], combinations: tuple[tuple[str, ...], ...]
 ) -> None:
-    """Refuse keys of which no combination is a scenario: they are misspelt, not infeasible."""
     last: InputError | None = None
     for combination in combinations:
         try:

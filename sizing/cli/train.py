@@ -122,7 +122,6 @@ def _laid_out(
 
 
 def _request(scenario: Path | None, options: dict[str, Any]) -> TrainingRequest:
-    """Read the scenario with the options over it."""
     shipped = catalog.files("training")
     file = scenario
     if scenario is not None and not scenario.exists() and scenario.suffix != ".toml":

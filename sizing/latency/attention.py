@@ -29,7 +29,6 @@ class Scores:
         name: added to the op's name.
         equation: of its work, in docs/model.md.
         repeats: layers.
-        heads: query heads.
         head_dim: of a query.
         flops_per_pair: of a query and a key, all heads together.
         values_per_query: values read and written per query.
@@ -87,7 +86,6 @@ class Scores:
     def _op(
         self, phase: str, work: Work, *, rows: NDArray[np.float64], keys: NDArray[np.float64]
     ) -> Op:
-        """Name the op."""
         return Op(
             name=f"{self.name} {phase}",
             equation=self.equation,
@@ -303,7 +301,6 @@ def _decode(spec: LinearSpec, load: StepLoad, *, tp: int) -> Op:
 
 
 def _op(phase: str, spec: LinearSpec, work: Work, *, rows: np.ndarray, heads: float) -> Op:
-    """Name the op."""
     return Op(
         name=f"linear {phase}",
         equation="W10",

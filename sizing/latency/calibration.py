@@ -38,13 +38,8 @@ def fit_calibration(rows: Sequence[Measurement], *, name: str) -> CalibrationSpe
     Steps are fitted on the rows whose other pool was idle; how much slower the same grid points
     are while it is busy is the interference (docs/model.md, eq. C1 to C3).
 
-    Args:
-        rows: of one machine, engine and model.
-        name: the calibration's name in plans.
-
     Raises:
         InputError: too few rows of a phase.
-
     """
     alone = [row for row in rows if row.other_busy_fraction == 0]
     prefill = fit_prefill([row for row in alone if row.phase == "prefill"])

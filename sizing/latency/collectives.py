@@ -36,9 +36,6 @@ def exchange_s(
     beyond it as NCCL was measured on such a group, or by tiers (eq. N2, docs/model.md).
 
     Args:
-        exchange: pattern, group, stride and bytes.
-        gpu: tables, libraries and bandwidths.
-        cluster: the HB domain and the network.
         engine: name of the engine; its own all-reduce table is taken where the GPU has one.
 
     Returns:
@@ -46,7 +43,6 @@ def exchange_s(
 
     Raises:
         InputError: the catalog lacks a number that is needed.
-
     """
     size = np.asarray(exchange.size_bytes, dtype=np.float64)
     group, stride = exchange.group, exchange.stride
@@ -86,7 +82,6 @@ def point_to_point_s(
 
     Args:
         size_bytes: S, any shape.
-        gpu: bandwidths.
         cluster: whether the two share an HB domain.
         distance: in GPU order; a pipeline stage away may be another domain.
 
@@ -100,7 +95,6 @@ def point_to_point_s(
     Ignores:
         Stages that share a domain while others do not: where a replica is wider than the domain,
         every send is taken to leave it.
-
     """
     size = np.asarray(size_bytes, dtype=np.float64)
     efficiency = efficiency_of(gpu)
@@ -120,14 +114,12 @@ def looked_up_s(size_bytes: ArrayLike, table: CollectiveTable) -> NDArray[np.flo
 
     Args:
         size_bytes: S, any shape, above zero.
-        table: measured points.
 
     Returns:
         Seconds, never falling with S.
 
     Source:
         Libraries switch algorithms between sizes, so that no one line fits (network tables).
-
     """
     size = np.maximum(1.0, np.asarray(size_bytes, dtype=np.float64))
     known, seconds = np.asarray(table.size_bytes), np.asarray(table.seconds)
@@ -152,15 +144,11 @@ def kv_pull_s_per_byte(
         gpu: its network bandwidth, or scale-up where it has no network.
         cluster: overrides the network bandwidth.
 
-    Returns:
-        Seconds per byte.
-
     Source:
         NIXL reads between ranks that overlap in heads, one flow a pair.
 
     Ignores:
         Contention of concurrent pulls, pools that share an HB domain.
-
     """
     return max(1.0, decode_tp / prefill_tp) / scale_out_bytes_per_s(gpu, cluster)
 
@@ -270,7 +258,6 @@ def _across_s(
 
 
 def _between_bytes_per_s(group: int, gpu: GpuSpec, cluster: ClusterSpec) -> float:
-    """Return what each GPU of a group has between HB domains, at worst."""
     topology = topology_of(_wide_enough(cluster, group), gpu)
     tier = topology.tiers[topology.holding(group)]
     return tier.bytes_per_s / tier.oversubscription

@@ -56,15 +56,11 @@ def step_exchanges(
     List the collectives that a step meets on its way through the model and all its stages.
 
     Args:
-        model: shapes and dtypes.
-        load: what one data-parallel copy of attention holds; arrays of any shape.
-        slicing: of one replica.
         all_to_all: tokens go to their experts' GPUs only (DeepEP), instead of to all GPUs of the
             stage, which is the default of vLLM 0.29.0 (`allgather_reducescatter`) and SGLang.
 
     Returns:
         Exchanges whose sizes have the shape of *load*; none on a single GPU.
-
     """
     return (
         *_tensor_exchanges(model, load, slicing),

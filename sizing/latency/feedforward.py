@@ -64,7 +64,6 @@ def experts_touched(
 
     Ignores:
         That tokens of one request prefer the same experts; how skewed the traffic at hand is.
-
     """
     share, m = np.asarray(per_token / num_experts)[..., None], np.asarray(tokens)[..., None]
     spread = 1 - (1 - np.minimum(1.0, share)) ** (_popularity() * m)
@@ -100,7 +99,6 @@ def popularity_variance(exponent: float, ratio: float) -> float:
 
     Ignores:
         That few experts are a small sample of it.
-
     """
     if ratio <= 1:
         return 0.0
@@ -137,7 +135,6 @@ def busiest_share(
     Ignores:
         Balancers that copy popular experts (EPLB): they bring b closer to 1; the skew of real
         traffic, which is taken as aiconfigurator's.
-
     """
     if groups == 1:
         return np.ones_like(tokens)

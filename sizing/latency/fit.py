@@ -33,15 +33,10 @@ def prefill_coefficients(
     Fit eq. S2 of docs/model.md to the modelled time of prompts.
 
     Args:
-        machine: model, GPU, cluster, engine.
-        slicing: of one replica.
-        shortest: fewest prompt tokens computed.
-        longest: most prompt tokens computed.
         cached: tokens before them, in the prefix cache.
 
     Returns:
         Coefficients; their `error_fraction` is how far they are from the modelled times.
-
     """
     longest = max(longest, BATCHED_TOKENS)
     n = np.unique(np.rint(np.geomspace(max(1, shortest / 2), longest, GRID)))
@@ -72,14 +67,10 @@ def decode_coefficients(
     Fit eq. S3 of docs/model.md to the modelled time of decode steps.
 
     Args:
-        machine: model, GPU, cluster, engine.
-        slicing: of one replica.
-        max_batch: largest batch.
         contexts: shortest and longest mean context of a batch, tokens.
 
     Returns:
         Coefficients; their `error_fraction` is how far they are from the modelled times.
-
     """
     sizes = np.unique(np.rint(np.geomspace(1, max_batch, GRID)))
     batch, context = (

@@ -33,7 +33,6 @@ def nonnegative_least_squares(
     Source:
         Lawson and Hanson, Solving Least Squares Problems, chapter 23: the optimum is the
         unconstrained solution on the columns where it is positive.
-
     """
     columns = design.shape[1]
     best = np.zeros(columns)
@@ -87,10 +86,6 @@ def fit_bent_line(
         bend_earns: a bend is kept if it leaves less than this share of the squared residual;
             below 1 for measured rows, whose noise some bend always fits a little better.
         weights: of the rows, shape (rows,); without them all count alike.
-
-    Returns:
-        The best line.
-
     """
     least = np.inf
     roots = np.ones_like(seconds) if weights is None else np.sqrt(weights / weights.mean())

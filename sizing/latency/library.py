@@ -59,14 +59,12 @@ def measured_s(size_bytes: ArrayLike, table: MeasuredCollective) -> NDArray[np.f
 
     Args:
         size_bytes: S, any shape.
-        table: points, where the library changes its algorithm, outliers.
 
     Returns:
         Seconds, shape of *size_bytes*; zero bytes cost nothing.
 
     Source:
         Each algorithm is a latency and a bandwidth: MSCCL++ 6.4 us + S / 272 GB/s on one node.
-
     """
     size = np.asarray(size_bytes, dtype=np.float64)
     result = np.zeros_like(size)

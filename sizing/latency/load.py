@@ -80,15 +80,11 @@ def pairs(
         window: w, keys that a query sees at most, itself included; 0: all.
         chunked: a query sees what is before it in its chunk of w, not the last w.
 
-    Returns:
-        Pairs, shape of the arguments.
-
     Source:
         The i-th new token attends to p + i keys, or to w of them.
 
     Ignores:
         Kernels that compute masked pairs of a diagonal block: in the efficiency.
-
     """
     if not window:
         return np.asarray(tokens * (cached + (tokens + 1) / 2))
@@ -99,7 +95,6 @@ def pairs(
 
 
 def _chunk_pairs(tokens: NDArray[np.float64], chunk: int) -> NDArray[np.float64]:
-    """Pairs of a sequence cut into chunks."""
     rest = tokens % chunk
     return np.asarray(tokens // chunk * (chunk * (chunk + 1) / 2) + rest * (rest + 1) / 2)
 

@@ -99,13 +99,10 @@ def gemm(  # noqa: PLR0913  (a GEMM has three sizes, a dtype and a name)
         F = 2 m n k,  Q = n k w + m (n + k) a      (docs/model.md, eq. W1)
 
     Args:
-        name: of the op.
-        equation: of the op that this GEMM is part of.
         rows: m, tokens, any shape.
         inner: k.
         columns: n.
         dtype: of the weights; w bytes each.
-        repeats: runs a step.
 
     Returns:
         The op; a GEMM without rows is not launched and reads nothing.
@@ -115,7 +112,6 @@ def gemm(  # noqa: PLR0913  (a GEMM has three sizes, a dtype and a name)
 
     Ignores:
         Activations that stay in cache between two kernels.
-
     """
     weights = inner * columns * DTYPE_BYTES[dtype] * (rows > 0)
     work = Work(

@@ -64,13 +64,10 @@ def op_time(op: Op, gpu: GpuSpec, *, engine: str = "") -> OpTime:
     Time one op by its kind (docs/model.md, eq. R1 to R5); without work, it is not launched.
 
     Args:
-        op: what to time.
-        gpu: peaks and efficiencies.
         engine: name of the engine; its own kernels are taken where the GPU lists some.
 
     Raises:
         InputError: the GPU has no peaks, as a CPU has none.
-
     """
     return timed(op, gpu, efficiency_of(gpu).of_engine(engine))
 
@@ -108,7 +105,6 @@ def smooth_max(*bounds_s: NDArray[np.float64], smoothness: float | None) -> NDAr
 
     Ignores:
         Launch and tail effects: those are in the fixed time and in the waves.
-
     """
     largest = bounds_s[0]
     for bound in bounds_s[1:]:

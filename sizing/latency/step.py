@@ -83,7 +83,6 @@ def step_terms(machine: Machine, load: StepLoad, *, slicing: Slicing) -> tuple[T
         (docs/model.md, eq. S5)
 
     Args:
-        machine: model, GPU, cluster, engine.
         load: what the step holds on one data-parallel copy, arrays of any shape.
         slicing: how a replica's GPUs share the model.
 
@@ -98,7 +97,6 @@ def step_terms(machine: Machine, load: StepLoad, *, slicing: Slicing) -> tuple[T
     Ignores:
         Overlap of communication with compute, and of the host with the GPU beyond what the
         engine's constants were fitted with.
-
     """
     efficiency = efficiency_of(machine.gpu).of_engine(machine.engine.name)
     efficiency = efficiency.with_kernels(machine.engine.kernels)
@@ -139,7 +137,6 @@ def stage_s(machine: Machine, load: StepLoad, *, slicing: Slicing) -> NDArray[np
         t_stage = (t - t_head) ceil(L / pp) / L + t_head      (docs/model.md, eq. S6)
 
     Args:
-        machine: model, GPU, cluster, engine.
         load: one of the pp batches that are under way at a time.
         slicing: pp stages; one stage is the whole step.
 
@@ -151,7 +148,6 @@ def stage_s(machine: Machine, load: StepLoad, *, slicing: Slicing) -> NDArray[np
 
     Ignores:
         Bubbles while fewer batches than stages are under way.
-
     """
     terms = step_terms(machine, load, slicing=slicing)
     whole = np.asarray(sum(term.seconds for term in terms))

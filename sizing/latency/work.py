@@ -22,17 +22,14 @@ def step_ops(model: ModelSpec, load: StepLoad, *, slicing: Slicing) -> tuple[Op,
     per layer of the whole model, whatever `slicing.pp` is.
 
     Args:
-        model: shapes and dtypes.
         load: what one data-parallel copy of attention holds; arrays of any shape. The experts
             see the tokens of all copies, each taken to hold as much.
-        slicing: of one replica.
 
     Returns:
         Ops whose work has the shape of *load*; an op is repeated once a layer or once a step.
 
     Ignores:
         Multi-token prediction, LoRA.
-
     """
     return (
         *attention_ops(model, load, tp=slicing.tp),

@@ -164,7 +164,6 @@ def _latency_rows(plan: Plan, outcome: Outcome) -> Iterator[tuple[str, ...]]:
 
 
 def _pool_rows(plan: Plan) -> Iterator[tuple[str, ...]]:
-    """Yield one row a pool."""
     for pool in plan.pools:
         used = plan.prediction.utilisation_fraction.get(pool.role)
         yield (

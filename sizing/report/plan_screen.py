@@ -41,7 +41,6 @@ def plan_screen(plan: Plan, *, written: Path | None, verbose: bool = False) -> G
     Return the default screen of a plan.
 
     Args:
-        plan: the plan.
         written: the file that holds it; `None` if it was not written.
         verbose: whether `plan_details` follows, so that `--verbose` is no news.
     """

@@ -112,7 +112,6 @@ def _is_number(text: str) -> bool:
 
 
 def _section(table: Table) -> Section:
-    """Return a table of a terminal as a section of a page."""
     heads = tuple(str(column.header) for column in table.columns)
     rows = zip(*(column.cells for column in table.columns), strict=True)
     cells = tuple(tuple(getattr(cell, "plain", cell) for cell in row) for row in rows)

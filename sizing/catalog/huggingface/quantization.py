@@ -62,14 +62,11 @@ def quantization(
     Read a `quantization_config`.
 
     Args:
-        raw: the config.
         num_layers: of the model; what lies beyond them predicts further tokens and is left out.
         num_dense_layers: of those, the first ones, with a dense feed-forward.
-        place: named in errors.
 
     Raises:
         InputError: a method, a format or an exception from it that the sizer cannot express.
-
     """
     place = f"{place}: quantization_config"
     names = [name for name in _left_out(raw, place) if _layer(name) < num_layers]

@@ -39,7 +39,6 @@ def read_config(path: Path) -> dict[str, object]:
 
     Raises:
         InputError: no such file, not JSON, not an object.
-
     """
     file = path / "config.json" if path.is_dir() else path
     config = _read_object(file, "a Hugging Face config.json")
@@ -72,7 +71,6 @@ def model_from(config: Mapping[str, object], *, name: str, source: str, place: s
         config: parsed `config.json`; with a `text_config`, that part is read.
         name: becomes the spec's id.
         source: where a server loads the model from.
-        place: file, named in errors.
 
     Raises:
         InputError: an unknown `model_type`, a key missing or of the wrong type, or an
@@ -81,7 +79,6 @@ def model_from(config: Mapping[str, object], *, name: str, source: str, place: s
     Ignores:
         Towers for images or sound beside a `text_config`: they are idle in text traffic, but
         their weights are missing from the memory. Multi-token-prediction layers.
-
     """
     values = architecture(config)
     model_type = values.get("model_type")

@@ -45,7 +45,6 @@ def losses(plan: Plan, *, requests: int, seed: int) -> Iterator[Loss]:
     replica, and the time until routing noticed, are not simulated.
 
     Args:
-        plan: pools and load.
         requests: requests per run, drawn from the plan's load.
         seed: seed of arrivals, lengths and routing; the same in every run.
     """

@@ -80,8 +80,6 @@ def plan_scenario(inputs: Inputs, label: str, *, keep_refusals: bool = False) ->
     Plan a scenario.
 
     Args:
-        inputs: the scenario with its catalog entries.
-        label: name of the row.
         keep_refusals: whether a scenario that cannot be planned is a result too.
 
     Raises:

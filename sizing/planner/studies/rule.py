@@ -18,7 +18,6 @@ class ComputeRule:
     One file of `configs/presets`.
 
     Attributes:
-        name: as the file is called.
         compute_fraction: of the dense peak that every GPU achieves.
         powers_of_two: whether GPUs come in powers of two only.
         most_gpus: no answer is wider.
@@ -33,7 +32,6 @@ class ComputeRule:
     sources: tuple[NumberSource, ...]
 
     def __post_init__(self) -> None:
-        """Check the numbers."""
         fraction(compute_fraction=self.compute_fraction)
         positive(most_gpus=self.most_gpus)
 
