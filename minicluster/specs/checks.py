@@ -72,7 +72,7 @@ class Spec:
         Raises:
             InputError: the first that is impossible.
         """
-        for name, limit in _limits(type(self)):
+        for name, limit in _limits(type(self)):  # type: ignore[arg-type]  (mypy: no Hashable)
             value = getattr(self, name)
             if isinstance(value, tuple | dict):
                 each = value.items() if isinstance(value, dict) else enumerate(value)
@@ -90,7 +90,7 @@ class Spec:
 
 
 @cache
-def _limits(cls: type[Spec]) -> tuple[tuple[str, Check], ...]:
+def _limits(cls: type) -> tuple[tuple[str, Check], ...]:
     """Return the fields of a spec whose types say limits, each with its check."""
     hints = get_type_hints(cls, include_extras=True)
     found = ((name, _limit(hint)) for name, hint in hints.items())

@@ -62,14 +62,16 @@ def all_reduce_s(
     size_bytes: ArrayLike, group: int, gpu: GpuSpec, cluster: ClusterSpec
 ) -> NDArray[np.float64]:
     """Sum *size_bytes* over *group* neighbouring GPUs, the result on each (eq. N1, N2)."""
-    return exchange_s(_exchange("all-reduce", size_bytes, group), gpu, cluster)
-
-
-def all_gather_s(
-    size_bytes: ArrayLike, group: int, gpu: GpuSpec, cluster: ClusterSpec
-) -> NDArray[np.float64]:
-    """Collect *size_bytes*, spread evenly over *group* GPUs, on each of them (eq. N1, N2)."""
-    return exchange_s(_exchange("all-gather", size_bytes, group), gpu, cluster)
+    exchange = Exchange(
+        name="all-reduce",
+        equation="N1",
+        pattern="all-reduce",
+        group=group,
+        stride=1,
+        repeats=1,
+        size_bytes=np.asarray(size_bytes, dtype=np.float64),
+    )
+    return exchange_s(exchange, gpu, cluster)
 
 
 def point_to_point_s(
@@ -175,18 +177,6 @@ def scale_out_bytes_per_s(gpu: GpuSpec, cluster: ClusterSpec) -> float:
         f"cluster {cluster.name}: scale_out_bytes_per_s",
         None,
         "the network bandwidth per GPU: the cluster is wider than one HB domain",
-    )
-
-
-def _exchange(pattern: str, size_bytes: ArrayLike, group: int) -> Exchange:
-    return Exchange(
-        name=pattern,
-        equation="N1",
-        pattern=pattern,
-        group=group,
-        stride=1,
-        repeats=1,
-        size_bytes=np.asarray(size_bytes, dtype=np.float64),
     )
 
 

@@ -18,10 +18,6 @@ if TYPE_CHECKING:
 
     from minicluster.specs.gpu import GpuSpec, MeasuredCollective
 
-SMALL_BYTES = 2**20
-"""Up to here a collective is mostly latency."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeftOut:
     """

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from minicluster.engine_model.kv_cache import kv_bytes_per_sequence
 from minicluster.specs.model import DTYPE_BYTES, weight_value_bytes
 from minicluster.specs.parameters import parameters
 from minicluster.specs.slicing import Slicing, stage_layers
@@ -167,9 +166,9 @@ def activation_bytes(model: ModelSpec, engine: EngineProfile, *, slicing: Slicin
 
 def exchange_bytes(slicing: Slicing) -> float:
     """
-    Buffers of collectives on one GPU: by the number of GPUs of the replica (eq. M9).
+    Buffers of collectives on one GPU: by the number of GPUs of the replica (eq. M7).
 
-    M_x of docs/model.md, eq. M9; 0 on a single GPU.
+    M_x of docs/model.md, eq. M7; 0 on a single GPU.
     """
     fitting = [size for group, size in EXCHANGE_BYTES.items() if group <= slicing.gpus]
     return float(fitting[-1]) if fitting else 0.0
@@ -204,29 +203,3 @@ def kv_space_bytes(
     usable = gpu.require("hbm_bytes") * engine.memory_fraction
     working = activation_bytes(model, engine, slicing=sliced) + exchange_bytes(sliced)
     return usable - weight_bytes(model, slicing=sliced) - working - engine.runtime_bytes
-
-
-def max_concurrent_tokens(
-    model: ModelSpec,
-    gpu: GpuSpec,
-    engine: EngineProfile,
-    *,
-    slicing: Slicing,
-    sequence_tokens: float,
-) -> float:
-    """
-    Tokens in the KV caches of all copies of attention, held by sequences of one length.
-
-        dp s floor(M_kv / M_s)      (docs/model.md, eq. M7)
-
-    Args:
-        sequence_tokens: s.
-
-    Returns:
-        Tokens; 0 if the weights do not fit.
-    """
-    space = kv_space_bytes(model, gpu, engine, slicing=slicing)
-    each = kv_bytes_per_sequence(
-        model, sequence_tokens, slicing=slicing, block_size=engine.block_size
-    )
-    return slicing.dp * sequence_tokens * max(0, math.floor(space / each))

@@ -25,7 +25,7 @@ SHOWN = tuple(each for each in PERCENTILES if each != "p90")
 def table(
     title: str,
     heads: Iterable[str | Column],
-    rows: Iterable[Iterable[str | Text]],
+    rows: Iterable[Iterable[Any]],
     *,
     left: Container[str] = (),
     **options: Any,  # noqa: ANN401  (any of Rich's)

@@ -34,7 +34,6 @@ def command(folder: Path) -> str:
 
 
 def test_the_one_beside_this_python_comes_first(folders: tuple[Path, Path]) -> None:
-    """A command of the same environment is taken; else one on the path; else none is."""
     beside, elsewhere = folders
     with pytest.raises(InputError, match=r"sizing is missing.*make setup"):
         find_command("sizing")

@@ -127,7 +127,6 @@ def figures_in(html: str) -> list[dict[str, object]]:
 
 
 def test_page_loads_nothing_but_the_script_beside_it() -> None:
-    """The only address in a page is that of the script; one without charts has none."""
     html = render(page())
     assert checked(html).loads == [SCRIPT]
     assert checked(render(Page(title="a", headline="b"))).loads == []
@@ -145,7 +144,6 @@ def test_no_word_becomes_markup(text: str) -> None:
 
 @pytest.mark.parametrize("text", [EVIL, "<i>", "a & b"])
 def test_no_word_becomes_markup_of_a_chart(text: str) -> None:
-    """Plotly takes tags in names, labels and texts for markup: it gets them escaped."""
     for drawn in figures_in(render(page(text))):
         words = json.dumps(drawn)
         assert "<b" not in words
@@ -178,7 +176,6 @@ def test_colours_are_known_on_light_and_dark_screens() -> None:
 
 
 def test_script_is_written_once_beside_pages(tmp_path: Path) -> None:
-    """Two pages share one script, which is written again only if it differs from the package's."""
     write_page(tmp_path / "a.html", page())
     script = tmp_path / SCRIPT
     assert script.read_bytes() == plotly_script().read_bytes()
@@ -193,7 +190,6 @@ def test_script_is_written_once_beside_pages(tmp_path: Path) -> None:
 
 
 def test_pages_below_may_share_the_script(tmp_path: Path) -> None:
-    """A page in a folder of its own finds the script where it is told; without charts none is."""
     folder = tmp_path / "try 1"
     folder.mkdir()
     write_page(folder / "a.html", page(), script_folder=tmp_path)
@@ -283,7 +279,6 @@ def test_axes_are_in_the_unit_that_people_read(high_s: float, unit: str) -> None
 
 @given(st.lists(st.floats(allow_nan=True, allow_infinity=True), max_size=50))
 def test_numbers_are_json(values: list[float]) -> None:
-    """Six digits of every number; what is none becomes null, as JSON has no other way to say it."""
     found = json.loads(json.dumps(figure.numbers(values), allow_nan=False))
     for value, drawn in zip(values, found, strict=True):
         if math.isfinite(value):
@@ -294,7 +289,6 @@ def test_numbers_are_json(values: list[float]) -> None:
 
 @given(st.integers(0, 10_000))
 def test_marks_are_few_enough_to_draw(count: int) -> None:
-    """At most `MAX_MARKS` are left, the first among them; few stay as they are."""
     left = list(range(count))[thinned(count)]
     assert len(left) <= figure.MAX_MARKS
     assert left[:1] == list(range(count))[:1]
@@ -308,7 +302,6 @@ def test_groups_of_rows_are_set_apart() -> None:
 
 
 def test_a_chart_without_such_a_trace_says_so() -> None:
-    """Charts and traces are found by name; others are an error, not nothing."""
     assert page().figure("what").trace("what")["type"] == "scatter"
     with pytest.raises(KeyError):
         page().figure("other")

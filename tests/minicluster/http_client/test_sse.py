@@ -22,7 +22,6 @@ def parse(pieces: list[bytes]) -> list[bytes]:
 
 @given(st.lists(LINES), st.sampled_from([b"\n", b"\r\n"]), st.lists(st.integers(0, 200)))
 def test_cuts_do_not_matter(lines: list[bytes], newline: bytes, cuts: list[int]) -> None:
-    """However the bytes are cut, the events are the same."""
     stream = b"".join(line + newline for line in lines)
     edges = [0, *sorted(min(cut, len(stream)) for cut in cuts), len(stream)]
     pieces = [stream[a:b] for a, b in itertools.pairwise(edges)]
@@ -31,12 +30,10 @@ def test_cuts_do_not_matter(lines: list[bytes], newline: bytes, cuts: list[int])
 
 
 def test_data_lines_of_one_event_are_joined() -> None:
-    """An event of several data lines is one event, with LF between them."""
     assert parse([b"data: a\r\ndata: b\r\n\r\n"]) == [b"a\nb"]
 
 
 def test_unclosed_event_is_not_delivered() -> None:
-    """What no blank line closes is no event."""
     assert parse([b"data: a\n\ndata: b\n"]) == [b"a"]
 
 
@@ -53,7 +50,6 @@ def test_what_does_not_end_is_given_up(piece: bytes) -> None:
 
 
 def test_long_events_and_many_lines_are_none_too_long() -> None:
-    """What counts is one event alone, and no line that is skipped."""
     parser = EventParser()
     half = b"data: " + b"x" * (MAX_EVENT_BYTES // 2) + b"\n\n"
     comments = (b": " + b"x" * 65536 + b"\n") * 16

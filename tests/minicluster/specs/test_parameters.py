@@ -40,7 +40,6 @@ TINY = ModelSpec(
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_totals_agree_with_the_published_ones(name: str) -> None:
-    """Counts from shapes alone give the published total and active parameters."""
     model, row = catalog.find_model(name), PUBLISHED[name]
     tolerance = row["tolerance_fraction"]
     assert num_parameters(model) == pytest.approx(row["parameters"], rel=tolerance, abs=0)
@@ -49,7 +48,6 @@ def test_totals_agree_with_the_published_ones(name: str) -> None:
 
 
 def test_every_model_of_the_catalog_has_a_published_total() -> None:
-    """No model enters the catalog without a check of its shapes against its publisher."""
     assert set(PUBLISHED) == set(catalog.models())
 
 
@@ -72,7 +70,6 @@ def test_layers_add_up(layers: int, factor: int) -> None:
 
 @given(experts=st.integers(2, 64), visited=st.integers(1, 64))
 def test_active_is_total_when_every_expert_is_visited(experts: int, visited: int) -> None:
-    """Active parameters grow with the experts visited, up to all but the input table."""
     visited = min(visited, experts)
     moe = MoeSpec(num_experts=experts, experts_per_token=visited, expert_ffn_size=8)
     model = replace(TINY, ffn_size=0, moe=moe)

@@ -116,7 +116,6 @@ def test_what_lasts_as_long_as_a_request() -> None:
 
 @pytest.mark.parametrize(("freedom", "t"), [(5, 2.571), (10, 2.228), (30, 2.042)])
 def test_an_unsure_effect_widens_an_interval_as_student_says(freedom: float, t: float) -> None:
-    """The interval is t / z times as wide, t from the tables: so the effect is its square."""
     effect = DesignEffect(estimate=4.0, freedom=freedom)
     sure, unsure = (share_interval(0.5, 10**6, each) for each in (4.0, effect.adjusted))
 
@@ -142,7 +141,6 @@ def test_what_stretches_have_in_common_is_seen_without_bias() -> None:
 
 @given(st.floats(1, 1000), st.floats(2, 1e6))
 def test_what_is_unsure_counts_more(seen: float, freedom: float) -> None:
-    """More degrees of freedom never widen an interval, without end they add nothing."""
     effect = DesignEffect(estimate=seen, freedom=freedom)
 
     assert effect.adjusted >= DesignEffect(estimate=seen, freedom=2 * freedom).adjusted >= seen
@@ -151,7 +149,6 @@ def test_what_is_unsure_counts_more(seen: float, freedom: float) -> None:
 
 @given(st.integers(1, 5000), st.floats(0, 1), st.floats(1, 100))
 def test_more_values_never_widen(count: int, share: float, effect: float) -> None:
-    """The same share of twice as many values lies in a narrower interval within the wider."""
     few, many = share_interval(share, count, effect), share_interval(share, 2 * count, effect)
 
     assert few.high is not None
@@ -259,7 +256,6 @@ def test_holm_marks_fewer_the_more_there_are() -> None:
 
 
 def test_holm_marks_nothing_where_nothing_differs() -> None:
-    """Of 15 tests of nothing, alike or not, chance marks any at most in 5 %; else much more."""
     rng = np.random.default_rng(8)
     shared, own = rng.normal(size=(4000, 1)), rng.normal(size=(4000, 15))
     for alike in (0.0, 0.5, 0.9):
@@ -273,7 +269,6 @@ def test_holm_marks_nothing_where_nothing_differs() -> None:
 
 
 def test_warmup_is_cut() -> None:
-    """MSER-5 finds where a transient ends, cuts little where there is none, and owns to failure."""
     rng = np.random.default_rng(5)
     steady = rng.exponential(size=2000)
     transient = np.concatenate([10 + rng.exponential(size=300), steady])
@@ -296,7 +291,6 @@ def test_a_burst_is_no_warmup() -> None:
 
 @pytest.mark.parametrize(("utilisation", "minutes"), [(0.5, 5), (0.75, 5), (0.88, 5)])
 def test_intervals_hold_the_truth(utilisation: float, minutes: float) -> None:
-    """On queues whose truth is known, intervals behind a verdict hold it 95 % of the time."""
     cell = measure(utilisation, minutes, 60)
 
     # The four verdicts of a run go together: of 60 runs three standard deviations are 8 %.

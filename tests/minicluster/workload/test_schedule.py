@@ -44,7 +44,6 @@ def test_what_is_written_is_read(
 def test_a_schedule_is_a_trace(
     tmp_path_factory: pytest.TempPathFactory, requests: list[ScheduledRequest]
 ) -> None:
-    """`sizing simulate --schedule` and `loadtest run --trace` read the same requests from it."""
     path = tmp_path_factory.getbasetemp() / "trace.jsonl"
     requests.sort(key=lambda request: request.due_s)
     write_schedule(requests, path)

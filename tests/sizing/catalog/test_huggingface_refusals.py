@@ -92,7 +92,6 @@ def test_refusals_name_the_key(change: dict[str, Any], named: str, expectation: 
     ("content", "expectation"), [("{", "valid JSON"), ("[]", "a JSON object"), ("\x80", "JSON")]
 )
 def test_files_that_are_no_config(tmp_path: Path, content: str, expectation: str) -> None:
-    """A file that holds no JSON object is refused with its path."""
     file = tmp_path / "config.json"
     file.write_bytes(content.encode("latin-1"))
     with pytest.raises(InputError, match=expectation) as refused:
@@ -101,7 +100,6 @@ def test_files_that_are_no_config(tmp_path: Path, content: str, expectation: str
 
 
 def test_directory_without_config(tmp_path: Path) -> None:
-    """A directory without a config.json is refused with the path that is missing."""
     with pytest.raises(InputError, match=r"config\.json is 'No such file"):
         catalog.find_model(str(tmp_path))
 

@@ -119,7 +119,6 @@ def test_another_engine_is_one_file(configs: Path, chunked: str) -> None:
 def test_a_model_of_a_known_family_is_one_file(
     configs: Path, sizing: Sizing, tmp_path: Path
 ) -> None:
-    """A model is planned for by its new name; its published size is one row in tests/published."""
     added(configs / "models" / "llama-3.1-8b.toml", "llama-9", hub_id='"me/llama-9"')
     entry = configs / "models" / "llama-9.toml"
     head, _, rest = entry.read_text().partition("aliases = [")
@@ -131,7 +130,6 @@ def test_a_model_of_a_known_family_is_one_file(
 def test_a_routing_policy_is_one_function(
     sizing: Sizing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Scenario, plan and simulator take a policy that is registered in `minicluster.routing`."""
     monkeypatch.setitem(routing.POLICIES, "last-of-least", routing.find_policy("random"))
 
     @routing.routing_policy("last-of-least")
@@ -152,7 +150,6 @@ def test_a_routing_policy_is_one_function(
 def test_every_policy_of_a_plan_is_one_of_a_scenario(
     sizing: Sizing, tmp_path: Path, policy: str
 ) -> None:
-    """A scenario may ask for each policy, and the answer says where closed forms approximate it."""
     (tmp_path / "scenario.toml").write_text(SCENARIO)
     done = sizing("plan", str(tmp_path / "scenario.toml"), "--set", f"search.routing={policy}")
     assert done.code == 0, done.err

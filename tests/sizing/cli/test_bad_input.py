@@ -32,7 +32,6 @@ DEEP = "[" * 100_000
 def test_files_that_are_none(
     sizing: Sizing, name: str, content: bytes, arguments: tuple[str, ...], tmp_path: Path
 ) -> None:
-    """A file that cannot be read is named in one line."""
     path = tmp_path / name
     path.write_bytes(content)
     done = sizing(*(str(path) if each == "FILE" else each for each in arguments))

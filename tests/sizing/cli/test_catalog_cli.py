@@ -103,7 +103,6 @@ def test_bad_usage(sizing: Sizing, arguments: list[str], says: str) -> None:
 
 @pytest.mark.parametrize("command", ["init", "schema", "models", "gpus"])
 def test_help(sizing: Sizing, command: str) -> None:
-    """`-h` explains every command."""
     done = sizing(command, "-h")
     assert done.code == 0
     assert "Usage: sizing" in done.out

@@ -154,7 +154,6 @@ def test_predict_beyond_the_hb_domain(sizing: Sizing) -> None:
 
 
 def test_explain_gpu(sizing: Sizing, plan_of: Callable[..., Path]) -> None:
-    """A GPU plan shows each op with equation, FLOPs, bytes, share of peak and what binds it."""
     data = json.loads(sizing("explain", str(plan_of(H100)), "--json").out)
     ops = {term["name"]: term for term in data["terms"] if term["of"] == "prefill step"}
     assert ops["mlp up"]["bound"] == "compute"
@@ -181,7 +180,6 @@ def test_explain_gpu(sizing: Sizing, plan_of: Callable[..., Path]) -> None:
     ],
 )
 def test_refusals(sizing: Sizing, tmp_path: Path, change: str, code: int, words: str) -> None:
-    """What cannot be planned is named with what to change and its exit code, and writes no file."""
     path = tmp_path / "plan.json"
     done = sizing("plan", H100, "--set", change, "-o", str(path))
     assert done.code == code
@@ -192,7 +190,6 @@ def test_refusals(sizing: Sizing, tmp_path: Path, change: str, code: int, words:
 
 
 def test_infeasible_as_data(sizing: Sizing) -> None:
-    """With --json a "no" is data too."""
     done = sizing("plan", H100, "--set", "cluster.max_gpus=8", "--json")
     assert done.code == 3
     assert json.loads(done.out)["infeasible"]["binds"] == "max_gpus"
@@ -210,7 +207,6 @@ def test_a_calibration_of_something_else(sizing: Sizing, laptop: tuple[str, ...]
 
 
 def test_without_calibration(sizing: Sizing, laptop: tuple[str, ...]) -> None:
-    """A CPU without a calibration gets the commands that make one."""
     done = sizing("plan", *laptop[:-2])
     assert done.code == 2
     assert "sizing calibrate" in done.err
@@ -251,7 +247,6 @@ def test_kinds_and_slicing_of_each_pool_are_shown(sizing: Sizing) -> None:
 
 
 def test_sizes_that_cannot_be_read(sizing: Sizing) -> None:
-    """A size is replicas x TP."""
     done = sizing("predict", H100, "--prefill", "2x4", "--decode", "1xTP4")
     assert done.code == 2
     assert "2xTP4" in done.err

@@ -155,7 +155,6 @@ def test_a_second_copy_is_refused(file: Path) -> None:
 def test_a_file_that_contradicts_itself(
     file: Path, where: tuple[str, ...], value: object, says: str
 ) -> None:
-    """A value that follows from others, or is of the wrong kind, is named as the file has it."""
     raw = json.loads(file.read_text(encoding="utf-8"))
     *tables, key = where
     table = raw

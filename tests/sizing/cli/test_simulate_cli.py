@@ -109,7 +109,6 @@ def test_bad_options_are_one_line(
 
 
 def test_load_and_slo_of_a_plan_may_be_set(sizing: Sizing, plan: str) -> None:
-    """`--set` is another load or SLO for the same pools; the rest of a plan stays as it is."""
     few = ("simulate", plan, "--requests", "1000")
     half = sizing(*few, "--set", "workload.requests_per_s=10", "--json")
     assert half.code == 0

@@ -77,7 +77,6 @@ def test_a_group_wider_than_every_table_pays_more_hops_and_more_traffic() -> Non
 
 @pytest.mark.parametrize("size", [1024.0, 65_536.0, 524_288.0, 4 * 2.0**20, 48e6, 2.0**30])
 def test_a_faster_network_than_the_measured_one_is_never_slower(size: float) -> None:
-    """On either side of the network that NCCL was measured on, times stay on that side (N2)."""
     cluster, _ = catalog.find_network("h100-8")
     gpu, table = catalog.find_gpu(cluster.gpu), nccl_on_two_nodes()
     assert table.between_bytes_per_s is not None
@@ -175,7 +174,6 @@ def test_steps_take_what_the_command_prints(size: float) -> None:
 def test_more_bytes_and_fewer_uplinks_are_never_faster(
     pattern: str, group: int, size: float, factor: float
 ) -> None:
-    """Time rises with bytes, and a network without oversubscription is never slower."""
     _, narrow = catalog.find_network("roce-24k")
     spans = narrow.spans(group)
     less = float(tiered_s(size, pattern, narrow, spans))

@@ -109,7 +109,6 @@ def test_faster_hardware_is_never_slower(
 
 @pytest.mark.parametrize("columns", [1024, 4096, 28672])
 def test_tile_boundaries_cost_no_more_than_a_wave(columns: int) -> None:
-    """One row more than a tile holds costs at most the share of a wave that is not filled."""
     gpu = catalog.find_gpu("h100-sxm")
     assert gpu.efficiency is not None
     rows = np.arange(1.0, 2049.0)

@@ -232,7 +232,6 @@ def test_coefficients_reproduce_the_terms(name: str) -> None:
 
 
 def test_published_first_token_times() -> None:
-    """Ten published first-token times: 11 % mean error, none above 35 % (L40S)."""
     table = tomllib.loads(PUBLISHED.read_text(encoding="utf-8"))
     errors = []
     for row in table["rows"]:

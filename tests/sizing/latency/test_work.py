@@ -92,7 +92,6 @@ def test_stages_change_no_work(name: str, pp: int) -> None:
     groups=st.sampled_from((1, 2, 8)),
 )
 def test_more_tokens_touch_no_fewer_experts(experts: int, k: int, tokens: int, groups: int) -> None:
-    """More tokens never mean fewer experts or bytes; the busiest group is never below average."""
     few, more = (experts_touched(experts, k, np.array(float(n))) for n in (tokens, tokens + 1))
     assert min(k, experts) - 1e-9 <= few <= more <= experts
     share = float(busiest_share(experts, k, np.array(float(tokens)), groups=groups))
@@ -110,7 +109,6 @@ def test_more_tokens_touch_no_fewer_experts(experts: int, k: int, tokens: int, g
 
 
 def test_the_busiest_group_by_simulation() -> None:
-    """The share of the busiest of 8 groups is within 10 % of drawing and dealing experts (W11)."""
     rng = np.random.default_rng(7)
     grid = (200.0**-0.01 - 1) * (np.arange(256) + 0.5) / 256 + 1
     loads = grid ** (1 / -0.01)
@@ -222,7 +220,6 @@ def test_exchanges_of_stages() -> None:
 
 
 def test_norms_of_queries_and_keys() -> None:
-    """Norms of queries and keys are ops; one over all heads is summed over the GPUs (W6, X5)."""
     load = decode_load(4, 100)
     names = {}
     for model in ("minimax-m2.5", "qwen3-32b", "llama-3.1-70b"):

@@ -203,7 +203,6 @@ def test_keys_of_a_sweep() -> None:
     st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8)), min_size=1, max_size=30),
 )
 def test_front_is_what_no_other_point_beats(pairs: list[tuple[int, int]]) -> None:
-    """The one pass agrees with comparing every pair."""
     xs, ys = np.array(pairs).T
     expected = [
         not any((a <= x and b <= y) and (a < x or b < y) for a, b in pairs) for x, y in pairs
@@ -320,7 +319,6 @@ def test_losses(plan: Plan) -> None:
 def test_losses_command(
     sizing: Sizing, plan_of: Callable[..., Path], spares: int, code: int
 ) -> None:
-    """An SLO that one loss breaks is a negative answer; with a spare in each pool none does."""
     path = plan_of(SCENARIO, *SPLIT, "--set", f"search.spare_replicas={spares}")
     done = sizing("losses", str(path), "--requests", "1500", "--json")
     assert done.code == code
