@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -58,24 +57,3 @@ def test_long_events_and_many_lines_are_none_too_long() -> None:
     assert lengths == [MAX_EVENT_BYTES // 2] * 3
     for _ in range(17):
         assert parser.feed(comments) == []
-
-
-class Searched(bytearray):
-    """Bytes that count how many of them were searched."""
-
-    count = 0
-
-    def find(self, what: Any, start: Any = 0, end: Any = None) -> int:  # noqa: ANN401  (bytearray's)
-        """Search, and count."""
-        self.count += len(self) - start
-        return super().find(what, start, end)
-
-
-def test_bytes_are_searched_once() -> None:
-    """A long line that comes in small pieces takes time in proportion to its length."""
-    parser = EventParser()
-    parser._received = searched = Searched()
-    for _ in range(1000):
-        parser.feed(b"x" * 10)
-
-    assert searched.count == 10_000

@@ -15,9 +15,9 @@ from minicluster.specs.parameters import (
     num_active_parameters,
     num_parameters,
     parameters,
-    weight_bytes,
 )
 from sizing import catalog
+from sizing.latency.memory import weight_bytes
 
 PUBLISHED = tomllib.loads(
     (Path(__file__).parents[2] / "published" / "parameter_counts.toml").read_text(encoding="utf-8")

@@ -21,7 +21,6 @@ from minicluster.stats.confidence import (
     samples_needed,
     share_interval,
 )
-from minicluster.stats.warmup import mser5_of_measured
 
 sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))
 from verdict_coverage import cell_of, measure
@@ -37,12 +36,6 @@ def persistent(rng: np.random.Generator, count: int, stays: float) -> np.ndarray
     fresh[0] = True
     drawn = (rng.random(count) < 0.3).astype(np.float64)
     return np.asarray(drawn[np.maximum.accumulate(np.where(fresh, np.arange(count), 0))])
-
-
-def settle(rng: np.random.Generator, count: int, cold: float) -> np.ndarray:
-    """Return bursts of 40 values on average, the first tenth slower by *cold* at its beginning."""
-    bursts = persistent(rng, count, 0.975)
-    return np.asarray(bursts + cold * np.exp(-np.arange(count) / (count / 30)))
 
 
 @given(st.integers(1, 5000), st.integers(0, 5000))
@@ -266,27 +259,6 @@ def test_holm_marks_nothing_where_nothing_differs() -> None:
         # Three standard errors of a share of 5 % among 4,000 are 1 %.
         assert marked < 0.06
     assert np.mean([min(row) < 0.05 for row in p_values]) > 0.1
-
-
-def test_warmup_is_cut() -> None:
-    rng = np.random.default_rng(5)
-    steady = rng.exponential(size=2000)
-    transient = np.concatenate([10 + rng.exponential(size=300), steady])
-
-    assert mser5_of_measured(transient)[0] == pytest.approx(300, abs=20)
-    assert mser5_of_measured(steady)[0] < 200
-    assert not mser5_of_measured(np.arange(2000.0))[1]
-    assert mser5_of_measured(np.array([np.inf] * 200))[0] == 0
-
-
-def test_a_burst_is_no_warmup() -> None:
-    """Of 100 runs with bursts hardly one is cut; where the beginning is slow, nearly every one."""
-    rng = np.random.default_rng(6)
-    cut = [mser5_of_measured(settle(rng, 3000, 0.0))[0] > 0 for _ in range(100)]
-    cold = [mser5_of_measured(settle(rng, 3000, 3.0))[0] > 0 for _ in range(100)]
-
-    assert sum(cut) <= 5
-    assert sum(cold) >= 90
 
 
 @pytest.mark.parametrize(("utilisation", "minutes"), [(0.5, 5), (0.75, 5), (0.88, 5)])

@@ -175,6 +175,11 @@ BAD = [
     ("[model]", '[engine]\nversion = "1.0"\n[model]', ["engine", "vllm 1.0", "vllm 0.29.0"]),
     ("[model]", "[search]\ntp = [0]\n[model]", ["search.tp[0]", "positive"]),
     ("[model]", "[search]\nmax_utilisation_fraction = 2.0\n[model]", ["search.max", "fraction"]),
+    (
+        "[model]",
+        '[search]\npools = "mixed"\nlocal_threshold_tokens = 100\n[model]',
+        ["search.local_threshold_tokens", "expected 0 with"],
+    ),
     ("[model]", "[extra]\n[model]", ["extra", "no such key"]),
     ("[model]", "[model]\nkv_dtype = 'fp9'", ["model.kv_dtype", "fp9", "fp8"]),
     ("[model]", "[model]\nmax_context_tokens = 200000", ["model.max_context_tokens", "131072"]),

@@ -101,13 +101,6 @@ def test_bad_usage(sizing: Sizing, arguments: list[str], says: str) -> None:
     assert says in done.err
 
 
-@pytest.mark.parametrize("command", ["init", "schema", "models", "gpus"])
-def test_help(sizing: Sizing, command: str) -> None:
-    done = sizing(command, "-h")
-    assert done.code == 0
-    assert "Usage: sizing" in done.out
-
-
 def test_no_colour_in_a_pipe() -> None:
     """Escape codes never reach a pipe, whatever the terminal behind it."""
     done = subprocess.run(

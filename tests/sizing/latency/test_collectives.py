@@ -19,12 +19,15 @@ from minicluster.specs.efficiency import CollectiveTable
 from sizing import catalog
 from sizing.cli.app import app
 from sizing.latency.collectives import all_reduce_s
-from sizing.latency.library import SMALL_BYTES, left_out, with_gpu_points
+from sizing.latency.library import left_out, with_gpu_points
 from sizing.latency.tiered import network, tiered_s
 from sizing.network.collective import Question, answer
 
 if TYPE_CHECKING:
     from minicluster.specs.gpu import MeasuredCollective
+
+
+MOSTLY_LATENCY_BYTES = 2**20
 
 
 def run(*arguments: str) -> tuple[int, str]:
@@ -56,7 +59,7 @@ def test_library_points_follow_from_the_others() -> None:
     outliers = [row for row in rows if row.outlier]
     assert [(row.library, row.gpus, row.size_bytes) for row in outliers] == [("nccl", 16, 262144)]
     for row in rows:
-        limit = 0.15 if row.size_bytes <= SMALL_BYTES else 0.12
+        limit = 0.15 if row.size_bytes <= MOSTLY_LATENCY_BYTES else 0.12
         assert row.outlier or abs(row.error_fraction) < limit, row
 
 

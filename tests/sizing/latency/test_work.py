@@ -125,11 +125,12 @@ def test_the_busiest_group_by_simulation() -> None:
 
 
 @given(n=st.integers(1, 60), p=st.integers(0, 60), chunk=st.integers(1, 80))
-def test_chunked_pairs(n: int, p: int, chunk: int) -> None:
-    """Pairs of chunked attention are those that counting finds (eq. W2)."""
+def test_pairs(n: int, p: int, chunk: int) -> None:
+    """Pairs of full, windowed and chunked attention are those that counting finds (eq. W2)."""
     arrays = np.array([float(n)]), np.array([float(p)])
-    counted = sum((p + i) % chunk + 1 for i in range(n))
-    assert pairs(*arrays, chunk, chunked=True) == counted
+    assert pairs(*arrays) == sum(p + i for i in range(1, n + 1))
+    assert pairs(*arrays, chunk) == sum(min(chunk, p + i) for i in range(1, n + 1))
+    assert pairs(*arrays, chunk, chunked=True) == sum((p + i) % chunk + 1 for i in range(n))
     assert keys_in_reach(np.array(3.0 * chunk), chunk, chunked=True) == (chunk + 1) / 2
 
 
