@@ -38,9 +38,7 @@ def parse(cls: type[T], raw: object, *, place: str) -> T:
     except ValidationError as error:
         raise _first(error, place) from None
     except InputError as error:
-        raise InputError(
-            f"{place}: {error.place}", error.value, error.expectation, error.way_out
-        ) from None
+        raise error.inside(place) from None
     except ValueError as error:
         raise InputError(place, str(error), "finite numbers") from None
 
@@ -78,6 +76,21 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise InputError(str(path), str(error), "valid TOML") from None
 
 
+def read_json(path: Path, expectation: str) -> object:
+    """
+    Read a JSON file.
+
+    Raises:
+        InputError: no such file, or no JSON; *expectation* is what the file should be.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(str(path), error.strerror, expectation) from None
+    except (ValueError, RecursionError) as error:
+        raise InputError(str(path), str(error), f"valid JSON: {expectation}") from None
+
+
 def parse_scenario(
     raw: dict[str, Any], overrides: Sequence[str] = (), *, place: str
 ) -> ScenarioSpec:
@@ -92,8 +105,7 @@ def parse_scenario(
     Raises:
         InputError: the first thing wrong, with its place, value and expectation.
     """
-    for override in overrides:
-        _override(raw, override)
+    overridden(raw, overrides)
     if overrides:
         place += " with " + " ".join(f"--set {override}" for override in overrides)
     workload = raw.get("workload")

@@ -55,6 +55,11 @@ class InputError(MiniclusterError):
         tail = f" ({way_out})" if way_out else ""
         super().__init__(f"{place} {found}; expected {expectation}{tail}")
 
+    def inside(self, place: str) -> InputError:
+        """Return the same error of a key that stands in *place*, such as a file."""
+        where = f"{place}: {self.place}"
+        return InputError(where, self.value, self.expectation, self.way_out)
+
 
 class NegativeAnswer(MiniclusterError):
     """The answer is no, with its reasons, one a line."""

@@ -12,7 +12,7 @@ import json
 from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from minicluster.config import parse
+from minicluster.config import parse, read_json
 from minicluster.errors import InputError
 from minicluster.plan.deployment import Deployment, EngineSettings, Pool, Routing
 from minicluster.plan.inputs import Inputs
@@ -199,7 +199,7 @@ def read_plan(path: Path) -> Plan:
         InputError: no such file, not JSON, another schema version, a field missing, unknown or
             out of range; the message names the place.
     """
-    return plan_from(_read_json(path), place=str(path))
+    return plan_from(read_json(path, "a plan written by `sizing plan -o`"), place=str(path))
 
 
 def read_plan_or_deployment(path: Path) -> Plan | Deployment:
@@ -209,7 +209,7 @@ def read_plan_or_deployment(path: Path) -> Plan | Deployment:
     Raises:
         InputError: as `read_plan`.
     """
-    raw = _read_json(path)
+    raw = read_json(path, "a plan written by `sizing plan -o`")
     if isinstance(raw, dict) and "schema_version" not in raw:
         return parse(Deployment, raw, place=str(path))
     return plan_from(raw, place=str(path))
@@ -322,13 +322,3 @@ def _check_derived(place: str, said: object, derived: dict[str, Any]) -> None:
             raise InputError(
                 f"{place}.{key}", said.get(key), f"{derived[key]!r}, as the rest of it says"
             )
-
-
-def _read_json(path: Path) -> object:
-    """Read JSON, or say what is wrong with the file."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(str(path), error.strerror, "a plan written by `sizing plan`") from None
-    except (ValueError, RecursionError) as error:
-        raise InputError(str(path), str(error), "JSON, as `sizing plan -o` writes it") from None

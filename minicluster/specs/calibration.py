@@ -141,7 +141,7 @@ def _row(line: dict[str, str | None], place: str) -> Measurement:
     try:
         return Measurement(key=key, **values)  # type: ignore[arg-type]
     except InputError as error:
-        raise InputError(f"{place}: {error.place}", error.value, error.expectation) from None
+        raise error.inside(place) from None
 
 
 def _value(name: str, text: str, place: str) -> str | int | float:

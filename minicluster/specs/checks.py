@@ -72,7 +72,7 @@ class Spec:
         Raises:
             InputError: the first that is impossible.
         """
-        for name, limit in _limits(type(self)):  # type: ignore[arg-type]  (mypy: no Hashable)
+        for name, limit in _limits(type(self)):  # type: ignore[arg-type]
             value = getattr(self, name)
             if isinstance(value, tuple | dict):
                 each = value.items() if isinstance(value, dict) else enumerate(value)

@@ -137,9 +137,7 @@ def _rows(path: Path, lines: list[str]) -> Iterator[tuple[int, TraceRow]]:
         except (KeyError, TypeError, ValueError, OverflowError):
             raise InputError(f"{path}:{number}", lines[number - 1][:80], FORMATS) from None
         except InputError as error:
-            raise InputError(
-                f"{path}:{number}: {error.place}", error.value, error.expectation, error.way_out
-            ) from None
+            raise error.inside(f"{path}:{number}") from None
         if not isfinite(row.due_s):
             raise InputError(f"{path}:{number}", row.due_s, "a finite time")
         yield number, row

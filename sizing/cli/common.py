@@ -151,8 +151,7 @@ def naming(scenario: Path) -> Iterator[None]:
     try:
         yield
     except InputError as error:
-        place = f"{scenario}: {error.place}"
-        raise InputError(place, error.value, error.expectation, error.way_out) from None
+        raise error.inside(str(scenario)) from None
 
 
 def tracked(items: Iterable[Item], what: str, *, total: int | None = None) -> Iterable[Item]:

@@ -62,16 +62,8 @@ def all_reduce_s(
     size_bytes: ArrayLike, group: int, gpu: GpuSpec, cluster: ClusterSpec
 ) -> NDArray[np.float64]:
     """Sum *size_bytes* over *group* neighbouring GPUs, the result on each (eq. N1, N2)."""
-    exchange = Exchange(
-        name="all-reduce",
-        equation="N1",
-        pattern="all-reduce",
-        group=group,
-        stride=1,
-        repeats=1,
-        size_bytes=np.asarray(size_bytes, dtype=np.float64),
-    )
-    return exchange_s(exchange, gpu, cluster)
+    size = np.asarray(size_bytes, dtype=np.float64)
+    return exchange_s(Exchange("", "N1", "all-reduce", group, 1, size), gpu, cluster)
 
 
 def point_to_point_s(

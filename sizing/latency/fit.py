@@ -43,21 +43,9 @@ def prefill_coefficients(
     seconds = step_s(machine, prefill_load(n, cached), slicing=slicing)
     attended = pairs(n, np.full_like(n, cached))
     line = fit_bent_line(n, (_touched(machine.model, n), attended), seconds)
-    experts, rate = line.rates
-    return StepCoefficients(
-        base_s=line.base,
-        stream_s=line.slope * line.bend,
-        per_prefill_token_s=line.slope,
-        per_sequence_s=0.0,
-        per_pair_s=rate,
-        per_context_token_s=0.0,
-        max_tokens=int(longest),
-        max_batch=int(max(1, longest // shortest)),
-        max_context_tokens=int(longest + cached),
-        error_fraction=line.error_fraction,
-        experts_s=experts,
-        expert_miss_fraction=miss_fraction(machine.model),
-    )
+    most = (int(longest), int(max(1, longest // shortest)), int(longest + cached))
+    miss = miss_fraction(machine.model)
+    return line.prefill(most=most, experts_s=line.rates[0], expert_miss_fraction=miss)
 
 
 def decode_coefficients(
@@ -78,21 +66,9 @@ def decode_coefficients(
     )
     seconds = step_s(machine, decode_load(batch, context), slicing=slicing)
     line = fit_bent_line(batch, (_touched(machine.model, batch), batch * context), seconds)
-    experts, rate = line.rates
-    return StepCoefficients(
-        base_s=line.base,
-        stream_s=line.slope * line.bend,
-        per_prefill_token_s=0.0,
-        per_sequence_s=line.slope,
-        per_pair_s=0.0,
-        per_context_token_s=rate,
-        max_tokens=int(max_batch),
-        max_batch=int(max_batch),
-        max_context_tokens=int(np.ceil(contexts[1])),
-        error_fraction=line.error_fraction,
-        experts_s=experts,
-        expert_miss_fraction=miss_fraction(machine.model),
-    )
+    most = (int(max_batch), int(max_batch), int(np.ceil(contexts[1])))
+    miss = miss_fraction(machine.model)
+    return line.decode(most=most, experts_s=line.rates[0], expert_miss_fraction=miss)
 
 
 def path_coefficients(

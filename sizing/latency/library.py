@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from minicluster.specs.gpu import GpuSpec, MeasuredCollective
 
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeftOut:
     """

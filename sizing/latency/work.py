@@ -60,19 +60,12 @@ def _elementwise_ops(model: ModelSpec, load: StepLoad, *, slicing: Slicing) -> t
     if moe:
         # Tokens of dp copies meet k experts each, spread over the tp x dp GPUs of the stage.
         width = moe.experts_per_token * moe.expert_ffn_size + moe.shared_ffn_size
-        per_token.append(
-            ("expert activation", layers - model.num_dense_layers, passes * width / tp)
-        )
+        moe_layers = layers - model.num_dense_layers
+        per_token.append(("expert activation", moe_layers, passes * width / tp))
+    works = (Work(0 * m, m * values * ACTIVATION_BYTES) for *_, values in per_token)
     return tuple(
-        Op(
-            name=name,
-            equation="W6",
-            kind="elementwise",
-            dtype=model.dtype,
-            repeats=repeats,
-            work=Work(flops=0 * m, hbm_bytes=m * values * ACTIVATION_BYTES),
-        )
-        for name, repeats, values in per_token
+        Op(name, "W6", "elementwise", model.dtype, repeats, work)
+        for (name, repeats, values), work in zip(per_token, works, strict=True)
         if repeats and values
     )
 
@@ -85,12 +78,5 @@ def _query_norms(model: ModelSpec, values: float) -> list[tuple[str, int, float]
 
 def _lm_head(model: ModelSpec, load: StepLoad, *, tp: int) -> Op:
     """Logits of the last token of each prompt and of each sequence decoded (eq. W7)."""
-    return gemm(
-        "lm_head",
-        "W7",
-        rows=load.prompts + load.sequences,
-        inner=model.hidden_size,
-        columns=model.vocab_size / tp,
-        dtype=model.dtype,
-        repeats=1,
-    )
+    rows, columns = load.prompts + load.sequences, model.vocab_size / tp
+    return gemm("lm_head", "W7", rows, model.hidden_size, columns, dtype=model.dtype, repeats=1)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
+from minicluster.config import read_json
 from minicluster.errors import InputError
 from minicluster.specs.model import ModelSpec, architecture, architecture_hash, language_model
 from sizing.catalog.huggingface.families import FAMILIES, Family
@@ -52,12 +52,7 @@ def read_config(path: Path) -> dict[str, object]:
 
 
 def _read_object(file: Path, expectation: str) -> dict[str, object]:
-    try:
-        raw = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(str(file), error.strerror, expectation) from None
-    except (ValueError, RecursionError) as error:
-        raise InputError(str(file), str(error), "valid JSON") from None
+    raw = read_json(file, expectation)
     if not isinstance(raw, dict):
         raise InputError(str(file), type(raw).__name__, "a JSON object")
     return raw
@@ -92,9 +87,7 @@ def model_from(config: Mapping[str, object], *, name: str, source: str, place: s
     except InputError as error:
         if error.place.startswith(place):
             raise
-        raise InputError(
-            f"{place}: {error.place}", error.value, error.expectation, error.way_out
-        ) from None
+        raise error.inside(place) from None
 
 
 def _renamed(values: Mapping[str, object], family: Family) -> dict[str, object]:

@@ -41,15 +41,8 @@ def machine(model: str = "llama-3.1-70b", gpu: str = "h100-sxm") -> Machine:
 
 def exchange(pattern: str, size: object, group: int = 8, stride: int = 1) -> Exchange:
     """Make an exchange."""
-    return Exchange(
-        name=pattern,
-        equation="N1",
-        pattern=pattern,
-        group=group,
-        stride=stride,
-        repeats=1,
-        size_bytes=np.asarray(size, dtype=np.float64),
-    )
+    size_bytes = np.asarray(size, dtype=np.float64)
+    return Exchange(pattern, "N1", pattern, group, 1, size_bytes, stride=stride)
 
 
 @pytest.mark.parametrize("gpu", GPUS)
