@@ -163,7 +163,7 @@ def tracked(items: Iterable[Item], what: str, *, total: int | None = None) -> It
 
 def print_json(data: object, *, sort_keys: bool = False) -> None:
     """Write data, and nothing else, to stdout."""
-    text = json.dumps(data, indent=2, sort_keys=sort_keys)
+    text = json.dumps(data, indent=2, sort_keys=sort_keys, allow_nan=False)
     sys.stdout.write(text + "\n")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from dataclasses import asdict, dataclass, replace
@@ -22,7 +21,7 @@ from minicluster.specs.cluster import topology_of
 from minicluster.specs.topology import Inventory, Node, Topology, inventory_of
 from minicluster.workload.arrivals import length_quantiles
 from sizing import catalog
-from sizing.cli.common import AsJson, naming, wide_console, with_keys, writable
+from sizing.cli.common import AsJson, naming, print_json, wide_console, with_keys, writable
 from sizing.network import scheduler_manifests
 from sizing.network.gpu_groups import GpuGroup, PoolRequest
 from sizing.network.network_cost import crossing
@@ -124,7 +123,11 @@ def place(
     for warning in found.warnings:
         talk.print(f"warning: {warning}", highlight=False, markup=False)
     if emit is not None:
-        _give(_emitted(emit, found, nodes), out)
+        text = _emitted(emit, found, nodes)
+        if out is None:
+            sys.stdout.write(text)
+        else:
+            write_atomically(out, text)
         return
     if out is not None and read is not None and isinstance(found, PoolPlan):
         write_atomically(out, to_json(placed_plan(read, found, nodes if inventory else None)))
@@ -214,7 +217,7 @@ def _print(
         data = {**asdict(found), "search_s": search_s}
         if crossed is not None:
             data["crossing"] = asdict(crossed)
-        sys.stdout.write(json.dumps(data, indent=2, allow_nan=False) + "\n")
+        print_json(data)
         return
     table = cuts_table(found) if isinstance(found, RankPlan) else gpu_groups_table(found)
     console = wide_console()
@@ -316,11 +319,3 @@ def _as_groups(found: RankPlan) -> tuple[GpuGroup, ...]:
              gpus=found.ranks[n * d.tp : (n + 1) * d.tp])
         for n in range(d.atoms * d.dp)
     )  # fmt: skip
-
-
-def _give(text: str, out: Path | None) -> None:
-    """Write text to a file or to stdout."""
-    if out is None:
-        sys.stdout.write(text)
-    else:
-        write_atomically(out, text)

@@ -40,7 +40,6 @@ from sizing.report.study import losses_note, losses_table
 from sizing.simulation.planned import simulate_plan
 
 if TYPE_CHECKING:
-    from minicluster.plan import Plan
     from minicluster.workload.arrivals import Arrivals
 
 
@@ -99,7 +98,9 @@ def simulate(  # noqa: PLR0913, PLR0917  (a command's options)
         source = RequestSource(
             process=arrivals, gap_cv=gap_cv, users=users, turns=turns, think_s=think_s
         )
-        coming = _drawn(planned, source, rate, requests, seed)
+        load = planned.workload
+        load = load if rate is None else replace(load, requests_per_s=rate)
+        coming = drawn(load, source, count=requests, seed=seed)
     else:
         if (arrivals, gap_cv, users, turns, think_s) != ("poisson", None, None, 1, 0.0):
             raise InputError("--trace", str(trace), "no options about arrivals besides it")
@@ -134,15 +135,6 @@ def _check_run(requests: int, seed: int) -> None:
     not_negative(**{"--seed": seed})
     if requests > MAX_REQUESTS:
         raise InputError("--requests", requests, f"at most {MAX_REQUESTS:,}")
-
-
-def _drawn(
-    plan: Plan, source: RequestSource, rate: float | None, requests: int, seed: int
-) -> Arrivals:
-    workload = plan.workload
-    if rate is not None:
-        workload = replace(workload, requests_per_s=rate)
-    return drawn(workload, source, count=requests, seed=seed)
 
 
 def _traced(path: Path, rate: float | None, *, skip_unanswered: bool) -> Arrivals:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from dataclasses import asdict
 from pathlib import Path  # noqa: TC003  (Typer reads the annotations)
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,7 +11,7 @@ import typer
 from minicluster.config import parse, read_toml
 from minicluster.errors import InputError, NegativeAnswer
 from sizing import catalog
-from sizing.cli.common import AsJson, wide_console, with_keys
+from sizing.cli.common import AsJson, print_json, wide_console, with_keys
 from sizing.report.training import layouts_table, training_table
 from sizing.training.closed_forms import rule_of_thumb
 from sizing.training.estimate import estimate
@@ -148,7 +146,7 @@ def _print_rule(
         parameters, tokens, gpus=gpus, flops_per_gpu_per_s=rate, recompute=recompute == "full"
     )
     if as_json:
-        sys.stdout.write(json.dumps(asdict(found), indent=2) + "\n")
+        print_json(asdict(found))
         return
     wide_console().print(
         f"{found.flops:.4g} FLOPs: {found.days:.1f} days on {gpus:,} GPUs,"
@@ -163,7 +161,7 @@ def _print(found: TrainingEstimate, ranked: list[Trial], *, as_json: bool) -> No
         data = asdict(found)
         if ranked:
             data["layouts"] = [asdict(each) for each in ranked]
-        sys.stdout.write(json.dumps(data, indent=2, allow_nan=False) + "\n")
+        print_json(data)
         return
     console = wide_console()
     if ranked:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from dataclasses import asdict
 from datetime import UTC, datetime
 from itertools import groupby
@@ -14,11 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import track
 
 from minicluster.files import write_atomically
 from minicluster.shell import talk
-from sizing.cli.common import AsJson, writable
+from sizing.cli.common import AsJson, print_json, tracked, writable
 from sizing.evidence.coverage import tried
 from sizing.evidence.evidence import evidence_of, read_evidence, to_json
 from sizing.evidence.row import read_rows
@@ -68,10 +65,7 @@ def validate(
     """
     lines = read_rows(rows)
     known = read_evidence().intervals
-    verdicts = [
-        judge(line, known)
-        for line in track(lines, "predicting", console=talk, disable=not talk.is_terminal)
-    ]
+    verdicts = [judge(line, known) for line in tracked(lines, "predicting")]
     fit, answers = calibrated(verdicts) if calibrate else (None, verdicts)
     if out is not None:
         write_atomically(out, to_csv(answers))
@@ -84,7 +78,7 @@ def validate(
         document = _document(verdicts, answers, found)
         if fit is not None:
             document["calibration"] = fit.data()
-        sys.stdout.write(json.dumps(document, indent=2, allow_nan=False) + "\n")
+        print_json(document)
         return
     _print(verdicts, found)
     if fit is not None:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from minicluster.specs.model import DTYPE_BYTES
 from sizing.latency.op import ACTIVATION_BYTES
 
 if TYPE_CHECKING:
@@ -49,15 +48,12 @@ NORM_BYTES = 4
 """Sums of squares are exchanged in 32 bits."""
 
 
-def step_exchanges(
-    model: ModelSpec, load: StepLoad, *, slicing: Slicing, all_to_all: bool = False
-) -> tuple[Exchange, ...]:
+def step_exchanges(model: ModelSpec, load: StepLoad, *, slicing: Slicing) -> tuple[Exchange, ...]:
     """
     List the collectives that a step meets on its way through the model and all its stages.
 
-    Args:
-        all_to_all: tokens go to their experts' GPUs only (DeepEP), instead of to all GPUs of the
-            stage, which is the default of vLLM 0.29.0 (`allgather_reducescatter`) and SGLang.
+    Tokens go to all GPUs of the stage on their way to experts, which is the default of vLLM 0.29.0
+    (`allgather_reducescatter`) and SGLang.
 
     Returns:
         Exchanges whose sizes have the shape of *load*; none on a single GPU.
@@ -65,7 +61,7 @@ def step_exchanges(
     return (
         *_tensor_exchanges(model, load, slicing),
         *_norm_exchanges(model, load, slicing),
-        *(_expert_exchanges(model, load, slicing, all_to_all=all_to_all) if model.moe else ()),
+        *_expert_exchanges(model, load, slicing),
         *_stage_exchanges(model, load, slicing),
     )
 
@@ -79,7 +75,7 @@ def _tensor_exchanges(model: ModelSpec, load: StepLoad, slicing: Slicing) -> tup
 
     Where attention and feed-forward stand side by side they are summed and reduced once.
     With experts and copies of attention the feed-forward of expert layers ends in the
-    exchanges of eq. X2 or X3, which leave no partial sums over tp.
+    exchanges of eq. X2, which leave no partial sums over tp.
     """
     if slicing.tp == 1:
         return ()
@@ -101,53 +97,34 @@ def _norm_exchanges(model: ModelSpec, load: StepLoad, slicing: Slicing) -> tuple
     """
     Sum the squares of queries and of keys over the tp GPUs, where one norm spans all heads.
 
-        S = 8 m, in 32 bits      (docs/model.md, eq. X5)
+        S = 8 m, in 32 bits      (docs/model.md, eq. X3)
     """
     if slicing.tp == 1 or model.query_norm != "all":
         return ()
     layers, size = model.num_layers - model.num_linear_layers, 2 * load.tokens * NORM_BYTES
-    return (Exchange("query norm all-reduce", "X5", "all-reduce", slicing.tp, layers, size),)
+    return (Exchange("query norm all-reduce", "X3", "all-reduce", slicing.tp, layers, size),)
 
 
-def _expert_exchanges(
-    model: ModelSpec, load: StepLoad, slicing: Slicing, *, all_to_all: bool
-) -> tuple[Exchange, ...]:
+def _expert_exchanges(model: ModelSpec, load: StepLoad, slicing: Slicing) -> tuple[Exchange, ...]:
     """
     Bring the tokens of all copies of attention to the experts, and the results back.
 
-        Gather and scatter: S = dp m h a, the tokens of all copies (docs/model.md, eq. X2)
-        All to all: S = m / tp G t_e h w out, the same with a back (eq. X3),
-        G = ep (1 - (1 - 1 / ep)^k) groups that hold an expert of a token
+        Gather and scatter: S = dp m h a, the tokens of all copies      (docs/model.md, eq. X2)
 
     Each GPU sends its share m / tp of a copy's tokens, and an all-gather of m h a over tp rejoins
     them.
     """
-    moe = model.moe
-    if slicing.dp == 1 or moe is None:
+    if slicing.dp == 1 or model.moe is None:
         return ()
-    layers = model.num_layers - moe.num_dense_layers
-    stage = slicing.tp * slicing.dp
-    groups = slicing.ep * (1 - (1 - 1 / slicing.ep) ** moe.experts_per_token)
-    copies = groups * slicing.moe_tp
-    values = load.tokens * model.hidden_size
-    if all_to_all and slicing.ep > 1:
-        sent = values / slicing.tp * copies * (stage - 1) / stage
-        there = sent * max(1.0, min(DTYPE_BYTES[model.weight_dtype], ACTIVATION_BYTES))
-        back = sent * ACTIVATION_BYTES
-        found = (
-            Exchange("expert dispatch", "X3", "all-to-all", stage, layers, there),
-            Exchange("expert combine", "X3", "all-to-all", stage, layers, back),
-        )
-    else:
-        whole = values * slicing.dp * ACTIVATION_BYTES
-        found = (
-            Exchange("expert gather", "X2", "all-gather", stage, layers, whole),
-            Exchange("expert scatter", "X2", "reduce-scatter", stage, layers, whole),
-        )
+    layers, stage = model.num_layers - model.num_dense_layers, slicing.tp * slicing.dp
+    copy = load.tokens * model.hidden_size * ACTIVATION_BYTES
+    found = (
+        Exchange("expert gather", "X2", "all-gather", stage, layers, slicing.dp * copy),
+        Exchange("expert scatter", "X2", "reduce-scatter", stage, layers, slicing.dp * copy),
+    )
     if slicing.tp == 1:
         return found
-    rejoined = values * ACTIVATION_BYTES
-    return *found, Exchange("expert rejoin", "X2", "all-gather", slicing.tp, layers, rejoined)
+    return *found, Exchange("expert rejoin", "X2", "all-gather", slicing.tp, layers, copy)
 
 
 def _stage_exchanges(model: ModelSpec, load: StepLoad, slicing: Slicing) -> tuple[Exchange, ...]:

@@ -37,12 +37,12 @@ class StepLoad:
         return self.prompts * self.prompt_tokens + self.sequences
 
 
-def prefill_load(tokens: ArrayLike, cached: ArrayLike = 0, *, prompts: int = 1) -> StepLoad:
-    """Prompts of *tokens* tokens after *cached* ones, nothing decoded."""
+def prefill_load(tokens: ArrayLike, cached: ArrayLike = 0) -> StepLoad:
+    """One prompt of *tokens* tokens after *cached* ones, nothing decoded."""
     n, p = np.broadcast_arrays(np.asarray(tokens, np.float64), np.asarray(cached, np.float64))
     none = np.zeros_like(n)
     return StepLoad(
-        prompts=none + prompts,
+        prompts=none + 1,
         prompt_tokens=n,
         cached_tokens=p,
         sequences=none,

@@ -20,15 +20,9 @@ FP4_MULTIPLE = 256
 """To a multiple of this vLLM 0.29.0 pads the hidden size of fp4 experts (Marlin, TensorRT-LLM)."""
 
 
-def weight_bytes(model: ModelSpec, *, tp: int = 1, slicing: Slicing | None = None) -> float:
-    """
-    Weights on the fullest GPU: the largest of `stage_weight_bytes` (docs/model.md, eq. M1).
-
-    Args:
-        tp: tensor-parallel degree, where nothing else is sliced.
-        slicing: in place of *tp*.
-    """
-    return max(stage_weight_bytes(model, slicing or Slicing(tp=tp)))
+def weight_bytes(model: ModelSpec, *, slicing: Slicing) -> float:
+    """Weights on the fullest GPU: the largest of `stage_weight_bytes` (docs/model.md, eq. M1)."""
+    return max(stage_weight_bytes(model, slicing))
 
 
 def stage_weight_bytes(model: ModelSpec, slicing: Slicing) -> tuple[float, ...]:
@@ -175,12 +169,7 @@ def exchange_bytes(slicing: Slicing) -> float:
 
 
 def kv_space_bytes(
-    model: ModelSpec,
-    gpu: GpuSpec,
-    engine: EngineProfile,
-    *,
-    tp: int = 1,
-    slicing: Slicing | None = None,
+    model: ModelSpec, gpu: GpuSpec, engine: EngineProfile, *, slicing: Slicing
 ) -> float:
     """
     Bytes that a GPU has left for the KV cache; negative if the weights do not fit.
@@ -190,8 +179,6 @@ def kv_space_bytes(
     Args:
         gpu: M, its memory.
         engine: f, M_run (context and CUDA graphs), limits of a step.
-        tp: tensor-parallel degree, where nothing else is sliced.
-        slicing: in place of *tp*.
 
     Source:
         vLLM profiles a step of `max_batched_tokens` and gives the rest to the KV cache.
@@ -199,7 +186,6 @@ def kv_space_bytes(
     Ignores:
         Fragmentation; towers for images or sound.
     """
-    sliced = slicing or Slicing(tp=tp)
     usable = gpu.require("hbm_bytes") * engine.memory_fraction
-    working = activation_bytes(model, engine, slicing=sliced) + exchange_bytes(sliced)
-    return usable - weight_bytes(model, slicing=sliced) - working - engine.runtime_bytes
+    working = activation_bytes(model, engine, slicing=slicing) + exchange_bytes(slicing)
+    return usable - weight_bytes(model, slicing=slicing) - working - engine.runtime_bytes

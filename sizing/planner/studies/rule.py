@@ -44,7 +44,7 @@ class RuleAnswer:
     gpus: int | None
 
 
-def find_rule(name: str, *, place: str = "--preset") -> ComputeRule:
+def find_rule(name: str) -> ComputeRule:
     """
     Read a rule by its name.
 
@@ -55,7 +55,7 @@ def find_rule(name: str, *, place: str = "--preset") -> ComputeRule:
     if name not in known:
         near = difflib.get_close_matches(name, known, n=1)
         hint = f"did you mean {near[0]}?" if near else None
-        raise InputError(place, name, "one of " + ", ".join(known), hint)
+        raise InputError("--preset", name, "one of " + ", ".join(known), hint)
     return parse(ComputeRule, read_toml(known[name]), place=known[name].name)
 
 

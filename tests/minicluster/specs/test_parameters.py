@@ -16,6 +16,7 @@ from minicluster.specs.parameters import (
     num_parameters,
     parameters,
 )
+from minicluster.specs.slicing import Slicing
 from sizing import catalog
 from sizing.latency.memory import weight_bytes
 
@@ -90,13 +91,15 @@ def test_quantised_weights_leave_tables_alone() -> None:
     p = parameters(TINY)
     fp8 = replace(TINY, weight_dtype="fp8")
     kept = 2 * (p.embedding + p.lm_head + p.norms)
-    assert weight_bytes(TINY) == 2 * p.total
-    assert weight_bytes(fp8) == p.attention + p.dense_ffn + kept
+    assert weight_bytes(TINY, slicing=Slicing()) == 2 * p.total
+    assert weight_bytes(fp8, slicing=Slicing()) == p.attention + p.dense_ffn + kept
     apart = replace(fp8, attention_quantised=False)
-    assert weight_bytes(apart) - weight_bytes(fp8) == p.attention
+    assert (
+        weight_bytes(apart, slicing=Slicing()) - weight_bytes(fp8, slicing=Slicing()) == p.attention
+    )
 
 
 def test_fp8_checkpoint_weighs_what_vllm_measured() -> None:
     """Llama-3.3-70B in fp8 takes 33.88 GiB on each of two GPUs (llm-d-planner, vLLM on H100)."""
     model = replace(catalog.find_model("llama-3.3-70b"), weight_dtype="fp8")
-    assert weight_bytes(model) / 2 / 2**30 == pytest.approx(33.88, rel=0.002)
+    assert weight_bytes(model, slicing=Slicing()) / 2 / 2**30 == pytest.approx(33.88, rel=0.002)
