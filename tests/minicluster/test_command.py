@@ -6,16 +6,12 @@ import signal
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from minicluster.command import find_command, run_child
 from minicluster.errors import InputError
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 CHILD = """
 import pathlib, signal, time

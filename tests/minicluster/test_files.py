@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -12,9 +12,6 @@ from hypothesis import strategies as st
 
 from minicluster.errors import InputError
 from minicluster.files import write_atomically
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"])))

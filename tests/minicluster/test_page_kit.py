@@ -11,7 +11,7 @@ import sys
 from html import unescape
 from html.parser import HTMLParser
 from itertools import chain
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -36,9 +36,6 @@ from minicluster.pages.page import (
     Tile,
 )
 from minicluster.pages.write import SCRIPT, plotly_script, render, write_page
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 EVIL = "</script><b onload='x'>&amp;\"%{x}"
 

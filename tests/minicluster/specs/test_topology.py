@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -12,9 +12,6 @@ from minicluster.errors import InputError
 from minicluster.specs.cluster import topology_of
 from minicluster.specs.topology import Inventory, Node, Tier, TierSpec, inventory_of
 from sizing import catalog
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 ROCE = catalog.files("clusters")["roce-24k"].read_text(encoding="utf-8")
 

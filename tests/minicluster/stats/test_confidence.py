@@ -3,12 +3,12 @@ from __future__ import annotations
 import math
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from minicluster.stats.bootstrap import BootstrapDifference, differences, holm
 from minicluster.stats.confidence import (
@@ -25,9 +25,6 @@ from minicluster.stats.confidence import (
 sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))
 from verdict_coverage import cell_of, measure
 from verdict_small import Queue, draw
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 
 def persistent(rng: np.random.Generator, count: int, stays: float) -> np.ndarray:

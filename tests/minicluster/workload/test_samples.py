@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -12,9 +12,6 @@ from hypothesis import strategies as st
 from minicluster.errors import InputError
 from minicluster.workload.request_outcome import TURNED_AWAY
 from minicluster.workload.samples import OUTCOMES, Sample, read_samples, to_line
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 TIMES = st.integers(0, 10**9).map(lambda microseconds: microseconds / 10**6)
 SAMPLES = st.builds(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -11,9 +11,6 @@ from hypothesis import strategies as st
 from minicluster.errors import InputError
 from minicluster.workload.schedule import ScheduledRequest, read_schedule, write_schedule
 from minicluster.workload.traces import read_trace
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 REQUESTS = st.builds(
     ScheduledRequest,

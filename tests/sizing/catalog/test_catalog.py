@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+from collections.abc import Iterator
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,10 +22,6 @@ from minicluster.specs.scenario import ClusterChoice, EngineChoice
 from minicluster.specs.study import Conventions
 from sizing import catalog
 from sizing.catalog import find_cluster, find_engine, find_gpu, find_model, folder
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 SPECS = {
     "gpus": GpuSpec,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,9 +15,6 @@ from sizing import catalog
 from sizing.catalog.huggingface.families import FAMILIES
 from sizing.catalog.huggingface.reader import read_config
 from tests.sizing.configs_read import LLAMA, of_family, read
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.mark.parametrize("model_type", FAMILIES)

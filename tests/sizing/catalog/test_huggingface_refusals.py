@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,9 +15,6 @@ from sizing import catalog
 from sizing.catalog.huggingface.families import FAMILIES
 from sizing.catalog.huggingface.reader import read_config
 from tests.sizing.configs_read import EXPERTS, LATENT, LLAMA, of_family, read
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 BAD = [
     ({"model_type": "mamba"}, "model_type", "one of Yi, bloom"),

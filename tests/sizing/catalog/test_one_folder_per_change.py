@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from minicluster import routing
-from minicluster.plan import read_plan
+from minicluster.plan import Plan, read_plan
 from minicluster.specs.scenario import EngineChoice
 from minicluster.workload.arrivals import poisson_arrivals
 from sizing import catalog
@@ -18,13 +19,7 @@ from sizing.catalog import cluster, engine, folder, gpu, model
 from sizing.evidence.prediction import predict_row
 from sizing.evidence.row import row_from
 from sizing.simulation.planned import simulate_plan
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
-
-    from minicluster.plan import Plan
-    from tests.sizing.conftest import Sizing
+from tests.sizing.conftest import Sizing
 
 CACHES = (
     cluster.clusters, cluster.switches, gpu.gpus, gpu.collectives, gpu._read_gpu, model.models,

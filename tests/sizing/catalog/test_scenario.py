@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import typer
@@ -20,9 +21,6 @@ from minicluster.specs.scenario import LIMITS, ScenarioSpec
 from minicluster.specs.workload import Lengths
 from sizing import catalog
 from sizing.catalog.schema import scenario_keys
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 MINIMAL = """
 [model]

@@ -7,15 +7,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from sizing import catalog
 from sizing.catalog.schema import scenario_keys
-
-if TYPE_CHECKING:
-    from tests.sizing.conftest import Sizing
+from tests.sizing.conftest import Sizing
 
 
 def data(sizing: Sizing, command: str) -> list[dict[str, Any]]:

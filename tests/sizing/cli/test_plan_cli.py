@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -14,11 +15,7 @@ from rich.console import Console
 from minicluster.plan import read_plan
 from sizing import catalog
 from sizing.report.plan_screen import plan_screen
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.sizing.conftest import Sizing
+from tests.sizing.conftest import Sizing
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 H100 = str(catalog.files("scenarios")["llama-3.1-70b-h100"])

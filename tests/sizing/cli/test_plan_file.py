@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,12 +15,7 @@ from minicluster.plan import Plan, plan_from, read_plan, to_json
 from minicluster.plan.document import KEPT_AT_TOP, KEPT_OF_CALIBRATION
 from minicluster.specs.calibration import CalibrationKey, CalibrationSpec
 from sizing.cli.common import with_overrides
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from tests.sizing.conftest import Sizing
+from tests.sizing.conftest import Sizing
 
 SMALL = "llama-3.1-8b-h100"
 TOP = {

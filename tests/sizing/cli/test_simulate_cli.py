@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import csv
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
 from minicluster.plan import read_plan
 from sizing import catalog
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.sizing.conftest import Sizing
+from tests.sizing.conftest import Sizing
 
 H100 = str(catalog.files("scenarios")["llama-3.1-70b-h100"])
 

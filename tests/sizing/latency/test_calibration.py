@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,9 +20,6 @@ from minicluster.specs.calibration import (
 )
 from sizing.latency.calibration import fit_calibration, fit_decode, fit_prefill
 from sizing.latency.least_squares import nonnegative_least_squares
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 KEY = CalibrationKey(
     processor="test",

@@ -6,7 +6,6 @@ import json
 import math
 from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -16,16 +15,13 @@ from typer.testing import CliRunner
 
 from minicluster.errors import InputError
 from minicluster.specs.efficiency import CollectiveTable
+from minicluster.specs.gpu import MeasuredCollective
 from sizing import catalog
 from sizing.cli.app import app
 from sizing.latency.collectives import all_reduce_s
 from sizing.latency.library import left_out, with_gpu_points
 from sizing.latency.tiered import network, tiered_s
 from sizing.network.collective import Question, answer
-
-if TYPE_CHECKING:
-    from minicluster.specs.gpu import MeasuredCollective
-
 
 MOSTLY_LATENCY_BYTES = 2**20
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tomllib
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minicluster.engine_model.kv_cache import kv_bytes_per_token
+from minicluster.specs.engine import EngineProfile
 from minicluster.specs.model import ModelSpec
 from minicluster.specs.parameters import num_parameters, parameters
 from minicluster.specs.scenario import EngineChoice
@@ -25,9 +26,6 @@ from sizing.latency.memory import (
     stage_weight_bytes,
     weight_bytes,
 )
-
-if TYPE_CHECKING:
-    from minicluster.specs.engine import EngineProfile
 
 MEASURED = tomllib.loads(
     (Path(__file__).parents[2] / "published" / "vllm_memory.toml").read_text(encoding="utf-8")

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from minicluster.specs.efficiency import CollectiveTable
+from minicluster.specs.gpu import GpuSpec
 from minicluster.specs.slicing import Slicing
 from sizing import catalog
 from sizing.latency.collectives import exchange_s, looked_up_s
@@ -19,11 +20,6 @@ from sizing.latency.load import decode_load, prefill_load
 from sizing.latency.op import gemm
 from sizing.latency.roofline import op_time, smooth_max
 from sizing.latency.step import Machine, stage_s, step_s, step_terms
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from minicluster.specs.gpu import GpuSpec
 
 GPUS = [name for name, entry in catalog.gpus().items() if entry.spec.kind == "gpu"]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import tomllib
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -22,7 +21,7 @@ from minicluster.specs.efficiency import (
     PrefillAttentionEfficiency,
     StreamEfficiency,
 )
-from minicluster.specs.gpu import Collectives
+from minicluster.specs.gpu import Collectives, GpuSpec
 from minicluster.specs.slicing import Slicing
 from sizing import catalog
 from sizing.latency.collectives import all_reduce_s, kv_pull_s_per_byte, looked_up_s
@@ -31,9 +30,6 @@ from sizing.latency.fit import decode_coefficients, prefill_coefficients
 from sizing.latency.load import decode_load, prefill_load
 from sizing.latency.roofline import multiply_dtype
 from sizing.latency.step import Machine, beyond_hb_domain_s, step_s, step_terms
-
-if TYPE_CHECKING:
-    from minicluster.specs.gpu import GpuSpec
 
 PUBLISHED = Path(__file__).parents[2] / "published" / "static_prefill.toml"
 MODELS = (

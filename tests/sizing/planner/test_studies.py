@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,8 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minicluster.errors import InputError
+from minicluster.pages.page import Page
 from minicluster.pages.write import render
-from minicluster.plan import read_plan
+from minicluster.plan import Plan, read_plan
 from minicluster.stats.quantiles import LEVELS
 from sizing.cli.common import read_inputs
 from sizing.planner.studies.cost import running
@@ -28,13 +30,7 @@ from sizing.planner.studies.sensitivity import CHANGES, changed_inputs
 from sizing.planner.studies.sweep import parse_key, points
 from sizing.report.plan_charts import BINS, over_time_figures
 from sizing.report.plan_page import plan_page
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from minicluster.pages.page import Page
-    from minicluster.plan import Plan
-    from tests.sizing.conftest import Sizing
+from tests.sizing.conftest import Sizing
 
 SCENARIO = "llama-3.1-8b-h100"
 PRICE = "cluster.price_usd_per_gpu_hour=2.5"
