@@ -13,15 +13,14 @@ from minicluster.pages.figure import (
     bars,
     marks,
 )
-from minicluster.pages.page import ChartRow, DataTable, Page, Section
+from minicluster.pages.page import ChartRow, Page
 from sizing.planner.studies.result import figures
 from sizing.report.plan_charts import front_figure
 from sizing.report.study import front_table, sweep_table
+from sizing.report.tables import titled_section
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-
-    from rich.table import Table
 
     from sizing.planner.design_points import DesignPoint
     from sizing.planner.studies.pareto import Front
@@ -46,7 +45,7 @@ def pareto_page(scenario: str, points: Sequence[DesignPoint], found: Sequence[Fr
         lines=("By closed forms, not simulated; `sizing plan` simulates the one that it takes.",),
         parts=(
             ChartRow(tuple(front_figure(front, points) for front in found)),
-            *(_section(front_table(front, points)) for front in found),
+            *(titled_section(front_table(front, points)) for front in found),
         ),
         footer="minicluster, sizing pareto",
     )
@@ -67,7 +66,7 @@ def sweep_page(
         lines=(f"Planned anew for every value of {swept}.",),
         parts=(
             ChartRow(tuple(_sweep_figures(keys, combinations, answers))),
-            _section(sweep_table(keys, combinations, answers)),
+            titled_section(sweep_table(keys, combinations, answers)),
         ),
         footer="minicluster, sizing sweep",
     )
@@ -109,10 +108,3 @@ def _is_number(text: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _section(table: Table) -> Section:
-    heads = tuple(str(column.header) for column in table.columns)
-    rows = zip(*(column.cells for column in table.columns), strict=True)
-    cells = tuple(tuple(getattr(cell, "plain", cell) for cell in row) for row in rows)
-    return Section(str(table.title or ""), (DataTable(heads, cells),))

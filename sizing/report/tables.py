@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Column, Table
 from rich.text import Text
 
+from minicluster.pages.page import DataTable, Section
 from minicluster.specs.slo import PERCENTILES
 from minicluster.units import seconds
 
@@ -55,6 +56,18 @@ def table(
 def facts_table(title: str, rows: Iterable[tuple[str, str]], **options: Any) -> Table:  # noqa: ANN401
     """Return a table of names and what is said of each, without headings."""
     return table(title, ("", ""), rows, left=("",), show_header=False, **options)
+
+
+def data_table(shown: Table) -> DataTable:
+    """Return a table of the terminal as one of a page."""
+    heads = tuple(str(column.header) for column in shown.columns)
+    rows = zip(*(column.cells for column in shown.columns), strict=True)
+    return DataTable(heads, tuple(tuple(getattr(c, "plain", c) for c in row) for row in rows))
+
+
+def titled_section(shown: Table) -> Section:
+    """Return a table of the terminal as a section of a page."""
+    return Section(str(shown.title or ""), (data_table(shown),))
 
 
 def verdict(*, holds: bool, limit: str = "") -> Text:

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minicluster.errors import InputError
-from minicluster.workload.request_outcome import TURNED_AWAY
-from minicluster.workload.samples import OUTCOMES, Sample, read_samples, to_line
+from minicluster.workload.samples import OUTCOMES, TURNED_AWAY, Sample, read_samples, to_line
 
 TIMES = st.integers(0, 10**9).map(lambda microseconds: microseconds / 10**6)
 SAMPLES = st.builds(
