@@ -243,11 +243,7 @@ def spares(  # noqa: PLR0913, PLR0917  (one option a number)
     if gpus_each < 1:
         raise InputError("--gpus-each", gpus_each, "1 or more")
     found = fewest_spares(
-        needed,
-        mtbf_s=mtbf_s / gpus_each,
-        repair_s=repair_s,
-        availability=availability,
-        crews=crews,
+        needed, mtbf_s=mtbf_s / gpus_each, repair_s=repair_s, availability=availability, crews=crews
     )
     if as_json:
         print_json(asdict(found))

@@ -36,12 +36,7 @@ from sizing.planner.explanation import explain_plan
 from sizing.planner.predict import PoolSize, predict_pools
 from sizing.planner.search import Infeasible, search
 from sizing.report.fabric import crossing_lines
-from sizing.report.plan_screen import (
-    infeasible_text,
-    plan_details,
-    plan_screen,
-    prediction_screen,
-)
+from sizing.report.plan_screen import infeasible_text, plan_details, plan_screen, prediction_screen
 from sizing.report.tables import explanation_tables, latency_table, layout_table, parts_table
 
 POOL_SIZE = re.compile(
@@ -61,8 +56,7 @@ def plan(  # noqa: PLR0913, PLR0917  (a command's options)
     calibration: Calibration = None,
     html: Html = None,
     layouts: Annotated[
-        str | None,
-        typer.Option(help="deployable, or any: also layouts that serving cannot deploy"),
+        str | None, typer.Option(help="deployable, or any: also layouts that serving cannot deploy")
     ] = None,
     verbose: Verbose = False,
 ) -> None:

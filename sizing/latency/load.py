@@ -42,11 +42,7 @@ def prefill_load(tokens: ArrayLike, cached: ArrayLike = 0) -> StepLoad:
     n, p = np.broadcast_arrays(np.asarray(tokens, np.float64), np.asarray(cached, np.float64))
     none = np.zeros_like(n)
     return StepLoad(
-        prompts=none + 1,
-        prompt_tokens=n,
-        cached_tokens=p,
-        sequences=none,
-        context_tokens=none,
+        prompts=none + 1, prompt_tokens=n, cached_tokens=p, sequences=none, context_tokens=none
     )
 
 

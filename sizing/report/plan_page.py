@@ -4,27 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from minicluster.pages.page import (
-    ChartRow,
-    Command,
-    DataTable,
-    FactTable,
-    Page,
-    Section,
-    Tile,
-)
+from minicluster.pages.page import ChartRow, Command, DataTable, FactTable, Page, Section, Tile
 from minicluster.units import seconds
 from minicluster.workload.sources import RequestSource, drawn
 from sizing.planner.design_points import design_points
 from sizing.planner.studies.cost import DATASHEET, running
 from sizing.planner.studies.loss import as_confident
 from sizing.planner.studies.result import figures, layout_of
-from sizing.report.plan_charts import (
-    front_figures,
-    latency_figures,
-    layout_grid,
-    over_time_figures,
-)
+from sizing.report.plan_charts import front_figures, latency_figures, layout_grid, over_time_figures
 from sizing.report.plan_screen import fit_error
 from sizing.report.tables import data_table, free_gpus, kinds_of, layout_table
 from sizing.simulation.planned import simulate_plan

@@ -5,14 +5,7 @@ from __future__ import annotations
 from itertools import cycle
 from typing import TYPE_CHECKING
 
-from minicluster.pages.figure import (
-    SERIES_COLOURS,
-    Figure,
-    axes,
-    axis,
-    bars,
-    marks,
-)
+from minicluster.pages.figure import SERIES_COLOURS, Figure, axes, axis, bars, marks
 from minicluster.pages.page import ChartRow, Page
 from sizing.planner.studies.result import figures
 from sizing.report.plan_charts import front_figure
@@ -73,9 +66,7 @@ def sweep_page(
 
 
 def _sweep_figures(
-    keys: Sequence[Swept],
-    combinations: Sequence[tuple[str, ...]],
-    answers: Sequence[StudyResult],
+    keys: Sequence[Swept], combinations: Sequence[tuple[str, ...]], answers: Sequence[StudyResult]
 ) -> Iterator[Figure]:
     """Draw each measure over the first key, a line for each combination of the others."""
     series: dict[str, list[tuple[str, Figures]]] = {}

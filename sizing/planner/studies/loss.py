@@ -70,9 +70,7 @@ def as_confident(plan: Plan) -> Plan:
     if sure is None:
         return plan
     model = plan.step_model.slowed(
-        prefill=sure.prefill_factor,
-        decode=sure.decode_factor,
-        mixed=plan.pools[0].role == "mixed",
+        prefill=sure.prefill_factor, decode=sure.decode_factor, mixed=plan.pools[0].role == "mixed"
     )
     return replace(plan, step_model=model)
 

@@ -138,11 +138,7 @@ def _faster(tier: TierSpec, factor: float) -> TierSpec:
     if before is None:
         return tier
     return replace(
-        tier,
-        bytes_per_s=before * factor,
-        gbyte_per_s=None,
-        gbit_per_s=None,
-        two_way=False,
+        tier, bytes_per_s=before * factor, gbyte_per_s=None, gbit_per_s=None, two_way=False
     )
 
 

@@ -11,11 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minicluster.specs.model import ModelSpec, MoeSpec
-from minicluster.specs.parameters import (
-    num_active_parameters,
-    num_parameters,
-    parameters,
-)
+from minicluster.specs.parameters import num_active_parameters, num_parameters, parameters
 from minicluster.specs.slicing import Slicing
 from sizing import catalog
 from sizing.latency.memory import weight_bytes

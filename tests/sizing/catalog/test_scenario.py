@@ -188,11 +188,7 @@ BAD = [
 
 @pytest.mark.parametrize(("old", "new", "says"), BAD, ids=lambda value: str(value)[:40])
 def test_bad_scenarios(
-    old: str,
-    new: str,
-    says: list[str],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    old: str, new: str, says: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Bad input leaves with code 2 and one line: file, key, value, what is expected."""
     assert old in MINIMAL
@@ -275,10 +271,7 @@ TOML_VALUES = st.recursive(
 TABLES = ["model", "cluster", "workload", "slo", "search", "engine", "x"]
 
 
-@given(
-    key=st.sampled_from([key.key for key in scenario_keys()] + TABLES),
-    value=TOML_VALUES,
-)
+@given(key=st.sampled_from([key.key for key in scenario_keys()] + TABLES), value=TOML_VALUES)
 def test_nonsense_is_refused_not_crashed_on(key: str, value: object) -> None:
     """Whatever TOML stands under a key, the answer is a scenario or one refusal that says where."""
     raw: dict[str, Any] = {

@@ -61,10 +61,7 @@ def test_every_row_is_on_the_page() -> None:
     ],
 )
 def test_tolerances_can_fail(
-    value: float | tuple[float, ...],
-    expected: str,
-    tolerance: str,
-    verdict: bool,
+    value: float | tuple[float, ...], expected: str, tolerance: str, verdict: bool
 ) -> None:
     assert seeds.within(value, expected, tolerance) is verdict
 

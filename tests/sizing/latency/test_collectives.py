@@ -118,10 +118,7 @@ def test_a_tree_over_nodes_has_whole_levels(nodes: int, hops: int) -> None:
     assert together - alone == pytest.approx(2 * hops * between, rel=1e-6)
 
 
-NODES = [
-    ("h200-8", 32, 2**32, 2**32 * 2 * 31 / 32 / 365e9),
-    ("b200-8", 32, 2**32, 22.05e-3),
-]
+NODES = [("h200-8", 32, 2**32, 2**32 * 2 * 31 / 32 / 365e9), ("b200-8", 32, 2**32, 22.05e-3)]
 """Four nodes, public nccl-tests."""
 
 

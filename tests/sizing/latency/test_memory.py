@@ -21,11 +21,7 @@ from minicluster.specs.slicing import Slicing
 from sizing import catalog
 from sizing.catalog import find_engine
 from sizing.latency import memory
-from sizing.latency.memory import (
-    kv_space_bytes,
-    stage_weight_bytes,
-    weight_bytes,
-)
+from sizing.latency.memory import kv_space_bytes, stage_weight_bytes, weight_bytes
 
 MEASURED = tomllib.loads(
     (Path(__file__).parents[2] / "published" / "vllm_memory.toml").read_text(encoding="utf-8")
