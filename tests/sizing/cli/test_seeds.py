@@ -34,11 +34,13 @@ def test_claim_holds(claim: seeds.Claim) -> None:
 
 @pytest.mark.parametrize("claim", [c for c in CLAIMS if c.kind == "erroneous"], ids=name)
 def test_wrong_claim_is_corrected_and_explained(claim: seeds.Claim) -> None:
+    """The corrected value holds, and the note says what is wrong."""
     assert claim.holds, f"{claim.value} against {claim.expected}"
     assert len(claim.note) > 20
 
 
 def test_every_row_is_on_the_page() -> None:
+    """The page shows each claim with its seed."""
     page = seeds.page()
     assert len(CLAIMS) > 90
     assert all(seeds.cell(claim.text) in page for claim in CLAIMS)
@@ -61,13 +63,18 @@ def test_every_row_is_on_the_page() -> None:
     ],
 )
 def test_tolerances_can_fail(
-    value: float | tuple[float, ...], expected: str, tolerance: str, verdict: bool
+    value: float | tuple[float, ...],
+    expected: str,
+    tolerance: str,
+    verdict: bool,
 ) -> None:
+    """Each form of the tolerance column accepts and refuses."""
     assert seeds.within(value, expected, tolerance) is verdict
 
 
 @pytest.mark.parametrize("command", sorted({claim.command for claim in CLAIMS if claim.command}))
 def test_commands_of_the_page_run(command: str) -> None:
+    """What the page names as our command can be typed as it stands."""
     program, *arguments = command.strip("`").split()
     assert program == "sizing"
     done = CliRunner().invoke(app, arguments)
