@@ -227,12 +227,9 @@ def plan_from(raw: object, *, place: str) -> Plan:
         raise InputError(place, type(raw).__name__, "a JSON object with the fields of a plan")
     version = raw.get("schema_version")
     if version != SCHEMA_VERSION:
-        raise InputError(
-            f"{place}: schema_version",
-            version,
-            str(SCHEMA_VERSION),
-            f"plan again with this version: `sizing plan SCENARIO -o {place}`",
-        )
+        expected = str(SCHEMA_VERSION)
+        way_out = f"plan again with this version: `sizing plan SCENARIO -o {place}`"
+        raise InputError(f"{place}: schema_version", version, expected, way_out)
     fields_of_plan = _in_memory(raw, place)
     try:
         plan = parse(Plan, fields_of_plan, place=place)

@@ -60,11 +60,8 @@ class ClusterSpec(Spec):
         if self.gpus_per_hb_domain % self.gpus_per_node and (
             self.gpus_per_node % self.gpus_per_hb_domain
         ):
-            raise InputError(
-                "cluster.gpus_per_hb_domain",
-                self.gpus_per_hb_domain,
-                f"a multiple or a divisor of gpus_per_node = {self.gpus_per_node}",
-            )
+            expected = f"a multiple or a divisor of gpus_per_node = {self.gpus_per_node}"
+            raise InputError("cluster.gpus_per_hb_domain", self.gpus_per_hb_domain, expected)
         if self.tiers:
             self._check_network()
         elif self.pools_meet_in is not None:
@@ -125,11 +122,8 @@ class ClusterSpec(Spec):
             )
         for key in ("scale_out_bytes_per_s", "scale_out_latency_s"):
             if getattr(self, key) is not None:
-                raise InputError(
-                    f"cluster.{key}",
-                    getattr(self, key),
-                    "no such key beside [[tiers]], which give it",
-                )
+                expected = "no such key beside [[tiers]], which give it"
+                raise InputError(f"cluster.{key}", getattr(self, key), expected)
         self._check_names({*names, "node"})
 
     def _check_names(self, known: set[str]) -> None:
@@ -241,9 +235,6 @@ def _implied(cluster: ClusterSpec, gpu: GpuSpec) -> Tier:
 
 def _needed(value: float | None, cluster: ClusterSpec, key: str) -> float:
     if value is None:
-        raise InputError(
-            f"cluster {cluster.name}: {key}",
-            None,
-            "a number in the file of the cluster or of its GPU",
-        )
+        where = f"cluster {cluster.name}: {key}"
+        raise InputError(where, None, "a number in the file of the cluster or of its GPU")
     return value

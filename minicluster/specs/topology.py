@@ -69,12 +69,9 @@ class TierSpec(Spec):
         if self.two_way and not units:
             raise InputError(f"{place}.two_way", "true", "a bandwidth in the same table")
         if not self.oversubscription >= 1:
-            raise InputError(
-                f"{place}.oversubscription",
-                self.oversubscription,
-                "1 or more: downlinks for each uplink",
-                "1:7 is written 7",
-            )
+            where = f"{place}.oversubscription"
+            expected = "1 or more: downlinks for each uplink"
+            raise InputError(where, self.oversubscription, expected, "1:7 is written 7")
         found = self.one_way_bytes_per_s
         if found is not None and not PLAUSIBLE[0] <= found <= PLAUSIBLE[1]:
             raise InputError(
@@ -203,11 +200,9 @@ class Topology:
             InputError: the group is wider than the network.
         """
         if (group - 1) * stride >= self.gpus:
-            raise InputError(
-                f"topology {self.name}: group",
-                f"{group} GPUs, {stride} apart",
-                f"at most the {self.gpus} GPUs that there are",
-            )
+            where = f"topology {self.name}: group"
+            expected = f"at most the {self.gpus} GPUs that there are"
+            raise InputError(where, f"{group} GPUs, {stride} apart", expected)
         # Where the stride does not divide a unit, some groups straddle its edge: count those.
         members = [max(1, min(group, tier.gpus // stride)) for tier in self.tiers[:-1]]
         below, spans = 1, []
@@ -224,18 +219,13 @@ def check_tiers(tiers: tuple[TierSpec, ...], place: str) -> None:
         raise InputError(f"{place}.name", names, "a name of its own for each tier")
     for inner, outer in itertools.pairwise(tiers):
         if outer.gpus % inner.gpus or outer.gpus == inner.gpus:
-            raise InputError(
-                f"{place}.{outer.name}.gpus",
-                outer.gpus,
-                f"a multiple of the {inner.gpus} GPUs of {inner.name}: sizes nest",
-            )
+            expected = f"a multiple of the {inner.gpus} GPUs of {inner.name}: sizes nest"
+            raise InputError(f"{place}.{outer.name}.gpus", outer.gpus, expected)
     for tier in tiers[:1]:
         if tier.oversubscription != 1:
-            raise InputError(
-                f"{place}.{tier.name}.oversubscription",
-                tier.oversubscription,
-                "1: nothing is below the HB domain that could share its links",
-            )
+            where = f"{place}.{tier.name}.oversubscription"
+            expected = "1: nothing is below the HB domain that could share its links"
+            raise InputError(where, tier.oversubscription, expected)
 
 
 STATES = ("ok", "spare", "down")
@@ -311,11 +301,9 @@ class Inventory:
                     key = (tier, node.units[tier], outer)
                     seen = parents.setdefault(key, node.units[outer])
                     if seen != node.units[outer]:
-                        raise InputError(
-                            f"nodes.{node.name}.units.{outer}",
-                            node.units[outer],
-                            f"{seen}: {tier} {node.units[tier]} has other nodes there",
-                        )
+                        where = f"nodes.{node.name}.units.{outer}"
+                        expected = f"{seen}: {tier} {node.units[tier]} has other nodes there"
+                        raise InputError(where, node.units[outer], expected)
 
     @property
     def gpus(self) -> int:

@@ -84,8 +84,5 @@ class WorkloadSpec(Spec):
 
     def _check(self) -> None:
         if self.prefix_tokens >= self.input_tokens.max_tokens:
-            raise InputError(
-                "workload.prefix_tokens",
-                self.prefix_tokens,
-                f"less than the longest input, {self.input_tokens.max_tokens}",
-            )
+            expected = f"less than the longest input, {self.input_tokens.max_tokens}"
+            raise InputError("workload.prefix_tokens", self.prefix_tokens, expected)

@@ -202,12 +202,9 @@ def _from_mooncake(record: dict[str, Any]) -> TraceRow:
 def _from_schedule(record: dict[str, Any]) -> TraceRow:
     input_tokens, output_tokens = _whole(record["input_tokens"]), _whole(record["output_tokens"])
     if record.get("previous") is not None:
-        raise InputError(
-            "previous",
-            record["previous"],
-            "null: when a request comes that waits for an answer, no schedule can say",
-            "draw the requests anew: --users or --turns, and --seed, in place of the file",
-        )
+        expected = "null: when a request comes that waits for an answer, no schedule can say"
+        way_out = "draw the requests anew: --users or --turns, and --seed, in place of the file"
+        raise InputError("previous", record["previous"], expected, way_out)
     ids = record.get("content", [])
     if not isinstance(ids, list) or len(ids) * CONTENT_TOKENS > max(0, input_tokens):
         raise TypeError(ids)

@@ -78,12 +78,9 @@ def find_model(name: str, *, place: str = "model.id") -> ModelSpec:
             read_config(path), name=directory.resolve().name, source=str(directory), place=name
         )
     if name.startswith((".", "/", "~")) or name.endswith(".json"):
-        raise InputError(
-            place,
-            name,
-            "an existing config.json or the directory it is in",
-            f"paths are relative to where the command runs; `make demo` makes {DEMO_MODEL}",
-        )
+        expected = "an existing config.json or the directory it is in"
+        way_out = f"paths are relative to where the command runs; `make demo` makes {DEMO_MODEL}"
+        raise InputError(place, name, expected, way_out)
     other = repackaged(name, _model_names())
     if other is not None:
         entry = models()[other.key]
@@ -132,10 +129,7 @@ def _assumed(model: ModelSpec, tokens: int | None, place: str) -> ModelSpec:
     if tokens is None:
         return model
     if tokens <= model.max_context_tokens:
-        raise InputError(
-            f"{place}: model.assumed_context_tokens",
-            tokens,
-            f"more than {model.max_context_tokens}, what {model.id} was made for",
-            "model.max_context_tokens shortens the context",
-        )
+        where = f"{place}: model.assumed_context_tokens"
+        expected = f"more than {model.max_context_tokens}, what {model.id} was made for"
+        raise InputError(where, tokens, expected, "model.max_context_tokens shortens the context")
     return replace(model, max_context_tokens=tokens)

@@ -198,10 +198,7 @@ def _column(rows: Sequence[Measurement], name: str, phase: str) -> NDArray[np.fl
     """Return one column, or say that the grid is too small."""
     values = np.array([getattr(row, name) for row in rows], dtype=np.float64)
     if len(np.unique(values)) < LEAST_ROWS:
-        raise InputError(
-            f"steps.csv: {phase} rows",
-            len(rows),
-            f"at least {LEAST_ROWS} different values of {name}, the other pool idle",
-            "run `serving measure` again",
-        )
+        where = f"steps.csv: {phase} rows"
+        expected = f"at least {LEAST_ROWS} different values of {name}, the other pool idle"
+        raise InputError(where, len(rows), expected, "run `serving measure` again")
     return values

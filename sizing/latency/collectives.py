@@ -165,11 +165,8 @@ def scale_out_bytes_per_s(gpu: GpuSpec, cluster: ClusterSpec) -> float:
         return peak * efficiency.scale_out_fraction
     if cluster.max_gpus <= cluster.gpus_per_hb_domain:
         return gpu.require("scale_up_bytes_per_s") * efficiency.scale_up_fraction
-    raise InputError(
-        f"cluster {cluster.name}: scale_out_bytes_per_s",
-        None,
-        "the network bandwidth per GPU: the cluster is wider than one HB domain",
-    )
+    expected = "the network bandwidth per GPU: the cluster is wider than one HB domain"
+    raise InputError(f"cluster {cluster.name}: scale_out_bytes_per_s", None, expected)
 
 
 def _inside_s(
@@ -266,9 +263,6 @@ def _wide_enough(cluster: ClusterSpec, gpus: int) -> ClusterSpec:
 def _hop_s(cluster: ClusterSpec) -> float:
     """One hop between nodes of a cluster without tiers."""
     if cluster.scale_out_latency_s is None:
-        raise InputError(
-            f"cluster {cluster.name}: scale_out_latency_s",
-            None,
-            "the latency of one hop: the layout crosses the HB domain",
-        )
+        where = f"cluster {cluster.name}: scale_out_latency_s"
+        raise InputError(where, None, "the latency of one hop: the layout crosses the HB domain")
     return cluster.scale_out_latency_s

@@ -107,11 +107,8 @@ def _filled(table: MeasuredCollective, gpu: GpuSpec) -> MeasuredCollective:
     kind, _, group = table.from_gpu.partition(".")
     tables = getattr(efficiency_of(gpu), kind, {})
     if group not in tables:
-        raise InputError(
-            f"configs/collectives: measured.{table.library}.from_gpu",
-            table.from_gpu,
-            f"a table of configs/gpus/{gpu.name}.toml",
-        )
+        where = f"configs/collectives: measured.{table.library}.from_gpu"
+        raise InputError(where, table.from_gpu, f"a table of configs/gpus/{gpu.name}.toml")
     return table.with_points(tables[group])
 
 

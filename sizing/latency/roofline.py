@@ -129,24 +129,17 @@ def multiply_dtype(weight_dtype: str, gpu: GpuSpec) -> str:
     if weight_dtype in gpu.peak_flops_per_s and weight_dtype in efficiency_of(gpu).gemm:
         return weight_dtype
     if weight_dtype == "fp32":
-        raise InputError(
-            f"gpu {gpu.name}: peak_flops_per_s.fp32",
-            None,
-            "a number with its source",
-            "set model.weight_dtype to bf16",
-        )
+        where = f"gpu {gpu.name}: peak_flops_per_s.fp32"
+        raise InputError(where, None, "a number with its source", "set model.weight_dtype to bf16")
     return "bf16"
 
 
 def efficiency_of(gpu: GpuSpec) -> GpuEfficiency:
     """Return the efficiencies, or say what a machine without them needs."""
     if gpu.efficiency is None:
-        raise InputError(
-            f"gpu {gpu.name}",
-            gpu.kind,
-            "a GPU of the catalog, or a calibration of this machine",
-            "run `serving measure -o steps.csv`, then `sizing calibrate --engine steps.csv`",
-        )
+        expected = "a GPU of the catalog, or a calibration of this machine"
+        way_out = "run `serving measure -o steps.csv`, then `sizing calibrate --engine steps.csv`"
+        raise InputError(f"gpu {gpu.name}", gpu.kind, expected, way_out)
     return gpu.efficiency
 
 

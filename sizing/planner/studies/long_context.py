@@ -226,12 +226,9 @@ def _check(inputs: Inputs, tokens: int, slicings: Sequence[Slicing]) -> None:
         raise InputError("cluster.gpu", inputs.gpu.name, "a GPU: layouts need more than TP 1")
     context = inputs.model.max_context_tokens
     if not 1 <= tokens <= context:
-        raise InputError(
-            "--tokens",
-            tokens,
-            f"1 to {context:,}, the context of {inputs.model.id}",
-            "raise it as an assumption: --set model.assumed_context_tokens=N",
-        )
+        expected = f"1 to {context:,}, the context of {inputs.model.id}"
+        way_out = "raise it as an assumption: --set model.assumed_context_tokens=N"
+        raise InputError("--tokens", tokens, expected, way_out)
     for slicing in slicings:
         rule = tp_rule(inputs.model, slicing.tp)
         if rule is not None:
