@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_type_hints
 
 from minicluster.errors import InputError
 from minicluster.files import write_atomically
@@ -91,18 +91,8 @@ class Measurement(Spec):
 
 OWN = tuple(field.name for field in fields(Measurement) if field.name != "key")
 KEY = tuple(field.name for field in fields(CalibrationKey))
-INTEGERS = frozenset({"tokens", "repeats", "cores"})
-FLOATS = frozenset(
-    {
-        "batch",
-        "context",
-        "other_busy_fraction",
-        "other_batch",
-        "joins",
-        "others_fraction",
-        "seconds",
-    }
-)
+TYPES = get_type_hints(Measurement) | get_type_hints(CalibrationKey)
+"""Types of the columns: whole numbers, numbers, text."""
 
 
 def read_measurements(path: Path) -> tuple[Measurement, ...]:
@@ -146,13 +136,10 @@ def _row(line: dict[str, str | None], place: str) -> Measurement:
 
 def _value(name: str, text: str, place: str) -> str | int | float:
     try:
-        if name in INTEGERS:
-            return int(text)
-        if name in FLOATS:
-            return float(text)
+        value: str | int | float = TYPES[name](text)
     except ValueError:
         raise InputError(f"{place}: {name}", text, "a number") from None
-    return text
+    return value
 
 
 def write_measurements(path: Path, rows: Iterable[Measurement]) -> None:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import typer
-from rich.table import Table
 
 from minicluster.command import find_command, run_child
 from minicluster.errors import Exit, InputError, TargetFailed
@@ -32,9 +31,12 @@ from sizing.evidence.refit.observed import FEWEST, Observed, observed, read_obse
 from sizing.evidence.refit.scales import scaled
 from sizing.latency.calibration import fit_calibration, read_calibration
 from sizing.planner.deployment import measurement_deployment
+from sizing.report.tables import table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from rich.table import Table
 
     from minicluster.plan import Deployment, Inputs
     from minicluster.specs.calibration import CalibrationSpec
@@ -151,38 +153,26 @@ def _holds(out: Path, model: ModelSpec, engine: str) -> bool:
 
 
 def _print_calibration(fitted: CalibrationSpec, out: Path) -> None:
-    table = Table(title=f"{fitted.name}: {fitted.key.processor}, {fitted.num_rows} rows")
-    for heading in ("term", "value", "error of the fit"):
-        table.add_column(heading)
     prefill, decode, path = fitted.prefill, fitted.decode, fitted.path
     between = fitted.interference
-    table.add_row(
-        "prefill",
-        f"{prefill.base_s * 1e3:.1f} ms + {prefill.per_prefill_token_s * 1e6:.0f} µs/token",
-        f"{prefill.error_fraction:.1%}",
-    )
-    table.add_row(
-        "decode step",
-        f"{(decode.base_s + decode.stream_s) * 1e3:.1f} ms"
+    steps = {
+        "prefill": f"{prefill.base_s * 1e3:.1f} ms + {prefill.per_prefill_token_s * 1e6:.0f}"
+        " µs/token",
+        "decode step": f"{(decode.base_s + decode.stream_s) * 1e3:.1f} ms"
         f" + {decode.per_sequence_s * 1e3:.2f} ms/sequence",
-        f"{decode.error_fraction:.1%}",
-    )
-    table.add_row(
-        "path",
-        f"{path.request_s * 1e3:.1f} ms + KV pull {path.transfer_base_s * 1e3:.1f} ms"
+        "path": f"{path.request_s * 1e3:.1f} ms + KV pull {path.transfer_base_s * 1e3:.1f} ms"
         f" + {path.transfer_per_token_s * 1e6:.0f} µs/token",
-        f"{path.error_fraction:.1%}",
-    )
-    table.add_row(
-        "interference",
-        f"prefill +{between.prefill_fraction:.0%} in service,"
+        "interference": f"prefill +{between.prefill_fraction:.0%} in service,"
         f" +{between.prefill_per_sequence_fraction:.0%} per sequence in decode,"
         f" +{between.prefill_per_request_s * 1e3:.0f} ms per request;"
         f" decode step +{between.decode_fraction:.0%} while prefill is busy,"
         f" +{between.decode_per_request_s * 1e3:.0f} ms per request that joins",
-        "",
-    )
-    talk.print(table)
+    }
+    errors = [f"{each.error_fraction:.1%}" for each in (prefill, decode, path)]
+    rows = zip(steps, steps.values(), [*errors, ""], strict=True)
+    heads = ("term", "value", "error of the fit")
+    title = f"{fitted.name}: {fitted.key.processor}, {fitted.num_rows} rows"
+    talk.print(table(title, heads, rows, left=heads))
     talk.print(f"written: {out}")
 
 
@@ -264,23 +254,18 @@ def _print_refit(scales: Scales, found: dict[str, tuple[RunResidual, ...]], out:
 
 def _errors_table(title: str, rows: Sequence[RunResidual]) -> Table:
     """Return the relative errors of a group of runs by statistic, before and after the fit."""
-    names = sorted({row.run for row in rows})
-    title = f"predicted / measured - 1, {title}: {len(names)} runs"
-    table = Table(title=title, title_justify="left")
-    for heading in ("", "before", "after", "mean size before", "after"):
-        table.add_column(heading, justify="right" if heading else "left")
+    shown = []
     for metric, statistic in dict.fromkeys((row.metric, row.statistic) for row in rows):
         those = [row for row in rows if (row.metric, row.statistic) == (metric, statistic)]
         before = np.array([row.before_fraction for row in those])
         after = np.array([row.after_fraction for row in those])
-        table.add_row(
-            f"{metric.upper() if len(metric) == 4 else metric} {statistic}",  # noqa: PLR2004
-            f"{before.mean():+.0%}",
-            f"{after.mean():+.0%}",
-            f"{np.abs(before).mean():.0%}",
-            f"{np.abs(after).mean():.0%}",
-        )
-    return table
+        name = metric.upper() if len(metric) == 4 else metric  # noqa: PLR2004  (an abbreviation)
+        signed = (f"{before.mean():+.0%}", f"{after.mean():+.0%}")
+        sizes = (f"{np.abs(before).mean():.0%}", f"{np.abs(after).mean():.0%}")
+        shown.append((f"{name} {statistic}", *signed, *sizes))
+    names = sorted({row.run for row in rows})
+    heads = ("", "before", "after", "mean size before", "after")
+    return table(f"predicted / measured - 1, {title}: {len(names)} runs", heads, shown)
 
 
 # --- from the engine
