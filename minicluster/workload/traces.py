@@ -173,14 +173,10 @@ def _from_azure(record: dict[str, str]) -> TraceRow:
     whole, _, rest = record["TIMESTAMP"].strip().partition(".")
     zone = rest.lstrip("0123456789")
     decimals = rest.removesuffix(zone)
-    moment = datetime.fromisoformat(whole + zone).timestamp() if zone else _utc_s(whole)
+    # A time without a zone must not depend on where we run.
+    moment = datetime.fromisoformat(whole + (zone or "+00:00")).timestamp()
     seconds = moment + (float(f"0.{decimals}") if decimals else 0.0)
     return TraceRow(seconds, int(record["ContextTokens"]), int(record["GeneratedTokens"]))
-
-
-def _utc_s(text: str) -> float:
-    """Seconds of a time without a zone, which must not depend on where we run."""
-    return datetime.fromisoformat(text + "+00:00").timestamp()
 
 
 def _from_burstgpt(record: dict[str, str]) -> TraceRow:

@@ -229,23 +229,24 @@ def _across_s(
     formula = tiered_s(size, exchange.pattern, topology, spans, gpu.collectives.protocols)
     if table is None or table.between_bytes_per_s is None:
         return formula
-    own, measured_with = _between_bytes_per_s(group, gpu, cluster), table.between_bytes_per_s
+    tier = topology.tiers[topology.holding(group)]
+    own, measured_with = tier.bytes_per_s / tier.oversubscription, table.between_bytes_per_s
     measured = measured_s(size, table)
     if own == measured_with:
         return measured
     return np.minimum(formula, measured) if own > measured_with else np.maximum(formula, measured)
 
 
-def _between_bytes_per_s(group: int, gpu: GpuSpec, cluster: ClusterSpec) -> float:
-    topology = topology_of(_wide_enough(cluster, group), gpu)
-    tier = topology.tiers[topology.holding(group)]
-    return tier.bytes_per_s / tier.oversubscription
-
-
 def _away(distance: int, gpu: GpuSpec, cluster: ClusterSpec) -> tuple[float, float]:
     """Return bandwidth and latency to the GPU *distance* further on, beyond the HB domain."""
     if not cluster.tiers:
-        return scale_out_bytes_per_s(gpu, cluster), _hop_s(cluster)
+        hop_s = cluster.scale_out_latency_s
+        if hop_s is None:
+            where = f"cluster {cluster.name}: scale_out_latency_s"
+            raise InputError(
+                where, None, "the latency of one hop: the layout crosses the HB domain"
+            )
+        return scale_out_bytes_per_s(gpu, cluster), hop_s
     tiers = topology_of(cluster, gpu).tiers
     index = next((i for i, tier in enumerate(tiers) if distance < tier.gpus), len(tiers) - 1)
     # Of a unit's GPUs, those within the distance of its end send out of it at the same time.
@@ -258,11 +259,3 @@ def _wide_enough(cluster: ClusterSpec, gpus: int) -> ClusterSpec:
     if cluster.tiers or gpus <= cluster.max_gpus:
         return cluster
     return replace(cluster, max_gpus=gpus)
-
-
-def _hop_s(cluster: ClusterSpec) -> float:
-    """One hop between nodes of a cluster without tiers."""
-    if cluster.scale_out_latency_s is None:
-        where = f"cluster {cluster.name}: scale_out_latency_s"
-        raise InputError(where, None, "the latency of one hop: the layout crosses the HB domain")
-    return cluster.scale_out_latency_s

@@ -106,12 +106,6 @@ def sent_s(
     return np.asarray(size_bytes * per_gpu / between.bytes_per_s)
 
 
-def overlapped_s(inside: NDArray[np.float64], outside: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return what two parts take together, the shorter mostly behind the longer (eq. H2)."""
-    both = np.maximum(inside, outside) + OVERLAP_LEFT * np.minimum(inside, outside)
-    return np.asarray(both)
-
-
 def tiered_s(
     size_bytes: ArrayLike,
     pattern: str,
@@ -155,7 +149,7 @@ def tiered_s(
         between = network(topology, spans)
         outside = sent_s(size, pattern, inner, between)
         latency += hops(pattern, domains) * between.hop_s
-    both = overlapped_s(within, outside)
+    both = np.maximum(within, outside) + OVERLAP_LEFT * np.minimum(within, outside)
     ways = [
         protocol_s(protocol, pattern, (inner, domains), size, both)
         for protocol in protocols

@@ -50,11 +50,11 @@ def _elementwise_ops(model: ModelSpec, load: StepLoad, *, slicing: Slicing) -> t
     m, tp, moe = load.tokens, slicing.tp, model.moe
     layers = model.num_layers
     heads = model.num_heads / tp + max(1.0, model.num_kv_heads / tp)
-    passes = 3.0 if model.gated_mlp else 2.0
-    per_token = [
+    passes, attending = 3.0 if model.gated_mlp else 2.0, layers - model.num_linear_layers
+    per_token = [  # norms of queries and of keys are two kernels
         ("norm", layers * (1 if model.parallel_attention else 2), 4.0 * model.hidden_size),
-        *_query_norms(model, 2.0 * heads * model.head_dim),
-        ("rotary", layers - model.num_linear_layers, 2.0 * heads * model.head_dim),
+        ("query norm", 2 * attending if model.query_norm else 0, heads * model.head_dim),
+        ("rotary", attending, 2.0 * heads * model.head_dim),
         ("activation", model.num_dense_layers, passes * model.ffn_size / tp),
     ]
     if moe:
@@ -68,12 +68,6 @@ def _elementwise_ops(model: ModelSpec, load: StepLoad, *, slicing: Slicing) -> t
         for (name, repeats, values), work in zip(per_token, works, strict=True)
         if repeats and values
     )
-
-
-def _query_norms(model: ModelSpec, values: float) -> list[tuple[str, int, float]]:
-    """Norms of queries and keys of *values* per token, where the model has them: two kernels."""
-    layers = model.num_layers - model.num_linear_layers
-    return [("query norm", 2 * layers, values / 2)] if model.query_norm else []
 
 
 def _lm_head(model: ModelSpec, load: StepLoad, *, tp: int) -> Op:
