@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from minicluster.config import parse, read_toml
 from minicluster.errors import InputError
-from minicluster.specs.checks import STRICT
+from minicluster.specs.checks import Spec
 from minicluster.specs.gpu import NumberSource
 from minicluster.specs.model import with_weight_dtype
 from sizing.catalog.folder import exists, files, unknown
@@ -26,7 +26,7 @@ DEMO_MODEL = ".minicluster/models/demo"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelEntry:
+class ModelEntry(Spec):
     """
     One file of `configs/models`.
 
@@ -35,8 +35,6 @@ class ModelEntry:
         aliases: further hub ids of the same architecture.
         config: keys of the model's `config.json`.
     """
-
-    __pydantic_config__ = STRICT
 
     hub_id: str
     aliases: tuple[str, ...]

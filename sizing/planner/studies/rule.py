@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from minicluster.config import parse, read_toml
 from minicluster.errors import InputError
-from minicluster.specs.checks import STRICT, fraction, positive
+from minicluster.specs.checks import Count, Fraction, Spec
 from minicluster.specs.gpu import NumberSource
 from sizing import catalog
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ComputeRule:
+class ComputeRule(Spec):
     """
     One file of `configs/presets`.
 
@@ -23,17 +23,11 @@ class ComputeRule:
         most_gpus: no answer is wider.
     """
 
-    __pydantic_config__ = STRICT
-
     name: str
-    compute_fraction: float
+    compute_fraction: Fraction
     powers_of_two: bool
-    most_gpus: int
+    most_gpus: Count
     sources: tuple[NumberSource, ...]
-
-    def __post_init__(self) -> None:
-        fraction(compute_fraction=self.compute_fraction)
-        positive(most_gpus=self.most_gpus)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
