@@ -11,7 +11,7 @@ from pathlib import Path  # noqa: TC003  (Typer reads the annotations)
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
-import typer
+from typer import Argument, Option
 
 from minicluster.command import find_command, run_child
 from minicluster.errors import Exit, InputError, TargetFailed
@@ -24,7 +24,7 @@ from minicluster.workload.arrivals import length_quantiles
 from minicluster.workload.run_verdict import read_run_verdict
 from minicluster.workload.schedule import ScheduledRequest, write_schedule
 from minicluster.workload.sources import RequestSource, drawn
-from sizing.cli.common import AsJson, Overrides, read_inputs, writable
+from sizing.cli.common import AsJson, Overrides, out_file, read_inputs
 from sizing.evidence.refit.evidence import SOUND, check_runs
 from sizing.evidence.refit.fit import RunResidual, fit_scales, recalibrated, residuals
 from sizing.evidence.refit.observed import FEWEST, Observed, observed, read_observed
@@ -64,38 +64,33 @@ QUANTILES = 128
 
 def calibrate(  # noqa: PLR0913  (a command's options)
     scenario: Annotated[
-        Path | None,
-        typer.Argument(help="Scenario file (TOML), or a shipped scenario; not with --from"),
+        Path | None, Argument(help="Scenario file (TOML), or a shipped scenario; not with --from")
     ] = None,
     *,
-    out: Annotated[
-        Path, typer.Option("-o", "--out", help="Calibration file to write", callback=writable)
-    ],
+    out: Annotated[Path, out_file("Calibration file to write")],
     overrides: Overrides = None,
     engine: Annotated[
-        bool, typer.Option("--engine", help="Deployment and timing of this machine's engine first")
+        bool, Option("--engine", help="Deployment and timing of this machine's engine first")
     ] = False,
     keep: Annotated[
-        bool,
-        typer.Option("--keep", help="With --engine: engines left running, for `serving up PLAN`"),
+        bool, Option("--keep", help="With --engine: engines left running, for `serving up PLAN`")
     ] = False,
     steps: Annotated[
-        Path | None, typer.Option(help="Timed steps (CSV): written with --engine, else read")
+        Path | None, Option(help="Timed steps (CSV): written with --engine, else read")
     ] = None,
     again: Annotated[
-        bool, typer.Option("--again", help="Measurement even if -o holds this machine's constants")
+        bool, Option("--again", help="Measurement even if -o holds this machine's constants")
     ] = False,
     samples: Annotated[
         list[Path] | None,
-        typer.Option("--from", help="Samples of a `loadtest run` to fit to; repeatable"),
+        Option("--from", help="Samples of a `loadtest run` to fit to; repeatable"),
     ] = None,
     plan: Annotated[
-        Path | None,
-        typer.Option(help="With --from: plan of the runs, if it is not beside their samples"),
+        Path | None, Option(help="With --from: plan of the runs, if it is not beside their samples")
     ] = None,
     hold_out: Annotated[
         list[Path] | None,
-        typer.Option("--hold-out", help="With --from: samples to compare with, but not to fit to"),
+        Option("--hold-out", help="With --from: samples to compare with, but not to fit to"),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

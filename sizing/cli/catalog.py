@@ -7,8 +7,8 @@ from dataclasses import asdict
 from pathlib import Path  # noqa: TC003  (Typer reads the annotations)
 from typing import TYPE_CHECKING, Annotated
 
-import typer
 from rich.table import Column
+from typer import Argument, Option
 
 from minicluster.engine_model.kv_cache import kv_bytes_per_token
 from minicluster.errors import InputError
@@ -28,9 +28,9 @@ DEFAULT_SCENARIO = "llama-3.1-8b-h100"
 
 
 def init(
-    name: Annotated[str, typer.Argument(help="Name of a shipped scenario")] = DEFAULT_SCENARIO,
+    name: Annotated[str, Argument(help="Name of a shipped scenario")] = DEFAULT_SCENARIO,
     out: Annotated[
-        Path | None, typer.Option("-o", "--out", help="Scenario file to write [default: stdout]")
+        Path | None, Option("-o", "--out", help="Scenario file to write [default: stdout]")
     ] = None,
 ) -> None:
     """Write a commented scenario to start from."""

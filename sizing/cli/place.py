@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path  # noqa: TC003  (Typer reads the annotations)
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from minicluster.config import parse, read_toml
 from minicluster.engine_model.kv_cache import kv_bytes_per_token
@@ -21,7 +21,7 @@ from minicluster.specs.cluster import topology_of
 from minicluster.specs.topology import Inventory, Node, Topology, inventory_of
 from minicluster.workload.arrivals import length_quantiles
 from sizing import catalog
-from sizing.cli.common import AsJson, naming, print_json, wide_console, with_keys, writable
+from sizing.cli.common import AsJson, naming, out_file, print_json, wide_console, with_keys
 from sizing.network import scheduler_manifests
 from sizing.network.gpu_groups import GpuGroup, PoolRequest
 from sizing.network.network_cost import crossing
@@ -76,26 +76,19 @@ HELP = {
 @with_keys(PlaceOptions, HELP)
 def place(
     plan: Annotated[
-        Path | None,
-        typer.Argument(help="Plan file; or describe a training job by --tp, --pp, --dp"),
+        Path | None, Argument(help="Plan file; or describe a training job by --tp, --pp, --dp")
     ] = None,
     cluster: Annotated[
-        str | None, typer.Option(help="Cluster preset or file [default: the plan's]")
+        str | None, Option(help="Cluster preset or file [default: the plan's]")
     ] = None,
     inventory: Annotated[
-        Path | None, typer.Option(help="Inventory (TOML) that lists the cluster's nodes")
+        Path | None, Option(help="Inventory (TOML) that lists the cluster's nodes")
     ] = None,
     emit: Annotated[
-        str | None, typer.Option(help="Scheduler format to write: " + ", ".join(FORMATS))
+        str | None, Option(help="Scheduler format to write: " + ", ".join(FORMATS))
     ] = None,
     out: Annotated[
-        Path | None,
-        typer.Option(
-            "-o",
-            "--out",
-            help="Plan file to write with this placement; with --emit, its file",
-            callback=writable,
-        ),
+        Path | None, out_file("Plan file to write with this placement; with --emit, its file")
     ] = None,
     as_json: AsJson = False,
     **keys: Any,  # noqa: ANN401  (one option a key of `PlaceOptions`)

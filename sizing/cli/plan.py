@@ -10,6 +10,7 @@ from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
+from typer import Option
 
 from minicluster.errors import Exit, InputError, NegativeAnswer
 from minicluster.files import write_atomically
@@ -26,9 +27,9 @@ from sizing.cli.common import (
     Scenario,
     Verbose,
     naming,
+    out_file,
     print_json,
     read_inputs,
-    writable,
 )
 from sizing.network.network_cost import crossing
 from sizing.planner.build_plan import build_plan
@@ -48,15 +49,13 @@ POOL_SIZE = re.compile(
 
 def plan(  # noqa: PLR0913, PLR0917  (a command's options)
     scenario: Scenario,
-    out: Annotated[
-        Path | None, typer.Option("-o", "--out", help="Plan file to write", callback=writable)
-    ] = None,
+    out: Annotated[Path | None, out_file("Plan file to write")] = None,
     as_json: AsJson = False,
     overrides: Overrides = None,
     calibration: Calibration = None,
     html: Html = None,
     layouts: Annotated[
-        str | None, typer.Option(help="deployable, or any: also layouts that serving cannot deploy")
+        str | None, Option(help="deployable, or any: also layouts that serving cannot deploy")
     ] = None,
     verbose: Verbose = False,
 ) -> None:
@@ -114,16 +113,14 @@ def _print_plan(built: Plan, written: Path | None, *, verbose: bool) -> None:
 def predict(  # noqa: PLR0913, PLR0917  (a command's options)
     scenario: Scenario,
     prefill: Annotated[
-        str | None,
-        typer.Option(metavar="RxTPn", help="Prefill pool: replicas and TP, such as 2xTP4"),
+        str | None, Option(metavar="RxTPn", help="Prefill pool: replicas and TP, such as 2xTP4")
     ] = None,
     decode: Annotated[
-        str | None,
-        typer.Option(metavar="RxTPn", help="Decode pool: replicas and TP, such as 3xTP2"),
+        str | None, Option(metavar="RxTPn", help="Decode pool: replicas and TP, such as 3xTP2")
     ] = None,
     mixed: Annotated[
         str | None,
-        typer.Option(metavar="RxTPn", help="Aggregated pool (prefill and decode), such as 4xTP2"),
+        Option(metavar="RxTPn", help="Aggregated pool (prefill and decode), such as 4xTP2"),
     ] = None,
     as_json: AsJson = False,
     overrides: Overrides = None,

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path  # noqa: TC003  (Typer reads the annotations)
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from minicluster.config import parse, read_toml
 from minicluster.errors import InputError, NegativeAnswer
@@ -57,22 +57,18 @@ HELP = {
 def train(
     scenario: Annotated[
         Path | None,
-        typer.Argument(help="Training scenario (TOML with the options as keys), or a shipped one"),
+        Argument(help="Training scenario (TOML with the options as keys), or a shipped one"),
     ] = None,
     parameters: Annotated[
         float | None,
-        typer.Option(
-            help="Parameter count, for a rule of thumb (6PT or 8PT FLOPs) without a layout"
-        ),
+        Option(help="Parameter count, for a rule of thumb (6PT or 8PT FLOPs) without a layout"),
     ] = None,
     flops_per_gpu_per_s: Annotated[
-        float | None, typer.Option(help="FLOP/s that each GPU achieves, with --parameters")
+        float | None, Option(help="FLOP/s that each GPU achieves, with --parameters")
     ] = None,
     search: Annotated[
         bool,
-        typer.Option(
-            "--search", help="Search over every layout of the GPUs; given degrees are ignored"
-        ),
+        Option("--search", help="Search over every layout of the GPUs; given degrees are ignored"),
     ] = False,
     as_json: AsJson = False,
     **keys: Any,  # noqa: ANN401  (one option a key of the scenario)

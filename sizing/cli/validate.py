@@ -10,12 +10,12 @@ from pathlib import Path  # noqa: TC003  (Typer reads the annotations)
 from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
 from rich.console import Console
+from typer import Argument, Option
 
 from minicluster.files import write_atomically
 from minicluster.shell import talk
-from sizing.cli.common import AsJson, print_json, tracked, writable
+from sizing.cli.common import AsJson, out_file, print_json, tracked
 from sizing.evidence.coverage import tried
 from sizing.evidence.evidence import evidence_of, read_evidence, to_json
 from sizing.evidence.row import read_rows
@@ -41,21 +41,18 @@ FAR = 300.0
 
 
 def validate(
-    rows: Annotated[Path, typer.Argument(help="Measured rows (CSV)")],
-    out: Annotated[
-        Path | None,
-        typer.Option("-o", "--out", help="Predictions to write (CSV)", callback=writable),
-    ] = None,
+    rows: Annotated[Path, Argument(help="Measured rows (CSV)")],
+    out: Annotated[Path | None, out_file("Predictions to write (CSV)")] = None,
     as_json: AsJson = False,
     calibrate: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--calibrate", help="Scalars fitted to half the configurations, tested on the others"
         ),
     ] = False,
     evidence: Annotated[
         Path | None,
-        typer.Option(help="Evidence file to write: errors and residual quantiles, used by plans"),
+        Option(help="Evidence file to write: errors and residual quantiles, used by plans"),
     ] = None,
 ) -> None:
     """
