@@ -101,6 +101,8 @@ def test_plan_fits_one_screen(plan_of: Callable[..., Path]) -> None:
         console.print(plan_screen(read_plan(plan_of(H100)), written=None))
     for word in ("prefill", "decode", "compute", "memory bandwidth", "holds", "Headroom", "nodes"):
         assert word in screen.get(), word
+    assert screen.get().count(": holds") == 2
+    assert "missed" not in screen.get()
     assert "no measurement of split vllm" in screen.get()
     assert "sizing explain plan.json" in screen.get()
     lines = screen.get().splitlines()

@@ -171,6 +171,17 @@ def test_terms_add_up_to_the_step() -> None:
     assert len({t.name for t in terms}) == len(terms)
 
 
+def test_a_term_names_what_binds_it() -> None:
+    """An all-reduce of many tokens is bound by links, of one by its fixed time; GEMMs likewise."""
+    many, one = (
+        {term.name: term.bound for term in step_terms(machine(), load, slicing=Slicing(tp=8))}
+        for load in (prefill_load(16_000), decode_load(1, 100))
+    )
+    assert (many["attention all-reduce"], one["attention all-reduce"]) == ("network", "launch")
+    assert (many["mlp up"], one["mlp up"]) == ("compute", "memory bandwidth")
+    assert one["engine per step"] == "launch"
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_coefficients_reproduce_the_terms(name: str) -> None:
     """What a plan carries is within its stated error, and 10 %, of the term-by-term model."""
