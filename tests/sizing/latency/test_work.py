@@ -76,6 +76,19 @@ def test_slicing_loses_no_flop_and_no_byte(name: str, slicing: Slicing, tokens: 
             assert moved >= float(one[part.name].total.hbm_bytes) * (1 - 1e-9)
 
 
+def test_bytes_of_experts_and_of_several_prompts_by_hand() -> None:
+    """A token reads its two experts and its activations; two prompts move twice the scores."""
+    model, (h, f) = catalog.find_model("mixtral-8x7b"), (4096, 14_336)
+    ops = {op.name: op for op in step_ops(model, decode_load(1, 10), slicing=Slicing())}
+    assert float(ops["experts up"].work.hbm_bytes) == 2 * (2 * h * 2 * f + 2 * (h + 2 * f))
+    assert float(ops["experts down"].work.hbm_bytes) == 2 * (2 * h * f + 2 * (h + f))
+    one, two = (
+        {op.name: float(op.work.hbm_bytes) for op in step_ops(model, load, slicing=Slicing())}
+        for load in (prefill_load(50), replace(prefill_load(50), prompts=np.array(2.0)))
+    )
+    assert two["attention prefill"] == 2 * one["attention prefill"]
+
+
 @given(name=st.sampled_from(MODELS), pp=st.sampled_from((1, 2, 4)))
 def test_stages_change_no_work(name: str, pp: int) -> None:
     """A request meets every layer once, on however many stages they lie."""
