@@ -309,6 +309,7 @@ def test_schema_knows_every_key_and_no_other() -> None:
         "workload.output_tokens",
     ]
     assert keys["slo.ttft_s"].unit == "seconds"
+    assert (keys["slo.itl_s"].type, keys["search.tp"].type) == ("number", "list of integer")
     assert keys["slo.ttft_s"].default == 1.0
     assert keys["workload.requests_per_s"].maximum == 1e6
 
