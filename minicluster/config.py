@@ -28,12 +28,9 @@ def parse(cls: type[T], raw: object, *, place: str) -> T:
 
     Args:
         cls: a spec, or any dataclass of specs.
-        raw: what tomllib or json gave.
-        place: file, named in errors.
 
     Raises:
         InputError: the first thing wrong, with its place, value and expectation.
-
     """
     try:
         # Strict mode takes a dataclass only from JSON, and JSON has no NaN to let through.
@@ -41,9 +38,7 @@ def parse(cls: type[T], raw: object, *, place: str) -> T:
     except ValidationError as error:
         raise _first(error, place) from None
     except InputError as error:
-        raise InputError(
-            f"{place}: {error.place}", error.value, error.expectation, error.way_out
-        ) from None
+        raise error.inside(place) from None
     except ValueError as error:
         raise InputError(place, str(error), "finite numbers") from None
 
@@ -81,6 +76,21 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise InputError(str(path), str(error), "valid TOML") from None
 
 
+def read_json(path: Path, expectation: str) -> object:
+    """
+    Read a JSON file.
+
+    Raises:
+        InputError: no such file, or no JSON; *expectation* is what the file should be.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(str(path), error.strerror, expectation) from None
+    except (ValueError, RecursionError) as error:
+        raise InputError(str(path), str(error), f"valid JSON: {expectation}") from None
+
+
 def parse_scenario(
     raw: dict[str, Any], overrides: Sequence[str] = (), *, place: str
 ) -> ScenarioSpec:
@@ -91,14 +101,11 @@ def parse_scenario(
         raw: what `read_toml` gave; changed by the overrides.
         overrides: `key=value` each, the key dotted as in `workload.requests_per_s`, the value as
             TOML writes it; quotes around text may be left out.
-        place: file, named in errors.
 
     Raises:
         InputError: the first thing wrong, with its place, value and expectation.
-
     """
-    for override in overrides:
-        _override(raw, override)
+    overridden(raw, overrides)
     if overrides:
         place += " with " + " ".join(f"--set {override}" for override in overrides)
     workload = raw.get("workload")
@@ -143,7 +150,6 @@ def _override(raw: dict[str, Any], override: str) -> None:
 
 
 def _toml_value(text: str) -> object:
-    """Read *text* as a TOML value; as the text it is where it is none."""
     try:
         found = tomllib.loads(f"value = {text}")
     except (tomllib.TOMLDecodeError, RecursionError):

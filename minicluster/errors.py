@@ -47,7 +47,6 @@ class InputError(MiniclusterError):
     def __init__(
         self, place: str, value: object, expectation: str, way_out: str | None = None
     ) -> None:
-        """Compose the one line that the user sees."""
         self.place = place
         self.value = value
         self.expectation = expectation
@@ -55,6 +54,11 @@ class InputError(MiniclusterError):
         found = "is missing" if value is None else f"is {value!r}"
         tail = f" ({way_out})" if way_out else ""
         super().__init__(f"{place} {found}; expected {expectation}{tail}")
+
+    def inside(self, place: str) -> InputError:
+        """Return the same error of a key that stands in *place*, such as a file."""
+        where = f"{place}: {self.place}"
+        return InputError(where, self.value, self.expectation, self.way_out)
 
 
 class NegativeAnswer(MiniclusterError):

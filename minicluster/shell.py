@@ -18,7 +18,6 @@ class ErrorConsole(Console):
     """A console on stderr that falls silent if its reader is gone: the exit code stays ours."""
 
     def __init__(self) -> None:
-        """Write to stderr."""
         super().__init__(stderr=True)
 
     def on_broken_pipe(self) -> None:

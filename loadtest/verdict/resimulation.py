@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from minicluster.command import find_command
 from minicluster.errors import MiniclusterError
 from minicluster.phases import TTFT_PHASES
-from minicluster.workload.request_outcome import turned_away
+from minicluster.workload.samples import turned_away
 from minicluster.workload.schedule import ScheduledRequest, write_schedule
 
 if TYPE_CHECKING:

@@ -23,7 +23,6 @@ class EventParser:
     """
 
     def __init__(self) -> None:
-        """Start at the beginning of a stream."""
         self._received = bytearray()
         self._data: list[bytes] = []
         self._data_bytes = 0

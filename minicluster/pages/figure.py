@@ -74,23 +74,13 @@ def line(  # noqa: PLR0913  (what a line of a chart is)
     Return a line through points.
 
     Args:
-        name: in the legend.
-        xs: shape (n,).
-        ys: shape (n,).
         colour: one of this module's.
         hover: Plotly's `hovertemplate`: our own words, never those of a user.
         dash: Plotly's `line.dash`.
         hover_values: what *hover* calls `%{customdata}`, shape (n,).
     """
-    drawn: Json = {
-        "type": "scatter",
-        "mode": "lines",
-        "name": plain(name),
-        "x": numbers(xs),
-        "y": numbers(ys),
-        "line": {"color": colour, "dash": dash, "width": 2},
-        "hovertemplate": f"{hover}<extra>%{{fullData.name}}</extra>",
-    }
+    drawn = _trace("scatter", name, numbers(xs), numbers(ys), hover)
+    drawn |= {"mode": "lines", "line": {"color": colour, "dash": dash, "width": 2}}
     return drawn if hover_values is None else {**drawn, "customdata": numbers(hover_values)}
 
 
@@ -111,9 +101,6 @@ def marks(  # noqa: PLR0913  (what marks of a chart are)
     Return a mark a point.
 
     Args:
-        name: in the legend.
-        xs: shape (n,).
-        ys: shape (n,).
         colour: one of this module's.
         hover: Plotly's `hovertemplate`: our own words, never those of a user.
         texts: what *hover* calls `%{text}`: any words; n of them, or none.
@@ -122,12 +109,8 @@ def marks(  # noqa: PLR0913  (what marks of a chart are)
         opacity: of the marks, 0 to 1.
         lines: whether a line joins them.
     """
-    drawn: Json = {
-        "type": "scatter",
+    drawn = _trace("scatter", name, numbers(xs), numbers(ys), hover) | {
         "mode": "lines+markers" if lines else "markers",
-        "name": plain(name),
-        "x": numbers(xs),
-        "y": numbers(ys),
         "marker": {
             "color": colour,
             "size": size,
@@ -136,21 +119,19 @@ def marks(  # noqa: PLR0913  (what marks of a chart are)
             "line": {"width": 2 if symbol.endswith("-open") else 0, "color": colour},
         },
         "line": {"color": colour, "width": 2},
-        "hovertemplate": f"{hover}<extra>%{{fullData.name}}</extra>",
     }
     return {**drawn, "text": [plain(text) for text in texts]} if texts else drawn
 
 
 def bars(name: str, labels: Sequence[str], ys: ArrayLike, *, colour: str, hover: str) -> Json:
     """Return a bar a label; *hover* is Plotly's `hovertemplate`, our own words."""
-    return {
-        "type": "bar",
-        "name": plain(name),
-        "x": [plain(label) for label in labels],
-        "y": numbers(ys),
-        "marker": {"color": colour},
-        "hovertemplate": f"{hover}<extra>%{{fullData.name}}</extra>",
-    }
+    drawn = _trace("bar", name, [plain(label) for label in labels], numbers(ys), hover)
+    return drawn | {"marker": {"color": colour}}
+
+
+def _trace(kind: str, name: str, xs: Sequence[object], ys: Sequence[object], hover: str) -> Json:
+    extra = "<extra>%{fullData.name}</extra>"
+    return {"type": kind, "name": plain(name), "x": xs, "y": ys, "hovertemplate": hover + extra}
 
 
 def axes(x: Json, y: Json, **more: Any) -> Json:  # noqa: ANN401  (any part of a layout)

@@ -50,7 +50,6 @@ def latency_distribution(
     A share p lies at log(1 - p), so 90 %, 99 % and 99.9 % are equally far apart.
 
     Args:
-        title: heading.
         curves: one at least; the k-th of n values, in order, is what (k - 1/2) / n stay within.
         predicted_s: share to predicted latency, as marks.
         limit: share and latency of the SLO: a curve that passes below this corner keeps it.

@@ -29,7 +29,6 @@ def render(page: Page, script: str = SCRIPT) -> str:
     Return a page as HTML; every word of it is escaped.
 
     Args:
-        page: what it says.
         script: where Plotly's script lies, as the page's `src` has it.
     """
     return _templates().get_template("page.html.j2").render(page=page, script=script)
@@ -43,7 +42,6 @@ def write_page(path: Path, page: Page, *, script_folder: Path | None = None) -> 
 
     Args:
         path: of the page: a file, as a stream has no place beside it.
-        page: what it says.
         script_folder: where the script lies; `None`: beside the page.
 
     Raises:

@@ -12,7 +12,7 @@ import json
 from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from minicluster.config import parse
+from minicluster.config import parse, read_json
 from minicluster.errors import InputError
 from minicluster.plan.deployment import Deployment, EngineSettings, Pool, Routing
 from minicluster.plan.inputs import Inputs
@@ -25,7 +25,7 @@ from minicluster.plan.prediction import (
     StepModel,
     Validation,
 )
-from minicluster.specs.checks import STRICT
+from minicluster.specs.checks import Spec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -68,17 +68,15 @@ DERIVED = ("model", "calibration", "cost")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Provenance:
+class Provenance(Spec):
     """Version of minicluster and SHA-256 (16 hex digits) of the inputs that were planned for."""
-
-    __pydantic_config__ = STRICT
 
     version: str
     inputs_hash: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class Plan(Spec):
     """
     A cluster order: pools, the load they are for, and the latencies promised.
 
@@ -87,8 +85,6 @@ class Plan:
         step_model: the calibration's where the inputs have one.
         confidence: what was simulated; `None` on a calibrated machine.
     """
-
-    __pydantic_config__ = STRICT
 
     inputs: Inputs
     engine: EngineSettings
@@ -102,8 +98,7 @@ class Plan:
     provenance: Provenance
     confidence: Confidence | None = None
 
-    def __post_init__(self) -> None:
-        """Check that the pools make a system, fit one another, and are of the inputs."""
+    def _check(self) -> None:
         roles = [pool.role for pool in self.pools]
         if sorted(roles) not in (["decode", "prefill"], ["mixed"]):
             raise InputError("pools", roles, "one prefill and one decode pool, or one mixed pool")
@@ -204,7 +199,7 @@ def read_plan(path: Path) -> Plan:
         InputError: no such file, not JSON, another schema version, a field missing, unknown or
             out of range; the message names the place.
     """
-    return plan_from(_read_json(path), place=str(path))
+    return plan_from(read_json(path, "a plan written by `sizing plan -o`"), place=str(path))
 
 
 def read_plan_or_deployment(path: Path) -> Plan | Deployment:
@@ -214,7 +209,7 @@ def read_plan_or_deployment(path: Path) -> Plan | Deployment:
     Raises:
         InputError: as `read_plan`.
     """
-    raw = _read_json(path)
+    raw = read_json(path, "a plan written by `sizing plan -o`")
     if isinstance(raw, dict) and "schema_version" not in raw:
         return parse(Deployment, raw, place=str(path))
     return plan_from(raw, place=str(path))
@@ -232,12 +227,9 @@ def plan_from(raw: object, *, place: str) -> Plan:
         raise InputError(place, type(raw).__name__, "a JSON object with the fields of a plan")
     version = raw.get("schema_version")
     if version != SCHEMA_VERSION:
-        raise InputError(
-            f"{place}: schema_version",
-            version,
-            str(SCHEMA_VERSION),
-            f"plan again with this version: `sizing plan SCENARIO -o {place}`",
-        )
+        expected = str(SCHEMA_VERSION)
+        way_out = f"plan again with this version: `sizing plan SCENARIO -o {place}`"
+        raise InputError(f"{place}: schema_version", version, expected, way_out)
     fields_of_plan = _in_memory(raw, place)
     try:
         plan = parse(Plan, fields_of_plan, place=place)
@@ -327,13 +319,3 @@ def _check_derived(place: str, said: object, derived: dict[str, Any]) -> None:
             raise InputError(
                 f"{place}.{key}", said.get(key), f"{derived[key]!r}, as the rest of it says"
             )
-
-
-def _read_json(path: Path) -> object:
-    """Read JSON, or say what is wrong with the file."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(str(path), error.strerror, "a plan written by `sizing plan`") from None
-    except (ValueError, RecursionError) as error:
-        raise InputError(str(path), str(error), "JSON, as `sizing plan -o` writes it") from None

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from minicluster.plan.prediction import CalibrationNote
 from minicluster.specs.calibration import CalibrationSpec
-from minicluster.specs.checks import STRICT
+from minicluster.specs.checks import Spec
 from minicluster.specs.cluster import ClusterSpec
 from minicluster.specs.engine import EngineProfile
 from minicluster.specs.gpu import GpuSpec
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Inputs:
+class Inputs(Spec):
     """
     A scenario and everything that it names.
 
@@ -28,8 +28,6 @@ class Inputs:
         gpu: the cluster's.
         other_gpus: those of `search.gpus` that are not the cluster's.
     """
-
-    __pydantic_config__ = STRICT
 
     scenario: ScenarioSpec
     model: ModelSpec

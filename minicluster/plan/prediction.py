@@ -5,15 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from minicluster.errors import InputError
-from minicluster.specs.checks import STRICT, not_negative
+from minicluster.specs.checks import NotNegative, Spec
 from minicluster.specs.step import Interference, PathCoefficients, StepCoefficients
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepModel:
+class StepModel(Spec):
     """Step times per pool and what lies between them; `minicluster.plan.step_time` evaluates it."""
-
-    __pydantic_config__ = STRICT
 
     prefill: StepCoefficients
     decode: StepCoefficients
@@ -25,8 +23,6 @@ class StepModel:
         Return the model with steps that take longer.
 
         Args:
-            prefill: factor on prefill steps.
-            decode: factor on decode steps.
             mixed: one pool does both: its step holds prompts, whose part grows by *prefill*.
         """
         slow = self.decode.scaled(decode)
@@ -40,7 +36,7 @@ class StepModel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Latency:
+class Latency(Spec):
     """
     One latency at every statistic.
 
@@ -49,19 +45,15 @@ class Latency:
             prediction; `None`: no measurement says how far off it may be.
     """
 
-    __pydantic_config__ = STRICT
-
-    mean_s: float
-    p50_s: float
+    mean_s: NotNegative
+    p50_s: NotNegative
     p90_s: float
     p95_s: float
-    p99_s: float
+    p99_s: NotNegative
     low_factor: float | None = None
     high_factor: float | None = None
 
-    def __post_init__(self) -> None:
-        """Check signs and order."""
-        not_negative(mean_s=self.mean_s, p50_s=self.p50_s, p99_s=self.p99_s)
+    def _check(self) -> None:
         if not self.p50_s <= self.p90_s <= self.p95_s <= self.p99_s:
             raise InputError("prediction", "percentiles", "p50 <= p90 <= p95 <= p99")
 
@@ -72,7 +64,7 @@ class Latency:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prediction:
+class Prediction(Spec):
     """
     What the plan promises.
 
@@ -86,8 +78,6 @@ class Prediction:
         ttft_parts_s: mean TTFT by phase (`minicluster.phases`); they add up to `ttft.mean_s`.
     """
 
-    __pydantic_config__ = STRICT
-
     ttft: Latency
     tpot: Latency
     itl: Latency
@@ -100,10 +90,8 @@ class Prediction:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Headroom:
+class Headroom(Spec):
     """Largest load factor at which the SLO still holds, and what breaks first beyond it."""
-
-    __pydantic_config__ = STRICT
 
     load_factor: float
     binds: str
@@ -126,17 +114,15 @@ class CalibrationNote:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Validation:
+class Validation(Spec):
     """How many measured rows are like this plan, and how far off predictions of them were."""
-
-    __pydantic_config__ = STRICT
 
     num_rows: int
     note: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Deployable:
+class Deployable(Spec):
     """
     Whether `serving up` can realise the plan.
 
@@ -144,8 +130,6 @@ class Deployable:
         profile: name, version and connector of the engine profile, for people and messages.
         rule_broken: the rule of the profile that the plan breaks; `None`: it can be deployed.
     """
-
-    __pydantic_config__ = STRICT
 
     profile: str
     rule_broken: str | None = None
@@ -162,7 +146,6 @@ class Cost:
     What the pools take, spare replicas included.
 
     Attributes:
-        gpus: used by replicas.
         nodes: taken, each whole.
         gpu_power_w: of all GPUs; `None`: the power of one is unknown.
         price_usd_per_hour: of all GPUs; `None`: the scenario gives no price.
@@ -177,7 +160,7 @@ class Cost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Confidence:
+class Confidence(Spec):
     """
     How sure the promise is, and of what.
 
@@ -185,7 +168,6 @@ class Confidence:
         fraction: chance that the SLO holds, of arrivals and of the step-time model's own error; 0
             of a search that was stopped before it simulated.
         prefill_factor: factor on prefill steps in the simulations that the plan passed.
-        decode_factor: likewise.
         ttft_factor: factor on the predicted TTFT, with which the SLO holds as well.
         tpot_factor: the same on TPOT and ITL.
         requests: simulated in them.
@@ -195,8 +177,6 @@ class Confidence:
         other_pools: what the other kind of pools (aggregated or split) would take.
         interrupted: the search was stopped: the best plan so far.
     """
-
-    __pydantic_config__ = STRICT
 
     fraction: float
     prefill_factor: float

@@ -22,7 +22,6 @@ def prefill_s(
         (docs/model.md, eq. S2)
 
     Args:
-        step: the prefill pool's coefficients.
         tokens: n, prompt tokens to compute, any shape.
         cached: p, tokens before them that are in the prefix cache, broadcast against *tokens*.
 
@@ -35,7 +34,6 @@ def prefill_s(
 
     Ignores:
         Chunking: a prompt longer than the token budget pays `base` once a chunk.
-
     """
     n = np.asarray(tokens, dtype=np.float64)
     p = np.asarray(cached, dtype=np.float64)
@@ -54,7 +52,6 @@ def decode_s(step: StepCoefficients, batch: ArrayLike, context: ArrayLike) -> ND
         t = base + experts (1 - q^B) + max(stream, b B) + d B s      (docs/model.md, eq. S3)
 
     Args:
-        step: the decode pool's coefficients.
         batch: B, sequences in the step, any shape.
         context: s, mean tokens cached per sequence, broadcast against *batch*.
 
@@ -66,7 +63,6 @@ def decode_s(step: StepCoefficients, batch: ArrayLike, context: ArrayLike) -> ND
 
     Ignores:
         Spread of the context among the sequences: attention is linear in it.
-
     """
     size = np.asarray(batch, dtype=np.float64)
     s = np.asarray(context, dtype=np.float64)

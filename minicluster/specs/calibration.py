@@ -5,11 +5,11 @@ from __future__ import annotations
 import csv
 import io
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_type_hints
 
 from minicluster.errors import InputError
 from minicluster.files import write_atomically
-from minicluster.specs.checks import STRICT, not_negative, one_of, positive
+from minicluster.specs.checks import Count, NotNegative, Positive, Spec, Whole, one_of
 from minicluster.specs.step import Interference, PathCoefficients, StepCoefficients
 
 if TYPE_CHECKING:
@@ -18,10 +18,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CalibrationKey:
+class CalibrationKey(Spec):
     """Machine, engine and model that a calibration is valid for; any other needs one of its own."""
-
-    __pydantic_config__ = STRICT
 
     processor: str
     cores: int
@@ -32,16 +30,13 @@ class CalibrationKey:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CalibrationSpec:
+class CalibrationSpec(Spec):
     """
     A fit.
 
     Attributes:
         date: ISO 8601, when the measurements were taken.
-        num_rows: measured rows behind the fit.
     """
-
-    __pydantic_config__ = STRICT
 
     name: str
     date: str
@@ -57,7 +52,7 @@ PHASES = ("prefill", "decode", "request", "path")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measurement:
+class Measurement(Spec):
     """
     One grid point.
 
@@ -78,47 +73,26 @@ class Measurement:
     """
 
     phase: str
-    tokens: int
-    batch: float
-    context: float
-    other_busy_fraction: float
-    repeats: int
-    seconds: float
+    tokens: Whole
+    batch: NotNegative
+    context: NotNegative
+    other_busy_fraction: NotNegative
+    repeats: Count
+    seconds: Positive
     date: str
     key: CalibrationKey
-    other_batch: float = 0.0
-    joins: float = 0.0
-    others_fraction: float = 0.0
+    other_batch: NotNegative = 0.0
+    joins: NotNegative = 0.0
+    others_fraction: NotNegative = 0.0
 
-    def __post_init__(self) -> None:
-        """Check phase and numbers."""
+    def _check(self) -> None:
         one_of(PHASES, phase=self.phase)
-        positive(seconds=self.seconds, repeats=self.repeats)
-        not_negative(
-            tokens=self.tokens,
-            batch=self.batch,
-            context=self.context,
-            other_busy_fraction=self.other_busy_fraction,
-            other_batch=self.other_batch,
-            joins=self.joins,
-            others_fraction=self.others_fraction,
-        )
 
 
 OWN = tuple(field.name for field in fields(Measurement) if field.name != "key")
 KEY = tuple(field.name for field in fields(CalibrationKey))
-INTEGERS = frozenset({"tokens", "repeats", "cores"})
-FLOATS = frozenset(
-    {
-        "batch",
-        "context",
-        "other_busy_fraction",
-        "other_batch",
-        "joins",
-        "others_fraction",
-        "seconds",
-    }
-)
+TYPES = get_type_hints(Measurement) | get_type_hints(CalibrationKey)
+"""Types of the columns: whole numbers, numbers, text."""
 
 
 def read_measurements(path: Path) -> tuple[Measurement, ...]:
@@ -157,18 +131,15 @@ def _row(line: dict[str, str | None], place: str) -> Measurement:
     try:
         return Measurement(key=key, **values)  # type: ignore[arg-type]
     except InputError as error:
-        raise InputError(f"{place}: {error.place}", error.value, error.expectation) from None
+        raise error.inside(place) from None
 
 
 def _value(name: str, text: str, place: str) -> str | int | float:
     try:
-        if name in INTEGERS:
-            return int(text)
-        if name in FLOATS:
-            return float(text)
+        value: str | int | float = TYPES[name](text)
     except ValueError:
         raise InputError(f"{place}: {name}", text, "a number") from None
-    return text
+    return value
 
 
 def write_measurements(path: Path, rows: Iterable[Measurement]) -> None:

@@ -1,10 +1,17 @@
-"""Checks that every spec makes of its numbers, raising with name, value and expectation."""
+"""What every spec checks of its numbers, raising with name, value and expectation."""
 
 from __future__ import annotations
 
 import math
+from functools import cache
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_args, get_type_hints
 
 from minicluster.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Check = Callable[..., None]
 
 STRICT = {"extra": "forbid", "strict": True}
 """Value of `__pydantic_config__` in each spec; a plain dict, so that specs import no pydantic."""
@@ -36,3 +43,63 @@ def one_of(allowed: tuple[str, ...], **values: str | None) -> None:
     for name, value in values.items():
         if value is not None and value not in allowed:
             raise InputError(name, value, "one of " + ", ".join(allowed))
+
+
+Positive = Annotated[float, positive]
+NotNegative = Annotated[float, not_negative]
+Fraction = Annotated[float, fraction]
+Count = Annotated[int, positive]
+"""A whole number, 1 or more."""
+Whole = Annotated[int, not_negative]
+"""A whole number, 0 or more."""
+
+
+class Spec:
+    """
+    Base of specs, which are frozen dataclasses that refuse unknown keys and impossible values.
+
+    A number whose type says its limits, `Count`, `Positive` and the others above, is checked
+    where the spec is made, also inside a tuple or a table; `_check` refuses the rest.
+    """
+
+    __slots__ = ()
+    __pydantic_config__: ClassVar[dict[str, object]] = STRICT
+
+    def __post_init__(self) -> None:
+        """
+        Check all values.
+
+        Raises:
+            InputError: the first that is impossible.
+        """
+        for name, limit in _limits(type(self)):  # type: ignore[arg-type]
+            value = getattr(self, name)
+            if isinstance(value, tuple | dict):
+                each = value.items() if isinstance(value, dict) else enumerate(value)
+                limit(**{self._place(f"{name}.{key}"): number for key, number in each})
+            else:
+                limit(**{self._place(name): value})
+        self._check()
+
+    def _check(self) -> None:
+        """Refuse what the types of the fields let through."""
+
+    def _place(self, key: str) -> str:
+        """Return how errors name a key of this spec."""
+        return key
+
+
+@cache
+def _limits(cls: type) -> tuple[tuple[str, Check], ...]:
+    """Return the fields of a spec whose types say limits, each with its check."""
+    hints = get_type_hints(cls, include_extras=True)
+    found = ((name, _limit(hint)) for name, hint in hints.items())
+    return tuple((name, limit) for name, limit in found if limit is not None)
+
+
+def _limit(hint: Any) -> Check | None:  # noqa: ANN401  (any type)
+    for part in getattr(hint, "__metadata__", ()):
+        if part in (positive, not_negative, fraction):
+            return part  # type: ignore[no-any-return]
+    inner = (_limit(part) for part in get_args(hint))
+    return next((limit for limit in inner if limit is not None), None)

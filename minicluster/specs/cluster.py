@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 
 from minicluster.errors import InputError
-from minicluster.specs.checks import STRICT, not_negative, positive
+from minicluster.specs.checks import Count, NotNegative, Positive, Spec
 from minicluster.specs.fabric import FabricSpec, FailureSpec
 from minicluster.specs.gpu import GpuSpec, NumberSource
 from minicluster.specs.topology import (
@@ -23,7 +23,7 @@ from minicluster.specs.topology import (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterSpec:
+class ClusterSpec(Spec):
     """
     Nodes of equal GPUs.
 
@@ -42,15 +42,13 @@ class ClusterSpec:
         nodes: every host; empty: as many as the tiers have room for, all alike.
     """
 
-    __pydantic_config__ = STRICT
-
     name: str
     gpu: str
-    gpus_per_node: int
-    gpus_per_hb_domain: int
-    max_gpus: int
-    scale_out_bytes_per_s: float | None = None
-    scale_out_latency_s: float | None = None
+    gpus_per_node: Count
+    gpus_per_hb_domain: Count
+    max_gpus: Count
+    scale_out_bytes_per_s: Positive | None = None
+    scale_out_latency_s: NotNegative | None = None
     tiers: tuple[TierSpec, ...] = ()
     pools_meet_in: str | None = None
     fabric: FabricSpec | None = None
@@ -58,23 +56,12 @@ class ClusterSpec:
     nodes: tuple[Node, ...] = ()
     sources: tuple[NumberSource, ...] = ()
 
-    def __post_init__(self) -> None:
-        """Check counts and that sizes nest."""
-        positive(
-            gpus_per_node=self.gpus_per_node,
-            gpus_per_hb_domain=self.gpus_per_hb_domain,
-            max_gpus=self.max_gpus,
-            scale_out_bytes_per_s=self.scale_out_bytes_per_s,
-        )
-        not_negative(scale_out_latency_s=self.scale_out_latency_s)
+    def _check(self) -> None:
         if self.gpus_per_hb_domain % self.gpus_per_node and (
             self.gpus_per_node % self.gpus_per_hb_domain
         ):
-            raise InputError(
-                "cluster.gpus_per_hb_domain",
-                self.gpus_per_hb_domain,
-                f"a multiple or a divisor of gpus_per_node = {self.gpus_per_node}",
-            )
+            expected = f"a multiple or a divisor of gpus_per_node = {self.gpus_per_node}"
+            raise InputError("cluster.gpus_per_hb_domain", self.gpus_per_hb_domain, expected)
         if self.tiers:
             self._check_network()
         elif self.pools_meet_in is not None:
@@ -135,11 +122,8 @@ class ClusterSpec:
             )
         for key in ("scale_out_bytes_per_s", "scale_out_latency_s"):
             if getattr(self, key) is not None:
-                raise InputError(
-                    f"cluster.{key}",
-                    getattr(self, key),
-                    "no such key beside [[tiers]], which give it",
-                )
+                expected = "no such key beside [[tiers]], which give it"
+                raise InputError(f"cluster.{key}", getattr(self, key), expected)
         self._check_names({*names, "node"})
 
     def _check_names(self, known: set[str]) -> None:
@@ -168,7 +152,6 @@ def topology_of(cluster: ClusterSpec, gpu: GpuSpec) -> Topology:
     Raises:
         InputError: neither the cluster nor the GPU has a number that is needed, or the HB domain
             is said to be faster than the GPU's own links.
-
     """
     found = [_domain(cluster, gpu)]
     for spec in cluster.tiers[1:]:
@@ -234,7 +217,6 @@ def _network(spec: TierSpec, below: list[Tier], cluster: ClusterSpec, gpu: GpuSp
 
 
 def _implied(cluster: ClusterSpec, gpu: GpuSpec) -> Tier:
-    """Return the one network of a cluster that says no tiers."""
     domain = cluster.gpus_per_hb_domain
     achieved = gpu.efficiency.scale_out_fraction if gpu.efficiency else None
     return Tier(
@@ -253,9 +235,6 @@ def _implied(cluster: ClusterSpec, gpu: GpuSpec) -> Tier:
 
 def _needed(value: float | None, cluster: ClusterSpec, key: str) -> float:
     if value is None:
-        raise InputError(
-            f"cluster {cluster.name}: {key}",
-            None,
-            "a number in the file of the cluster or of its GPU",
-        )
+        where = f"cluster {cluster.name}: {key}"
+        raise InputError(where, None, "a number in the file of the cluster or of its GPU")
     return value

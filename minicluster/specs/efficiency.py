@@ -6,11 +6,11 @@ import itertools
 from dataclasses import dataclass, field, fields, replace
 
 from minicluster.errors import InputError
-from minicluster.specs.checks import STRICT, fraction, not_negative, positive
+from minicluster.specs.checks import Fraction, NotNegative, Positive, Spec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GemmEfficiency:
+class GemmEfficiency(Spec):
     """
     Efficiency of GEMM kernels of one dtype (docs/model.md, eq. R2).
 
@@ -27,37 +27,22 @@ class GemmEfficiency:
             above 1 where they are quantised on the way.
     """
 
-    __pydantic_config__ = STRICT
-
-    compute_fraction: float
-    memory_fraction: float
-    latency_s: float
-    wave_fraction: float = 0.0
+    compute_fraction: Fraction
+    memory_fraction: Fraction
+    latency_s: NotNegative
+    wave_fraction: NotNegative = 0.0
     smoothness: float | None = None
-    small_tile_fraction: float = 1.0
-    ramp_inner: float = 0.0
-    inner_latency_s: float = 0.0
-    activation_fraction: float = 1.0
+    small_tile_fraction: Fraction = 1.0
+    ramp_inner: NotNegative = 0.0
+    inner_latency_s: NotNegative = 0.0
+    activation_fraction: NotNegative = 1.0
 
-    def __post_init__(self) -> None:
-        """Check that fractions are fractions."""
-        fraction(
-            compute_fraction=self.compute_fraction,
-            memory_fraction=self.memory_fraction,
-            small_tile_fraction=self.small_tile_fraction,
-        )
-        not_negative(
-            latency_s=self.latency_s,
-            wave_fraction=self.wave_fraction,
-            ramp_inner=self.ramp_inner,
-            inner_latency_s=self.inner_latency_s,
-            activation_fraction=self.activation_fraction,
-        )
+    def _check(self) -> None:
         _check_smoothness(self.smoothness)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PrefillAttentionEfficiency:
+class PrefillAttentionEfficiency(Spec):
     """
     Efficiency of attention over a prompt (docs/model.md, eq. R3).
 
@@ -71,30 +56,20 @@ class PrefillAttentionEfficiency:
         smoothness: p, between the throughput and that block.
     """
 
-    __pydantic_config__ = STRICT
-
-    compute_fraction: float
-    memory_fraction: float
-    latency_s: float
-    half_tokens: float = 0.0
-    head_exponent: float = 0.0
-    key_latency_s: float = 0.0
+    compute_fraction: Fraction
+    memory_fraction: Fraction
+    latency_s: NotNegative
+    half_tokens: NotNegative = 0.0
+    head_exponent: NotNegative = 0.0
+    key_latency_s: NotNegative = 0.0
     smoothness: float | None = None
 
-    def __post_init__(self) -> None:
-        """Check that fractions are fractions."""
-        fraction(compute_fraction=self.compute_fraction, memory_fraction=self.memory_fraction)
-        not_negative(
-            latency_s=self.latency_s,
-            half_tokens=self.half_tokens,
-            head_exponent=self.head_exponent,
-            key_latency_s=self.key_latency_s,
-        )
+    def _check(self) -> None:
         _check_smoothness(self.smoothness)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DecodeAttentionEfficiency:
+class DecodeAttentionEfficiency(Spec):
     """
     Efficiency of attention of one token per sequence (docs/model.md, eq. R5).
 
@@ -108,33 +83,20 @@ class DecodeAttentionEfficiency:
         fp8_fraction: what is left of e_m where the cache is kept in 8 bits.
     """
 
-    __pydantic_config__ = STRICT
-
-    memory_fraction: float
-    compute_fraction: float
-    latency_s: float
-    key_latency_s: float = 0.0
-    item_latency_s: float = 0.0
+    memory_fraction: Fraction
+    compute_fraction: Fraction
+    latency_s: NotNegative
+    key_latency_s: NotNegative = 0.0
+    item_latency_s: NotNegative = 0.0
     smoothness: float | None = None
-    fp8_fraction: float = 1.0
+    fp8_fraction: Fraction = 1.0
 
-    def __post_init__(self) -> None:
-        """Check that fractions are fractions."""
-        fraction(
-            memory_fraction=self.memory_fraction,
-            compute_fraction=self.compute_fraction,
-            fp8_fraction=self.fp8_fraction,
-        )
-        not_negative(
-            latency_s=self.latency_s,
-            key_latency_s=self.key_latency_s,
-            item_latency_s=self.item_latency_s,
-        )
+    def _check(self) -> None:
         _check_smoothness(self.smoothness)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StreamEfficiency:
+class StreamEfficiency(Spec):
     """
     Efficiency of a kernel that mostly moves bytes (docs/model.md, eq. R4).
 
@@ -146,21 +108,14 @@ class StreamEfficiency:
             sequence.
     """
 
-    __pydantic_config__ = STRICT
-
-    memory_fraction: float
-    latency_s: float
-    compute_fraction: float = 1.0
-    row_latency_s: float = 0.0
-
-    def __post_init__(self) -> None:
-        """Check that fractions are fractions."""
-        fraction(memory_fraction=self.memory_fraction, compute_fraction=self.compute_fraction)
-        not_negative(latency_s=self.latency_s, row_latency_s=self.row_latency_s)
+    memory_fraction: Fraction
+    latency_s: NotNegative
+    compute_fraction: Fraction = 1.0
+    row_latency_s: NotNegative = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CollectiveTable:
+class CollectiveTable(Spec):
     """
     Measured seconds of one collective on one group, by bytes (docs/model.md, eq. N1).
 
@@ -169,17 +124,13 @@ class CollectiveTable:
         seconds: never descending.
     """
 
-    __pydantic_config__ = STRICT
+    size_bytes: tuple[Positive, ...]
+    seconds: tuple[Positive, ...]
 
-    size_bytes: tuple[float, ...]
-    seconds: tuple[float, ...]
-
-    def __post_init__(self) -> None:
-        """Check that the table rises."""
+    def _check(self) -> None:
         if not self.size_bytes or len(self.size_bytes) != len(self.seconds):
             raise InputError("seconds", len(self.seconds), "as many as size_bytes, at least one")
         for name, values in (("size_bytes", self.size_bytes), ("seconds", self.seconds)):
-            positive(**{name: values[0]})
             if any(after < before for before, after in itertools.pairwise(values)):
                 raise InputError(name, list(values), "ascending numbers")
 
@@ -189,10 +140,8 @@ Tables = dict[str, CollectiveTable]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineKernels:
+class EngineKernels(Spec):
     """Kernels in which one engine differs from those of `GpuEfficiency`; the rest are shared."""
-
-    __pydantic_config__ = STRICT
 
     prefill_attention: PrefillAttentionEfficiency | None = None
     decode_attention: DecodeAttentionEfficiency | None = None
@@ -201,7 +150,7 @@ class EngineKernels:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GpuEfficiency:
+class GpuEfficiency(Spec):
     """
     Efficiencies of a GPU's kernels and links, fitted to measurements or a documented default.
 
@@ -227,8 +176,6 @@ class GpuEfficiency:
         fitted: True if fitted on measurements of this GPU, False for a default.
     """
 
-    __pydantic_config__ = STRICT
-
     gemm: dict[str, GemmEfficiency]
     grouped_gemm: dict[str, GemmEfficiency] = field(default_factory=dict)
     prefill_attention: PrefillAttentionEfficiency
@@ -236,27 +183,20 @@ class GpuEfficiency:
     latent_decode_attention: DecodeAttentionEfficiency | None = None
     linear_attention: StreamEfficiency | None = None
     elementwise: StreamEfficiency
-    scale_up_fraction: float
-    scale_out_fraction: float
-    collective_latency_s: float
+    scale_up_fraction: Fraction
+    scale_out_fraction: Fraction
+    collective_latency_s: NotNegative
     all_reduce: Tables = field(default_factory=dict)
     all_gather: Tables = field(default_factory=dict)
     reduce_scatter: Tables = field(default_factory=dict)
     all_to_all: Tables = field(default_factory=dict)
     engines: dict[str, EngineKernels] = field(default_factory=dict)
-    sustained_fraction: dict[str, float] = field(default_factory=dict)
+    sustained_fraction: dict[str, Fraction] = field(default_factory=dict)
     fitted: bool
 
-    def __post_init__(self) -> None:
-        """Check that fractions are fractions, and that bf16 is there."""
+    def _check(self) -> None:
         if "bf16" not in self.gemm:
             raise InputError("efficiency.gemm.bf16", None, "the efficiency of bf16 GEMM")
-        fraction(
-            scale_up_fraction=self.scale_up_fraction,
-            scale_out_fraction=self.scale_out_fraction,
-            **{f"sustained_fraction.{k}": v for k, v in self.sustained_fraction.items()},
-        )
-        not_negative(collective_latency_s=self.collective_latency_s)
 
     def of_engine(self, name: str) -> GpuEfficiency:
         """Return the efficiencies with the kernels of one engine in place of the shared ones."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from minicluster.errors import InputError
-from minicluster.specs.checks import STRICT, not_negative, one_of, positive
+from minicluster.specs.checks import Count, Positive, Spec, Whole, one_of
 from minicluster.specs.gpu import NumberSource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SwitchSpec:
+class SwitchSpec(Spec):
     """
     One file of `configs/switches`.
 
@@ -21,24 +21,13 @@ class SwitchSpec:
         power_w: power with all ports in use, transceivers not counted; `None`: unknown.
     """
 
-    __pydantic_config__ = STRICT
-
     name: str
     vendor: str
-    ports: int
-    port_gbit_per_s: float
-    buffer_bytes: float | None = None
-    power_w: float | None = None
+    ports: Count
+    port_gbit_per_s: Positive
+    buffer_bytes: Positive | None = None
+    power_w: Positive | None = None
     sources: tuple[NumberSource, ...] = ()
-
-    def __post_init__(self) -> None:
-        """Check numbers."""
-        positive(
-            ports=self.ports,
-            port_gbit_per_s=self.port_gbit_per_s,
-            buffer_bytes=self.buffer_bytes,
-            power_w=self.power_w,
-        )
 
     @property
     def bytes_per_s(self) -> float:
@@ -50,7 +39,7 @@ KINDS = ("clos", "rail-optimised", "rail-only")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SwitchTierSpec:
+class SwitchTierSpec(Spec):
     """
     `[[fabric.switches]]`: the switches that join the units below into one unit of a tier.
 
@@ -63,28 +52,19 @@ class SwitchTierSpec:
         copper_down: the links below it are copper, without transceivers.
     """
 
-    __pydantic_config__ = STRICT
-
     tier: str
     model: str
-    down: int
-    up: int = 0
-    spares: int = 0
+    down: Count
+    up: Whole = 0
+    spares: Whole = 0
     copper_down: bool = False
 
-    def __post_init__(self) -> None:
-        """Check counts."""
-        positive(**{f"fabric.switches.{self.tier}.down": self.down})
-        not_negative(
-            **{
-                f"fabric.switches.{self.tier}.up": self.up,
-                f"fabric.switches.{self.tier}.spares": self.spares,
-            }
-        )
+    def _place(self, key: str) -> str:
+        return f"fabric.switches.{self.tier}.{key}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FabricSpec:
+class FabricSpec(Spec):
     """
     `[fabric]` of a cluster preset.
 
@@ -97,30 +77,23 @@ class FabricSpec:
         switches: as built, from the leaf; empty: the smallest full-bisection tree.
     """
 
-    __pydantic_config__ = STRICT
-
     kind: str
-    radix: int
-    rails: int
-    flows: int = 1
+    radix: Count
+    rails: Count
+    flows: Count = 1
     switches: tuple[SwitchTierSpec, ...] = ()
 
-    def __post_init__(self) -> None:
-        """Check kind and counts."""
+    def _place(self, key: str) -> str:
+        return f"fabric.{key}"
+
+    def _check(self) -> None:
         one_of(KINDS, **{"fabric.kind": self.kind})
-        positive(
-            **{
-                "fabric.radix": self.radix,
-                "fabric.rails": self.rails,
-                "fabric.flows": self.flows,
-            }
-        )
         if any(tier.up == 0 for tier in self.switches[:-1]):
             raise InputError("fabric.switches.up", 0, "uplinks below the top tier")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FailureSpec:
+class FailureSpec(Spec):
     """
     `[failures]` of a cluster preset: mean times between failures and until repair.
 
@@ -131,19 +104,10 @@ class FailureSpec:
         domains: tiers whose units fail as one.
     """
 
-    __pydantic_config__ = STRICT
-
-    gpu_mtbf_s: float
-    node_repair_s: float
-    switch_mtbf_s: float | None = None
+    gpu_mtbf_s: Positive
+    node_repair_s: Positive
+    switch_mtbf_s: Positive | None = None
     domains: tuple[str, ...] = ()
 
-    def __post_init__(self) -> None:
-        """Check times."""
-        positive(
-            **{
-                "failures.gpu_mtbf_s": self.gpu_mtbf_s,
-                "failures.node_repair_s": self.node_repair_s,
-                "failures.switch_mtbf_s": self.switch_mtbf_s,
-            }
-        )
+    def _place(self, key: str) -> str:
+        return f"failures.{key}"

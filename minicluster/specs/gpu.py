@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from minicluster.errors import InputError
-from minicluster.specs.checks import STRICT, not_negative, one_of, positive
+from minicluster.specs.checks import Count, NotNegative, Positive, Spec, one_of
 from minicluster.specs.efficiency import GpuEfficiency
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ BUS_SIZES = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredCollective:
+class MeasuredCollective(Spec):
     """
     `[[measured]]`: seconds by size of one collective of one library on one group.
 
@@ -39,38 +39,30 @@ class MeasuredCollective:
         between_bytes_per_s: one way, of a GPU's link between the HB domains it was measured on.
     """
 
-    __pydantic_config__ = STRICT
-
     library: str
     pattern: str
-    gpus: int
-    domains: int
+    gpus: Count
+    domains: Count
     cuda_graph: bool
     size_bytes: tuple[float, ...] = ()
-    seconds: tuple[float, ...] = ()
+    seconds: tuple[Positive, ...] = ()
     from_gpu: str | None = None
     switches_bytes: tuple[float, ...] = ()
     outlier_bytes: tuple[float, ...] = ()
-    bus_bytes_per_s: float | None = None
-    between_bytes_per_s: float | None = None
+    bus_bytes_per_s: Positive | None = None
+    between_bytes_per_s: Positive | None = None
 
-    def __post_init__(self) -> None:
-        """Check that sizes ascend and that each has its time."""
-        place = f"measured.{self.library}.{self.gpus}"
-        positive(**{f"{place}.gpus": self.gpus, f"{place}.domains": self.domains})
-        positive(
-            **{
-                f"{place}.bus_bytes_per_s": self.bus_bytes_per_s,
-                f"{place}.between_bytes_per_s": self.between_bytes_per_s,
-            }
-        )
-        if len(self.size_bytes) != len(self.seconds) or bool(self.size_bytes) == bool(
-            self.from_gpu
-        ):
-            raise InputError(f"{place}.seconds", len(self.seconds), "one for each of size_bytes")
+    def _place(self, key: str) -> str:
+        return f"measured.{self.library}.{self.gpus}.{key}"
+
+    def _check(self) -> None:
+        points = len(self.size_bytes)
+        if points != len(self.seconds) or bool(points) == bool(self.from_gpu):
+            place = self._place("seconds")
+            raise InputError(place, len(self.seconds), "one for each of size_bytes")
         if any(after <= before for before, after in itertools.pairwise(self.size_bytes)):
-            raise InputError(f"{place}.size_bytes", list(self.size_bytes), "ascending numbers")
-        positive(**{f"{place}.seconds.{i}": value for i, value in enumerate(self.seconds)})
+            place = self._place("size_bytes")
+            raise InputError(place, list(self.size_bytes), "ascending numbers")
 
     def with_points(self, table: CollectiveTable) -> MeasuredCollective:
         """Return the same with the points of a GPU's own table."""
@@ -78,7 +70,7 @@ class MeasuredCollective:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CollectiveProtocol:
+class CollectiveProtocol(Spec):
     """
     `[[protocols]]`: one algorithm of a library in one of its protocols (docs/model.md, eq. H3).
 
@@ -93,40 +85,28 @@ class CollectiveProtocol:
         up_to_bytes: between domains the library changes to another protocol here.
     """
 
-    __pydantic_config__ = STRICT
-
     name: str
     algorithm: str
-    base_s: float
-    inside_s: float
-    between_s: float
-    post_s: float = 0.0
-    overhead: float = 1.0
-    bus_bytes_per_s: tuple[float, ...] = ()
-    up_to_bytes: float | None = None
+    base_s: NotNegative
+    inside_s: NotNegative
+    between_s: NotNegative
+    post_s: NotNegative = 0.0
+    overhead: Positive = 1.0
+    bus_bytes_per_s: tuple[Positive, ...] = ()
+    up_to_bytes: Positive | None = None
 
-    def __post_init__(self) -> None:
-        """Check the algorithm, times and bandwidths."""
-        place = f"protocols.{self.name}"
-        one_of(ALGORITHMS, **{f"{place}.algorithm": self.algorithm})
-        if len(self.bus_bytes_per_s) not in (0, BUS_SIZES):
-            raise InputError(
-                f"{place}.bus_bytes_per_s", list(self.bus_bytes_per_s), "three numbers, or none"
-            )
-        positive(**{f"{place}.overhead": self.overhead, f"{place}.up_to_bytes": self.up_to_bytes})
-        positive(**{f"{place}.bus_bytes_per_s.{i}": b for i, b in enumerate(self.bus_bytes_per_s)})
-        not_negative(
-            **{
-                f"{place}.base_s": self.base_s,
-                f"{place}.inside_s": self.inside_s,
-                f"{place}.between_s": self.between_s,
-                f"{place}.post_s": self.post_s,
-            }
-        )
+    def _place(self, key: str) -> str:
+        return f"protocols.{self.name}.{key}"
+
+    def _check(self) -> None:
+        one_of(ALGORITHMS, **{self._place("algorithm"): self.algorithm})
+        bus = self.bus_bytes_per_s
+        if len(bus) not in (0, BUS_SIZES):
+            raise InputError(self._place("bus_bytes_per_s"), list(bus), "three numbers, or none")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Collectives:
+class Collectives(Spec):
     """
     Collective libraries on one GPU and between its HB domains, read from configs/collectives.
 
@@ -135,17 +115,13 @@ class Collectives:
         protocols: of the library that crosses HB domains.
     """
 
-    __pydantic_config__ = STRICT
-
     measured: tuple[MeasuredCollective, ...] = ()
     protocols: tuple[CollectiveProtocol, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NumberSource:
+class NumberSource(Spec):
     """Source of numbers: the keys that it covers, the document, and the date when it was read."""
-
-    __pydantic_config__ = STRICT
 
     covers: str
     document: str
@@ -153,7 +129,7 @@ class NumberSource:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GpuSpec:
+class GpuSpec(Spec):
     """
     One accelerator of the catalog, or one CPU core share (`kind = "cpu"`).
 
@@ -170,35 +146,23 @@ class GpuSpec:
         collectives: what libraries take beside the tables of `efficiency`.
     """
 
-    __pydantic_config__ = STRICT
-
     name: str
     vendor: str
     kind: str = "gpu"
     ray_accelerator: str | None = None
-    num_sms: int | None = None
-    peak_flops_per_s: dict[str, float] = field(default_factory=dict)
-    hbm_bytes: float | None = None
-    hbm_bytes_per_s: float | None = None
-    scale_up_bytes_per_s: float | None = None
-    scale_out_bytes_per_s: float | None = None
-    power_w: float | None = None
+    num_sms: Count | None = None
+    peak_flops_per_s: dict[str, Positive] = field(default_factory=dict)
+    hbm_bytes: Positive | None = None
+    hbm_bytes_per_s: Positive | None = None
+    scale_up_bytes_per_s: Positive | None = None
+    scale_out_bytes_per_s: Positive | None = None
+    power_w: Positive | None = None
     efficiency: GpuEfficiency | None = None
     collectives: Collectives = field(default_factory=Collectives)
     sources: tuple[NumberSource, ...] = ()
 
-    def __post_init__(self) -> None:
-        """Check kind and numbers."""
+    def _check(self) -> None:
         one_of(("gpu", "cpu"), kind=self.kind)
-        positive(
-            num_sms=self.num_sms,
-            hbm_bytes=self.hbm_bytes,
-            hbm_bytes_per_s=self.hbm_bytes_per_s,
-            scale_up_bytes_per_s=self.scale_up_bytes_per_s,
-            scale_out_bytes_per_s=self.scale_out_bytes_per_s,
-            power_w=self.power_w,
-            **{f"peak_flops_per_s.{k}": v for k, v in self.peak_flops_per_s.items()},
-        )
 
     def require(self, name: str) -> float:
         """Return a number of this GPU, or refuse if the catalog does not have it."""
@@ -211,15 +175,13 @@ class GpuSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CollectiveEntry:
+class CollectiveEntry(Spec):
     """
     One file of `configs/collectives`: what was measured on a GPU, or the protocols of a library.
 
     Attributes:
         gpu: name in configs/gpus; `None`: a file of protocols.
     """
-
-    __pydantic_config__ = STRICT
 
     name: str
     gpu: str | None = None

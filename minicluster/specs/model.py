@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from minicluster.errors import InputError
-from minicluster.specs.checks import STRICT, not_negative, one_of, positive
+from minicluster.specs.checks import Count, Spec, Whole, one_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -63,12 +63,8 @@ def architecture_hash(config: Mapping[str, object]) -> str:
     Two configs that differ only in names, token ids, dtypes, quantisation, RoPE settings or the
     version of the library that wrote them have the same fingerprint.
 
-    Args:
-        config: parsed `config.json`.
-
     Returns:
         The first 16 hex digits of the SHA-256 of the canonical JSON of `architecture(config)`.
-
     """
     canonical = json.dumps(architecture(config), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()[:16]
@@ -97,9 +93,7 @@ def weight_value_bytes(dtype: str, group: int = 0) -> float:
     Bytes of one weight in memory, its share of a scale included (docs/model.md, eq. P5).
 
     Args:
-        dtype: of the weights.
         group: weights that share a scale; 0: as usual for the dtype.
-
     """
     if dtype not in SCALE_BYTES:
         return DTYPE_BYTES[dtype]
@@ -107,7 +101,7 @@ def weight_value_bytes(dtype: str, group: int = 0) -> float:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MoeSpec:
+class MoeSpec(Spec):
     """
     Mixture-of-experts feed-forward.
 
@@ -115,33 +109,19 @@ class MoeSpec:
         num_experts: routed experts per MoE layer.
         experts_per_token: routed experts that one token visits.
         expert_ffn_size: intermediate size of one routed expert.
-        num_shared_experts: experts that every token visits.
         shared_ffn_size: intermediate size of all shared experts together.
         num_dense_layers: layers with a dense feed-forward instead; the first ones, where it
             matters on which pipeline stage they lie.
     """
 
-    __pydantic_config__ = STRICT
+    num_experts: Count
+    experts_per_token: Count
+    expert_ffn_size: Count
+    num_shared_experts: Whole = 0
+    shared_ffn_size: Whole = 0
+    num_dense_layers: Whole = 0
 
-    num_experts: int
-    experts_per_token: int
-    expert_ffn_size: int
-    num_shared_experts: int = 0
-    shared_ffn_size: int = 0
-    num_dense_layers: int = 0
-
-    def __post_init__(self) -> None:
-        """Check the counts."""
-        positive(
-            num_experts=self.num_experts,
-            experts_per_token=self.experts_per_token,
-            expert_ffn_size=self.expert_ffn_size,
-        )
-        not_negative(
-            num_shared_experts=self.num_shared_experts,
-            shared_ffn_size=self.shared_ffn_size,
-            num_dense_layers=self.num_dense_layers,
-        )
+    def _check(self) -> None:
         if self.experts_per_token > self.num_experts:
             raise InputError(
                 "moe.experts_per_token", self.experts_per_token, f"at most {self.num_experts}"
@@ -149,31 +129,19 @@ class MoeSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MlaSpec:
+class MlaSpec(Spec):
     """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434): one latent a token."""
 
-    __pydantic_config__ = STRICT
-
-    q_lora_rank: int
+    q_lora_rank: Whole
     """0: queries are projected directly."""
-    kv_lora_rank: int
-    qk_nope_head_dim: int
-    qk_rope_head_dim: int
-    v_head_dim: int
-
-    def __post_init__(self) -> None:
-        """Check the ranks."""
-        not_negative(q_lora_rank=self.q_lora_rank)
-        positive(
-            kv_lora_rank=self.kv_lora_rank,
-            qk_nope_head_dim=self.qk_nope_head_dim,
-            qk_rope_head_dim=self.qk_rope_head_dim,
-            v_head_dim=self.v_head_dim,
-        )
+    kv_lora_rank: Count
+    qk_nope_head_dim: Count
+    qk_rope_head_dim: Count
+    v_head_dim: Count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class IndexSpec:
+class IndexSpec(Spec):
     """
     Sparse attention by an index (DeepSeek-V3.2, arXiv 2512.02556): the best `top_k` keys are read.
 
@@ -183,19 +151,13 @@ class IndexSpec:
         top_k: keys that a query attends to at most.
     """
 
-    __pydantic_config__ = STRICT
-
-    num_heads: int
-    head_dim: int
-    top_k: int
-
-    def __post_init__(self) -> None:
-        """Check the sizes."""
-        positive(num_heads=self.num_heads, head_dim=self.head_dim, top_k=self.top_k)
+    num_heads: Count
+    head_dim: Count
+    top_k: Count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LinearSpec:
+class LinearSpec(Spec):
     """
     Layers whose attention keeps a state of fixed size instead of keys and values.
 
@@ -208,27 +170,16 @@ class LinearSpec:
         state_dtype: of the state in the cache.
     """
 
-    __pydantic_config__ = STRICT
-
-    num_layers: int
-    num_key_heads: int
-    num_value_heads: int
-    key_head_dim: int
-    value_head_dim: int
+    num_layers: Count
+    num_key_heads: Count
+    num_value_heads: Count
+    key_head_dim: Count
+    value_head_dim: Count
     delta_rule: bool = True
-    conv_kernel: int = 0
+    conv_kernel: Whole = 0
     state_dtype: str = "fp32"
 
-    def __post_init__(self) -> None:
-        """Check the sizes."""
-        positive(
-            num_layers=self.num_layers,
-            num_key_heads=self.num_key_heads,
-            num_value_heads=self.num_value_heads,
-            key_head_dim=self.key_head_dim,
-            value_head_dim=self.value_head_dim,
-        )
-        not_negative(conv_kernel=self.conv_kernel)
+    def _check(self) -> None:
         one_of(("bf16", "fp16", "fp32"), state_dtype=self.state_dtype)
 
     @property
@@ -240,7 +191,7 @@ class LinearSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelSpec:
+class ModelSpec(Spec):
     """
     One decoder-only transformer.
 
@@ -265,35 +216,32 @@ class ModelSpec:
         attention_quantised: attention projections are in `weight_dtype`; else in `dtype`.
         dense_quantised: the same of dense feed-forwards.
         shared_quantised: the same of shared experts; routed ones always are.
-        kv_dtype: dtype of the cached keys and values.
         query_norm: queries and keys are normalised: `head`, each head by itself (Qwen3), `all`,
             all heads together (MiniMax-M2); "": they are not.
     """
 
-    __pydantic_config__ = STRICT
-
     id: str
     source: str
     config_hash: str
-    num_layers: int
-    hidden_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    ffn_size: int
-    vocab_size: int
-    max_context_tokens: int
+    num_layers: Count
+    hidden_size: Count
+    num_heads: Count
+    num_kv_heads: Count
+    head_dim: Count
+    ffn_size: Whole
+    vocab_size: Count
+    max_context_tokens: Count
     gated_mlp: bool = True
     tied_embeddings: bool = False
     parallel_attention: bool = False
     attention_bias: bool = False
     gated_attention: bool = False
-    window_tokens: int = 0
+    window_tokens: Whole = 0
     chunked_window: bool = False
     num_window_layers: int = 0
     dtype: str = "bf16"
     weight_dtype: str = "bf16"
-    weight_group: int = 0
+    weight_group: Whole = 0
     block_scaled: bool = False
     attention_quantised: bool = True
     dense_quantised: bool = True
@@ -305,22 +253,7 @@ class ModelSpec:
     index: IndexSpec | None = None
     linear: LinearSpec | None = None
 
-    def __post_init__(self) -> None:
-        """Check shapes and dtypes."""
-        positive(
-            num_layers=self.num_layers,
-            hidden_size=self.hidden_size,
-            num_heads=self.num_heads,
-            num_kv_heads=self.num_kv_heads,
-            head_dim=self.head_dim,
-            vocab_size=self.vocab_size,
-            max_context_tokens=self.max_context_tokens,
-        )
-        not_negative(
-            ffn_size=self.ffn_size,
-            window_tokens=self.window_tokens,
-            weight_group=self.weight_group,
-        )
+    def _check(self) -> None:
         one_of(("bf16", "fp16", "fp32"), dtype=self.dtype)
         one_of(("", "head", "all"), query_norm=self.query_norm)
         one_of(tuple(DTYPE_BYTES), weight_dtype=self.weight_dtype, kv_dtype=self.kv_dtype)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from minicluster.specs.model import weight_value_bytes
-
 if TYPE_CHECKING:
     from minicluster.specs.model import ModelSpec
 
@@ -56,9 +54,6 @@ def parameters(model: ModelSpec) -> Parameters:
         model: gives V = vocab_size, D = hidden_size, L = num_layers; A is attention per layer,
             A_l linear attention, F a feed-forward (3 D f gated, 2 D f plain), E the routed experts.
 
-    Returns:
-        The counts by part.
-
     Source:
         The layers' definitions; totals checked against the published ones in
         tests/published/parameter_counts.toml.
@@ -67,7 +62,6 @@ def parameters(model: ModelSpec) -> Parameters:
         Norms of queries and keys, extra norms, attention sinks, decays of linear attention, biases
         of output projections, feed-forwards, heads and routers (0.1 % together at most);
         multi-token-prediction layers; towers for images or sound.
-
     """
     D, V, L = model.hidden_size, model.vocab_size, model.num_layers
     moe = model.moe
@@ -110,7 +104,6 @@ def attention_parameters(model: ModelSpec) -> int:
 
     Ignores:
         See `parameters`.
-
     """
     D, N, K, H = model.hidden_size, model.num_heads, model.num_kv_heads, model.head_dim
     if model.mla is None:
@@ -153,7 +146,6 @@ def linear_attention_parameters(model: ModelSpec) -> int:
 
     Ignores:
         See `parameters`.
-
     """
     spec, D = model.linear, model.hidden_size
     if spec is None:
@@ -187,45 +179,8 @@ def num_active_parameters(model: ModelSpec) -> int:
 
     Ignores:
         See `parameters`.
-
     """
     p = parameters(model)
     head = p.lm_head or p.embedding
     visited = p.experts * model.moe.experts_per_token // model.moe.num_experts if model.moe else 0
     return p.total - p.embedding - p.lm_head - p.experts + head + visited
-
-
-def weight_bytes(model: ModelSpec) -> float:
-    """
-    Bytes of one copy of the weights.
-
-        M = w (P_att + P_dense + P_shared + P_experts) + a (P_tables + P_router + P_norms)
-                                                            (docs/model.md, eq. P5)
-
-    Args:
-        model: w is the size of its `weight_dtype`, a of its `dtype`; attention, dense
-            feed-forwards and shared experts take a where they are not quantised.
-
-    Returns:
-        Bytes, all GPUs of a replica together.
-
-    Source:
-        What checkpoints leave unquantised: `modules_to_not_convert` and `ignore` of published
-        quantization_configs.
-
-    Ignores:
-        Zero points; padding of experts; what tensor parallelism replicates.
-
-    """
-    p = parameters(model)
-    size = {
-        dtype: weight_value_bytes(dtype, model.weight_group)
-        for dtype in (model.weight_dtype, model.dtype)
-    }
-    return (
-        p.attention * size[model.attention_dtype]
-        + p.dense_ffn * size[model.dense_dtype]
-        + p.shared_experts * size[model.shared_dtype]
-        + p.experts * size[model.weight_dtype]
-        + (p.embedding + p.lm_head + p.router + p.norms) * size[model.dtype]
-    )

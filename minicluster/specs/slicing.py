@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from minicluster.errors import InputError
-from minicluster.specs.checks import STRICT, positive
+from minicluster.specs.checks import Count, Spec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Slicing:
+class Slicing(Spec):
     """
     Tensor, pipeline, expert and data parallelism of one replica.
 
@@ -24,16 +24,12 @@ class Slicing:
         dp: data-parallel copies of attention.
     """
 
-    __pydantic_config__ = STRICT
+    tp: Count = 1
+    pp: Count = 1
+    ep: Count = 1
+    dp: Count = 1
 
-    tp: int = 1
-    pp: int = 1
-    ep: int = 1
-    dp: int = 1
-
-    def __post_init__(self) -> None:
-        """Check that the experts share the stage evenly."""
-        positive(tp=self.tp, pp=self.pp, ep=self.ep, dp=self.dp)
+    def _check(self) -> None:
         if (self.tp * self.dp) % self.ep:
             raise InputError("ep", self.ep, f"a divisor of tp x dp = {self.tp * self.dp}")
 

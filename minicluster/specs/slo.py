@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from minicluster.specs.checks import STRICT, one_of, positive
+from minicluster.specs.checks import Positive, Spec, one_of
 from minicluster.stats.quantiles import LEVELS
 
 PERCENTILES = ("mean", *LEVELS)
@@ -12,7 +12,7 @@ PERCENTILES = ("mean", *LEVELS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SloSpec:
+class SloSpec(Spec):
     """
     Upper limits, all judged at one percentile.
 
@@ -23,16 +23,15 @@ class SloSpec:
         percentile: share of requests that must stay below the limits: p50, p90, p95 or p99.
     """
 
-    __pydantic_config__ = STRICT
-
-    ttft_s: float = 1.0
-    tpot_s: float | None = 0.05
-    itl_s: float | None = None
+    ttft_s: Positive = 1.0
+    tpot_s: Positive | None = 0.05
+    itl_s: Positive | None = None
     percentile: str = "p99"
 
-    def __post_init__(self) -> None:
-        """Check limits and percentile."""
-        positive(**{"slo.ttft_s": self.ttft_s, "slo.tpot_s": self.tpot_s, "slo.itl_s": self.itl_s})
+    def _place(self, key: str) -> str:
+        return f"slo.{key}"
+
+    def _check(self) -> None:
         one_of(tuple(LEVELS), **{"slo.percentile": self.percentile})
 
     @property

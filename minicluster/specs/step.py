@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from minicluster.specs.checks import STRICT, not_negative, positive
+from minicluster.specs.checks import Count, NotNegative, Spec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepCoefficients:
+class StepCoefficients(Spec):
     """
     One pool's step time, eq. S1 of docs/model.md.
 
@@ -33,35 +33,18 @@ class StepCoefficients:
         expert_miss_fraction: q, chance that one token leaves an expert alone, 1 - k / E.
     """
 
-    __pydantic_config__ = STRICT
-
-    base_s: float
-    stream_s: float
-    per_prefill_token_s: float
-    per_sequence_s: float
-    per_pair_s: float
-    per_context_token_s: float
-    max_tokens: int
-    max_batch: int
+    base_s: NotNegative
+    stream_s: NotNegative
+    per_prefill_token_s: NotNegative
+    per_sequence_s: NotNegative
+    per_pair_s: NotNegative
+    per_context_token_s: NotNegative
+    max_tokens: Count
+    max_batch: Count
     max_context_tokens: int
-    error_fraction: float
-    experts_s: float = 0.0
-    expert_miss_fraction: float = 0.0
-
-    def __post_init__(self) -> None:
-        """Check signs: a step with more in it never takes less time."""
-        not_negative(
-            base_s=self.base_s,
-            stream_s=self.stream_s,
-            per_prefill_token_s=self.per_prefill_token_s,
-            per_sequence_s=self.per_sequence_s,
-            per_pair_s=self.per_pair_s,
-            per_context_token_s=self.per_context_token_s,
-            error_fraction=self.error_fraction,
-            experts_s=self.experts_s,
-            expert_miss_fraction=self.expert_miss_fraction,
-        )
-        positive(max_tokens=self.max_tokens, max_batch=self.max_batch)
+    error_fraction: NotNegative
+    experts_s: NotNegative = 0.0
+    expert_miss_fraction: NotNegative = 0.0
 
     def scaled(self, factor: float) -> StepCoefficients:
         """Return the coefficients of a step that takes *factor* times as long."""
@@ -78,7 +61,7 @@ class StepCoefficients:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PathCoefficients:
+class PathCoefficients(Spec):
     """
     Seconds of a request between the two pools, outside their steps.
 
@@ -89,21 +72,10 @@ class PathCoefficients:
         error_fraction: mean absolute relative error of the fit.
     """
 
-    __pydantic_config__ = STRICT
-
-    request_s: float
-    transfer_base_s: float
-    transfer_per_token_s: float
-    error_fraction: float
-
-    def __post_init__(self) -> None:
-        """Check signs."""
-        not_negative(
-            request_s=self.request_s,
-            transfer_base_s=self.transfer_base_s,
-            transfer_per_token_s=self.transfer_per_token_s,
-            error_fraction=self.error_fraction,
-        )
+    request_s: NotNegative
+    transfer_base_s: NotNegative
+    transfer_per_token_s: NotNegative
+    error_fraction: NotNegative
 
 
 DELAYS_PER_REQUEST = 3
@@ -111,7 +83,7 @@ DELAYS_PER_REQUEST = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Interference:
+class Interference(Spec):
     """
     Slowdown of a pool's steps by the other pool on the same cores.
 
@@ -128,20 +100,8 @@ class Interference:
             `DELAYS_PER_REQUEST` equal parts.
     """
 
-    __pydantic_config__ = STRICT
-
-    prefill_fraction: float = 0.0
-    prefill_per_sequence_fraction: float = 0.0
-    prefill_per_request_s: float = 0.0
-    decode_fraction: float = 0.0
-    decode_per_request_s: float = 0.0
-
-    def __post_init__(self) -> None:
-        """Check signs."""
-        not_negative(
-            prefill_fraction=self.prefill_fraction,
-            prefill_per_sequence_fraction=self.prefill_per_sequence_fraction,
-            prefill_per_request_s=self.prefill_per_request_s,
-            decode_fraction=self.decode_fraction,
-            decode_per_request_s=self.decode_per_request_s,
-        )
+    prefill_fraction: NotNegative = 0.0
+    prefill_per_sequence_fraction: NotNegative = 0.0
+    prefill_per_request_s: NotNegative = 0.0
+    decode_fraction: NotNegative = 0.0
+    decode_per_request_s: NotNegative = 0.0

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from minicluster.errors import InputError
-from minicluster.specs.checks import STRICT, positive
+from minicluster.specs.checks import Count, Positive, Spec
 from minicluster.specs.gpu import NumberSource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StudyModel:
+class StudyModel(Spec):
     """
     A model as a study took it.
 
@@ -22,27 +22,16 @@ class StudyModel:
         warning: what to know of these numbers.
     """
 
-    __pydantic_config__ = STRICT
-
     name: str
-    parameters: float
-    layers: int
-    hidden: int
-    tokens_per_batch: float
+    parameters: Positive
+    layers: Count
+    hidden: Count
+    tokens_per_batch: Positive
     warning: str = ""
-
-    def __post_init__(self) -> None:
-        """Check numbers."""
-        positive(
-            parameters=self.parameters,
-            layers=self.layers,
-            hidden=self.hidden,
-            tokens_per_batch=self.tokens_per_batch,
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Conventions:
+class Conventions(Spec):
     """
     `configs/studies/*.toml`: constants of a study.
 
@@ -59,34 +48,19 @@ class Conventions:
         warning: what of it not to use elsewhere.
     """
 
-    __pydantic_config__ = STRICT
-
     name: str
-    flops_per_s: float
-    scale_up_bytes_per_s: float
-    scale_out_bytes_per_s: float
-    bytes_per_number: float
-    flops_per_parameter_and_token: float
-    gpus: tuple[int, ...]
-    hb_sizes: tuple[int, ...]
-    radices: tuple[int, ...]
-    bill_hb_size: int
+    flops_per_s: Positive
+    scale_up_bytes_per_s: Positive
+    scale_out_bytes_per_s: Positive
+    bytes_per_number: Positive
+    flops_per_parameter_and_token: Positive
+    gpus: tuple[Count, ...]
+    hb_sizes: tuple[Count, ...]
+    radices: tuple[Count, ...]
+    bill_hb_size: Count
     models: tuple[StudyModel, ...]
     warning: str = ""
     sources: tuple[NumberSource, ...] = ()
-
-    def __post_init__(self) -> None:
-        """Check numbers."""
-        positive(
-            flops_per_s=self.flops_per_s,
-            scale_up_bytes_per_s=self.scale_up_bytes_per_s,
-            scale_out_bytes_per_s=self.scale_out_bytes_per_s,
-            bytes_per_number=self.bytes_per_number,
-            flops_per_parameter_and_token=self.flops_per_parameter_and_token,
-            bill_hb_size=self.bill_hb_size,
-        )
-        for key in ("gpus", "hb_sizes", "radices"):
-            positive(**{f"{key}.{i}": value for i, value in enumerate(getattr(self, key))})
 
     def model(self, name: str) -> StudyModel:
         """Return a model of the study, or refuse."""

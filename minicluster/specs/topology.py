@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from minicluster.errors import InputError
-from minicluster.specs.checks import STRICT, fraction, not_negative, one_of, positive
+from minicluster.specs.checks import Count, Fraction, NotNegative, Positive, Spec, one_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,7 +27,7 @@ BANDWIDTH_WAY_OUT = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TierSpec:
+class TierSpec(Spec):
     """
     `[[tiers]]` of a cluster preset, from the inside out; the first is the HB domain.
 
@@ -46,26 +46,22 @@ class TierSpec:
         oversubscription: downlinks per uplink on the way into this tier, 1 or more; cumulative.
     """
 
-    __pydantic_config__ = STRICT
-
     name: str
-    gpus: int
-    bytes_per_s: float | None = None
-    gbyte_per_s: float | None = None
-    gbit_per_s: float | None = None
+    gpus: Count
+    bytes_per_s: Positive | None = None
+    gbyte_per_s: Positive | None = None
+    gbit_per_s: Positive | None = None
     two_way: bool = False
-    efficiency_fraction: float | None = None
-    latency_s: float | None = None
+    efficiency_fraction: Fraction | None = None
+    latency_s: NotNegative | None = None
     oversubscription: float = 1.0
 
-    def __post_init__(self) -> None:
-        """Check numbers and that there is one unit."""
+    def _place(self, key: str) -> str:
+        return f"tiers.{self.name}.{key}"
+
+    def _check(self) -> None:
         place = f"tiers.{self.name}"
         units = [key for key in BANDWIDTH_UNITS if getattr(self, key) is not None]
-        positive(**{f"{place}.gpus": self.gpus})
-        positive(**{f"{place}.{key}": getattr(self, key) for key in BANDWIDTH_UNITS})
-        fraction(**{f"{place}.efficiency_fraction": self.efficiency_fraction})
-        not_negative(**{f"{place}.latency_s": self.latency_s})
         if len(units) > 1:
             raise InputError(
                 f"{place}: {' and '.join(units)}", "given together", "exactly one bandwidth"
@@ -73,12 +69,9 @@ class TierSpec:
         if self.two_way and not units:
             raise InputError(f"{place}.two_way", "true", "a bandwidth in the same table")
         if not self.oversubscription >= 1:
-            raise InputError(
-                f"{place}.oversubscription",
-                self.oversubscription,
-                "1 or more: downlinks for each uplink",
-                "1:7 is written 7",
-            )
+            where = f"{place}.oversubscription"
+            expected = "1 or more: downlinks for each uplink"
+            raise InputError(where, self.oversubscription, expected, "1:7 is written 7")
         found = self.one_way_bytes_per_s
         if found is not None and not PLAUSIBLE[0] <= found <= PLAUSIBLE[1]:
             raise InputError(
@@ -101,7 +94,6 @@ class Tier:
     One tier with nothing left out.
 
     Attributes:
-        name: as the file calls it.
         gpus: inside one unit.
         bytes_per_s: of one GPU, one way, peak.
         efficiency_fraction: of it for large transfers.
@@ -138,7 +130,6 @@ class Topology:
     Tiers from the HB domain outwards. GPUs are numbered so that units are contiguous.
 
     Attributes:
-        name: of the cluster.
         gpus_per_node: GPUs that share a host.
         tiers: at least one; the last holds every GPU.
     """
@@ -207,14 +198,11 @@ class Topology:
 
         Raises:
             InputError: the group is wider than the network.
-
         """
         if (group - 1) * stride >= self.gpus:
-            raise InputError(
-                f"topology {self.name}: group",
-                f"{group} GPUs, {stride} apart",
-                f"at most the {self.gpus} GPUs that there are",
-            )
+            where = f"topology {self.name}: group"
+            expected = f"at most the {self.gpus} GPUs that there are"
+            raise InputError(where, f"{group} GPUs, {stride} apart", expected)
         # Where the stride does not divide a unit, some groups straddle its edge: count those.
         members = [max(1, min(group, tier.gpus // stride)) for tier in self.tiers[:-1]]
         below, spans = 1, []
@@ -231,18 +219,13 @@ def check_tiers(tiers: tuple[TierSpec, ...], place: str) -> None:
         raise InputError(f"{place}.name", names, "a name of its own for each tier")
     for inner, outer in itertools.pairwise(tiers):
         if outer.gpus % inner.gpus or outer.gpus == inner.gpus:
-            raise InputError(
-                f"{place}.{outer.name}.gpus",
-                outer.gpus,
-                f"a multiple of the {inner.gpus} GPUs of {inner.name}: sizes nest",
-            )
+            expected = f"a multiple of the {inner.gpus} GPUs of {inner.name}: sizes nest"
+            raise InputError(f"{place}.{outer.name}.gpus", outer.gpus, expected)
     for tier in tiers[:1]:
         if tier.oversubscription != 1:
-            raise InputError(
-                f"{place}.{tier.name}.oversubscription",
-                tier.oversubscription,
-                "1: nothing is below the HB domain that could share its links",
-            )
+            where = f"{place}.{tier.name}.oversubscription"
+            expected = "1: nothing is below the HB domain that could share its links"
+            raise InputError(where, tier.oversubscription, expected)
 
 
 STATES = ("ok", "spare", "down")
@@ -251,7 +234,7 @@ NUMBERED = re.compile(r"node-(\d+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
+class Node(Spec):
     """
     One host.
 
@@ -264,22 +247,20 @@ class Node:
         state: `ok`, `spare` or `down`.
     """
 
-    __pydantic_config__ = STRICT
-
     name: str
-    gpus: int
+    gpus: Count
     units: dict[str, str]
     rails: tuple[int, ...] = ()
     state: str = "ok"
 
-    def __post_init__(self) -> None:
-        """Check count, state and rails."""
-        positive(**{f"nodes.{self.name}.gpus": self.gpus})
-        one_of(STATES, **{f"nodes.{self.name}.state": self.state})
+    def _place(self, key: str) -> str:
+        return f"nodes.{self.name}.{key}"
+
+    def _check(self) -> None:
+        one_of(STATES, **{self._place("state"): self.state})
         if self.rails and len(self.rails) != self.gpus:
-            raise InputError(
-                f"nodes.{self.name}.rails", list(self.rails), f"{self.gpus}, one for each GPU"
-            )
+            expected = f"{self.gpus}, one for each GPU"
+            raise InputError(self._place("rails"), list(self.rails), expected)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -296,7 +277,6 @@ class Inventory:
     tiers: tuple[str, ...] = field(default=())
 
     def __post_init__(self) -> None:
-        """Refuse duplicate nodes, unknown tiers, units that do not nest."""
         if not self.nodes:
             raise InputError("nodes", None, "at least one node")
         twice = [name for name, count in Counter(n.name for n in self.nodes).items() if count > 1]
@@ -321,11 +301,9 @@ class Inventory:
                     key = (tier, node.units[tier], outer)
                     seen = parents.setdefault(key, node.units[outer])
                     if seen != node.units[outer]:
-                        raise InputError(
-                            f"nodes.{node.name}.units.{outer}",
-                            node.units[outer],
-                            f"{seen}: {tier} {node.units[tier]} has other nodes there",
-                        )
+                        where = f"nodes.{node.name}.units.{outer}"
+                        expected = f"{seen}: {tier} {node.units[tier]} has other nodes there"
+                        raise InputError(where, node.units[outer], expected)
 
     @property
     def gpus(self) -> int:
@@ -345,9 +323,7 @@ def inventory_of(topology: Topology, gpus: int | None = None) -> Inventory:
     Return the first nodes of a topology.
 
     Args:
-        topology: sizes.
         gpus: how many to list, rounded up to whole nodes; `None`: all.
-
     """
     per_node = topology.gpus_per_node
     count = -(-(topology.gpus if gpus is None else gpus) // per_node)
@@ -362,11 +338,8 @@ def numbered_nodes(
     Return nodes named `node-0` and so on, in units named by their numbers (`rack17`).
 
     Args:
-        count: of nodes.
-        gpus_per_node: GPUs of each.
         tiers: from the inside out, each with the GPUs of a unit; `None`: one unit holds all.
         first: number of the first node.
-
     """
     nodes = []
     for number in range(first, first + count):

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from minicluster.errors import InputError
-from minicluster.specs.checks import STRICT, not_negative, one_of, positive
+from minicluster.specs.checks import Count, NotNegative, Positive, Spec, Whole, one_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lengths:
+class Lengths(Spec):
     """
     A distribution of token counts, each at least 1.
 
@@ -25,17 +25,14 @@ class Lengths:
         sigma: lognormal: standard deviation of the logarithm.
     """
 
-    __pydantic_config__ = STRICT
-
     distribution: str = "fixed"
-    mean: int | None = None
-    low: int | None = None
-    high: int | None = None
-    median: float | None = None
-    sigma: float | None = None
+    mean: Count | None = None
+    low: Count | None = None
+    high: Count | None = None
+    median: Positive | None = None
+    sigma: NotNegative | None = None
 
-    def __post_init__(self) -> None:
-        """Check that exactly the keys of the distribution are there."""
+    def _check(self) -> None:
         one_of(("fixed", "uniform", "lognormal"), distribution=self.distribution)
         needed = {
             "fixed": {"mean"},
@@ -48,8 +45,6 @@ class Lengths:
                 raise InputError(key, None, f"a number: lengths are {self.distribution}")
             if key not in needed and value is not None:
                 raise InputError(key, value, f"no such key: lengths are {self.distribution}")
-        positive(mean=self.mean, low=self.low, high=self.high, median=self.median)
-        not_negative(sigma=self.sigma)
         floor = self.low if self.low is not None else self.median
         if floor is not None and self.high is not None and floor > self.high:
             raise InputError("high", self.high, f"at least {floor}")
@@ -66,7 +61,7 @@ class Lengths:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkloadSpec:
+class WorkloadSpec(Spec):
     """
     Open-loop Poisson arrivals with given lengths.
 
@@ -78,21 +73,16 @@ class WorkloadSpec:
         trace: file of arrivals that replaces rate and lengths.
     """
 
-    __pydantic_config__ = STRICT
-
-    requests_per_s: float
+    requests_per_s: Positive
     input_tokens: Lengths
     output_tokens: Lengths
-    prefix_tokens: int = 0
+    prefix_tokens: Whole = 0
     trace: str | None = None
 
-    def __post_init__(self) -> None:
-        """Check the rate and the prefix."""
-        positive(**{"workload.requests_per_s": self.requests_per_s})
-        not_negative(**{"workload.prefix_tokens": self.prefix_tokens})
+    def _place(self, key: str) -> str:
+        return f"workload.{key}"
+
+    def _check(self) -> None:
         if self.prefix_tokens >= self.input_tokens.max_tokens:
-            raise InputError(
-                "workload.prefix_tokens",
-                self.prefix_tokens,
-                f"less than the longest input, {self.input_tokens.max_tokens}",
-            )
+            expected = f"less than the longest input, {self.input_tokens.max_tokens}"
+            raise InputError("workload.prefix_tokens", self.prefix_tokens, expected)

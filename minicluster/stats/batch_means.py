@@ -43,7 +43,6 @@ def quantile_interval(
 
     Args:
         values: in the order of time, shape (n,).
-        share: which percentile.
         weights: how often each value counts, shape (n,); absent: once.
 
     Returns:
@@ -108,7 +107,6 @@ def batch_means(
 
     Args:
         values: in the order of time, shape (n,), n >= *count*.
-        count: of stretches.
         weights: how often each value counts, shape (n,); absent: once.
 
     Returns:

@@ -65,7 +65,6 @@ def differences(
         second: shape (m,); n if *paired*.
         statistics: names as in `LatencySummary.at`.
         paired: whether the k-th values belong to the same request, and are resampled together.
-        resamples: number of resamples.
 
     Returns:
         One difference for each of *statistics*.

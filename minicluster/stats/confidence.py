@@ -142,8 +142,6 @@ def percentile_interval(values: NDArray[np.float64], level: float, effect: float
 
     Args:
         values: infinite where there is no answer, shape (n,), n > 0.
-        level: of the percentile.
-        effect: design effect.
 
     Returns:
         Without an upper end if that is beyond the largest value, or at a request without answer.

@@ -27,6 +27,21 @@ OUTCOMES = {
 }
 """Outcomes of a request, and their text in reports."""
 
+TURNED_AWAY = ("shed", "refused", "client")
+"""Outcomes of requests that reached no engine; the simulation has no admission control."""
+
+
+def turned_away(outcome: str, detail: str | None) -> bool:
+    """
+    Return whether the endpoint refused a request (4xx, 503), or never received it.
+
+    Args:
+        outcome: one of `OUTCOMES`.
+        detail: of the outcome; that of a bad status begins with the status.
+    """
+    client_error = outcome == "bad_status" and (detail or "").startswith("4")
+    return outcome in TURNED_AWAY or client_error
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
@@ -152,7 +167,6 @@ def read_samples(path: Path) -> tuple[Sample, ...]:
 
     Raises:
         InputError: no such file, or a line that is no sample.
-
     """
     try:
         text = path.read_text(encoding="utf-8")

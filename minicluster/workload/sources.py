@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -41,7 +41,6 @@ class RequestSource:
     think_s: float = 0.0
 
     def __post_init__(self) -> None:
-        """Check that the keys are consistent."""
         one_of(PROCESSES, process=self.process)
         positive(gap_cv=self.gap_cv, users=self.users, turns=self.turns)
         not_negative(think_s=self.think_s)
@@ -69,29 +68,21 @@ def drawn(workload: WorkloadSpec, source: RequestSource, *, count: int, seed: in
     gaps, prompts, outputs = (
         np.random.default_rng(child) for child in np.random.SeedSequence(seed).spawn(3)
     )
-    input_tokens = sample_lengths(workload.input_tokens, count, prompts)
-    output_tokens = sample_lengths(workload.output_tokens, count, outputs)
-    prefix_tokens = np.full(count, workload.prefix_tokens, dtype=np.int64)
+    asked = Arrivals(
+        due_s=np.zeros(count),
+        input_tokens=sample_lengths(workload.input_tokens, count, prompts),
+        output_tokens=sample_lengths(workload.output_tokens, count, outputs),
+        prefix_tokens=np.full(count, workload.prefix_tokens, dtype=np.int64),
+    )
     if source.users is not None:
         number = np.arange(count)
-        return Arrivals(
-            due_s=np.zeros(count),
-            input_tokens=input_tokens,
-            output_tokens=output_tokens,
-            previous=np.where(number < source.users, -1, number - source.users),
-            think_s=np.full(count, source.think_s),
-            prefix_tokens=prefix_tokens,
-        )
+        previous = np.where(number < source.users, -1, number - source.users)
+        return replace(asked, previous=previous, think_s=np.full(count, source.think_s))
     starts = -(-count // source.turns)
-    due = np.cumsum(_gaps_s(source, starts, source.turns / workload.requests_per_s, gaps))
+    due_s = np.cumsum(_gaps_s(source, starts, source.turns / workload.requests_per_s, gaps))
     if source.turns == 1:
-        return Arrivals(
-            due_s=due,
-            input_tokens=input_tokens,
-            output_tokens=output_tokens,
-            prefix_tokens=prefix_tokens,
-        )
-    return _conversations(source, due, input_tokens, output_tokens, prefix_tokens)
+        return replace(asked, due_s=due_s)
+    return _conversations(source, due_s, asked)
 
 
 def _gaps_s(
@@ -105,25 +96,17 @@ def _gaps_s(
     return rng.exponential(mean_s, size=count)
 
 
-def _conversations(
-    source: RequestSource,
-    starts: NDArray[np.float64],
-    input_tokens: NDArray[np.int64],
-    output_tokens: NDArray[np.int64],
-    prefix_tokens: NDArray[np.int64],
-) -> Arrivals:
+def _conversations(source: RequestSource, starts: NDArray[np.float64], asked: Arrivals) -> Arrivals:
     """Chain each conversation's turns; a prompt contains all earlier turns."""
-    count = len(input_tokens)
-    number = np.arange(count)
+    number = np.arange(len(asked))
     session, turn = number // source.turns, number % source.turns
-    total = np.cumsum(input_tokens + output_tokens)
+    total = np.cumsum(asked.input_tokens + asked.output_tokens)
     before = np.concatenate([[0], total])[session * source.turns]
-    return Arrivals(
+    return replace(
+        asked,
         due_s=np.where(turn == 0, starts[session], np.inf),
-        input_tokens=total - output_tokens - before,
-        output_tokens=output_tokens,
+        input_tokens=total - asked.output_tokens - before,
         previous=np.where(turn == 0, -1, number - 1),
-        think_s=np.full(count, source.think_s),
-        prefix_tokens=prefix_tokens,
+        think_s=np.full(len(asked), source.think_s),
         session=session,
     )

@@ -68,7 +68,6 @@ def read_trace(path: Path, *, skip_unanswered: bool = False) -> Trace:
     Read a trace in one of four formats, told apart by its first line.
 
     Args:
-        path: the file.
         skip_unanswered: leave out requests that generated nothing instead of refusing them.
 
     Raises:
@@ -138,9 +137,7 @@ def _rows(path: Path, lines: list[str]) -> Iterator[tuple[int, TraceRow]]:
         except (KeyError, TypeError, ValueError, OverflowError):
             raise InputError(f"{path}:{number}", lines[number - 1][:80], FORMATS) from None
         except InputError as error:
-            raise InputError(
-                f"{path}:{number}: {error.place}", error.value, error.expectation, error.way_out
-            ) from None
+            raise error.inside(f"{path}:{number}") from None
         if not isfinite(row.due_s):
             raise InputError(f"{path}:{number}", row.due_s, "a finite time")
         yield number, row
@@ -176,14 +173,10 @@ def _from_azure(record: dict[str, str]) -> TraceRow:
     whole, _, rest = record["TIMESTAMP"].strip().partition(".")
     zone = rest.lstrip("0123456789")
     decimals = rest.removesuffix(zone)
-    moment = datetime.fromisoformat(whole + zone).timestamp() if zone else _utc_s(whole)
+    # A time without a zone must not depend on where we run.
+    moment = datetime.fromisoformat(whole + (zone or "+00:00")).timestamp()
     seconds = moment + (float(f"0.{decimals}") if decimals else 0.0)
     return TraceRow(seconds, int(record["ContextTokens"]), int(record["GeneratedTokens"]))
-
-
-def _utc_s(text: str) -> float:
-    """Seconds of a time without a zone, which must not depend on where we run."""
-    return datetime.fromisoformat(text + "+00:00").timestamp()
 
 
 def _from_burstgpt(record: dict[str, str]) -> TraceRow:
@@ -205,12 +198,9 @@ def _from_mooncake(record: dict[str, Any]) -> TraceRow:
 def _from_schedule(record: dict[str, Any]) -> TraceRow:
     input_tokens, output_tokens = _whole(record["input_tokens"]), _whole(record["output_tokens"])
     if record.get("previous") is not None:
-        raise InputError(
-            "previous",
-            record["previous"],
-            "null: when a request comes that waits for an answer, no schedule can say",
-            "draw the requests anew: --users or --turns, and --seed, in place of the file",
-        )
+        expected = "null: when a request comes that waits for an answer, no schedule can say"
+        way_out = "draw the requests anew: --users or --turns, and --seed, in place of the file"
+        raise InputError("previous", record["previous"], expected, way_out)
     ids = record.get("content", [])
     if not isinstance(ids, list) or len(ids) * CONTENT_TOKENS > max(0, input_tokens):
         raise TypeError(ids)

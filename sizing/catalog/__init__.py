@@ -1,33 +1,24 @@
 """The catalogs in `configs/`: names to facts, and a scenario to everything it names."""
 
-from sizing.catalog.cluster import clusters, find_cluster, find_network, read_cluster, switches
-from sizing.catalog.engine import engines, find_engine, release
-from sizing.catalog.folder import configs, files
-from sizing.catalog.gpu import GpuEntry, collectives, find_gpu, gpus
-from sizing.catalog.model import DEMO_MODEL, ModelEntry, find_model, models
-from sizing.catalog.scenario import Resolved, find_study, read_scenario, resolve
-
-__all__ = [
-    "DEMO_MODEL",
-    "GpuEntry",
-    "ModelEntry",
-    "Resolved",
-    "clusters",
-    "collectives",
-    "configs",
-    "engines",
-    "files",
-    "find_cluster",
-    "find_engine",
-    "find_gpu",
-    "find_model",
-    "find_network",
-    "find_study",
-    "gpus",
-    "models",
-    "read_cluster",
-    "read_scenario",
-    "release",
-    "resolve",
-    "switches",
-]
+from sizing.catalog.cluster import clusters as clusters
+from sizing.catalog.cluster import find_cluster as find_cluster
+from sizing.catalog.cluster import find_network as find_network
+from sizing.catalog.cluster import read_cluster as read_cluster
+from sizing.catalog.cluster import switches as switches
+from sizing.catalog.engine import engines as engines
+from sizing.catalog.engine import find_engine as find_engine
+from sizing.catalog.engine import release as release
+from sizing.catalog.folder import configs as configs
+from sizing.catalog.folder import files as files
+from sizing.catalog.gpu import GpuEntry as GpuEntry
+from sizing.catalog.gpu import collectives as collectives
+from sizing.catalog.gpu import find_gpu as find_gpu
+from sizing.catalog.gpu import gpus as gpus
+from sizing.catalog.model import DEMO_MODEL as DEMO_MODEL
+from sizing.catalog.model import ModelEntry as ModelEntry
+from sizing.catalog.model import find_model as find_model
+from sizing.catalog.model import models as models
+from sizing.catalog.scenario import Resolved as Resolved
+from sizing.catalog.scenario import find_study as find_study
+from sizing.catalog.scenario import read_scenario as read_scenario
+from sizing.catalog.scenario import resolve as resolve

@@ -49,7 +49,6 @@ def read_cluster(path: Path) -> ClusterSpec:
     Raises:
         InputError: the first thing wrong with it; for a bandwidth without a unit, how to
             say one.
-
     """
     raw = read_toml(path)
     tiers = raw.get("tiers", [])
@@ -68,7 +67,6 @@ def find_network(name: str, *, place: str = "cluster") -> tuple[ClusterSpec, Top
 
     Raises:
         InputError: neither, or something is wrong with it.
-
     """
     if name in clusters():
         cluster = clusters()[name]

@@ -33,7 +33,6 @@ def find_engine(choice: EngineChoice, *, place: str = "engine") -> EngineProfile
 
     Raises:
         InputError: no deployable profile of that engine and version.
-
     """
     deployable = [profile for profile in engines() if profile.deployable]
     wanted = [

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from minicluster.config import parse, read_toml
 from minicluster.errors import InputError
-from minicluster.specs.checks import STRICT
+from minicluster.specs.checks import Spec
 from minicluster.specs.gpu import NumberSource
 from minicluster.specs.model import with_weight_dtype
 from sizing.catalog.folder import exists, files, unknown
@@ -26,7 +26,7 @@ DEMO_MODEL = ".minicluster/models/demo"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelEntry:
+class ModelEntry(Spec):
     """
     One file of `configs/models`.
 
@@ -35,8 +35,6 @@ class ModelEntry:
         aliases: further hub ids of the same architecture.
         config: keys of the model's `config.json`.
     """
-
-    __pydantic_config__ = STRICT
 
     hub_id: str
     aliases: tuple[str, ...]
@@ -61,11 +59,9 @@ def find_model(name: str, *, place: str = "model.id") -> ModelSpec:
         name: a catalog name, a hub id, or a path to a `config.json` or to the directory it is in
             (relative to where the command runs). Instruct, chat, quantised and repackaged hub ids
             of any organisation stand for the entry of the same shapes, in the dtype that they name.
-        place: named in errors.
 
     Raises:
         InputError: neither in the catalog nor on disk, or a config that cannot be used.
-
     """
     for key, entry in models().items():
         known = (key, entry.hub_id, *entry.aliases)
@@ -80,12 +76,9 @@ def find_model(name: str, *, place: str = "model.id") -> ModelSpec:
             read_config(path), name=directory.resolve().name, source=str(directory), place=name
         )
     if name.startswith((".", "/", "~")) or name.endswith(".json"):
-        raise InputError(
-            place,
-            name,
-            "an existing config.json or the directory it is in",
-            f"paths are relative to where the command runs; `make demo` makes {DEMO_MODEL}",
-        )
+        expected = "an existing config.json or the directory it is in"
+        way_out = f"paths are relative to where the command runs; `make demo` makes {DEMO_MODEL}"
+        raise InputError(place, name, expected, way_out)
     other = repackaged(name, _model_names())
     if other is not None:
         entry = models()[other.key]
@@ -134,10 +127,7 @@ def _assumed(model: ModelSpec, tokens: int | None, place: str) -> ModelSpec:
     if tokens is None:
         return model
     if tokens <= model.max_context_tokens:
-        raise InputError(
-            f"{place}: model.assumed_context_tokens",
-            tokens,
-            f"more than {model.max_context_tokens}, what {model.id} was made for",
-            "model.max_context_tokens shortens the context",
-        )
+        where = f"{place}: model.assumed_context_tokens"
+        expected = f"more than {model.max_context_tokens}, what {model.id} was made for"
+        raise InputError(where, tokens, expected, "model.max_context_tokens shortens the context")
     return replace(model, max_context_tokens=tokens)

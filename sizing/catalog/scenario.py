@@ -40,7 +40,6 @@ def find_study(name: str, overrides: Sequence[str] = ()) -> Conventions:
     Args:
         name: of a file in `configs/studies`, or the path of one like it.
         overrides: `key=value` each, as TOML writes it.
-
     """
     known = files("studies")
     path = known.get(name, Path(name))
@@ -60,7 +59,6 @@ def read_scenario(path: Path, overrides: Sequence[str] = ()) -> ScenarioSpec:
 
     Raises:
         InputError: no such scenario, or the first thing wrong with it.
-
     """
     shipped = files("scenarios")
     file = path if exists(path) or path.suffix == ".toml" else shipped.get(str(path))
@@ -74,12 +72,10 @@ def resolve(scenario: ScenarioSpec, place: str) -> Resolved:
     Look up everything that a scenario names, and check that it fits together.
 
     Args:
-        scenario: as read.
         place: its file, named in errors.
 
     Raises:
         InputError: an unknown name, or values that contradict each other.
-
     """
     cluster = find_cluster(scenario.cluster, place=f"{place}: cluster")
     resolved = Resolved(

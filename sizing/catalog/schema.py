@@ -6,7 +6,7 @@ import inspect
 import re
 import types
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from minicluster.specs.scenario import LIMITS, ScenarioSpec
 from minicluster.specs.workload import Lengths
@@ -105,7 +105,7 @@ def unit(name: str) -> str:
 
 def _type_name(hint: object) -> str:
     """Name a type the way TOML's readers know it."""
-    if isinstance(hint, types.UnionType):
+    if get_origin(hint) in (types.UnionType, Union):
         return " or ".join(_type_name(part) for part in get_args(hint) if part is not type(None))
     if hint is Lengths:
         return "integer or table"

@@ -11,8 +11,7 @@ from pathlib import Path  # noqa: TC003  (Typer reads the annotations)
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
-import typer
-from rich.table import Table
+from typer import Argument, Option
 
 from minicluster.command import find_command, run_child
 from minicluster.errors import Exit, InputError, TargetFailed
@@ -25,16 +24,19 @@ from minicluster.workload.arrivals import length_quantiles
 from minicluster.workload.run_verdict import read_run_verdict
 from minicluster.workload.schedule import ScheduledRequest, write_schedule
 from minicluster.workload.sources import RequestSource, drawn
-from sizing.cli.common import AsJson, Overrides, read_inputs, writable
+from sizing.cli.common import AsJson, Overrides, out_file, read_inputs
 from sizing.evidence.refit.evidence import SOUND, check_runs
 from sizing.evidence.refit.fit import RunResidual, fit_scales, recalibrated, residuals
 from sizing.evidence.refit.observed import FEWEST, Observed, observed, read_observed
 from sizing.evidence.refit.scales import scaled
 from sizing.latency.calibration import fit_calibration, read_calibration
 from sizing.planner.deployment import measurement_deployment
+from sizing.report.tables import table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from rich.table import Table
 
     from minicluster.plan import Deployment, Inputs
     from minicluster.specs.calibration import CalibrationSpec
@@ -62,38 +64,33 @@ QUANTILES = 128
 
 def calibrate(  # noqa: PLR0913  (a command's options)
     scenario: Annotated[
-        Path | None,
-        typer.Argument(help="Scenario file (TOML), or a shipped scenario; not with --from"),
+        Path | None, Argument(help="Scenario file (TOML), or a shipped scenario; not with --from")
     ] = None,
     *,
-    out: Annotated[
-        Path, typer.Option("-o", "--out", help="Calibration file to write", callback=writable)
-    ],
+    out: Annotated[Path, out_file("Calibration file to write")],
     overrides: Overrides = None,
     engine: Annotated[
-        bool, typer.Option("--engine", help="Deployment and timing of this machine's engine first")
+        bool, Option("--engine", help="Deployment and timing of this machine's engine first")
     ] = False,
     keep: Annotated[
-        bool,
-        typer.Option("--keep", help="With --engine: engines left running, for `serving up PLAN`"),
+        bool, Option("--keep", help="With --engine: engines left running, for `serving up PLAN`")
     ] = False,
     steps: Annotated[
-        Path | None, typer.Option(help="Timed steps (CSV): written with --engine, else read")
+        Path | None, Option(help="Timed steps (CSV): written with --engine, else read")
     ] = None,
     again: Annotated[
-        bool, typer.Option("--again", help="Measurement even if -o holds this machine's constants")
+        bool, Option("--again", help="Measurement even if -o holds this machine's constants")
     ] = False,
     samples: Annotated[
         list[Path] | None,
-        typer.Option("--from", help="Samples of a `loadtest run` to fit to; repeatable"),
+        Option("--from", help="Samples of a `loadtest run` to fit to; repeatable"),
     ] = None,
     plan: Annotated[
-        Path | None,
-        typer.Option(help="With --from: plan of the runs, if it is not beside their samples"),
+        Path | None, Option(help="With --from: plan of the runs, if it is not beside their samples")
     ] = None,
     hold_out: Annotated[
         list[Path] | None,
-        typer.Option("--hold-out", help="With --from: samples to compare with, but not to fit to"),
+        Option("--hold-out", help="With --from: samples to compare with, but not to fit to"),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -151,38 +148,26 @@ def _holds(out: Path, model: ModelSpec, engine: str) -> bool:
 
 
 def _print_calibration(fitted: CalibrationSpec, out: Path) -> None:
-    table = Table(title=f"{fitted.name}: {fitted.key.processor}, {fitted.num_rows} rows")
-    for heading in ("term", "value", "error of the fit"):
-        table.add_column(heading)
     prefill, decode, path = fitted.prefill, fitted.decode, fitted.path
     between = fitted.interference
-    table.add_row(
-        "prefill",
-        f"{prefill.base_s * 1e3:.1f} ms + {prefill.per_prefill_token_s * 1e6:.0f} µs/token",
-        f"{prefill.error_fraction:.1%}",
-    )
-    table.add_row(
-        "decode step",
-        f"{(decode.base_s + decode.stream_s) * 1e3:.1f} ms"
+    steps = {
+        "prefill": f"{prefill.base_s * 1e3:.1f} ms + {prefill.per_prefill_token_s * 1e6:.0f}"
+        " µs/token",
+        "decode step": f"{(decode.base_s + decode.stream_s) * 1e3:.1f} ms"
         f" + {decode.per_sequence_s * 1e3:.2f} ms/sequence",
-        f"{decode.error_fraction:.1%}",
-    )
-    table.add_row(
-        "path",
-        f"{path.request_s * 1e3:.1f} ms + KV pull {path.transfer_base_s * 1e3:.1f} ms"
+        "path": f"{path.request_s * 1e3:.1f} ms + KV pull {path.transfer_base_s * 1e3:.1f} ms"
         f" + {path.transfer_per_token_s * 1e6:.0f} µs/token",
-        f"{path.error_fraction:.1%}",
-    )
-    table.add_row(
-        "interference",
-        f"prefill +{between.prefill_fraction:.0%} in service,"
+        "interference": f"prefill +{between.prefill_fraction:.0%} in service,"
         f" +{between.prefill_per_sequence_fraction:.0%} per sequence in decode,"
         f" +{between.prefill_per_request_s * 1e3:.0f} ms per request;"
         f" decode step +{between.decode_fraction:.0%} while prefill is busy,"
         f" +{between.decode_per_request_s * 1e3:.0f} ms per request that joins",
-        "",
-    )
-    talk.print(table)
+    }
+    errors = [f"{each.error_fraction:.1%}" for each in (prefill, decode, path)]
+    rows = zip(steps, steps.values(), [*errors, ""], strict=True)
+    heads = ("term", "value", "error of the fit")
+    title = f"{fitted.name}: {fitted.key.processor}, {fitted.num_rows} rows"
+    talk.print(table(title, heads, rows, left=heads))
     talk.print(f"written: {out}")
 
 
@@ -201,8 +186,6 @@ def recalibrate(
     Fit the constants behind a plan to runs of it, and print the errors before and after.
 
     Args:
-        samples: runs to fit to.
-        held_out: runs to compare with only.
         plan: the plan of all runs; `None` where each has its own beside its samples.
         out: calibration file; the residuals are written beside it.
         as_json: print the residuals as JSON instead of a table.
@@ -266,23 +249,18 @@ def _print_refit(scales: Scales, found: dict[str, tuple[RunResidual, ...]], out:
 
 def _errors_table(title: str, rows: Sequence[RunResidual]) -> Table:
     """Return the relative errors of a group of runs by statistic, before and after the fit."""
-    names = sorted({row.run for row in rows})
-    title = f"predicted / measured - 1, {title}: {len(names)} runs"
-    table = Table(title=title, title_justify="left")
-    for heading in ("", "before", "after", "mean size before", "after"):
-        table.add_column(heading, justify="right" if heading else "left")
+    shown = []
     for metric, statistic in dict.fromkeys((row.metric, row.statistic) for row in rows):
         those = [row for row in rows if (row.metric, row.statistic) == (metric, statistic)]
         before = np.array([row.before_fraction for row in those])
         after = np.array([row.after_fraction for row in those])
-        table.add_row(
-            f"{metric.upper() if len(metric) == 4 else metric} {statistic}",  # noqa: PLR2004
-            f"{before.mean():+.0%}",
-            f"{after.mean():+.0%}",
-            f"{np.abs(before).mean():.0%}",
-            f"{np.abs(after).mean():.0%}",
-        )
-    return table
+        name = metric.upper() if len(metric) == 4 else metric  # noqa: PLR2004  (an abbreviation)
+        signed = (f"{before.mean():+.0%}", f"{after.mean():+.0%}")
+        sizes = (f"{np.abs(before).mean():.0%}", f"{np.abs(after).mean():.0%}")
+        shown.append((f"{name} {statistic}", *signed, *sizes))
+    names = sorted({row.run for row in rows})
+    heads = ("", "before", "after", "mean size before", "after")
+    return table(f"predicted / measured - 1, {title}: {len(names)} runs", heads, shown)
 
 
 # --- from the engine
@@ -296,10 +274,7 @@ def timed_engine(inputs: Inputs, steps: Path, *, name: str, keep: bool) -> Calib
     not: what the engines, the endpoint and the load client take from one another's cores.
 
     Args:
-        inputs: the scenario with its catalog entries.
         steps: steps.csv to write; deployment and burst are written beside it.
-        name: name of the calibration.
-        keep: whether the engines stay up.
 
     Raises:
         TargetFailed: the engines did not start, or did not answer.

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import asdict
 from pathlib import Path  # noqa: TC003  (Typer reads the annotations)
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-from rich.table import Table
+from rich.table import Column
+from typer import Argument, Option
 
 from minicluster.engine_model.kv_cache import kv_bytes_per_token
 from minicluster.errors import InputError
@@ -17,7 +16,8 @@ from minicluster.shell import talk
 from minicluster.specs.parameters import num_active_parameters, num_parameters
 from sizing import catalog
 from sizing.catalog.schema import scenario_keys
-from sizing.cli.common import AsJson, wide_console
+from sizing.cli.common import AsJson, print_json, wide_console
+from sizing.report.tables import table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -28,9 +28,9 @@ DEFAULT_SCENARIO = "llama-3.1-8b-h100"
 
 
 def init(
-    name: Annotated[str, typer.Argument(help="Name of a shipped scenario")] = DEFAULT_SCENARIO,
+    name: Annotated[str, Argument(help="Name of a shipped scenario")] = DEFAULT_SCENARIO,
     out: Annotated[
-        Path | None, typer.Option("-o", "--out", help="Scenario file to write [default: stdout]")
+        Path | None, Option("-o", "--out", help="Scenario file to write [default: stdout]")
     ] = None,
 ) -> None:
     """Write a commented scenario to start from."""
@@ -55,14 +55,17 @@ def schema(*, as_json: AsJson = False) -> None:
     """Print every scenario key with type, unit, default and limits."""
     keys = scenario_keys()
     if as_json:
-        _print_json([asdict(key) for key in keys])
+        print_json([asdict(key) for key in keys])
         return
-    table = Table("key", "type", "unit", "default", "from", "to", "meaning", title="scenario keys")
-    for key in keys:
-        default = "required" if key.required else _shown(key.default)
-        limits = (_shown(key.minimum), _shown(key.maximum))
-        table.add_row(key.key, key.type, key.unit, default, *limits, key.meaning)
-    wide_console().print(table)
+    heads = ("key", "type", "unit", "default", "from", "to", "meaning")
+    rows = (
+        (
+            *(key.key, key.type, key.unit, "required" if key.required else _shown(key.default)),
+            *(_shown(key.minimum), _shown(key.maximum), key.meaning),
+        )
+        for key in keys
+    )
+    wide_console().print(table("scenario keys", heads, rows, left=heads))
 
 
 def models(*, as_json: AsJson = False) -> None:
@@ -82,22 +85,12 @@ def models(*, as_json: AsJson = False) -> None:
             }
         )
     if as_json:
-        _print_json(rows)
+        print_json(rows)
         return
-    table = Table(title="models (names and hub ids are accepted)")
-    for head in ("name", "hub id"):
-        table.add_column(head, no_wrap=True)
-    for head in (
-        "billion\nparameters",
-        "active",
-        "layers",
-        "KV kB\nper token",
-        "context",
-        "weights",
-    ):
-        table.add_column(head, justify="right")
-    for row in rows:
-        table.add_row(
+    heads = ("billion\nparameters", "active", "layers", "KV kB\nper token", "context", "weights")
+    names = [Column(head, no_wrap=True) for head in ("name", "hub id")]
+    cells = (
+        (
             str(row["name"]),
             str(row["source"]),
             f"{row['num_parameters'] / 1e9:,.1f}",
@@ -107,24 +100,22 @@ def models(*, as_json: AsJson = False) -> None:
             f"{row['max_context_tokens']:,}",
             str(row["weight_dtype"]),
         )
-    wide_console().print(table)
+        for row in rows
+    )
+    title = "models (names and hub ids are accepted)"
+    wide_console().print(table(title, (*names, *heads), cells))
 
 
 def gpus(*, as_json: AsJson = False) -> None:
     """Print the GPU catalog."""
     entries = catalog.gpus()
     if as_json:
-        _print_json([{**asdict(e.spec), "aliases": list(e.aliases)} for e in entries.values()])
+        print_json([{**asdict(e.spec), "aliases": list(e.aliases)} for e in entries.values()])
         return
-    table = Table(title="GPUs (peaks dense, bandwidths one way)")
-    table.add_column("name", no_wrap=True)
-    for head in ("bf16\nTFLOP/s", "fp8", "GB", "GB/s", "scale-up\nGB/s", "scale-out\nGB/s", "W"):
-        table.add_column(head, justify="right")
-    table.add_column("efficiency")
-    table.add_column("source of the peaks")
-    for entry in entries.values():
-        spec = entry.spec
-        table.add_row(
+    numbers = ("bf16\nTFLOP/s", "fp8", "GB", "GB/s", "scale-up\nGB/s", "scale-out\nGB/s", "W")
+    words = ("efficiency", "source of the peaks")
+    rows = (
+        (
             spec.name,
             *(_scaled(spec.peak_flops_per_s.get(dtype), 1e12) for dtype in ("bf16", "fp8")),
             _scaled(spec.hbm_bytes, 1e9),
@@ -135,7 +126,11 @@ def gpus(*, as_json: AsJson = False) -> None:
             _efficiency(spec),
             _document(spec.sources, "peak_flops_per_s"),
         )
-    wide_console().print(table)
+        for spec in (entry.spec for entry in entries.values())
+    )
+    heads = (Column("name", no_wrap=True), *numbers, *words)
+    title = "GPUs (peaks dense, bandwidths one way)"
+    wide_console().print(table(title, heads, rows, left=words))
 
 
 def _efficiency(spec: GpuSpec) -> str:
@@ -158,7 +153,3 @@ def _shown(value: object) -> str:
     if value is None or value == ():
         return ""
     return f"{value:,}" if isinstance(value, int | float) else str(value)
-
-
-def _print_json(data: object) -> None:
-    sys.stdout.write(json.dumps(data, indent=2, allow_nan=False) + "\n")

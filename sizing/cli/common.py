@@ -10,9 +10,9 @@ from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
-import typer
 from rich.console import Console
 from rich.progress import track
+from typer import Argument, Option
 
 from minicluster.config import parse_scenario
 from minicluster.errors import InputError
@@ -27,16 +27,14 @@ if TYPE_CHECKING:
 
     from minicluster.plan import Plan
 
-Scenario = Annotated[
-    Path, typer.Argument(help="Scenario file (TOML), or the name of a shipped scenario")
-]
-PlanFile = Annotated[Path, typer.Argument(help="Plan file written by `sizing plan -o`")]
+Scenario = Annotated[Path, Argument(help="Scenario file (TOML), or the name of a shipped scenario")]
+PlanFile = Annotated[Path, Argument(help="Plan file written by `sizing plan -o`")]
 Overrides = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Scenario key to override; repeatable"),
+    Option("--set", metavar="KEY=VALUE", help="Scenario key to override; repeatable"),
 ]
 Calibration = Annotated[
-    Path | None, typer.Option(help="Calibration file of this machine, from `sizing calibrate`")
+    Path | None, Option(help="Calibration file of this machine, from `sizing calibrate`")
 ]
 
 
@@ -47,13 +45,18 @@ def writable(path: Path | None) -> Path | None:
     return path
 
 
+def out_file(what: str) -> Any:  # noqa: ANN401  (Typer's own type)
+    """Return `-o`, the option of a file that can be written."""
+    return Option("-o", "--out", help=what, callback=writable)
+
+
 Html = Annotated[
     Path | None,
-    typer.Option(help="HTML page to write; plotly.min.js is written beside it", callback=writable),
+    Option(help="HTML page to write; plotly.min.js is written beside it", callback=writable),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="JSON output in place of tables")]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="All tables, not only the answer")]
-Seed = Annotated[int, typer.Option(help="Seed of arrivals, lengths and routing")]
+AsJson = Annotated[bool, Option("--json", help="JSON output in place of tables")]
+Verbose = Annotated[bool, Option("--verbose", "-v", help="All tables, not only the answer")]
+Seed = Annotated[int, Option(help="Seed of arrivals, lengths and routing")]
 
 MAX_REQUESTS = 10_000_000
 """Maximum requests per simulation: a run is bounded by counts, never by seconds."""
@@ -75,7 +78,6 @@ def with_keys(
     Args:
         spec: a frozen dataclass; `a_key` becomes `--a-key`.
         helps: help text by key.
-
     """
     names = {key.name for key in fields(spec)}
     hints = get_type_hints(spec)
@@ -86,7 +88,7 @@ def with_keys(
                 name,
                 inspect.Parameter.KEYWORD_ONLY,
                 default=None,
-                annotation=Annotated[each | None, typer.Option(help=helps.get(name))],
+                annotation=Annotated[each | None, Option(help=helps.get(name))],
             )
             for name, each in hints.items()
             if name in names
@@ -152,8 +154,7 @@ def naming(scenario: Path) -> Iterator[None]:
     try:
         yield
     except InputError as error:
-        place = f"{scenario}: {error.place}"
-        raise InputError(place, error.value, error.expectation, error.way_out) from None
+        raise error.inside(str(scenario)) from None
 
 
 def tracked(items: Iterable[Item], what: str, *, total: int | None = None) -> Iterable[Item]:
@@ -165,7 +166,7 @@ def tracked(items: Iterable[Item], what: str, *, total: int | None = None) -> It
 
 def print_json(data: object, *, sort_keys: bool = False) -> None:
     """Write data, and nothing else, to stdout."""
-    text = json.dumps(data, indent=2, sort_keys=sort_keys)
+    text = json.dumps(data, indent=2, sort_keys=sort_keys, allow_nan=False)
     sys.stdout.write(text + "\n")
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
+from typer import Argument, Option
 
 from minicluster.errors import InputError
 from minicluster.pages.write import write_page
@@ -43,17 +44,15 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-Cluster = Annotated[str, typer.Option(help="Cluster preset, or a file with the same keys")]
-PriceRatio = Annotated[
-    float, typer.Option(help="Price of a switch port over that of a transceiver")
-]
+Cluster = Annotated[str, Option(help="Cluster preset, or a file with the same keys")]
+PriceRatio = Annotated[float, Option(help="Price of a switch port over that of a transceiver")]
 
 HOUR_S = 3600.0
 
 
 @app.command()
 def topology(
-    cluster: Annotated[str, typer.Argument(help="Cluster preset, or a file with the same keys")],
+    cluster: Annotated[str, Argument(help="Cluster preset, or a file with the same keys")],
     as_json: AsJson = False,
 ) -> None:
     """Show the tiers of a network: sizes, bandwidth, latency, oversubscription."""
@@ -84,22 +83,16 @@ def topology(
 @app.command()
 def collective(  # noqa: PLR0913, PLR0917  (a command's options)
     cluster: Cluster = "dgx-h100",
-    pattern: Annotated[
-        str, typer.Option(help="Collective: all-reduce, all-gather, …")
-    ] = "all-reduce",
-    group: Annotated[int, typer.Option(help="Number of GPUs in the group")] = 8,
-    stride: Annotated[
-        int, typer.Option(help="Distance in GPUs between neighbours of the group")
-    ] = 1,
-    size_bytes: Annotated[
-        float, typer.Option("--bytes", help="Size of the message in bytes")
-    ] = 65536,
-    library: Annotated[str | None, typer.Option(help="Library: nccl, mscclpp or custom")] = None,
+    pattern: Annotated[str, Option(help="Collective: all-reduce, all-gather, …")] = "all-reduce",
+    group: Annotated[int, Option(help="Number of GPUs in the group")] = 8,
+    stride: Annotated[int, Option(help="Distance in GPUs between neighbours of the group")] = 1,
+    size_bytes: Annotated[float, Option("--bytes", help="Size of the message in bytes")] = 65536,
+    library: Annotated[str | None, Option(help="Library: nccl, mscclpp or custom")] = None,
     sending_fraction: Annotated[
-        float, typer.Option(help="Share of a unit's GPUs that send at once, point-to-point")
+        float, Option(help="Share of a unit's GPUs that send at once, point-to-point")
     ] = 1.0,
     check: Annotated[
-        bool, typer.Option(help="Error of each table point, interpolated from the others")
+        bool, Option(help="Error of each table point, interpolated from the others")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -131,16 +124,16 @@ def collective(  # noqa: PLR0913, PLR0917  (a command's options)
 
 @app.command()
 def bom(  # noqa: PLR0913, PLR0917  (a command's options)
-    gpus: Annotated[int | None, typer.Option(help="Number of GPUs (endpoints)")] = None,
-    hb_size: Annotated[int, typer.Option(help="GPUs per HB domain, one rail each")] = 8,
-    radix: Annotated[int, typer.Option(help="Ports per switch")] = 64,
-    kind: Annotated[str, typer.Option(help="Network: clos, rail-optimised or rail-only")] = "clos",
-    dac_tiers: Annotated[int, typer.Option(help="Number of lowest tiers with copper cables")] = 0,
-    spares: Annotated[int, typer.Option(help="Spare switches per tree")] = 0,
+    gpus: Annotated[int | None, Option(help="Number of GPUs (endpoints)")] = None,
+    hb_size: Annotated[int, Option(help="GPUs per HB domain, one rail each")] = 8,
+    radix: Annotated[int, Option(help="Ports per switch")] = 64,
+    kind: Annotated[str, Option(help="Network: clos, rail-optimised or rail-only")] = "clos",
+    dac_tiers: Annotated[int, Option(help="Number of lowest tiers with copper cables")] = 0,
+    spares: Annotated[int, Option(help="Spare switches per tree")] = 0,
     price_ratio: PriceRatio = 2.0,
-    switch_port_power_w: Annotated[float | None, typer.Option(help="Watts per switch port")] = None,
-    transceiver_power_w: Annotated[float | None, typer.Option(help="Watts per transceiver")] = None,
-    preset: Annotated[str | None, typer.Option(help="Cluster preset as it was built")] = None,
+    switch_port_power_w: Annotated[float | None, Option(help="Watts per switch port")] = None,
+    transceiver_power_w: Annotated[float | None, Option(help="Watts per transceiver")] = None,
+    preset: Annotated[str | None, Option(help="Cluster preset as it was built")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Count switches, links, transceivers and relative cost of a network."""
@@ -168,12 +161,10 @@ def bom(  # noqa: PLR0913, PLR0917  (a command's options)
 
 @app.command(name="rail-only")
 def rail_only(
-    name: Annotated[
-        str, typer.Option("--study", help="Study whose conventions to use")
-    ] = "rail-only",
+    name: Annotated[str, Option("--study", help="Study whose conventions to use")] = "rail-only",
     overrides: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             "--set",
             metavar="KEY=VALUE",
             help="Key of the study to override, such as hb_sizes=[32,64]; repeatable",
@@ -192,11 +183,11 @@ def rail_only(
 
 @app.command()
 def ecmp(
-    pairs: Annotated[int, typer.Option(help="Number of GPU pairs that send at once")] = 16,
-    uplinks: Annotated[int, typer.Option(help="Uplinks of the switch")] = 16,
-    flows: Annotated[list[int] | None, typer.Option(help="Flows per pair; repeatable")] = None,
-    trials: Annotated[int, typer.Option(help="Number of random hashes")] = 10_000,
-    seed: Annotated[int, typer.Option(help="Seed of the random hashes")] = 0,
+    pairs: Annotated[int, Option(help="Number of GPU pairs that send at once")] = 16,
+    uplinks: Annotated[int, Option(help="Uplinks of the switch")] = 16,
+    flows: Annotated[list[int] | None, Option(help="Flows per pair; repeatable")] = None,
+    trials: Annotated[int, Option(help="Number of random hashes")] = 10_000,
+    seed: Annotated[int, Option(help="Seed of the random hashes")] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Simulate how evenly hashed flows fill the uplinks of a switch."""
@@ -217,25 +208,21 @@ def _show(data: object, tables: Iterable[Table], *, as_json: bool) -> None:
 
 
 def spares(  # noqa: PLR0913, PLR0917  (one option a number)
-    needed: Annotated[int, typer.Argument(help="Number of parts that must work")],
+    needed: Annotated[int, Argument(help="Number of parts that must work")],
     gpus_each: Annotated[
-        int, typer.Option(help="GPUs per part, any of which takes it down (8 for a node)")
+        int, Option(help="GPUs per part, any of which takes it down (8 for a node)")
     ] = 1,
     availability: Annotated[
-        float, typer.Option(help="Share of time in which they must work, such as 0.999")
+        float, Option(help="Share of time in which they must work, such as 0.999")
     ] = 0.999,
-    cluster: Annotated[
-        str | None, typer.Option(help="Cluster preset with MTBF and repair time")
-    ] = None,
+    cluster: Annotated[str | None, Option(help="Cluster preset with MTBF and repair time")] = None,
     mtbf_hours: Annotated[
-        float | None, typer.Option(help="Mean time between failures of one GPU, in hours")
+        float | None, Option(help="Mean time between failures of one GPU, in hours")
     ] = None,
     repair_hours: Annotated[
-        float | None, typer.Option(help="Hours until a failed part works again")
+        float | None, Option(help="Hours until a failed part works again")
     ] = None,
-    crews: Annotated[
-        int | None, typer.Option(help="Repairs at a time [default: unlimited]")
-    ] = None,
+    crews: Annotated[int | None, Option(help="Repairs at a time [default: unlimited]")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Count the spare GPUs, nodes, replicas or switches that keep NEEDED of them working."""
@@ -243,11 +230,7 @@ def spares(  # noqa: PLR0913, PLR0917  (one option a number)
     if gpus_each < 1:
         raise InputError("--gpus-each", gpus_each, "1 or more")
     found = fewest_spares(
-        needed,
-        mtbf_s=mtbf_s / gpus_each,
-        repair_s=repair_s,
-        availability=availability,
-        crews=crews,
+        needed, mtbf_s=mtbf_s / gpus_each, repair_s=repair_s, availability=availability, crews=crews
     )
     if as_json:
         print_json(asdict(found))

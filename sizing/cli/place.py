@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path  # noqa: TC003  (Typer reads the annotations)
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from minicluster.config import parse, read_toml
 from minicluster.engine_model.kv_cache import kv_bytes_per_token
@@ -22,14 +21,14 @@ from minicluster.specs.cluster import topology_of
 from minicluster.specs.topology import Inventory, Node, Topology, inventory_of
 from minicluster.workload.arrivals import length_quantiles
 from sizing import catalog
-from sizing.cli.common import AsJson, naming, wide_console, with_keys, writable
+from sizing.cli.common import AsJson, naming, out_file, print_json, wide_console, with_keys
 from sizing.network import scheduler_manifests
 from sizing.network.gpu_groups import GpuGroup, PoolRequest
 from sizing.network.network_cost import crossing
 from sizing.network.pools import PoolPlan, PoolRules, place_pools
 from sizing.network.ranks import Degrees, RankPlan, RankRules, place_ranks
 from sizing.network.topology_units import unit_tree
-from sizing.report.placement import crossing_lines, cuts_table, gpu_groups_table
+from sizing.report.fabric import crossing_lines, cuts_table, gpu_groups_table
 
 if TYPE_CHECKING:
     from minicluster.plan import Plan
@@ -56,7 +55,6 @@ class PlaceOptions:
     spare_tier: str | None = None
 
     def __post_init__(self) -> None:
-        """Check the count of spares; degrees are checked where they are placed."""
         not_negative(**{"--spare-nodes": self.spare_nodes})
 
 
@@ -78,26 +76,19 @@ HELP = {
 @with_keys(PlaceOptions, HELP)
 def place(
     plan: Annotated[
-        Path | None,
-        typer.Argument(help="Plan file; or describe a training job by --tp, --pp, --dp"),
+        Path | None, Argument(help="Plan file; or describe a training job by --tp, --pp, --dp")
     ] = None,
     cluster: Annotated[
-        str | None, typer.Option(help="Cluster preset or file [default: the plan's]")
+        str | None, Option(help="Cluster preset or file [default: the plan's]")
     ] = None,
     inventory: Annotated[
-        Path | None, typer.Option(help="Inventory (TOML) that lists the cluster's nodes")
+        Path | None, Option(help="Inventory (TOML) that lists the cluster's nodes")
     ] = None,
     emit: Annotated[
-        str | None, typer.Option(help="Scheduler format to write: " + ", ".join(FORMATS))
+        str | None, Option(help="Scheduler format to write: " + ", ".join(FORMATS))
     ] = None,
     out: Annotated[
-        Path | None,
-        typer.Option(
-            "-o",
-            "--out",
-            help="Plan file to write with this placement; with --emit, its file",
-            callback=writable,
-        ),
+        Path | None, out_file("Plan file to write with this placement; with --emit, its file")
     ] = None,
     as_json: AsJson = False,
     **keys: Any,  # noqa: ANN401  (one option a key of `PlaceOptions`)
@@ -125,7 +116,11 @@ def place(
     for warning in found.warnings:
         talk.print(f"warning: {warning}", highlight=False, markup=False)
     if emit is not None:
-        _give(_emitted(emit, found, nodes), out)
+        text = _emitted(emit, found, nodes)
+        if out is None:
+            sys.stdout.write(text)
+        else:
+            write_atomically(out, text)
         return
     if out is not None and read is not None and isinstance(found, PoolPlan):
         write_atomically(out, to_json(placed_plan(read, found, nodes if inventory else None)))
@@ -215,7 +210,7 @@ def _print(
         data = {**asdict(found), "search_s": search_s}
         if crossed is not None:
             data["crossing"] = asdict(crossed)
-        sys.stdout.write(json.dumps(data, indent=2, allow_nan=False) + "\n")
+        print_json(data)
         return
     table = cuts_table(found) if isinstance(found, RankPlan) else gpu_groups_table(found)
     console = wide_console()
@@ -276,7 +271,6 @@ def _site(
 
 
 def _tier(names: tuple[str, ...], name: str | None, place: str) -> int | None:
-    """Return the number of a tier."""
     if name is not None and name not in names:
         raise InputError(place, name, "one of " + ", ".join(names))
     return None if name is None else names.index(name)
@@ -318,11 +312,3 @@ def _as_groups(found: RankPlan) -> tuple[GpuGroup, ...]:
              gpus=found.ranks[n * d.tp : (n + 1) * d.tp])
         for n in range(d.atoms * d.dp)
     )  # fmt: skip
-
-
-def _give(text: str, out: Path | None) -> None:
-    """Write text to a file or to stdout."""
-    if out is None:
-        sys.stdout.write(text)
-    else:
-        write_atomically(out, text)

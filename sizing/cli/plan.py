@@ -10,6 +10,7 @@ from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
+from typer import Option
 
 from minicluster.errors import Exit, InputError, NegativeAnswer
 from minicluster.files import write_atomically
@@ -26,24 +27,18 @@ from sizing.cli.common import (
     Scenario,
     Verbose,
     naming,
+    out_file,
     print_json,
     read_inputs,
-    writable,
 )
 from sizing.network.network_cost import crossing
 from sizing.planner.build_plan import build_plan
 from sizing.planner.explanation import explain_plan
 from sizing.planner.predict import PoolSize, predict_pools
 from sizing.planner.search import Infeasible, search
-from sizing.report.explanation import explanation_tables
-from sizing.report.placement import crossing_lines
-from sizing.report.plan_screen import (
-    infeasible_text,
-    plan_details,
-    plan_screen,
-    prediction_screen,
-)
-from sizing.report.tables import latency_table, layout_table, parts_table
+from sizing.report.fabric import crossing_lines
+from sizing.report.plan_screen import infeasible_text, plan_details, plan_screen, prediction_screen
+from sizing.report.tables import explanation_tables, latency_table, layout_table, parts_table
 
 POOL_SIZE = re.compile(
     r"(?P<replicas>[1-9]\d*)xTP(?P<tp>[1-9]\d*)(?:xPP(?P<pp>[1-9]\d*))?(?:xDP(?P<dp>[1-9]\d*))?"
@@ -54,16 +49,13 @@ POOL_SIZE = re.compile(
 
 def plan(  # noqa: PLR0913, PLR0917  (a command's options)
     scenario: Scenario,
-    out: Annotated[
-        Path | None, typer.Option("-o", "--out", help="Plan file to write", callback=writable)
-    ] = None,
+    out: Annotated[Path | None, out_file("Plan file to write")] = None,
     as_json: AsJson = False,
     overrides: Overrides = None,
     calibration: Calibration = None,
     html: Html = None,
     layouts: Annotated[
-        str | None,
-        typer.Option(help="deployable, or any: also layouts that serving cannot deploy"),
+        str | None, Option(help="deployable, or any: also layouts that serving cannot deploy")
     ] = None,
     verbose: Verbose = False,
 ) -> None:
@@ -121,16 +113,14 @@ def _print_plan(built: Plan, written: Path | None, *, verbose: bool) -> None:
 def predict(  # noqa: PLR0913, PLR0917  (a command's options)
     scenario: Scenario,
     prefill: Annotated[
-        str | None,
-        typer.Option(metavar="RxTPn", help="Prefill pool: replicas and TP, such as 2xTP4"),
+        str | None, Option(metavar="RxTPn", help="Prefill pool: replicas and TP, such as 2xTP4")
     ] = None,
     decode: Annotated[
-        str | None,
-        typer.Option(metavar="RxTPn", help="Decode pool: replicas and TP, such as 3xTP2"),
+        str | None, Option(metavar="RxTPn", help="Decode pool: replicas and TP, such as 3xTP2")
     ] = None,
     mixed: Annotated[
         str | None,
-        typer.Option(metavar="RxTPn", help="Aggregated pool (prefill and decode), such as 4xTP2"),
+        Option(metavar="RxTPn", help="Aggregated pool (prefill and decode), such as 4xTP2"),
     ] = None,
     as_json: AsJson = False,
     overrides: Overrides = None,

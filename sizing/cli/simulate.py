@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 from rich.progress import Progress
+from typer import Option
 
 from minicluster.errors import Exit, InputError
 from minicluster.plan import read_plan
@@ -22,11 +23,11 @@ from sizing.cli.common import (
     Overrides,
     PlanFile,
     Seed,
+    out_file,
     print_json,
     tracked,
     wide_console,
     with_overrides,
-    writable,
 )
 from sizing.planner.studies.loss import losses as lost_replicas
 from sizing.report.simulation import (
@@ -40,7 +41,6 @@ from sizing.report.study import losses_note, losses_table
 from sizing.simulation.planned import simulate_plan
 
 if TYPE_CHECKING:
-    from minicluster.plan import Plan
     from minicluster.workload.arrivals import Arrivals
 
 
@@ -48,45 +48,33 @@ def simulate(  # noqa: PLR0913, PLR0917  (a command's options)
     plan: PlanFile,
     trace: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             "--trace",
             "--schedule",
             help="Trace of arrivals and lengths: Azure LLM, BurstGPT, Mooncake or schedule.jsonl",
         ),
     ] = None,
-    requests: Annotated[
-        int, typer.Option(help="Number of requests to draw; not with --trace")
-    ] = 20_000,
+    requests: Annotated[int, Option(help="Number of requests to draw; not with --trace")] = 20_000,
     seed: Seed = 0,
     rate: Annotated[
-        float | None,
-        typer.Option(help="Requests per second, in place of the plan's or the trace's"),
+        float | None, Option(help="Requests per second, in place of the plan's or the trace's")
     ] = None,
     arrivals: Annotated[
-        str, typer.Option(help="Gaps between requests: poisson, gamma or constant")
+        str, Option(help="Gaps between requests: poisson, gamma or constant")
     ] = "poisson",
-    gap_cv: Annotated[
-        float | None, typer.Option(help="Coefficient of variation of gamma gaps")
-    ] = None,
-    users: Annotated[
-        int | None, typer.Option(help="Users of a closed loop, in place of a rate")
-    ] = None,
-    turns: Annotated[int, typer.Option(help="Requests per conversation")] = 1,
+    gap_cv: Annotated[float | None, Option(help="Coefficient of variation of gamma gaps")] = None,
+    users: Annotated[int | None, Option(help="Users of a closed loop, in place of a rate")] = None,
+    turns: Annotated[int, Option(help="Requests per conversation")] = 1,
     think_s: Annotated[
-        float, typer.Option(help="Seconds from an answer to the user's next request")
+        float, Option(help="Seconds from an answer to the user's next request")
     ] = 0.0,
     handshake_s: Annotated[
-        float, typer.Option(help="Seconds of the first KV transfer between two replicas")
+        float, Option(help="Seconds of the first KV transfer between two replicas")
     ] = 0.0,
     skip_unanswered: Annotated[
-        bool, typer.Option(help="Requests of a trace with 0 output tokens left out")
+        bool, Option(help="Requests of a trace with 0 output tokens left out")
     ] = False,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "-o", "--out", help="CSV file to write, one line per request", callback=writable
-        ),
-    ] = None,
+    out: Annotated[Path | None, out_file("CSV file to write, one line per request")] = None,
     as_json: AsJson = False,
     overrides: Overrides = None,
 ) -> None:
@@ -99,7 +87,9 @@ def simulate(  # noqa: PLR0913, PLR0917  (a command's options)
         source = RequestSource(
             process=arrivals, gap_cv=gap_cv, users=users, turns=turns, think_s=think_s
         )
-        coming = _drawn(planned, source, rate, requests, seed)
+        load = planned.workload
+        load = load if rate is None else replace(load, requests_per_s=rate)
+        coming = drawn(load, source, count=requests, seed=seed)
     else:
         if (arrivals, gap_cv, users, turns, think_s) != ("poisson", None, None, 1, 0.0):
             raise InputError("--trace", str(trace), "no options about arrivals besides it")
@@ -136,15 +126,6 @@ def _check_run(requests: int, seed: int) -> None:
         raise InputError("--requests", requests, f"at most {MAX_REQUESTS:,}")
 
 
-def _drawn(
-    plan: Plan, source: RequestSource, rate: float | None, requests: int, seed: int
-) -> Arrivals:
-    workload = plan.workload
-    if rate is not None:
-        workload = replace(workload, requests_per_s=rate)
-    return drawn(workload, source, count=requests, seed=seed)
-
-
 def _traced(path: Path, rate: float | None, *, skip_unanswered: bool) -> Arrivals:
     """Read a trace, and stretch its time to *rate*."""
     read = read_trace(path, skip_unanswered=skip_unanswered)
@@ -160,7 +141,7 @@ def _traced(path: Path, rate: float | None, *, skip_unanswered: bool) -> Arrival
 
 def losses(
     plan: PlanFile,
-    requests: Annotated[int, typer.Option(help="Number of requests per simulation")] = 20_000,
+    requests: Annotated[int, Option(help="Number of requests per simulation")] = 20_000,
     seed: Seed = 0,
     as_json: AsJson = False,
 ) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from typer import Argument, Option
 
 from minicluster.errors import Exit, InputError, NegativeAnswer
 from minicluster.pages.write import write_page
@@ -77,18 +78,16 @@ LONG_SCENARIO = Path("llama-2-70b-long")
 
 def compare(  # noqa: PLR0913, PLR0917  (a command's options)
     scenarios: Annotated[
-        list[Path], typer.Argument(help="Scenario files (TOML), or names of shipped scenarios")
+        list[Path], Argument(help="Scenario files (TOML), or names of shipped scenarios")
     ],
     gpu: Annotated[
-        str, typer.Option(help="GPUs in place of each scenario's own, separated by commas")
+        str, Option(help="GPUs in place of each scenario's own, separated by commas")
     ] = "",
     price: Annotated[
         list[str] | None,
-        typer.Option(metavar="GPU=USD", help="Your price of one GPU per hour; repeatable"),
+        Option(metavar="GPU=USD", help="Your price of one GPU per hour; repeatable"),
     ] = None,
-    by: Annotated[str, typer.Option(help="Objective that names the best: gpus, usd or watts")] = (
-        "gpus"
-    ),
+    by: Annotated[str, Option(help="Objective that names the best: gpus, usd or watts")] = ("gpus"),
     as_json: AsJson = False,
     overrides: Overrides = None,
     calibration: Calibration = None,
@@ -177,7 +176,7 @@ def sweep(
     scenario: Scenario,
     key: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             metavar="KEY=V,V",
             help="Scenario key and its values, such as workload.requests_per_s=1,2,5; repeatable",
         ),
@@ -246,7 +245,6 @@ def _plan_point(
 def _check_keys(
     scenario: Path, overrides: list[str], combinations: tuple[tuple[str, ...], ...]
 ) -> None:
-    """Refuse keys of which no combination is a scenario: they are misspelt, not infeasible."""
     last: InputError | None = None
     for combination in combinations:
         try:
@@ -297,7 +295,7 @@ def sensitivity(
 def pareto(
     scenario: Scenario,
     by: Annotated[
-        str, typer.Option(help="Cost: gpus, usd (per million output tokens) or watts")
+        str, Option(help="Cost: gpus, usd (per million output tokens) or watts")
     ] = "gpus",
     as_json: AsJson = False,
     overrides: Overrides = None,
@@ -361,17 +359,15 @@ def _pareto_json(found: Sequence[DesignPoint], drawn: Sequence[Front]) -> list[d
 def long_context(
     scenario: Annotated[
         Path,
-        typer.Argument(
+        Argument(
             help="Scenario file (TOML), or a shipped scenario; its rate and lengths are not used"
         ),
     ] = LONG_SCENARIO,
-    tokens: Annotated[
-        str, typer.Option(help="Prompt lengths in tokens, separated by commas")
-    ] = LENGTHS,
+    tokens: Annotated[str, Option(help="Prompt lengths in tokens, separated by commas")] = LENGTHS,
     slicing: Annotated[
-        str, typer.Option(help="Layouts such as TP8 or TP8xPP2, separated by commas")
+        str, Option(help="Layouts such as TP8 or TP8xPP2, separated by commas")
     ] = LAYOUTS,
-    preset: Annotated[str, typer.Option(help="Rule of thumb to compare with")] = "talk",
+    preset: Annotated[str, Option(help="Rule of thumb to compare with")] = "talk",
     as_json: AsJson = False,
     overrides: Overrides = None,
 ) -> None:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from dataclasses import asdict
 from pathlib import Path  # noqa: TC003  (Typer reads the annotations)
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from minicluster.config import parse, read_toml
 from minicluster.errors import InputError, NegativeAnswer
 from sizing import catalog
-from sizing.cli.common import AsJson, wide_console, with_keys
+from sizing.cli.common import AsJson, print_json, wide_console, with_keys
 from sizing.report.training import layouts_table, training_table
 from sizing.training.closed_forms import rule_of_thumb
 from sizing.training.estimate import estimate
@@ -59,22 +57,18 @@ HELP = {
 def train(
     scenario: Annotated[
         Path | None,
-        typer.Argument(help="Training scenario (TOML with the options as keys), or a shipped one"),
+        Argument(help="Training scenario (TOML with the options as keys), or a shipped one"),
     ] = None,
     parameters: Annotated[
         float | None,
-        typer.Option(
-            help="Parameter count, for a rule of thumb (6PT or 8PT FLOPs) without a layout"
-        ),
+        Option(help="Parameter count, for a rule of thumb (6PT or 8PT FLOPs) without a layout"),
     ] = None,
     flops_per_gpu_per_s: Annotated[
-        float | None, typer.Option(help="FLOP/s that each GPU achieves, with --parameters")
+        float | None, Option(help="FLOP/s that each GPU achieves, with --parameters")
     ] = None,
     search: Annotated[
         bool,
-        typer.Option(
-            "--search", help="Search over every layout of the GPUs; given degrees are ignored"
-        ),
+        Option("--search", help="Search over every layout of the GPUs; given degrees are ignored"),
     ] = False,
     as_json: AsJson = False,
     **keys: Any,  # noqa: ANN401  (one option a key of the scenario)
@@ -114,7 +108,6 @@ def _laid_out(
 
 
 def _request(scenario: Path | None, options: dict[str, Any]) -> TrainingRequest:
-    """Read the scenario with the options over it."""
     shipped = catalog.files("training")
     file = scenario
     if scenario is not None and not scenario.exists() and scenario.suffix != ".toml":
@@ -141,7 +134,7 @@ def _print_rule(
         parameters, tokens, gpus=gpus, flops_per_gpu_per_s=rate, recompute=recompute == "full"
     )
     if as_json:
-        sys.stdout.write(json.dumps(asdict(found), indent=2) + "\n")
+        print_json(asdict(found))
         return
     wide_console().print(
         f"{found.flops:.4g} FLOPs: {found.days:.1f} days on {gpus:,} GPUs,"
@@ -156,7 +149,7 @@ def _print(found: TrainingEstimate, ranked: list[Trial], *, as_json: bool) -> No
         data = asdict(found)
         if ranked:
             data["layouts"] = [asdict(each) for each in ranked]
-        sys.stdout.write(json.dumps(data, indent=2, allow_nan=False) + "\n")
+        print_json(data)
         return
     console = wide_console()
     if ranked:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from dataclasses import asdict
 from datetime import UTC, datetime
 from itertools import groupby
@@ -12,13 +10,12 @@ from pathlib import Path  # noqa: TC003  (Typer reads the annotations)
 from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
 from rich.console import Console
-from rich.progress import track
+from typer import Argument, Option
 
 from minicluster.files import write_atomically
 from minicluster.shell import talk
-from sizing.cli.common import AsJson, writable
+from sizing.cli.common import AsJson, out_file, print_json, tracked
 from sizing.evidence.coverage import tried
 from sizing.evidence.evidence import evidence_of, read_evidence, to_json
 from sizing.evidence.row import read_rows
@@ -44,21 +41,18 @@ FAR = 300.0
 
 
 def validate(
-    rows: Annotated[Path, typer.Argument(help="Measured rows (CSV)")],
-    out: Annotated[
-        Path | None,
-        typer.Option("-o", "--out", help="Predictions to write (CSV)", callback=writable),
-    ] = None,
+    rows: Annotated[Path, Argument(help="Measured rows (CSV)")],
+    out: Annotated[Path | None, out_file("Predictions to write (CSV)")] = None,
     as_json: AsJson = False,
     calibrate: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--calibrate", help="Scalars fitted to half the configurations, tested on the others"
         ),
     ] = False,
     evidence: Annotated[
         Path | None,
-        typer.Option(help="Evidence file to write: errors and residual quantiles, used by plans"),
+        Option(help="Evidence file to write: errors and residual quantiles, used by plans"),
     ] = None,
 ) -> None:
     """
@@ -68,10 +62,7 @@ def validate(
     """
     lines = read_rows(rows)
     known = read_evidence().intervals
-    verdicts = [
-        judge(line, known)
-        for line in track(lines, "predicting", console=talk, disable=not talk.is_terminal)
-    ]
+    verdicts = [judge(line, known) for line in tracked(lines, "predicting")]
     fit, answers = calibrated(verdicts) if calibrate else (None, verdicts)
     if out is not None:
         write_atomically(out, to_csv(answers))
@@ -84,7 +75,7 @@ def validate(
         document = _document(verdicts, answers, found)
         if fit is not None:
             document["calibration"] = fit.data()
-        sys.stdout.write(json.dumps(document, indent=2, allow_nan=False) + "\n")
+        print_json(document)
         return
     _print(verdicts, found)
     if fit is not None:

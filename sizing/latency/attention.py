@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,7 +29,6 @@ class Scores:
         name: added to the op's name.
         equation: of its work, in docs/model.md.
         repeats: layers.
-        heads: query heads.
         head_dim: of a query.
         flops_per_pair: of a query and a key, all heads together.
         values_per_query: values read and written per query.
@@ -61,12 +60,9 @@ class Scores:
         """
         n, p = load.prompt_tokens, load.cached_tokens
         keys = n + keys_in_reach(p, self.window, chunked=self.chunked)
-        work = Work(
-            flops=self.flops_per_pair * pairs(n, p, self.window, chunked=self.chunked)
-            * load.prompts,
-            hbm_bytes=load.prompts
-            * (n * self.values_per_query * ACTIVATION_BYTES + keys * self.bytes_per_key),
-        )  # fmt: skip
+        seen = pairs(n, p, self.window, chunked=self.chunked) * load.prompts
+        moved = n * self.values_per_query * ACTIVATION_BYTES + keys * self.bytes_per_key
+        work = Work(self.flops_per_pair * seen, load.prompts * moved)
         return self._op("prefill", work, rows=n, keys=keys)
 
     def decode(self, load: StepLoad) -> Op:
@@ -78,16 +74,12 @@ class Scores:
         s = keys_in_reach(load.context_tokens, self.window, chunked=self.chunked)
         read = load.sequences * s
         queries = load.sequences * self.values_per_query * ACTIVATION_BYTES
-        work = Work(
-            flops=self.flops_per_pair * read,
-            hbm_bytes=np.asarray(self.bytes_per_key * read + queries),
-        )
+        work = Work(self.flops_per_pair * read, np.asarray(self.bytes_per_key * read + queries))
         return self._op("decode", work, rows=load.sequences, keys=s)
 
     def _op(
         self, phase: str, work: Work, *, rows: NDArray[np.float64], keys: NDArray[np.float64]
     ) -> Op:
-        """Name the op."""
         return Op(
             name=f"{self.name} {phase}",
             equation=self.equation,
@@ -161,15 +153,8 @@ def _latent_projections(
     expand = heads * (mla.qk_nope_head_dim + mla.v_head_dim)
 
     def project(name: str, rows: NDArray[np.float64], inner: float, columns: float) -> Op:
-        return gemm(
-            name,
-            "W8",
-            rows=rows,
-            inner=inner,
-            columns=columns,
-            dtype=model.attention_dtype,
-            repeats=model.num_layers,
-        )
+        dtype, layers = model.attention_dtype, model.num_layers
+        return gemm(name, "W8", rows, inner, columns, dtype=dtype, repeats=layers)
 
     if mla.q_lora_rank:
         queries = [project("q down", m, h, mla.q_lora_rank)]
@@ -193,36 +178,22 @@ def _index_ops(model: ModelSpec, mla: MlaSpec, index: IndexSpec, load: StepLoad)
         F = 2 N_i d_i A,  Q = (n + p) (d_i + 4)      (docs/model.md, eq. W9)
     """
     m, layers = load.tokens, model.num_layers
+    made_from, made = mla.q_lora_rank or model.hidden_size, index.num_heads * index.head_dim
+    keys = index.head_dim + index.num_heads
     scores = Scores(
         name="index",
         equation="W9",
         repeats=layers,
         heads=index.num_heads,
         head_dim=index.head_dim,
-        flops_per_pair=2 * index.num_heads * index.head_dim,
-        values_per_query=index.num_heads * index.head_dim,
+        flops_per_pair=2 * made,
+        values_per_query=made,
         bytes_per_key=index.head_dim + INDEX_SCALE_BYTES,
         dtype="fp8",
     )
     return (
-        gemm(
-            "index q",
-            "W9",
-            rows=m,
-            inner=mla.q_lora_rank or model.hidden_size,
-            columns=index.num_heads * index.head_dim,
-            dtype=model.attention_dtype,
-            repeats=layers,
-        ),
-        gemm(
-            "index k",
-            "W9",
-            rows=m,
-            inner=model.hidden_size,
-            columns=index.head_dim + index.num_heads,
-            dtype=model.dtype,
-            repeats=layers,
-        ),
+        gemm("index q", "W9", m, made_from, made, dtype=model.attention_dtype, repeats=layers),
+        gemm("index k", "W9", m, model.hidden_size, keys, dtype=model.dtype, repeats=layers),
         scores.prefill(load),
         scores.decode(load),
     )
@@ -245,23 +216,12 @@ def linear_ops(model: ModelSpec, load: StepLoad, *, tp: int) -> tuple[Op, ...]:
     values = spec.num_value_heads * spec.value_head_dim
     made = spec.mixed_size + values + (2 * spec.num_value_heads if spec.delta_rule else 0)
     dtype, layers = model.attention_dtype, spec.num_layers
-    convolution = Op(
-        name="linear convolution",
-        equation="W10",
-        kind="elementwise",
-        dtype=model.dtype,
-        repeats=layers,
-        work=Work(
-            flops=0 * m,
-            hbm_bytes=m * 2 * spec.mixed_size / tp * bool(spec.conv_kernel) * ACTIVATION_BYTES,
-        ),
-    )
+    mixed = m * 2 * spec.mixed_size / tp * bool(spec.conv_kernel) * ACTIVATION_BYTES
+    convolved = Work(0 * m, mixed)
     return (
-        gemm("linear in", "W10", rows=m, inner=h, columns=made / tp, dtype=dtype, repeats=layers),
-        gemm(
-            "linear out", "W10", rows=m, inner=values / tp, columns=h, dtype=dtype, repeats=layers
-        ),
-        convolution,
+        gemm("linear in", "W10", m, h, made / tp, dtype=dtype, repeats=layers),
+        gemm("linear out", "W10", m, values / tp, h, dtype=dtype, repeats=layers),
+        Op("linear convolution", "W10", "elementwise", model.dtype, layers, convolved),
         _prefill(spec, load, tp=tp),
         _decode(spec, load, tp=tp),
     )
@@ -281,9 +241,7 @@ def _prefill(spec: LinearSpec, load: StepLoad, *, tp: int) -> Op:
         per_token = 4 * k * v + CHUNK * (k + v)
     tokens = load.prompts * load.prompt_tokens
     moved = (spec.mixed_size + spec.num_value_heads * v) / tp + 2 / CHUNK * heads * k * v
-    work = Work(
-        flops=tokens * heads * per_token, hbm_bytes=np.asarray(tokens * moved * ACTIVATION_BYTES)
-    )
+    work = Work(tokens * heads * per_token, np.asarray(tokens * moved * ACTIVATION_BYTES))
     return _op("prefill", spec, work, rows=load.prompt_tokens, heads=heads)
 
 
@@ -295,26 +253,14 @@ def _decode(spec: LinearSpec, load: StepLoad, *, tp: int) -> Op:
     """
     heads = spec.num_value_heads / tp
     state = load.sequences * heads * spec.key_head_dim * spec.value_head_dim
-    work = Work(
-        flops=state * (6 if spec.delta_rule else 4),
-        hbm_bytes=2 * state * DTYPE_BYTES[spec.state_dtype],
-    )
+    flops = state * (6 if spec.delta_rule else 4)
+    work = Work(flops, 2 * state * DTYPE_BYTES[spec.state_dtype])
     return _op("decode", spec, work, rows=load.sequences, heads=heads)
 
 
 def _op(phase: str, spec: LinearSpec, work: Work, *, rows: np.ndarray, heads: float) -> Op:
-    """Name the op."""
-    return Op(
-        name=f"linear {phase}",
-        equation="W10",
-        kind="linear attention",
-        dtype="bf16",
-        repeats=spec.num_layers,
-        work=work,
-        rows=rows,
-        heads=heads,
-        head_dim=spec.key_head_dim,
-    )
+    op = Op(f"linear {phase}", "W10", "linear attention", "bf16", spec.num_layers, work)
+    return replace(op, rows=rows, heads=heads, head_dim=spec.key_head_dim)
 
 
 def attention_ops(model: ModelSpec, load: StepLoad, *, tp: int) -> tuple[Op, ...]:
@@ -335,8 +281,8 @@ def _projections(model: ModelSpec, load: StepLoad, *, tp: int) -> tuple[Op, ...]
     if not layers:
         return ()
     return (
-        gemm("qkv", "W1", rows=m, inner=h, columns=made, dtype=dtype, repeats=layers),
-        gemm("o", "W1", rows=m, inner=heads * head, columns=h, dtype=dtype, repeats=layers),
+        gemm("qkv", "W1", m, h, made, dtype=dtype, repeats=layers),
+        gemm("o", "W1", m, heads * head, h, dtype=dtype, repeats=layers),
     )
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from minicluster.config import parse
+from minicluster.config import parse, read_json
 from minicluster.errors import InputError
 from minicluster.plan import step_time
 from minicluster.specs.calibration import CalibrationSpec
@@ -38,13 +37,8 @@ def fit_calibration(rows: Sequence[Measurement], *, name: str) -> CalibrationSpe
     Steps are fitted on the rows whose other pool was idle; how much slower the same grid points
     are while it is busy is the interference (docs/model.md, eq. C1 to C3).
 
-    Args:
-        rows: of one machine, engine and model.
-        name: the calibration's name in plans.
-
     Raises:
         InputError: too few rows of a phase.
-
     """
     alone = [row for row in rows if row.other_busy_fraction == 0]
     prefill = fit_prefill([row for row in alone if row.phase == "prefill"])
@@ -64,12 +58,7 @@ def fit_calibration(rows: Sequence[Measurement], *, name: str) -> CalibrationSpe
 
 def read_calibration(path: Path) -> CalibrationSpec:
     """Read a file of `sizing calibrate`, checking every field."""
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(str(path), error.strerror, "a file of `sizing calibrate`") from None
-    except (ValueError, RecursionError) as error:
-        raise InputError(str(path), str(error), "JSON, as `sizing calibrate` writes it") from None
+    raw = read_json(path, "a file of `sizing calibrate`")
     return parse(CalibrationSpec, raw, place=str(path))
 
 
@@ -81,18 +70,8 @@ def fit_prefill(rows: Sequence[Measurement]) -> StepCoefficients:
     line = fit_bent_line(
         tokens, (pairs,), seconds, bend_earns=BEND_EARNS, weights=undisturbed(rows)
     )
-    return StepCoefficients(
-        base_s=line.base,
-        stream_s=line.slope * line.bend,
-        per_prefill_token_s=line.slope,
-        per_sequence_s=0.0,
-        per_pair_s=line.rates[0],
-        per_context_token_s=0.0,
-        max_tokens=int(tokens.max()),
-        max_batch=1,
-        max_context_tokens=int(tokens.max()),
-        error_fraction=line.error_fraction,
-    )
+    longest = int(tokens.max())
+    return line.prefill(most=(longest, 1, longest))
 
 
 def fit_decode(rows: Sequence[Measurement]) -> StepCoefficients:
@@ -103,18 +82,8 @@ def fit_decode(rows: Sequence[Measurement]) -> StepCoefficients:
     line = fit_bent_line(
         batch, (batch * context,), seconds, bend_earns=BEND_EARNS, weights=undisturbed(rows)
     )
-    return StepCoefficients(
-        base_s=line.base,
-        stream_s=line.slope * line.bend,
-        per_prefill_token_s=0.0,
-        per_sequence_s=line.slope,
-        per_pair_s=0.0,
-        per_context_token_s=line.rates[0],
-        max_tokens=int(batch.max()),
-        max_batch=int(batch.max()),
-        max_context_tokens=int(context.max()),
-        error_fraction=line.error_fraction,
-    )
+    largest = int(batch.max())
+    return line.decode(most=(largest, largest, int(context.max())))
 
 
 def undisturbed(rows: Sequence[Measurement]) -> NDArray[np.float64]:
@@ -229,10 +198,7 @@ def _column(rows: Sequence[Measurement], name: str, phase: str) -> NDArray[np.fl
     """Return one column, or say that the grid is too small."""
     values = np.array([getattr(row, name) for row in rows], dtype=np.float64)
     if len(np.unique(values)) < LEAST_ROWS:
-        raise InputError(
-            f"steps.csv: {phase} rows",
-            len(rows),
-            f"at least {LEAST_ROWS} different values of {name}, the other pool idle",
-            "run `serving measure` again",
-        )
+        where = f"steps.csv: {phase} rows"
+        expected = f"at least {LEAST_ROWS} different values of {name}, the other pool idle"
+        raise InputError(where, len(rows), expected, "run `serving measure` again")
     return values

@@ -36,9 +36,6 @@ def exchange_s(
     beyond it as NCCL was measured on such a group, or by tiers (eq. N2, docs/model.md).
 
     Args:
-        exchange: pattern, group, stride and bytes.
-        gpu: tables, libraries and bandwidths.
-        cluster: the HB domain and the network.
         engine: name of the engine; its own all-reduce table is taken where the GPU has one.
 
     Returns:
@@ -46,7 +43,6 @@ def exchange_s(
 
     Raises:
         InputError: the catalog lacks a number that is needed.
-
     """
     size = np.asarray(exchange.size_bytes, dtype=np.float64)
     group, stride = exchange.group, exchange.stride
@@ -66,14 +62,8 @@ def all_reduce_s(
     size_bytes: ArrayLike, group: int, gpu: GpuSpec, cluster: ClusterSpec
 ) -> NDArray[np.float64]:
     """Sum *size_bytes* over *group* neighbouring GPUs, the result on each (eq. N1, N2)."""
-    return exchange_s(_exchange("all-reduce", size_bytes, group), gpu, cluster)
-
-
-def all_gather_s(
-    size_bytes: ArrayLike, group: int, gpu: GpuSpec, cluster: ClusterSpec
-) -> NDArray[np.float64]:
-    """Collect *size_bytes*, spread evenly over *group* GPUs, on each of them (eq. N1, N2)."""
-    return exchange_s(_exchange("all-gather", size_bytes, group), gpu, cluster)
+    size = np.asarray(size_bytes, dtype=np.float64)
+    return exchange_s(Exchange("", "N1", "all-reduce", group, 1, size), gpu, cluster)
 
 
 def point_to_point_s(
@@ -86,7 +76,6 @@ def point_to_point_s(
 
     Args:
         size_bytes: S, any shape.
-        gpu: bandwidths.
         cluster: whether the two share an HB domain.
         distance: in GPU order; a pipeline stage away may be another domain.
 
@@ -100,7 +89,6 @@ def point_to_point_s(
     Ignores:
         Stages that share a domain while others do not: where a replica is wider than the domain,
         every send is taken to leave it.
-
     """
     size = np.asarray(size_bytes, dtype=np.float64)
     efficiency = efficiency_of(gpu)
@@ -120,14 +108,12 @@ def looked_up_s(size_bytes: ArrayLike, table: CollectiveTable) -> NDArray[np.flo
 
     Args:
         size_bytes: S, any shape, above zero.
-        table: measured points.
 
     Returns:
         Seconds, never falling with S.
 
     Source:
         Libraries switch algorithms between sizes, so that no one line fits (network tables).
-
     """
     size = np.maximum(1.0, np.asarray(size_bytes, dtype=np.float64))
     known, seconds = np.asarray(table.size_bytes), np.asarray(table.seconds)
@@ -152,15 +138,11 @@ def kv_pull_s_per_byte(
         gpu: its network bandwidth, or scale-up where it has no network.
         cluster: overrides the network bandwidth.
 
-    Returns:
-        Seconds per byte.
-
     Source:
         NIXL reads between ranks that overlap in heads, one flow a pair.
 
     Ignores:
         Contention of concurrent pulls, pools that share an HB domain.
-
     """
     return max(1.0, decode_tp / prefill_tp) / scale_out_bytes_per_s(gpu, cluster)
 
@@ -183,23 +165,8 @@ def scale_out_bytes_per_s(gpu: GpuSpec, cluster: ClusterSpec) -> float:
         return peak * efficiency.scale_out_fraction
     if cluster.max_gpus <= cluster.gpus_per_hb_domain:
         return gpu.require("scale_up_bytes_per_s") * efficiency.scale_up_fraction
-    raise InputError(
-        f"cluster {cluster.name}: scale_out_bytes_per_s",
-        None,
-        "the network bandwidth per GPU: the cluster is wider than one HB domain",
-    )
-
-
-def _exchange(pattern: str, size_bytes: ArrayLike, group: int) -> Exchange:
-    return Exchange(
-        name=pattern,
-        equation="N1",
-        pattern=pattern,
-        group=group,
-        stride=1,
-        repeats=1,
-        size_bytes=np.asarray(size_bytes, dtype=np.float64),
-    )
+    expected = "the network bandwidth per GPU: the cluster is wider than one HB domain"
+    raise InputError(f"cluster {cluster.name}: scale_out_bytes_per_s", None, expected)
 
 
 def _inside_s(
@@ -262,24 +229,24 @@ def _across_s(
     formula = tiered_s(size, exchange.pattern, topology, spans, gpu.collectives.protocols)
     if table is None or table.between_bytes_per_s is None:
         return formula
-    own, measured_with = _between_bytes_per_s(group, gpu, cluster), table.between_bytes_per_s
+    tier = topology.tiers[topology.holding(group)]
+    own, measured_with = tier.bytes_per_s / tier.oversubscription, table.between_bytes_per_s
     measured = measured_s(size, table)
     if own == measured_with:
         return measured
     return np.minimum(formula, measured) if own > measured_with else np.maximum(formula, measured)
 
 
-def _between_bytes_per_s(group: int, gpu: GpuSpec, cluster: ClusterSpec) -> float:
-    """Return what each GPU of a group has between HB domains, at worst."""
-    topology = topology_of(_wide_enough(cluster, group), gpu)
-    tier = topology.tiers[topology.holding(group)]
-    return tier.bytes_per_s / tier.oversubscription
-
-
 def _away(distance: int, gpu: GpuSpec, cluster: ClusterSpec) -> tuple[float, float]:
     """Return bandwidth and latency to the GPU *distance* further on, beyond the HB domain."""
     if not cluster.tiers:
-        return scale_out_bytes_per_s(gpu, cluster), _hop_s(cluster)
+        hop_s = cluster.scale_out_latency_s
+        if hop_s is None:
+            where = f"cluster {cluster.name}: scale_out_latency_s"
+            raise InputError(
+                where, None, "the latency of one hop: the layout crosses the HB domain"
+            )
+        return scale_out_bytes_per_s(gpu, cluster), hop_s
     tiers = topology_of(cluster, gpu).tiers
     index = next((i for i, tier in enumerate(tiers) if distance < tier.gpus), len(tiers) - 1)
     # Of a unit's GPUs, those within the distance of its end send out of it at the same time.
@@ -292,14 +259,3 @@ def _wide_enough(cluster: ClusterSpec, gpus: int) -> ClusterSpec:
     if cluster.tiers or gpus <= cluster.max_gpus:
         return cluster
     return replace(cluster, max_gpus=gpus)
-
-
-def _hop_s(cluster: ClusterSpec) -> float:
-    """One hop between nodes of a cluster without tiers."""
-    if cluster.scale_out_latency_s is None:
-        raise InputError(
-            f"cluster {cluster.name}: scale_out_latency_s",
-            None,
-            "the latency of one hop: the layout crosses the HB domain",
-        )
-    return cluster.scale_out_latency_s

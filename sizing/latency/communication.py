@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from minicluster.specs.model import DTYPE_BYTES
 from sizing.latency.op import ACTIVATION_BYTES
 
 if TYPE_CHECKING:
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 PATTERNS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "point-to-point")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Exchange:
     """
     One collective, run `repeats` times a step.
@@ -29,47 +28,40 @@ class Exchange:
         equation: of its bytes, in docs/model.md.
         pattern: one of `PATTERNS`; decides how it is timed.
         group: GPUs that take part.
-        stride: distance between neighbours of the group in GPU order: 1 for tensor parallel,
-            tp for data-parallel ranks, tp x dp for pipeline stages; decides which links it crosses.
         size_bytes: S of one run. all-reduce: the buffer, the same on every GPU. all-gather and
             reduce-scatter: the whole, of all GPUs together. all-to-all: what one GPU sends to all
             others together. point-to-point: what one GPU sends.
+        stride: distance between neighbours of the group in GPU order: 1 for tensor parallel,
+            tp for data-parallel ranks, tp x dp for pipeline stages; decides which links it crosses.
     """
 
     name: str
     equation: str
     pattern: str
     group: int
-    stride: int
     repeats: int
     size_bytes: NDArray[np.float64]
+    stride: int = 1
 
 
 NORM_BYTES = 4
 """Sums of squares are exchanged in 32 bits."""
 
 
-def step_exchanges(
-    model: ModelSpec, load: StepLoad, *, slicing: Slicing, all_to_all: bool = False
-) -> tuple[Exchange, ...]:
+def step_exchanges(model: ModelSpec, load: StepLoad, *, slicing: Slicing) -> tuple[Exchange, ...]:
     """
     List the collectives that a step meets on its way through the model and all its stages.
 
-    Args:
-        model: shapes and dtypes.
-        load: what one data-parallel copy of attention holds; arrays of any shape.
-        slicing: of one replica.
-        all_to_all: tokens go to their experts' GPUs only (DeepEP), instead of to all GPUs of the
-            stage, which is the default of vLLM 0.29.0 (`allgather_reducescatter`) and SGLang.
+    Tokens go to all GPUs of the stage on their way to experts, which is the default of vLLM 0.29.0
+    (`allgather_reducescatter`) and SGLang.
 
     Returns:
         Exchanges whose sizes have the shape of *load*; none on a single GPU.
-
     """
     return (
         *_tensor_exchanges(model, load, slicing),
         *_norm_exchanges(model, load, slicing),
-        *(_expert_exchanges(model, load, slicing, all_to_all=all_to_all) if model.moe else ()),
+        *_expert_exchanges(model, load, slicing),
         *_stage_exchanges(model, load, slicing),
     )
 
@@ -83,118 +75,56 @@ def _tensor_exchanges(model: ModelSpec, load: StepLoad, slicing: Slicing) -> tup
 
     Where attention and feed-forward stand side by side they are summed and reduced once.
     With experts and copies of attention the feed-forward of expert layers ends in the
-    exchanges of eq. X2 or X3, which leave no partial sums over tp.
+    exchanges of eq. X2, which leave no partial sums over tp.
     """
     if slicing.tp == 1:
         return ()
     layers = model.num_layers
-    dense = model.num_dense_layers
     hidden = load.tokens * model.hidden_size * ACTIVATION_BYTES
     logits = (load.prompts + load.sequences) * model.vocab_size * ACTIVATION_BYTES
-    return tuple(
-        Exchange(
-            name=name,
-            equation="X1",
-            pattern=pattern,
-            group=slicing.tp,
-            stride=1,
-            repeats=repeats,
-            size_bytes=size,
-        )
-        for name, pattern, repeats, size in (
-            ("embedding all-reduce", "all-reduce", 1, hidden),
-            (
-                "attention all-reduce",
-                "all-reduce",
-                0 if model.parallel_attention else layers,
-                hidden,
-            ),
-            ("feed-forward all-reduce", "all-reduce", layers if slicing.dp == 1 else dense, hidden),
-            ("logits gather", "all-gather", 1, logits),
-        )
-        if repeats
+    by_attention = 0 if model.parallel_attention else layers
+    by_feedforward = layers if slicing.dp == 1 else model.num_dense_layers
+    found = (
+        Exchange("embedding all-reduce", "X1", "all-reduce", slicing.tp, 1, hidden),
+        Exchange("attention all-reduce", "X1", "all-reduce", slicing.tp, by_attention, hidden),
+        Exchange("feed-forward all-reduce", "X1", "all-reduce", slicing.tp, by_feedforward, hidden),
+        Exchange("logits gather", "X1", "all-gather", slicing.tp, 1, logits),
     )
+    return tuple(exchange for exchange in found if exchange.repeats)
 
 
 def _norm_exchanges(model: ModelSpec, load: StepLoad, slicing: Slicing) -> tuple[Exchange, ...]:
     """
     Sum the squares of queries and of keys over the tp GPUs, where one norm spans all heads.
 
-        S = 8 m, in 32 bits      (docs/model.md, eq. X5)
+        S = 8 m, in 32 bits      (docs/model.md, eq. X3)
     """
     if slicing.tp == 1 or model.query_norm != "all":
         return ()
-    exchange = Exchange(
-        name="query norm all-reduce",
-        equation="X5",
-        pattern="all-reduce",
-        group=slicing.tp,
-        stride=1,
-        repeats=model.num_layers - model.num_linear_layers,
-        size_bytes=2 * load.tokens * NORM_BYTES,
-    )
-    return (exchange,)
+    layers, size = model.num_layers - model.num_linear_layers, 2 * load.tokens * NORM_BYTES
+    return (Exchange("query norm all-reduce", "X3", "all-reduce", slicing.tp, layers, size),)
 
 
-def _expert_exchanges(
-    model: ModelSpec, load: StepLoad, slicing: Slicing, *, all_to_all: bool
-) -> tuple[Exchange, ...]:
+def _expert_exchanges(model: ModelSpec, load: StepLoad, slicing: Slicing) -> tuple[Exchange, ...]:
     """
     Bring the tokens of all copies of attention to the experts, and the results back.
 
-        Gather and scatter: S = dp m h a, the tokens of all copies (docs/model.md, eq. X2)
-        All to all: S = m / tp G t_e h w out, the same with a back (eq. X3),
-        G = ep (1 - (1 - 1 / ep)^k) groups that hold an expert of a token
+        Gather and scatter: S = dp m h a, the tokens of all copies      (docs/model.md, eq. X2)
 
     Each GPU sends its share m / tp of a copy's tokens, and an all-gather of m h a over tp rejoins
     them.
     """
-    moe = model.moe
-    if slicing.dp == 1 or moe is None:
+    if slicing.dp == 1 or model.moe is None:
         return ()
-    layers = model.num_layers - moe.num_dense_layers
-    stage = slicing.tp * slicing.dp
-    groups = slicing.ep * (1 - (1 - 1 / slicing.ep) ** moe.experts_per_token)
-    copies = groups * slicing.moe_tp
-    values = load.tokens * model.hidden_size
-    if all_to_all and slicing.ep > 1:
-        sent = values / slicing.tp * copies * (stage - 1) / stage
-        dispatch = min(DTYPE_BYTES[model.weight_dtype], ACTIVATION_BYTES)
-        parts: tuple[tuple[str, str, str, float], ...] = (
-            ("expert dispatch", "all-to-all", "X3", max(1.0, dispatch)),
-            ("expert combine", "all-to-all", "X3", ACTIVATION_BYTES),
-        )
-        sizes = [sent * width for *_, width in parts]
-    else:
-        parts = (
-            ("expert gather", "all-gather", "X2", ACTIVATION_BYTES),
-            ("expert scatter", "reduce-scatter", "X2", ACTIVATION_BYTES),
-        )
-        sizes = [values * slicing.dp * width for *_, width in parts]
-    exchanges = [
-        Exchange(
-            name=name,
-            equation=equation,
-            pattern=pattern,
-            group=stage,
-            stride=1,
-            repeats=layers,
-            size_bytes=np.asarray(size),
-        )
-        for (name, pattern, equation, _), size in zip(parts, sizes, strict=True)
-    ]
-    if slicing.tp > 1:
-        rejoin = Exchange(
-            name="expert rejoin",
-            equation="X2",
-            pattern="all-gather",
-            group=slicing.tp,
-            stride=1,
-            repeats=layers,
-            size_bytes=values * ACTIVATION_BYTES,
-        )
-        exchanges.append(rejoin)
-    return tuple(exchanges)
+    layers, stage = model.num_layers - model.num_dense_layers, slicing.tp * slicing.dp
+    copy = load.tokens * model.hidden_size * ACTIVATION_BYTES
+    found = (
+        Exchange("expert gather", "X2", "all-gather", stage, layers, slicing.dp * copy),
+        Exchange("expert scatter", "X2", "reduce-scatter", stage, layers, slicing.dp * copy),
+    )
+    if slicing.tp == 1:
+        return found
+    return *found, Exchange("expert rejoin", "X2", "all-gather", slicing.tp, layers, copy)
 
 
 def _stage_exchanges(model: ModelSpec, load: StepLoad, slicing: Slicing) -> tuple[Exchange, ...]:
@@ -206,24 +136,8 @@ def _stage_exchanges(model: ModelSpec, load: StepLoad, slicing: Slicing) -> tupl
     if slicing.pp == 1:
         return ()
     size = 2 * load.tokens * model.hidden_size * ACTIVATION_BYTES
-    send = Exchange(
-        name="stage send",
-        equation="X4",
-        pattern="point-to-point",
-        group=2,
-        stride=slicing.tp * slicing.dp,
-        repeats=slicing.pp - 1,
-        size_bytes=size / slicing.tp,
-    )
+    sends, stride, part = slicing.pp - 1, slicing.tp * slicing.dp, size / slicing.tp
+    send = Exchange("stage send", "X4", "point-to-point", 2, sends, part, stride=stride)
     if slicing.tp == 1:
         return (send,)
-    gather = Exchange(
-        name="stage gather",
-        equation="X4",
-        pattern="all-gather",
-        group=slicing.tp,
-        stride=1,
-        repeats=slicing.pp - 1,
-        size_bytes=size,
-    )
-    return send, gather
+    return send, Exchange("stage gather", "X4", "all-gather", slicing.tp, sends, size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from statistics import NormalDist
 from typing import TYPE_CHECKING
@@ -64,7 +65,6 @@ def experts_touched(
 
     Ignores:
         That tokens of one request prefer the same experts; how skewed the traffic at hand is.
-
     """
     share, m = np.asarray(per_token / num_experts)[..., None], np.asarray(tokens)[..., None]
     spread = 1 - (1 - np.minimum(1.0, share)) ** (_popularity() * m)
@@ -100,7 +100,6 @@ def popularity_variance(exponent: float, ratio: float) -> float:
 
     Ignores:
         That few experts are a small sample of it.
-
     """
     if ratio <= 1:
         return 0.0
@@ -137,7 +136,6 @@ def busiest_share(
     Ignores:
         Balancers that copy popular experts (EPLB): they bring b closer to 1; the skew of real
         traffic, which is taken as aiconfigurator's.
-
     """
     if groups == 1:
         return np.ones_like(tokens)
@@ -161,17 +159,8 @@ def feedforward_ops(model: ModelSpec, load: StepLoad, *, slicing: Slicing) -> tu
     )
     if moe:
         layers = model.num_layers - dense_layers
-        ops.append(
-            gemm(
-                "moe router",
-                "W5",
-                rows=load.tokens,
-                inner=model.hidden_size,
-                columns=moe.num_experts,
-                dtype=model.dtype,
-                repeats=layers,
-            )
-        )
+        sizes = (load.tokens, model.hidden_size, moe.num_experts)
+        ops.append(gemm("moe router", "W5", *sizes, dtype=model.dtype, repeats=layers))
         ops += _expert_ops(model, moe, load, slicing=slicing, layers=layers)
         ops += _dense_ops(
             "shared", model, load, width=moe.shared_ffn_size / slicing.tp, repeats=layers
@@ -189,8 +178,8 @@ def _dense_ops(
     dtype = model.shared_dtype if name == "shared" else model.dense_dtype
     up = (2 if model.gated_mlp else 1) * width
     return (
-        gemm(f"{name} up", "W4", rows=m, inner=h, columns=up, dtype=dtype, repeats=repeats),
-        gemm(f"{name} down", "W4", rows=m, inner=width, columns=h, dtype=dtype, repeats=repeats),
+        gemm(f"{name} up", "W4", m, h, up, dtype=dtype, repeats=repeats),
+        gemm(f"{name} down", "W4", m, width, h, dtype=dtype, repeats=repeats),
     )
 
 
@@ -208,30 +197,15 @@ def _expert_ops(
     busiest = busiest_share(experts, k, tokens, groups=slicing.ep)
     rows = tokens * k / slicing.ep * busiest
     touched = experts_touched(experts / slicing.ep, k / slicing.ep * busiest, tokens)
-    h = model.hidden_size
-    f = moe.expert_ffn_size / slicing.moe_tp
+    h, f, dtype = model.hidden_size, moe.expert_ffn_size / slicing.moe_tp, model.weight_dtype
     ops = []
     for name, inner, columns in (
         ("experts up", h, (2 if model.gated_mlp else 1) * f),
         ("experts down", f, h),
     ):
-        work = Work(
-            flops=2 * rows * inner * columns,
-            hbm_bytes=touched * inner * columns * DTYPE_BYTES[model.weight_dtype]
-            + rows * (inner + columns) * ACTIVATION_BYTES,
-        )
-        ops.append(
-            Op(
-                name=name,
-                equation="W5",
-                kind="grouped gemm",
-                dtype=model.weight_dtype,
-                repeats=layers,
-                work=work,
-                rows=rows,
-                columns=columns,
-                inner=inner,
-                groups=touched,
-            )
-        )
+        weights = touched * inner * columns * DTYPE_BYTES[dtype]
+        activations = rows * (inner + columns) * ACTIVATION_BYTES
+        work = Work(2 * rows * inner * columns, weights + activations)
+        op = Op(name, "W5", "grouped gemm", dtype, layers, work)
+        ops.append(replace(op, rows=rows, columns=columns, inner=inner, groups=touched))
     return tuple(ops)

@@ -33,36 +33,19 @@ def prefill_coefficients(
     Fit eq. S2 of docs/model.md to the modelled time of prompts.
 
     Args:
-        machine: model, GPU, cluster, engine.
-        slicing: of one replica.
-        shortest: fewest prompt tokens computed.
-        longest: most prompt tokens computed.
         cached: tokens before them, in the prefix cache.
 
     Returns:
         Coefficients; their `error_fraction` is how far they are from the modelled times.
-
     """
     longest = max(longest, BATCHED_TOKENS)
     n = np.unique(np.rint(np.geomspace(max(1, shortest / 2), longest, GRID)))
     seconds = step_s(machine, prefill_load(n, cached), slicing=slicing)
     attended = pairs(n, np.full_like(n, cached))
     line = fit_bent_line(n, (_touched(machine.model, n), attended), seconds)
-    experts, rate = line.rates
-    return StepCoefficients(
-        base_s=line.base,
-        stream_s=line.slope * line.bend,
-        per_prefill_token_s=line.slope,
-        per_sequence_s=0.0,
-        per_pair_s=rate,
-        per_context_token_s=0.0,
-        max_tokens=int(longest),
-        max_batch=int(max(1, longest // shortest)),
-        max_context_tokens=int(longest + cached),
-        error_fraction=line.error_fraction,
-        experts_s=experts,
-        expert_miss_fraction=miss_fraction(machine.model),
-    )
+    most = (int(longest), int(max(1, longest // shortest)), int(longest + cached))
+    miss = miss_fraction(machine.model)
+    return line.prefill(most=most, experts_s=line.rates[0], expert_miss_fraction=miss)
 
 
 def decode_coefficients(
@@ -72,14 +55,10 @@ def decode_coefficients(
     Fit eq. S3 of docs/model.md to the modelled time of decode steps.
 
     Args:
-        machine: model, GPU, cluster, engine.
-        slicing: of one replica.
-        max_batch: largest batch.
         contexts: shortest and longest mean context of a batch, tokens.
 
     Returns:
         Coefficients; their `error_fraction` is how far they are from the modelled times.
-
     """
     sizes = np.unique(np.rint(np.geomspace(1, max_batch, GRID)))
     batch, context = (
@@ -87,21 +66,9 @@ def decode_coefficients(
     )
     seconds = step_s(machine, decode_load(batch, context), slicing=slicing)
     line = fit_bent_line(batch, (_touched(machine.model, batch), batch * context), seconds)
-    experts, rate = line.rates
-    return StepCoefficients(
-        base_s=line.base,
-        stream_s=line.slope * line.bend,
-        per_prefill_token_s=0.0,
-        per_sequence_s=line.slope,
-        per_pair_s=0.0,
-        per_context_token_s=rate,
-        max_tokens=int(max_batch),
-        max_batch=int(max_batch),
-        max_context_tokens=int(np.ceil(contexts[1])),
-        error_fraction=line.error_fraction,
-        experts_s=experts,
-        expert_miss_fraction=miss_fraction(machine.model),
-    )
+    most = (int(max_batch), int(max_batch), int(np.ceil(contexts[1])))
+    miss = miss_fraction(machine.model)
+    return line.decode(most=most, experts_s=line.rates[0], expert_miss_fraction=miss)
 
 
 def path_coefficients(

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from minicluster.specs.step import StepCoefficients
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -33,7 +35,6 @@ def nonnegative_least_squares(
     Source:
         Lawson and Hanson, Solving Least Squares Problems, chapter 23: the optimum is the
         unconstrained solution on the columns where it is positive.
-
     """
     columns = design.shape[1]
     best = np.zeros(columns)
@@ -52,6 +53,10 @@ def nonnegative_least_squares(
     return best
 
 
+RATES = ("per_prefill_token_s", "per_sequence_s", "per_pair_s", "per_context_token_s")
+"""Rates of a step, of which a phase has two."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BentLine:
     """
@@ -67,6 +72,33 @@ class BentLine:
     bend: float
     rates: tuple[float, ...]
     error_fraction: float
+
+    def prefill(self, *, most: tuple[int, int, int], **experts: float) -> StepCoefficients:
+        """
+        Return the line over a prompt's tokens, the last column its pairs, as eq. S2.
+
+        Args:
+            most: tokens, batch and context up to which it was fitted.
+            experts: coefficients of a mixture of experts.
+        """
+        rates = {"per_prefill_token_s": self.slope, "per_pair_s": self.rates[-1]}
+        return self._step(most, {**rates, **experts})
+
+    def decode(self, *, most: tuple[int, int, int], **experts: float) -> StepCoefficients:
+        """Return the line over a batch, the last column its context, as eq. S3; see `prefill`."""
+        rates = {"per_sequence_s": self.slope, "per_context_token_s": self.rates[-1]}
+        return self._step(most, {**rates, **experts})
+
+    def _step(self, most: tuple[int, int, int], rates: dict[str, float]) -> StepCoefficients:
+        return StepCoefficients(
+            base_s=self.base,
+            stream_s=self.slope * self.bend,
+            max_tokens=most[0],
+            max_batch=most[1],
+            max_context_tokens=most[2],
+            error_fraction=self.error_fraction,
+            **dict.fromkeys(RATES, 0.0) | rates,
+        )
 
 
 def fit_bent_line(
@@ -87,10 +119,6 @@ def fit_bent_line(
         bend_earns: a bend is kept if it leaves less than this share of the squared residual;
             below 1 for measured rows, whose noise some bend always fits a little better.
         weights: of the rows, shape (rows,); without them all count alike.
-
-    Returns:
-        The best line.
-
     """
     least = np.inf
     roots = np.ones_like(seconds) if weights is None else np.sqrt(weights / weights.mean())

@@ -18,9 +18,6 @@ if TYPE_CHECKING:
 
     from minicluster.specs.gpu import GpuSpec, MeasuredCollective
 
-SMALL_BYTES = 2**20
-"""Up to here a collective is mostly latency."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeftOut:
@@ -59,14 +56,12 @@ def measured_s(size_bytes: ArrayLike, table: MeasuredCollective) -> NDArray[np.f
 
     Args:
         size_bytes: S, any shape.
-        table: points, where the library changes its algorithm, outliers.
 
     Returns:
         Seconds, shape of *size_bytes*; zero bytes cost nothing.
 
     Source:
         Each algorithm is a latency and a bandwidth: MSCCL++ 6.4 us + S / 272 GB/s on one node.
-
     """
     size = np.asarray(size_bytes, dtype=np.float64)
     result = np.zeros_like(size)
@@ -112,11 +107,8 @@ def _filled(table: MeasuredCollective, gpu: GpuSpec) -> MeasuredCollective:
     kind, _, group = table.from_gpu.partition(".")
     tables = getattr(efficiency_of(gpu), kind, {})
     if group not in tables:
-        raise InputError(
-            f"configs/collectives: measured.{table.library}.from_gpu",
-            table.from_gpu,
-            f"a table of configs/gpus/{gpu.name}.toml",
-        )
+        where = f"configs/collectives: measured.{table.library}.from_gpu"
+        raise InputError(where, table.from_gpu, f"a table of configs/gpus/{gpu.name}.toml")
     return table.with_points(tables[group])
 
 

@@ -37,16 +37,12 @@ class StepLoad:
         return self.prompts * self.prompt_tokens + self.sequences
 
 
-def prefill_load(tokens: ArrayLike, cached: ArrayLike = 0, *, prompts: int = 1) -> StepLoad:
-    """Prompts of *tokens* tokens after *cached* ones, nothing decoded."""
+def prefill_load(tokens: ArrayLike, cached: ArrayLike = 0) -> StepLoad:
+    """One prompt of *tokens* tokens after *cached* ones, nothing decoded."""
     n, p = np.broadcast_arrays(np.asarray(tokens, np.float64), np.asarray(cached, np.float64))
     none = np.zeros_like(n)
     return StepLoad(
-        prompts=none + prompts,
-        prompt_tokens=n,
-        cached_tokens=p,
-        sequences=none,
-        context_tokens=none,
+        prompts=none + 1, prompt_tokens=n, cached_tokens=p, sequences=none, context_tokens=none
     )
 
 
@@ -80,15 +76,11 @@ def pairs(
         window: w, keys that a query sees at most, itself included; 0: all.
         chunked: a query sees what is before it in its chunk of w, not the last w.
 
-    Returns:
-        Pairs, shape of the arguments.
-
     Source:
         The i-th new token attends to p + i keys, or to w of them.
 
     Ignores:
         Kernels that compute masked pairs of a diagonal block: in the efficiency.
-
     """
     if not window:
         return np.asarray(tokens * (cached + (tokens + 1) / 2))
@@ -99,7 +91,6 @@ def pairs(
 
 
 def _chunk_pairs(tokens: NDArray[np.float64], chunk: int) -> NDArray[np.float64]:
-    """Pairs of a sequence cut into chunks."""
     rest = tokens % chunk
     return np.asarray(tokens // chunk * (chunk * (chunk + 1) / 2) + rest * (rest + 1) / 2)
 

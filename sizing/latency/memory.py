@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from minicluster.engine_model.kv_cache import kv_bytes_per_sequence
 from minicluster.specs.model import DTYPE_BYTES, weight_value_bytes
 from minicluster.specs.parameters import parameters
 from minicluster.specs.slicing import Slicing, stage_layers
@@ -21,20 +20,9 @@ FP4_MULTIPLE = 256
 """To a multiple of this vLLM 0.29.0 pads the hidden size of fp4 experts (Marlin, TensorRT-LLM)."""
 
 
-def weight_bytes(model: ModelSpec, *, tp: int = 1, slicing: Slicing | None = None) -> float:
-    """
-    Weights on the fullest GPU: the largest of `stage_weight_bytes` (docs/model.md, eq. M1).
-
-    Args:
-        model: shapes and dtypes.
-        tp: tensor-parallel degree, where nothing else is sliced.
-        slicing: in place of *tp*.
-
-    Returns:
-        Bytes.
-
-    """
-    return max(stage_weight_bytes(model, slicing or Slicing(tp=tp)))
+def weight_bytes(model: ModelSpec, *, slicing: Slicing) -> float:
+    """Weights on the fullest GPU: the largest of `stage_weight_bytes` (docs/model.md, eq. M1)."""
+    return max(stage_weight_bytes(model, slicing))
 
 
 def stage_weight_bytes(model: ModelSpec, slicing: Slicing) -> tuple[float, ...]:
@@ -48,7 +36,6 @@ def stage_weight_bytes(model: ModelSpec, slicing: Slicing) -> tuple[float, ...]:
     M_whole, on every GPU: norms, routers, the down-projections of latent attention, its index.
 
     Args:
-        model: shapes and dtypes.
         slicing: of one replica; experts lie on all tp x dp GPUs of a stage.
 
     Returns:
@@ -61,7 +48,6 @@ def stage_weight_bytes(model: ModelSpec, slicing: Slicing) -> tuple[float, ...]:
     Ignores:
         Padding of the vocabulary; 16-bit copies of the up-projection of latent attention (2 GB of
         DeepSeek-V3 over all ranks); kinds of attention are taken as evenly spread over stages.
-
     """
     counts, layers = parameters(model), stage_layers(model.num_layers, slicing.pp)
     a = DTYPE_BYTES[model.dtype]
@@ -90,7 +76,6 @@ def stage_weight_bytes(model: ModelSpec, slicing: Slicing) -> tuple[float, ...]:
 
 
 def _per_layer(count: int, layers: int) -> float:
-    """Parameters of one of *layers* layers."""
     return count / layers if layers else 0.0
 
 
@@ -108,7 +93,6 @@ def _expert_value_bytes(model: ModelSpec) -> float:
 
 
 def _attention_bytes(model: ModelSpec, tp: int) -> float:
-    """Attention of all layers on one of *tp* GPUs."""
     w = _size(model, model.attention_dtype)
     whole = copied = 0.0
     if model.mla:
@@ -154,16 +138,12 @@ def activation_bytes(model: ModelSpec, engine: EngineProfile, *, slicing: Slicin
             than zero, is taken instead.
         slicing: of one replica, t_e ways of one expert.
 
-    Returns:
-        Bytes.
-
     Source:
         The sampler holds the logits of all sequences, whole on every rank, several times; a layer
         holds what its feed-forward makes.
 
     Ignores:
         Attention's workspace; towers for images or sound; engines that sample otherwise.
-
     """
     if engine.activation_bytes:
         return engine.activation_bytes
@@ -180,21 +160,16 @@ def activation_bytes(model: ModelSpec, engine: EngineProfile, *, slicing: Slicin
 
 def exchange_bytes(slicing: Slicing) -> float:
     """
-    Buffers of collectives on one GPU: by the number of GPUs of the replica (eq. M9).
+    Buffers of collectives on one GPU: by the number of GPUs of the replica (eq. M7).
 
-    M_x of docs/model.md, eq. M9; 0 on a single GPU.
+    M_x of docs/model.md, eq. M7; 0 on a single GPU.
     """
     fitting = [size for group, size in EXCHANGE_BYTES.items() if group <= slicing.gpus]
     return float(fitting[-1]) if fitting else 0.0
 
 
 def kv_space_bytes(
-    model: ModelSpec,
-    gpu: GpuSpec,
-    engine: EngineProfile,
-    *,
-    tp: int = 1,
-    slicing: Slicing | None = None,
+    model: ModelSpec, gpu: GpuSpec, engine: EngineProfile, *, slicing: Slicing
 ) -> float:
     """
     Bytes that a GPU has left for the KV cache; negative if the weights do not fit.
@@ -202,54 +177,15 @@ def kv_space_bytes(
         M_kv = f M - M_w - M_act - M_run - M_x      (docs/model.md, eq. M4)
 
     Args:
-        model: shapes.
         gpu: M, its memory.
         engine: f, M_run (context and CUDA graphs), limits of a step.
-        tp: tensor-parallel degree, where nothing else is sliced.
-        slicing: in place of *tp*.
-
-    Returns:
-        Bytes.
 
     Source:
         vLLM profiles a step of `max_batched_tokens` and gives the rest to the KV cache.
 
     Ignores:
         Fragmentation; towers for images or sound.
-
     """
-    sliced = slicing or Slicing(tp=tp)
     usable = gpu.require("hbm_bytes") * engine.memory_fraction
-    working = activation_bytes(model, engine, slicing=sliced) + exchange_bytes(sliced)
-    return usable - weight_bytes(model, slicing=sliced) - working - engine.runtime_bytes
-
-
-def max_concurrent_tokens(
-    model: ModelSpec,
-    gpu: GpuSpec,
-    engine: EngineProfile,
-    *,
-    slicing: Slicing,
-    sequence_tokens: float,
-) -> float:
-    """
-    Tokens in the KV caches of all copies of attention, held by sequences of one length.
-
-        dp s floor(M_kv / M_s)      (docs/model.md, eq. M7)
-
-    Args:
-        model: shapes.
-        gpu: its memory.
-        engine: block size and working memory.
-        slicing: of one replica.
-        sequence_tokens: s.
-
-    Returns:
-        Tokens; 0 if the weights do not fit.
-
-    """
-    space = kv_space_bytes(model, gpu, engine, slicing=slicing)
-    each = kv_bytes_per_sequence(
-        model, sequence_tokens, slicing=slicing, block_size=engine.block_size
-    )
-    return slicing.dp * sequence_tokens * max(0, math.floor(space / each))
+    working = activation_bytes(model, engine, slicing=slicing) + exchange_bytes(slicing)
+    return usable - weight_bytes(model, slicing=slicing) - working - engine.runtime_bytes

@@ -22,23 +22,19 @@ KINDS = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Work:
-    """FLOPs and bytes of HBM traffic on one GPU; adds like a number."""
+    """FLOPs and bytes of HBM traffic on one GPU."""
 
     flops: NDArray[np.float64]
     hbm_bytes: NDArray[np.float64]
-
-    def __add__(self, other: Work) -> Work:
-        """Do both."""
-        return Work(flops=self.flops + other.flops, hbm_bytes=self.hbm_bytes + other.hbm_bytes)
 
     def __mul__(self, times: float) -> Work:
         """Do it *times* times."""
         return Work(flops=self.flops * times, hbm_bytes=self.hbm_bytes * times)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Op:
     """
     One kernel, run `repeats` times a step.
@@ -86,10 +82,10 @@ class Op:
 def gemm(  # noqa: PLR0913  (a GEMM has three sizes, a dtype and a name)
     name: str,
     equation: str,
-    *,
     rows: NDArray[np.float64],
     inner: float,
     columns: float,
+    *,
     dtype: str,
     repeats: int,
 ) -> Op:
@@ -99,13 +95,10 @@ def gemm(  # noqa: PLR0913  (a GEMM has three sizes, a dtype and a name)
         F = 2 m n k,  Q = n k w + m (n + k) a      (docs/model.md, eq. W1)
 
     Args:
-        name: of the op.
-        equation: of the op that this GEMM is part of.
         rows: m, tokens, any shape.
         inner: k.
         columns: n.
         dtype: of the weights; w bytes each.
-        repeats: runs a step.
 
     Returns:
         The op; a GEMM without rows is not launched and reads nothing.
@@ -115,21 +108,8 @@ def gemm(  # noqa: PLR0913  (a GEMM has three sizes, a dtype and a name)
 
     Ignores:
         Activations that stay in cache between two kernels.
-
     """
     weights = inner * columns * DTYPE_BYTES[dtype] * (rows > 0)
-    work = Work(
-        flops=2 * rows * inner * columns,
-        hbm_bytes=weights + rows * (inner + columns) * ACTIVATION_BYTES,
-    )
-    return Op(
-        name=name,
-        equation=equation,
-        kind="gemm",
-        dtype=dtype,
-        repeats=repeats,
-        work=work,
-        rows=rows,
-        columns=columns,
-        inner=inner,
-    )
+    activations = rows * (inner + columns) * ACTIVATION_BYTES
+    work = Work(2 * rows * inner * columns, weights + activations)
+    return Op(name, equation, "gemm", dtype, repeats, work, rows=rows, columns=columns, inner=inner)

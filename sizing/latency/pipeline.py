@@ -28,7 +28,6 @@ class ChunkedPrefill:
 
     Attributes:
         seconds: from the first chunk's start to the last one's end.
-        chunks: how many.
         parts_s: by group of terms and the pipeline bubble; they add up to `seconds`.
     """
 
@@ -47,7 +46,6 @@ def chunked_prefill(machine: Machine, tokens: int, *, slicing: Slicing) -> Chunk
     Args:
         machine: model, GPU, cluster, engine; no chunk exceeds the engine's token budget.
         tokens: n, of the prompt.
-        slicing: of the replica.
 
     Returns:
         Seconds, chunks, and what they are spent on.

@@ -64,13 +64,10 @@ def op_time(op: Op, gpu: GpuSpec, *, engine: str = "") -> OpTime:
     Time one op by its kind (docs/model.md, eq. R1 to R5); without work, it is not launched.
 
     Args:
-        op: what to time.
-        gpu: peaks and efficiencies.
         engine: name of the engine; its own kernels are taken where the GPU lists some.
 
     Raises:
         InputError: the GPU has no peaks, as a CPU has none.
-
     """
     return timed(op, gpu, efficiency_of(gpu).of_engine(engine))
 
@@ -108,7 +105,6 @@ def smooth_max(*bounds_s: NDArray[np.float64], smoothness: float | None) -> NDAr
 
     Ignores:
         Launch and tail effects: those are in the fixed time and in the waves.
-
     """
     largest = bounds_s[0]
     for bound in bounds_s[1:]:
@@ -133,24 +129,17 @@ def multiply_dtype(weight_dtype: str, gpu: GpuSpec) -> str:
     if weight_dtype in gpu.peak_flops_per_s and weight_dtype in efficiency_of(gpu).gemm:
         return weight_dtype
     if weight_dtype == "fp32":
-        raise InputError(
-            f"gpu {gpu.name}: peak_flops_per_s.fp32",
-            None,
-            "a number with its source",
-            "set model.weight_dtype to bf16",
-        )
+        where = f"gpu {gpu.name}: peak_flops_per_s.fp32"
+        raise InputError(where, None, "a number with its source", "set model.weight_dtype to bf16")
     return "bf16"
 
 
 def efficiency_of(gpu: GpuSpec) -> GpuEfficiency:
     """Return the efficiencies, or say what a machine without them needs."""
     if gpu.efficiency is None:
-        raise InputError(
-            f"gpu {gpu.name}",
-            gpu.kind,
-            "a GPU of the catalog, or a calibration of this machine",
-            "run `serving measure -o steps.csv`, then `sizing calibrate --engine steps.csv`",
-        )
+        expected = "a GPU of the catalog, or a calibration of this machine"
+        way_out = "run `serving measure -o steps.csv`, then `sizing calibrate --engine steps.csv`"
+        raise InputError(f"gpu {gpu.name}", gpu.kind, expected, way_out)
     return gpu.efficiency
 
 

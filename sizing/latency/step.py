@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from sizing.latency.communication import Exchange
     from sizing.latency.load import StepLoad
     from sizing.latency.op import Op
+    from sizing.latency.roofline import OpTime
+
+Numbers = NDArray[np.float64] | float
+"""An array of the shape of a step's load, or 0.0 where a term has no such part."""
 
 BOUNDS = ("compute", "memory bandwidth", "network", "launch")
 
@@ -38,7 +42,7 @@ class Machine:
     engine: EngineProfile
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Term:
     """
     One term of a step.
@@ -59,12 +63,12 @@ class Term:
     name: str
     equation: str
     seconds: NDArray[np.float64]
-    compute_s: NDArray[np.float64]
-    memory_s: NDArray[np.float64]
-    network_s: NDArray[np.float64]
-    launch_s: NDArray[np.float64]
-    flops: NDArray[np.float64]
-    hbm_bytes: NDArray[np.float64]
+    compute_s: Numbers = 0.0
+    memory_s: Numbers = 0.0
+    network_s: Numbers = 0.0
+    launch_s: Numbers = 0.0
+    flops: Numbers = 0.0
+    hbm_bytes: Numbers = 0.0
     dtype: str = ""
 
     @property
@@ -83,7 +87,6 @@ def step_terms(machine: Machine, load: StepLoad, *, slicing: Slicing) -> tuple[T
         (docs/model.md, eq. S5)
 
     Args:
-        machine: model, GPU, cluster, engine.
         load: what the step holds on one data-parallel copy, arrays of any shape.
         slicing: how a replica's GPUs share the model.
 
@@ -98,33 +101,27 @@ def step_terms(machine: Machine, load: StepLoad, *, slicing: Slicing) -> tuple[T
     Ignores:
         Overlap of communication with compute, and of the host with the GPU beyond what the
         engine's constants were fitted with.
-
     """
     efficiency = efficiency_of(machine.gpu).of_engine(machine.engine.name)
     efficiency = efficiency.with_kernels(machine.engine.kernels)
     terms = [
-        Term(
-            name=op.name,
-            equation=op.equation,
-            seconds=time.seconds,
-            compute_s=time.compute_s,
-            memory_s=time.memory_s,
-            network_s=np.zeros_like(time.seconds),
-            launch_s=time.launch_s,
-            flops=op.total.flops,
-            hbm_bytes=op.total.hbm_bytes,
-            dtype=multiply_dtype(op.dtype, machine.gpu) if "gemm" in op.kind else "bf16",
-        )
+        _op_term(op, timed(op, machine.gpu, efficiency), machine.gpu)
         for op in _ops(machine, load, slicing)
-        for time in (timed(op, machine.gpu, efficiency),)
     ]
     exchanges = step_exchanges(machine.model, load, slicing=slicing)
     runs = sum(exchange.repeats for exchange in exchanges)
-    return (
-        *terms,
-        *_network_terms(machine, exchanges),
-        *_engine_terms(machine, load, exchanges=runs),
-    )
+    engine = _engine_terms(machine, load, exchanges=runs)
+    return *terms, *_network_terms(machine, exchanges), *engine
+
+
+def _op_term(op: Op, time: OpTime, gpu: GpuSpec) -> Term:
+    dtype = multiply_dtype(op.dtype, gpu) if "gemm" in op.kind else "bf16"
+    parts = {"compute_s": time.compute_s, "memory_s": time.memory_s, "launch_s": time.launch_s}
+    work = op.total
+    return Term(
+        op.name, op.equation, time.seconds, **parts,
+        flops=work.flops, hbm_bytes=work.hbm_bytes, dtype=dtype,
+    )  # fmt: skip
 
 
 def step_s(machine: Machine, load: StepLoad, *, slicing: Slicing) -> NDArray[np.float64]:
@@ -139,7 +136,6 @@ def stage_s(machine: Machine, load: StepLoad, *, slicing: Slicing) -> NDArray[np
         t_stage = (t - t_head) ceil(L / pp) / L + t_head      (docs/model.md, eq. S6)
 
     Args:
-        machine: model, GPU, cluster, engine.
         load: one of the pp batches that are under way at a time.
         slicing: pp stages; one stage is the whole step.
 
@@ -151,7 +147,6 @@ def stage_s(machine: Machine, load: StepLoad, *, slicing: Slicing) -> NDArray[np
 
     Ignores:
         Bubbles while fewer batches than stages are under way.
-
     """
     terms = step_terms(machine, load, slicing=slicing)
     whole = np.asarray(sum(term.seconds for term in terms))
@@ -221,15 +216,9 @@ def _network_terms(machine: Machine, exchanges: Iterable[Exchange]) -> tuple[Ter
             * exchange_s(one, machine.gpu, machine.cluster, engine=machine.engine.name)
             for one in (exchange, tiny)
         )
-        fixed = np.minimum(fixed, seconds)
+        fixed, sent = np.minimum(fixed, seconds), np.maximum(0.0, seconds - fixed)
         terms.append(
-            _term(
-                exchange.name,
-                exchange.equation,
-                seconds,
-                network=np.asarray(seconds - fixed),
-                launch=fixed,
-            )
+            Term(exchange.name, exchange.equation, seconds, network_s=sent, launch_s=fixed)
         )
     return tuple(terms)
 
@@ -240,33 +229,12 @@ def _engine_terms(machine: Machine, load: StepLoad, *, exchanges: int) -> tuple[
     expert_layers = machine.model.num_layers - machine.model.num_dense_layers
     eager = np.where((load.prompts > 0) & (load.tokens > engine.captured_tokens), 1.0, 0.0)
     return tuple(
-        _term(name, "S5", seconds, launch=seconds)
+        Term(name, "S5", seconds, launch_s=seconds)
         for name, seconds in (
             ("engine per layer", engine.per_layer_s * machine.model.num_layers * one),
             ("engine per exchange", engine.per_exchange_s * exchanges * one),
-            (
-                "engine per expert layer",
-                engine.prompt_expert_layer_s * expert_layers * eager,
-            ),
+            ("engine per expert layer", engine.prompt_expert_layer_s * expert_layers * eager),
             ("engine per step", engine.per_step_s * one),
             ("engine per sequence", engine.per_sequence_s * (load.prompts + load.sequences)),
         )
-    )
-
-
-def _term(
-    name: str, equation: str, seconds: NDArray[np.float64], **parts: NDArray[np.float64]
-) -> Term:
-    """Make a term; parts that are not given are zero."""
-    zero = np.zeros_like(seconds)
-    return Term(
-        name=name,
-        equation=equation,
-        seconds=seconds,
-        compute_s=zero,
-        memory_s=zero,
-        network_s=parts.get("network", zero),
-        launch_s=parts.get("launch", zero),
-        flops=zero,
-        hbm_bytes=zero,
     )

@@ -56,7 +56,6 @@ def network(topology: Topology, spans: Sequence[int]) -> Network:
         (docs/model.md, eq. H1)
 
     Args:
-        topology: tiers.
         spans: `Topology.spans` of the group; more than one HB domain.
 
     Returns:
@@ -70,7 +69,6 @@ def network(topology: Topology, spans: Sequence[int]) -> Network:
 
     Ignores:
         Rings that wrap around beside other traffic; ranks out of order.
-
     """
     members, hops, weight = spans[0], 0.0, 0.0
     slowest, longest = math.inf, 0.0
@@ -108,12 +106,6 @@ def sent_s(
     return np.asarray(size_bytes * per_gpu / between.bytes_per_s)
 
 
-def overlapped_s(inside: NDArray[np.float64], outside: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return what two parts take together, the shorter mostly behind the longer (eq. H2)."""
-    both = np.maximum(inside, outside) + OVERLAP_LEFT * np.minimum(inside, outside)
-    return np.asarray(both)
-
-
 def tiered_s(
     size_bytes: ArrayLike,
     pattern: str,
@@ -131,8 +123,6 @@ def tiered_s(
     Args:
         size_bytes: S as `Exchange.size_bytes`, any shape.
         pattern: any but point-to-point.
-        topology: tiers.
-        spans: `Topology.spans` of the group.
         protocols: of a library whose fixed times are known; empty: the tiers' own.
 
     Returns:
@@ -144,7 +134,6 @@ def tiered_s(
 
     Ignores:
         Bandwidth that ramps up below 64 MiB, where tables are better; in-network reduction.
-
     """
     size = np.asarray(size_bytes, dtype=np.float64)
     if pattern not in TRAFFIC:
@@ -160,7 +149,7 @@ def tiered_s(
         between = network(topology, spans)
         outside = sent_s(size, pattern, inner, between)
         latency += hops(pattern, domains) * between.hop_s
-    both = overlapped_s(within, outside)
+    both = np.maximum(within, outside) + OVERLAP_LEFT * np.minimum(within, outside)
     ways = [
         protocol_s(protocol, pattern, (inner, domains), size, both)
         for protocol in protocols
@@ -183,8 +172,6 @@ def ring_s(
     Args:
         size_bytes: S, any shape.
         pattern: all-reduce, all-gather or reduce-scatter.
-        topology: tiers.
-        spans: `Topology.spans` of the group.
 
     Returns:
         Seconds. Messages shrink as the ring grows, and the hops add up: 20 ms for 1,024 GPUs at
@@ -192,7 +179,6 @@ def ring_s(
 
     Ignores:
         Several rings at a time, which is what a tree or a hierarchy is taken for.
-
     """
     if pattern not in ("all-reduce", "all-gather", "reduce-scatter"):
         raise InputError("collective: pattern", pattern, "a pattern that rings serve")
@@ -232,7 +218,6 @@ def protocol_s(
 
     Source:
         NCCL, src/graph/tuning.cc.
-
     """
     inner, domains = spread
     total, passes = inner * domains, 2 if pattern == "all-reduce" else 1

@@ -22,17 +22,14 @@ def step_ops(model: ModelSpec, load: StepLoad, *, slicing: Slicing) -> tuple[Op,
     per layer of the whole model, whatever `slicing.pp` is.
 
     Args:
-        model: shapes and dtypes.
         load: what one data-parallel copy of attention holds; arrays of any shape. The experts
             see the tokens of all copies, each taken to hold as much.
-        slicing: of one replica.
 
     Returns:
         Ops whose work has the shape of *load*; an op is repeated once a layer or once a step.
 
     Ignores:
         Multi-token prediction, LoRA.
-
     """
     return (
         *attention_ops(model, load, tp=slicing.tp),
@@ -53,47 +50,27 @@ def _elementwise_ops(model: ModelSpec, load: StepLoad, *, slicing: Slicing) -> t
     m, tp, moe = load.tokens, slicing.tp, model.moe
     layers = model.num_layers
     heads = model.num_heads / tp + max(1.0, model.num_kv_heads / tp)
-    passes = 3.0 if model.gated_mlp else 2.0
-    per_token = [
+    passes, attending = 3.0 if model.gated_mlp else 2.0, layers - model.num_linear_layers
+    per_token = [  # norms of queries and of keys are two kernels
         ("norm", layers * (1 if model.parallel_attention else 2), 4.0 * model.hidden_size),
-        *_query_norms(model, 2.0 * heads * model.head_dim),
-        ("rotary", layers - model.num_linear_layers, 2.0 * heads * model.head_dim),
+        ("query norm", 2 * attending if model.query_norm else 0, heads * model.head_dim),
+        ("rotary", attending, 2.0 * heads * model.head_dim),
         ("activation", model.num_dense_layers, passes * model.ffn_size / tp),
     ]
     if moe:
         # Tokens of dp copies meet k experts each, spread over the tp x dp GPUs of the stage.
         width = moe.experts_per_token * moe.expert_ffn_size + moe.shared_ffn_size
-        per_token.append(
-            ("expert activation", layers - model.num_dense_layers, passes * width / tp)
-        )
+        moe_layers = layers - model.num_dense_layers
+        per_token.append(("expert activation", moe_layers, passes * width / tp))
+    works = (Work(0 * m, m * values * ACTIVATION_BYTES) for *_, values in per_token)
     return tuple(
-        Op(
-            name=name,
-            equation="W6",
-            kind="elementwise",
-            dtype=model.dtype,
-            repeats=repeats,
-            work=Work(flops=0 * m, hbm_bytes=m * values * ACTIVATION_BYTES),
-        )
-        for name, repeats, values in per_token
+        Op(name, "W6", "elementwise", model.dtype, repeats, work)
+        for (name, repeats, values), work in zip(per_token, works, strict=True)
         if repeats and values
     )
 
 
-def _query_norms(model: ModelSpec, values: float) -> list[tuple[str, int, float]]:
-    """Norms of queries and keys of *values* per token, where the model has them: two kernels."""
-    layers = model.num_layers - model.num_linear_layers
-    return [("query norm", 2 * layers, values / 2)] if model.query_norm else []
-
-
 def _lm_head(model: ModelSpec, load: StepLoad, *, tp: int) -> Op:
     """Logits of the last token of each prompt and of each sequence decoded (eq. W7)."""
-    return gemm(
-        "lm_head",
-        "W7",
-        rows=load.prompts + load.sequences,
-        inner=model.hidden_size,
-        columns=model.vocab_size / tp,
-        dtype=model.dtype,
-        repeats=1,
-    )
+    rows, columns = load.prompts + load.sequences, model.vocab_size / tp
+    return gemm("lm_head", "W7", rows, model.hidden_size, columns, dtype=model.dtype, repeats=1)

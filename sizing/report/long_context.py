@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rich.table import Table
+from rich.table import Column
 
 from minicluster.units import seconds
 from sizing.planner.studies.long_context import SIZES, preferences
+from sizing.report.tables import table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    from rich.table import Table
 
     from minicluster.plan import Inputs
     from sizing.planner.studies.long_context import CostDifference, LongPrompt, Timed
@@ -27,15 +30,7 @@ SPENT = {
 
 def long_context_table(found: Sequence[LongPrompt], limit_s: float) -> Table:
     """Return TTFT by layout and length; values that hold the limit are marked."""
-    table = Table(
-        title=f"TTFT of one prompt in an empty system; * within {seconds(limit_s)}",
-        title_justify="left",
-        caption="TPOT: of one sequence after the shortest and the longest prompt",
-        caption_justify="left",
-    )
-    table.add_column("layout")
-    for heading in ("GPUs", *(f"{each.tokens:,}" for each in found), "TPOT"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    rows = []
     for layouts in zip(*(each.layouts for each in found), strict=True):
         cells = [
             f"{seconds(each.ttft_s)}{'*' if each.ttft_s <= limit_s else ' '}"
@@ -44,48 +39,54 @@ def long_context_table(found: Sequence[LongPrompt], limit_s: float) -> Table:
             for each in layouts
         ]
         tpot = f"{layouts[0].tpot_s * 1e3:.1f} - {layouts[-1].tpot_s * 1e3:.1f} ms"
-        table.add_row(layouts[0].layout, str(layouts[0].gpus), *cells, tpot)
-    return table
+        rows.append((layouts[0].layout, str(layouts[0].gpus), *cells, tpot))
+    return table(
+        f"TTFT of one prompt in an empty system; * within {seconds(limit_s)}",
+        _layout_heads("GPUs", *(f"{each.tokens:,}" for each in found), "TPOT"),
+        rows,
+        caption="TPOT: of one sequence after the shortest and the longest prompt",
+        caption_justify="left",
+    )
+
+
+def _layout_heads(*heads: str) -> list[Column]:
+    return [Column("layout"), *(Column(head, justify="right", no_wrap=True) for head in heads)]
 
 
 def answers_table(found: Sequence[LongPrompt], rule: ComputeRule, budget: int) -> Table:
     """Return the GPUs needed by the rule and by the model."""
-    table = Table(title="GPUs needed", title_justify="left")
-    for heading in ("tokens", "PFLOP", f"{rule.name}: exactly", f"{rule.name}", "model", "TTFT"):
-        table.add_column(heading, justify="right")
-    table.add_column("layout")
+    rows = []
     for each in found:
         fewest = each.fewest
-        table.add_row(
-            f"{each.tokens:,}",
-            f"{sum(each.flops.values()) / 1e15:.2f}",
-            f"{each.rule.exact:.1f}",
-            f"> {rule.most_gpus}" if each.rule.gpus is None else str(each.rule.gpus),
-            str(fewest.gpus) if fewest else f"> {budget}",
-            seconds(fewest.ttft_s) if fewest else "",
-            fewest.layout if fewest else "",
+        model = (f"> {budget}", "", "")
+        if fewest:
+            model = (str(fewest.gpus), seconds(fewest.ttft_s), fewest.layout)
+        rows.append(
+            (
+                f"{each.tokens:,}",
+                f"{sum(each.flops.values()) / 1e15:.2f}",
+                f"{each.rule.exact:.1f}",
+                f"> {rule.most_gpus}" if each.rule.gpus is None else str(each.rule.gpus),
+                *model,
+            )
         )
-    return table
+    heads = ("PFLOP", f"{rule.name}: exactly", rule.name, "model", "TTFT", "layout")
+    return table("GPUs needed", (Column("tokens", justify="right"), *heads), rows, left=("layout",))
 
 
 def token_table(found: LongPrompt) -> Table:
     """Return the terms of one token by layout, after one prompt length."""
-    table = Table(
-        title=f"Decode of one sequence after {found.tokens:,} tokens, ms a token",
-        title_justify="left",
-    )
     libraries = sorted({name for each in found.layouts for name in each.tpot_by_library_s})
-    table.add_column("layout")
-    headings = (*SPENT.values(), "rest", "TPOT", *(f"by {name}" for name in libraries))
-    for heading in headings:
-        table.add_column(heading, justify="right", no_wrap=True)
+    rows = []
     for each in found.layouts:
         named = [each.tpot_parts_s[name] for name in SPENT]
         others = (each.tpot_by_library_s.get(name) for name in libraries)
         spent = (*named, each.tpot_s - sum(named), each.tpot_s, *others)
         cells = ("" if value is None else f"{value * 1e3:.1f}" for value in spent)
-        table.add_row(each.layout, *cells)
-    return table
+        rows.append((each.layout, *cells))
+    heads = _layout_heads(*SPENT.values(), "rest", "TPOT", *(f"by {name}" for name in libraries))
+    title = f"Decode of one sequence after {found.tokens:,} tokens, ms a token"
+    return table(title, heads, rows)
 
 
 def long_context_lines(

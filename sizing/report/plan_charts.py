@@ -205,7 +205,6 @@ def _front_end(values: NDArray[np.float64], kept: NDArray[np.bool_], chosen: flo
 
 
 def _plan_point(plan: Plan, found: Front) -> tuple[float, float]:
-    """Return where the plan lies."""
     statistic, prediction = plan.slo.percentile, plan.prediction
     cost = running(plan).usd_per_million_output_tokens
     x = float(plan.cost.gpus) if found.x_name == "GPUs" or cost is None else cost

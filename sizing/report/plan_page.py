@@ -4,28 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from minicluster.pages.page import (
-    ChartRow,
-    Command,
-    DataTable,
-    FactTable,
-    Page,
-    Section,
-    Tile,
-)
+from minicluster.pages.page import ChartRow, Command, DataTable, FactTable, Page, Section, Tile
 from minicluster.units import seconds
 from minicluster.workload.sources import RequestSource, drawn
 from sizing.planner.design_points import design_points
 from sizing.planner.studies.cost import DATASHEET, running
 from sizing.planner.studies.loss import as_confident
 from sizing.planner.studies.result import figures, layout_of
-from sizing.report.plan_charts import (
-    front_figures,
-    latency_figures,
-    layout_grid,
-    over_time_figures,
-)
-from sizing.report.tables import free_gpus, kinds_of, size, sliced
+from sizing.report.plan_charts import front_figures, latency_figures, layout_grid, over_time_figures
+from sizing.report.plan_screen import fit_error
+from sizing.report.tables import data_table, free_gpus, kinds_of, layout_table
 from sizing.simulation.planned import simulate_plan
 
 if TYPE_CHECKING:
@@ -40,7 +28,6 @@ REQUESTS = 20_000
 SEED = 0
 UNPROVEN = "the search was interrupted before it simulated; sizes are estimates"
 STATISTICS = ("mean", "p50", "p90", "p95", "p99")
-POOL_HEADS = ("pool", "replicas", "layout", "GPUs", "batch", "KV/GPU", "used", "bound by")
 NEXT = (
     Command("sizing plan SCENARIO -o plan.json", "writes this plan to a file"),
     Command("serving up plan.json", "serves it"),
@@ -62,7 +49,7 @@ def plan_page(plan: Plan) -> Page:
         slowed = simulate_plan(as_confident(plan), arrivals, seed=SEED)
     latency_heads = ("", *STATISTICS, f"90 % interval at {plan.slo.percentile}", "SLO")
     latencies = DataTable(latency_heads, tuple(_latency_rows(plan, outcome)))
-    pools = DataTable(POOL_HEADS, tuple(_pool_rows(plan)))
+    pools = data_table(layout_table(plan.pools, plan.prediction))
     return Page(
         title=f"{plan.model.id}: {_hardware(plan)}",
         headline=f"{_hardware(plan)} for {plan.model.id}",
@@ -163,22 +150,6 @@ def _latency_rows(plan: Plan, outcome: Outcome) -> Iterator[tuple[str, ...]]:
             yield f"{name.upper()} simulated", *cells, _interval(found[plan.slo.percentile]), ""
 
 
-def _pool_rows(plan: Plan) -> Iterator[tuple[str, ...]]:
-    """Yield one row a pool."""
-    for pool in plan.pools:
-        used = plan.prediction.utilisation_fraction.get(pool.role)
-        yield (
-            f"{pool.role} on {pool.gpu}",
-            str(pool.replicas),
-            f"TP{sliced(pool)}",
-            str(pool.gpus),
-            f"up to {pool.max_batch_size}",
-            size(pool.kv_bytes),
-            "" if used is None else f"{used:.0%}",
-            plan.prediction.bottleneck.get(pool.role, ""),
-        )
-
-
 def _assumption_rows(plan: Plan, outcome: Outcome) -> Iterator[tuple[str, str]]:
     """Yield what the answer stands on, and how far off it may be."""
     scenario, cost = plan.inputs.scenario, running(plan)
@@ -187,7 +158,7 @@ def _assumption_rows(plan: Plan, outcome: Outcome) -> Iterator[tuple[str, str]]:
     kept = f"; prompts up to {local:,} tokens stay with their decode replica" if local else ""
     yield "routing", f"{plan.routing.policy} among prefill replicas{kept}"
     yield "step times", f"{plan.calibration.name}, {plan.calibration.date}"
-    yield "error of the fitted steps", _fit_error(plan)
+    yield "error of the fitted steps", fit_error(plan)
     behind = plan.validated_on
     yield "validation", f"{behind.num_rows} measured rows behind it: {behind.note}"
     for name in ("ttft", "tpot"):
@@ -233,15 +204,6 @@ def _source_rows(plan: Plan) -> Iterator[tuple[str, str]]:
     ):
         for source in sources:
             yield f"{name}: {source.covers}", f"{source.document} ({source.date})"
-
-
-def _fit_error(plan: Plan) -> str:
-    """Say how far the fitted steps are from what they were fitted to."""
-    measured = plan.calibration.error_fraction
-    if measured is not None:
-        return f"{measured:.1%} from the steps measured"
-    fitted = max(plan.step_model.prefill.error_fraction, plan.step_model.decode.error_fraction)
-    return f"{fitted:.1%} from the term-by-term model"
 
 
 def _interval(found: BatchMeansInterval) -> str:

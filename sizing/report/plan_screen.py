@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rich.console import Group
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from minicluster.units import seconds
@@ -16,7 +16,9 @@ from sizing.report.tables import (
     kinds_of,
     latency_table,
     layout_table,
+    pool_name,
     sliced,
+    verdict,
 )
 
 if TYPE_CHECKING:
@@ -38,7 +40,6 @@ def plan_screen(plan: Plan, *, written: Path | None, verbose: bool = False) -> G
     Return the default screen of a plan.
 
     Args:
-        plan: the plan.
         written: the file that holds it; `None` if it was not written.
         verbose: whether `plan_details` follows, so that `--verbose` is no news.
     """
@@ -122,11 +123,10 @@ def measured(found: Validation) -> str:
 def pool_rows(pools: tuple[Pool, ...], prediction: Prediction, *, unit: str) -> Table:
     """Return one row per pool: replicas, GPUs (or cores, the *unit*), utilisation, bottleneck."""
     table = Table.grid(padding=(0, 2, 0, 0))
-    kinds = {pool.gpu for pool in pools}
     for pool in pools:
         spare = f", {pool.spare_replicas} spare" if pool.spare_replicas else ""
         table.add_row(
-            f"{pool.role} on {pool.gpu}" if len(kinds) > 1 else pool.role,
+            pool_name(pool, pools),
             f"{pool.replicas} x TP{sliced(pool)}{spare}",
             _count(pool.gpus, unit),
             f"{prediction.utilisation_fraction[pool.role]:.0%} used",
@@ -137,27 +137,17 @@ def pool_rows(pools: tuple[Pool, ...], prediction: Prediction, *, unit: str) -> 
 
 def latency_rows(prediction: Prediction, slo: SloSpec) -> Table:
     """Return one row per limit: the latency at the SLO's percentile, its interval, the verdict."""
-    table = Table.grid(padding=(0, 2, 0, 0))
-    table.add_column()
-    table.add_column(justify="right")
-    limits = {"TTFT": slo.ttft_s, "TPOT": slo.tpot_s, "ITL": slo.itl_s}
-    for name, limit_s in limits.items():
-        if limit_s is None and name == "ITL":
-            continue
-        latency: Latency = getattr(prediction, name.lower())
-        value_s = latency.at(slo.percentile)
-        around = interval(latency, slo.percentile)
-        verdict = Text()
-        if limit_s is not None:
-            holds = value_s <= limit_s
-            word, style = ("holds", "green") if holds else ("missed", "red")
-            verdict = Text(f"SLO < {seconds(limit_s)}: {word}", style=style)
-        table.add_row(
-            f"{name} {slo.percentile}",
-            seconds(value_s),
-            f"80% interval {around}" if around else "",
-            verdict,
-        )
+    table = Table.grid(Column(), Column(justify="right"), padding=(0, 2, 0, 0))
+    limits = slo.limits_s
+    for name in ("ttft", "tpot", *(["itl"] if "itl" in limits else [])):
+        latency: Latency = getattr(prediction, name)
+        value_s, around = latency.at(slo.percentile), interval(latency, slo.percentile)
+        said = Text()
+        if name in limits:
+            limit_s = limits[name]
+            said = verdict(holds=value_s <= limit_s, limit=f"SLO < {seconds(limit_s)}: ")
+        interval_said = f"80% interval {around}" if around else ""
+        table.add_row(f"{name.upper()} {slo.percentile}", seconds(value_s), interval_said, said)
     return table
 
 
@@ -254,9 +244,7 @@ def _next_commands(plan: Plan, written: Path | None, *, verbose: bool) -> Iterat
 
 
 def _facts(rows: Iterable[tuple[str, str]]) -> Table:
-    table = Table.grid(padding=(0, 2, 0, 0))
-    table.add_column(min_width=10)
-    table.add_column()
+    table = Table.grid(Column(min_width=10), Column(), padding=(0, 2, 0, 0))
     for label, text in rows:
         table.add_row(Text(label), Text(text))
     return table

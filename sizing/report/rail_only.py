@@ -166,7 +166,6 @@ def _lines(title: str, series: Mapping[str, Points], *, x_name: str, y_name: str
 def _bars(
     title: str, names: Sequence[str], series: Mapping[str, Sequence[float]], *, y_name: str
 ) -> Figure:
-    """Draw groups of bars, one group a name."""
     return Figure(
         title=title,
         caption="; ".join(

@@ -7,13 +7,15 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from rich.table import Table
 from rich.text import Text
 
 from minicluster.units import seconds
+from sizing.report.tables import table, verdict
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from rich.table import Table
 
     from minicluster.specs.slo import SloSpec
     from minicluster.stats.batch_means import BatchMeansInterval
@@ -76,39 +78,40 @@ def write_requests(outcome: Outcome, path: Path) -> None:
 
 def simulated_table(outcome: Outcome, slo: SloSpec) -> Table:
     """Return one row per latency, with intervals and the SLO's verdict."""
-    table = Table(title="Simulated latency, with 90 % intervals", title_justify="left")
-    for heading in ("", "mean", "p50", "p95", "p99"):
-        table.add_column(heading, justify="right" if heading else "left")
-    table.add_column(f"SLO at {slo.percentile}", justify="right")
     latencies = outcome.latencies()
-    for name in (each for each in NAMES if each in latencies):
-        found = latencies[name]
-        cells = [_interval(found[each]) for each in ("mean", "p50", "p95", "p99")]
-        verdict = _verdict(outcome, name, slo.percentile, slo.limits_s.get(name))
-        table.add_row(NAMES[name], *cells, verdict)
-    return table
+    rows = [
+        (
+            NAMES[name],
+            *(_interval(latencies[name][each]) for each in ("mean", "p50", "p95", "p99")),
+            _verdict(outcome, name, slo.percentile, slo.limits_s.get(name)),
+        )
+        for name in NAMES
+        if name in latencies
+    ]
+    heads = ("", "mean", "p50", "p95", "p99", f"SLO at {slo.percentile}")
+    return table("Simulated latency, with 90 % intervals", heads, rows)
 
 
 def pools_table(outcome: Outcome) -> Table:
     """Return one row per pool: busy time, queue, batch and KV cache."""
-    table = Table(title="Pools over time", title_justify="left")
-    for heading in ("pool", "busy", "waiting", "most", "running", "most", "KV used", "most"):
-        table.add_column(heading, justify="left" if heading == "pool" else "right")
-    seen = outcome.occupancy
+    seen, rows = outcome.occupancy, []
     for role, capacity in outcome.kv_capacity_blocks.items():
         waiting, running = seen.waiting[role], seen.running[role]
         used = seen.kv_blocks[role] / capacity
-        table.add_row(
-            role,
-            f"{outcome.busy_fraction[role]:.0%}",
-            f"{waiting.mean():.1f}",
-            f"{waiting.max():.0f}",
-            f"{running.mean():.1f}",
-            f"{running.max():.0f}",
-            f"{used.mean():.0%}",
-            f"{used.max():.0%}",
+        rows.append(
+            (
+                role,
+                f"{outcome.busy_fraction[role]:.0%}",
+                f"{waiting.mean():.1f}",
+                f"{waiting.max():.0f}",
+                f"{running.mean():.1f}",
+                f"{running.max():.0f}",
+                f"{used.mean():.0%}",
+                f"{used.max():.0%}",
+            )
         )
-    return table
+    heads = ("pool", "busy", "waiting", "most", "running", "most", "KV used", "most")
+    return table("Pools over time", heads, rows)
 
 
 def simulation_summary(outcome: Outcome) -> Text:
@@ -146,10 +149,7 @@ def _verdict(outcome: Outcome, name: str, statistic: str, limit_s: float | None)
     """Return whether a limit holds, surely or within sampling error."""
     if limit_s is None:
         return Text()
-    if outcome.latencies()[name][statistic].value_s > limit_s:
-        word, style = "missed", "red"
-    elif outcome.surely_below(name, statistic, limit_s):
-        word, style = "holds", "green"
-    else:
-        word, style = "holds, not surely", "yellow"
-    return Text(f"< {seconds(limit_s)} {word}", style=style)
+    missed = outcome.latencies()[name][statistic].value_s > limit_s
+    if missed or outcome.surely_below(name, statistic, limit_s):
+        return verdict(holds=not missed, limit=f"< {seconds(limit_s)} ")
+    return Text(f"< {seconds(limit_s)} holds, not surely", style="yellow")

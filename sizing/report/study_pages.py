@@ -5,23 +5,15 @@ from __future__ import annotations
 from itertools import cycle
 from typing import TYPE_CHECKING
 
-from minicluster.pages.figure import (
-    SERIES_COLOURS,
-    Figure,
-    axes,
-    axis,
-    bars,
-    marks,
-)
-from minicluster.pages.page import ChartRow, DataTable, Page, Section
+from minicluster.pages.figure import SERIES_COLOURS, Figure, axes, axis, bars, marks
+from minicluster.pages.page import ChartRow, Page
 from sizing.planner.studies.result import figures
 from sizing.report.plan_charts import front_figure
 from sizing.report.study import front_table, sweep_table
+from sizing.report.tables import titled_section
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-
-    from rich.table import Table
 
     from sizing.planner.design_points import DesignPoint
     from sizing.planner.studies.pareto import Front
@@ -46,7 +38,7 @@ def pareto_page(scenario: str, points: Sequence[DesignPoint], found: Sequence[Fr
         lines=("Short simulations; `sizing plan` verifies the one that it takes with long ones.",),
         parts=(
             ChartRow(tuple(front_figure(front, points) for front in found)),
-            *(_section(front_table(front, points)) for front in found),
+            *(titled_section(front_table(front, points)) for front in found),
         ),
         footer="minicluster, sizing pareto",
     )
@@ -67,16 +59,14 @@ def sweep_page(
         lines=(f"Planned anew for every value of {swept}.",),
         parts=(
             ChartRow(tuple(_sweep_figures(keys, combinations, answers))),
-            _section(sweep_table(keys, combinations, answers)),
+            titled_section(sweep_table(keys, combinations, answers)),
         ),
         footer="minicluster, sizing sweep",
     )
 
 
 def _sweep_figures(
-    keys: Sequence[Swept],
-    combinations: Sequence[tuple[str, ...]],
-    answers: Sequence[StudyResult],
+    keys: Sequence[Swept], combinations: Sequence[tuple[str, ...]], answers: Sequence[StudyResult]
 ) -> Iterator[Figure]:
     """Draw each measure over the first key, a line for each combination of the others."""
     series: dict[str, list[tuple[str, Figures]]] = {}
@@ -109,11 +99,3 @@ def _is_number(text: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _section(table: Table) -> Section:
-    """Return a table of a terminal as a section of a page."""
-    heads = tuple(str(column.header) for column in table.columns)
-    rows = zip(*(column.cells for column in table.columns), strict=True)
-    cells = tuple(tuple(getattr(cell, "plain", cell) for cell in row) for row in rows)
-    return Section(str(table.title or ""), (DataTable(heads, cells),))

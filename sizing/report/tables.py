@@ -1,23 +1,80 @@
-"""Latencies, pools and TTFT phases as tables of the terminal."""
+"""Tables of the terminal, and those of plans: layouts, latencies, phases, terms."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from minicluster.phases import label
+from minicluster.pages.page import DataTable, Section
 from minicluster.specs.slo import PERCENTILES
 from minicluster.units import seconds
 
 if TYPE_CHECKING:
+    from collections.abc import Container, Iterable, Iterator
+
     from minicluster.plan import Latency, Plan, Pool, Prediction
     from minicluster.specs.slo import SloSpec
+    from sizing.planner.explanation import ExplainedTerm, Explanation
 
 GB = 1e9
 MB = 1e6
 SHOWN = tuple(each for each in PERCENTILES if each != "p90")
+
+
+def table(
+    title: str,
+    heads: Iterable[str | Column],
+    rows: Iterable[Iterable[Any]],
+    *,
+    left: Container[str] = (),
+    **options: Any,  # noqa: ANN401  (any of Rich's)
+) -> Table:
+    """
+    Return a table with its title to the left.
+
+    Args:
+        title: above it.
+        heads: the first column is to the left, the others to the right, as numbers are.
+        rows: as many cells as heads.
+        left: heads of other columns that are to the left, as words are.
+        options: further ones of `rich.table.Table`.
+    """
+    columns = [
+        head
+        if isinstance(head, Column)
+        else Column(head, justify="right" if at and head not in left else "left")
+        for at, head in enumerate(heads)
+    ]
+    made = Table(*columns, title=title, title_justify="left", **options)
+    for row in rows:
+        made.add_row(*row)
+    return made
+
+
+def facts_table(title: str, rows: Iterable[tuple[str, str]], **options: Any) -> Table:  # noqa: ANN401
+    """Return a table of names and what is said of each, without headings."""
+    return table(title, ("", ""), rows, left=("",), show_header=False, **options)
+
+
+def data_table(shown: Table) -> DataTable:
+    """Return a table of the terminal as one of a page."""
+    heads = tuple(str(column.header) for column in shown.columns)
+    rows = zip(*(column.cells for column in shown.columns), strict=True)
+    return DataTable(heads, tuple(tuple(getattr(c, "plain", c) for c in row) for row in rows))
+
+
+def titled_section(shown: Table) -> Section:
+    """Return a table of the terminal as a section of a page."""
+    return Section(str(shown.title or ""), (data_table(shown),))
+
+
+def verdict(*, holds: bool, limit: str = "") -> Text:
+    """Write whether a limit holds, in green or red."""
+    word, style = ("holds", "green") if holds else ("missed", "red")
+    return Text(f"{limit}{word}", style=style)
 
 
 def size(value: float) -> str:
@@ -27,16 +84,10 @@ def size(value: float) -> str:
 
 def layout_table(pools: tuple[Pool, ...], prediction: Prediction) -> Table:
     """Return one row per pool: size, limits, utilisation, bottleneck."""
-    table = Table(title="Layout", title_justify="left")
-    for heading, justify in (
-        ("pool", "left"), ("replicas", "right"), ("TP", "right"), ("GPUs", "right"),
-        ("batch", "right"), ("KV/GPU", "right"), ("used", "right"), ("bound by", "left"),
-    ):  # fmt: skip
-        table.add_column(heading, justify=justify)  # type: ignore[arg-type]
-    kinds = {pool.gpu for pool in pools}
-    for pool in pools:
-        table.add_row(
-            f"{pool.role} on {pool.gpu}" if len(kinds) > 1 else pool.role,
+    heads = ("pool", "replicas", "TP", "GPUs", "batch", "KV/GPU", "used", "bound by")
+    rows = (
+        (
+            pool_name(pool, pools),
             str(pool.replicas),
             sliced(pool),
             str(pool.gpus),
@@ -45,7 +96,15 @@ def layout_table(pools: tuple[Pool, ...], prediction: Prediction) -> Table:
             f"{prediction.utilisation_fraction[pool.role]:.0%}",
             prediction.bottleneck[pool.role],
         )
-    return table
+        for pool in pools
+    )
+    return table("Layout", heads, rows, left=("bound by",))
+
+
+def pool_name(pool: Pool, pools: tuple[Pool, ...]) -> str:
+    """Name a pool by its role, and by its GPU where kinds differ."""
+    several = len({each.gpu for each in pools}) > 1
+    return f"{pool.role} on {pool.gpu}" if several else pool.role
 
 
 def sliced(pool: Pool) -> str:
@@ -65,33 +124,28 @@ def kinds_of(plan: Plan) -> dict[str, int]:
 def free_gpus(plan: Plan) -> str:
     """Return how many GPUs of its nodes the plan leaves free; empty if none."""
     unit = "cores" if plan.inputs.gpu.kind == "cpu" else "GPUs"
-    stranded = plan.cost.nodes * plan.inputs.cluster.gpus_per_node - plan.cost.gpus
+    stranded = plan.cost.stranded_gpus
     return f", {stranded} {unit} of which stay free" if stranded else ""
 
 
 def latency_table(prediction: Prediction, slo: SloSpec) -> Table:
     """Return one row per latency: statistics, interval, limit, verdict."""
-    table = Table(title="Predicted latency", title_justify="left")
-    table.add_column("")
-    for statistic in SHOWN:
-        table.add_column(statistic, justify="right")
-    table.add_column(f"80 % interval at {slo.percentile}", justify="right")
-    table.add_column(f"SLO at {slo.percentile}", justify="right")
-    limits = {"TTFT": slo.ttft_s, "TPOT": slo.tpot_s, "ITL": slo.itl_s, "E2E": None}
-    for name, limit in limits.items():
-        latency: Latency = getattr(prediction, name.lower())
-        verdict = Text()
-        if limit is not None:
-            holds = latency.at(slo.percentile) <= limit
-            word, style = ("holds", "green") if holds else ("missed", "red")
-            verdict = Text(f"< {seconds(limit)} {word}", style=style)
-        table.add_row(
-            name,
-            *(seconds(latency.at(each)) for each in SHOWN),
-            interval(latency, slo.percentile) or "-",
-            verdict,
+    heads = ("", *SHOWN, f"80 % interval at {slo.percentile}", f"SLO at {slo.percentile}")
+    rows = []
+    for name in ("ttft", "tpot", "itl", "e2e"):
+        latency: Latency = getattr(prediction, name)
+        limit_s, value_s = slo.limits_s.get(name), latency.at(slo.percentile)
+        rows.append(
+            (
+                name.upper(),
+                *(seconds(latency.at(each)) for each in SHOWN),
+                interval(latency, slo.percentile) or "-",
+                Text()
+                if limit_s is None
+                else verdict(holds=value_s <= limit_s, limit=f"< {seconds(limit_s)} "),
+            )
         )
-    return table
+    return table("Predicted latency", heads, rows)
 
 
 def interval(latency: Latency, statistic: str) -> str:
@@ -104,11 +158,50 @@ def interval(latency: Latency, statistic: str) -> str:
 
 def parts_table(prediction: Prediction) -> Table:
     """Return the mean TTFT by phase, with shares."""
-    table = Table(title="Mean TTFT, in the order of the deployed system", title_justify="left")
-    for heading in ("phase", "seconds", "share"):
-        table.add_column(heading, justify="left" if heading == "phase" else "right")
     total = prediction.ttft.mean_s
-    for name, value in prediction.ttft_parts_s.items():
-        table.add_row(label(name), seconds(value), f"{value / total:.1%}")
-    table.add_row("TTFT", seconds(total), "100.0%", style="bold")
-    return table
+    rows = (
+        (label(name), seconds(value), f"{value / total:.1%}")
+        for name, value in prediction.ttft_parts_s.items()
+    )
+    title = "Mean TTFT, in the order of the deployed system"
+    made = table(title, ("phase", "seconds", "share"), rows)
+    made.add_row("TTFT", seconds(total), "100.0%", style="bold")
+    return made
+
+
+def explanation_tables(found: Explanation) -> Iterator[Table]:
+    """Yield one table per group of terms of a prediction."""
+    at = {
+        "TTFT": "Mean TTFT",
+        "prefill step": f"Prefill of {found.mean_prompt_tokens:.0f} tokens, without interference",
+        "decode step": f"Decode step of {found.mean_batch:.1f} sequences with"
+        f" {found.mean_context_tokens:.0f} tokens each, without interference",
+    }
+    for of, title in at.items():
+        terms = [term for term in found.terms if term.of == of]
+        heads = ["term", "equation", "seconds", "share"]
+        if any(term.bound for term in terms):
+            heads += ["TFLOP", "GB", "of peak", "bound by"]
+        rows = (_term_cells(term)[: len(heads)] for term in terms)
+        sources = "; ".join(sorted({term.source for term in terms}))
+        made = table(title, heads, rows, left=("equation", "bound by"), caption=sources)
+        total = sum(term.seconds for term in terms)
+        made.add_row("sum", "", seconds(total), "100.0%", style="bold")
+        yield made
+    if any(found.interference.values()):
+        slower = ((role, f"{fraction:.1%}") for role, fraction in found.interference.items())
+        heads = ["pool", "steps take longer by"]
+        yield table("Interference between the pools (eq. Q9)", heads, slower)
+
+
+def _term_cells(term: ExplainedTerm) -> list[str]:
+    return [
+        label(term.name),
+        term.equation,
+        seconds(term.seconds),
+        f"{term.share_fraction:.1%}",
+        f"{term.flops / 1e12:.3g}" if term.flops else "",
+        f"{term.hbm_bytes / 1e9:.3g}" if term.hbm_bytes else "",
+        "" if term.achieved_fraction is None else f"{term.achieved_fraction:.0%}",
+        (term.bound or "").partition(" ")[0],
+    ]

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from rich.table import Table
-
 from minicluster.units import seconds
-from sizing.report.tables import size
+from sizing.report.tables import facts_table, size, table
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from sizing.training.estimate import TrainingEstimate
     from sizing.training.job import TrainingLayout
     from sizing.training.search import Trial
@@ -20,9 +20,9 @@ JOULES_PER_MWH = 3.6e9
 
 def degrees(layout: TrainingLayout) -> str:
     """Write the degrees of a layout in short."""
-    named = (("TP", layout.tp), ("CP", layout.cp), ("PP", layout.pp), ("DP", layout.dp),
-             ("EP", layout.ep))  # fmt: skip
-    parts = [f"{name}{value}" for name, value in named if value > 1] or ["one GPU"]
+    named = ("tp", "cp", "pp", "dp", "ep")
+    given = ((name.upper(), getattr(layout, name)) for name in named)
+    parts = [f"{name}{value}" for name, value in given if value > 1] or ["one GPU"]
     tail = f", micro-batch {layout.micro_batch}"
     if layout.pp > 1:
         tail += f", {layout.interleave} chunks a stage"
@@ -31,41 +31,33 @@ def degrees(layout: TrainingLayout) -> str:
 
 def layouts_table(ranked: list[Trial]) -> Table:
     """Return one row per layout, the fastest first."""
-    table = Table("layout", "step", "memory a GPU", title="Layouts", title_justify="left")
-    for trial in ranked:
-        table.add_row(degrees(trial.layout), seconds(trial.step_s), size(trial.memory_bytes))
-    return table
+    rows = (
+        (degrees(each.layout), seconds(each.step_s), size(each.memory_bytes)) for each in ranked
+    )
+    return table("Layouts", ("layout", "step", "memory a GPU"), rows)
 
 
 def training_table(found: TrainingEstimate) -> Table:
     """Return all figures of one layout."""
-    table = Table("", "", title=f"Training on {found.gpus:,} GPUs", title_justify="left",
-                  show_header=False)  # fmt: skip
+    achieved = (
+        f"{found.flops_per_gpu_per_s / 1e12:.0f} TFLOP/s a GPU,"
+        f" HFU {found.hfu_fraction:.1%}, MFU {found.mfu_fraction:.1%}"
+    )
     rows = [
         ("layout", degrees(found.layout)),
         ("parameters", f"{found.parameters / 1e9:,.2f} billion"),
         ("step", f"{seconds(found.step_s)} for {found.tokens_per_step:,} tokens"),
         ("of it", _shares(found)),
-        (
-            "achieved",
-            (
-                f"{found.flops_per_gpu_per_s / 1e12:.0f} TFLOP/s a GPU,"
-                f" HFU {found.hfu_fraction:.1%}, MFU {found.mfu_fraction:.1%}"
-            ),
-        ),
+        ("achieved", achieved),
         ("scale factor", f"{found.scale_factor:.3f} of linear, against one replica"),
         ("memory", _memory(found)),
     ]
     if found.days is not None and found.gpu_hours is not None and found.energy_j is not None:
-        rows.append(
-            (
-                "run",
-                (
-                    f"{found.days:.1f} days, {found.gpu_hours:,.0f} GPU-hours,"
-                    f" {found.energy_j / JOULES_PER_MWH:,.0f} MWh of GPUs at their limit"
-                ),
-            )
+        run = (
+            f"{found.days:.1f} days, {found.gpu_hours:,.0f} GPU-hours,"
+            f" {found.energy_j / JOULES_PER_MWH:,.0f} MWh of GPUs at their limit"
         )
+        rows.append(("run", run))
     if found.failures is not None:
         failures = found.failures
         text = (
@@ -74,17 +66,14 @@ def training_table(found: TrainingEstimate) -> Table:
             f" {failures.effective_fraction:.1%} effective"
         )
         rows.append(("failures", text + (f", {failures.days:.1f} days" if failures.days else "")))
-    for row in rows:
-        table.add_row(*row)
-    return table
+    return facts_table(f"Training on {found.gpus:,} GPUs", rows)
 
 
 def _shares(found: TrainingEstimate) -> str:
     """Write what a step is made of, largest first."""
-    parts = asdict(found.step)
     shown = {
         key.removesuffix("_s"): value / found.step_s
-        for key, value in parts.items()
+        for key, value in asdict(found.step).items()
         if key not in ("step_s", "recompute_s", "replica_s")
     }
     ordered = sorted(shown.items(), key=lambda each: -each[1])
@@ -92,7 +81,6 @@ def _shares(found: TrainingEstimate) -> str:
 
 
 def _memory(found: TrainingEstimate) -> str:
-    """Write the parts of memory."""
     parts = ", ".join(f"{name} {size(value)}" for name, value in asdict(found.memory).items())
     verdict = "fits" if found.fits else "does not fit"
     return f"{size(found.memory_bytes)} a GPU, {verdict} {size(found.hbm_bytes)}: {parts}"

@@ -1,17 +1,37 @@
-"""Our own commands are found beside this Python."""
+"""Our own commands: found beside this Python, and waited for while they clean up."""
 
 from __future__ import annotations
 
+import signal
+import subprocess
 import sys
-from typing import TYPE_CHECKING
+import time
+from pathlib import Path
 
 import pytest
 
-from minicluster.command import find_command
+from minicluster.command import find_command, run_child
 from minicluster.errors import InputError
 
-if TYPE_CHECKING:
-    from pathlib import Path
+CHILD = """
+import pathlib, signal, time
+told = []
+signal.signal(signal.SIGINT, lambda *_: told.append(1))
+pathlib.Path("started").touch()
+while not told:
+    time.sleep(0.01)
+time.sleep(1.0)
+pathlib.Path("cleaned").write_text(str(len(told)))
+"""
+PARENT = """
+import signal, sys
+from minicluster.command import run_child
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in jobs run in the background
+try:
+    run_child([sys.executable, "child.py"])
+except KeyboardInterrupt:
+    sys.exit(130)
+"""
 
 
 @pytest.fixture
@@ -34,7 +54,6 @@ def command(folder: Path) -> str:
 
 
 def test_the_one_beside_this_python_comes_first(folders: tuple[Path, Path]) -> None:
-    """A command of the same environment is taken; else one on the path; else none is."""
     beside, elsewhere = folders
     with pytest.raises(InputError, match=r"sizing is missing.*make setup"):
         find_command("sizing")
@@ -42,3 +61,24 @@ def test_the_one_beside_this_python_comes_first(folders: tuple[Path, Path]) -> N
     assert find_command("sizing") == other
     own = command(beside)
     assert find_command("sizing") == own
+
+
+def test_exit_code(tmp_path: Path) -> None:
+    assert run_child([sys.executable, "-c", "raise SystemExit(3)"], cwd=tmp_path) == 3
+
+
+@pytest.mark.parametrize(
+    "signals",
+    [(signal.SIGINT,), (signal.SIGTERM,), (signal.SIGHUP,), (signal.SIGINT, signal.SIGINT)],
+)
+def test_a_told_child_cleans_up(tmp_path: Path, signals: tuple[signal.Signals, ...]) -> None:
+    """Whatever tells us to end, and however often: the command gets one SIGINT and all its time."""
+    (tmp_path / "child.py").write_text(CHILD)
+    parent = subprocess.Popen([sys.executable, "-c", PARENT], cwd=tmp_path)
+    while not (tmp_path / "started").exists():
+        time.sleep(0.01)
+    for number in signals:
+        parent.send_signal(number)
+        time.sleep(0.3)
+    assert parent.wait(timeout=30) == 130
+    assert (tmp_path / "cleaned").read_text() == "1"

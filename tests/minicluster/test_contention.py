@@ -19,12 +19,10 @@ def at(at_s: float, busy_s: float, ours_s: float) -> CpuTimes:
     [(0.0, 0.0, 0.0), (10.0, 10.0, 0.0), (10.0, 4.0, 0.3), (20.0, 0.0, 1.0), (3.0, 3.5, 0.0)],
 )
 def test_what_is_busy_and_not_ours_is_others(busy_s: float, ours_s: float, fraction: float) -> None:
-    """Of 10 s on two cores others took what was busy and not ours; clocks that disagree: none."""
     assert others_fraction(at(5.0, 1.0, 1.0), at(15.0, 1.0 + busy_s, 1.0 + ours_s)) == fraction
 
 
 def test_our_own_time_is_counted() -> None:
-    """What this process computes is its own time, as the kernel counts it, and a core's."""
     start, spent = cpu_times([os.getpid()]), os.times()
     while sum(os.times()[:2]) - sum(spent[:2]) < 0.3:
         pass

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -12,9 +12,6 @@ from hypothesis import strategies as st
 
 from minicluster.errors import InputError
 from minicluster.files import write_atomically
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"])))
@@ -39,7 +36,6 @@ def test_the_text_is_what_is_read(tmp_path_factory: pytest.TempPathFactory, text
     ],
 )
 def test_what_cannot_be_written_is_named(tmp_path: Path, place: Callable[[Path], Path]) -> None:
-    """A folder, a folder that is none, and a name too long are refused; nothing is left."""
     (tmp_path / "file").write_text("before")
     with pytest.raises(InputError, match="a file that can be written"):
         write_atomically(place(tmp_path), "text")
@@ -50,7 +46,6 @@ def test_what_cannot_be_written_is_named(tmp_path: Path, place: Callable[[Path],
 def test_an_interrupt_leaves_the_old_text(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: type[BaseException]
 ) -> None:
-    """Whatever ends the writing, readers find the old text and no second file."""
     path = tmp_path / "file"
     path.write_text("before")
 

@@ -11,7 +11,7 @@ import sys
 from html import unescape
 from html.parser import HTMLParser
 from itertools import chain
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -36,9 +36,6 @@ from minicluster.pages.page import (
     Tile,
 )
 from minicluster.pages.write import SCRIPT, plotly_script, render, write_page
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 EVIL = "</script><b onload='x'>&amp;\"%{x}"
 
@@ -127,7 +124,6 @@ def figures_in(html: str) -> list[dict[str, object]]:
 
 
 def test_page_loads_nothing_but_the_script_beside_it() -> None:
-    """The only address in a page is that of the script; one without charts has none."""
     html = render(page())
     assert checked(html).loads == [SCRIPT]
     assert checked(render(Page(title="a", headline="b"))).loads == []
@@ -145,7 +141,6 @@ def test_no_word_becomes_markup(text: str) -> None:
 
 @pytest.mark.parametrize("text", [EVIL, "<i>", "a & b"])
 def test_no_word_becomes_markup_of_a_chart(text: str) -> None:
-    """Plotly takes tags in names, labels and texts for markup: it gets them escaped."""
     for drawn in figures_in(render(page(text))):
         words = json.dumps(drawn)
         assert "<b" not in words
@@ -178,7 +173,6 @@ def test_colours_are_known_on_light_and_dark_screens() -> None:
 
 
 def test_script_is_written_once_beside_pages(tmp_path: Path) -> None:
-    """Two pages share one script, which is written again only if it differs from the package's."""
     write_page(tmp_path / "a.html", page())
     script = tmp_path / SCRIPT
     assert script.read_bytes() == plotly_script().read_bytes()
@@ -193,7 +187,6 @@ def test_script_is_written_once_beside_pages(tmp_path: Path) -> None:
 
 
 def test_pages_below_may_share_the_script(tmp_path: Path) -> None:
-    """A page in a folder of its own finds the script where it is told; without charts none is."""
     folder = tmp_path / "try 1"
     folder.mkdir()
     write_page(folder / "a.html", page(), script_folder=tmp_path)
@@ -215,25 +208,19 @@ def test_what_cannot_be_written_is_refused(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"pipe", "device", "stdout"}
 
 
-@pytest.mark.parametrize("command", ["sizing.cli.app", "loadtest.cli.app"])
-def test_commands_start_without_the_libraries_of_pages(command: str) -> None:
-    """Neither Plotly nor Jinja is imported before a page is written, nor any serving stack."""
-    code = (
-        f"import {command}, sys;"
-        " print({'plotly', 'jinja2', 'ray', 'torch', 'vllm', 'locust'} & {*sys.modules})"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+@pytest.mark.parametrize(
+    ("code", "absent"),
+    [
+        ("import sizing.cli.app", {"plotly", "jinja2", "ray", "torch", "vllm", "locust"}),
+        ("import loadtest.cli.app", {"plotly", "jinja2", "ray", "torch", "vllm", "locust"}),
+        ("from minicluster.pages.write import plotly_script as p; p().read_text()", {"plotly"}),
+    ],
+)
+def test_libraries_are_imported_where_they_are_needed(code: str, absent: set[str]) -> None:
+    """A command starts without those of pages and of serving; of Plotly only its script is read."""
+    whole = f"{code}; import sys; print({absent} & {{*sys.modules}})"
+    done = subprocess.run([sys.executable, "-c", whole], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
-
-
-def test_writing_a_page_never_imports_plotly() -> None:
-    """Its Python library takes its time; only its script is read."""
-    code = (
-        "import sys; from minicluster.pages.write import plotly_script;"
-        " assert plotly_script().is_file(); print('plotly' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "False\n"
 
 
 LATENCIES = st.lists(st.floats(1e-6, 1e4), min_size=1, max_size=2000)
@@ -283,7 +270,6 @@ def test_axes_are_in_the_unit_that_people_read(high_s: float, unit: str) -> None
 
 @given(st.lists(st.floats(allow_nan=True, allow_infinity=True), max_size=50))
 def test_numbers_are_json(values: list[float]) -> None:
-    """Six digits of every number; what is none becomes null, as JSON has no other way to say it."""
     found = json.loads(json.dumps(figure.numbers(values), allow_nan=False))
     for value, drawn in zip(values, found, strict=True):
         if math.isfinite(value):
@@ -294,7 +280,6 @@ def test_numbers_are_json(values: list[float]) -> None:
 
 @given(st.integers(0, 10_000))
 def test_marks_are_few_enough_to_draw(count: int) -> None:
-    """At most `MAX_MARKS` are left, the first among them; few stay as they are."""
     left = list(range(count))[thinned(count)]
     assert len(left) <= figure.MAX_MARKS
     assert left[:1] == list(range(count))[:1]
@@ -308,7 +293,6 @@ def test_groups_of_rows_are_set_apart() -> None:
 
 
 def test_a_chart_without_such_a_trace_says_so() -> None:
-    """Charts and traces are found by name; others are an error, not nothing."""
     assert page().figure("what").trace("what")["type"] == "scatter"
     with pytest.raises(KeyError):
         page().figure("other")

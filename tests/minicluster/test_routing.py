@@ -55,7 +55,6 @@ def test_of_two_alike_the_first_drawn_takes_the_request(
 
 
 def test_one_replica_takes_all() -> None:
-    """Every policy knows what to do with one replica."""
     for policy in POLICIES:
         assert chooser(policy)([3.0], random.Random(0), 17) == 0  # noqa: S311
 

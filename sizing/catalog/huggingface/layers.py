@@ -31,10 +31,8 @@ def read_layers(keys: Keys, family: Family, context: int) -> Layers:
     Find which layers are windowed or linear.
 
     Args:
-        keys: of the config.
         family: its rules where the config is silent.
         context: longest sequence; a window at least as long is none.
-
     """
     kinds = _kinds(keys, family)
     linear = kinds.count("linear_attention")

@@ -60,7 +60,6 @@ def repackaged(name: str, known: Mapping[str, str]) -> Repackaged | None:
     Ignores:
         Which parts a quantiser left alone: those of the entry are taken. Words that name two
         dtypes: the last one counts.
-
     """
     words = _words(name)
     dtypes = [DTYPE_WORDS[word] for word in words if word in DTYPE_WORDS]

@@ -62,14 +62,11 @@ def quantization(
     Read a `quantization_config`.
 
     Args:
-        raw: the config.
         num_layers: of the model; what lies beyond them predicts further tokens and is left out.
         num_dense_layers: of those, the first ones, with a dense feed-forward.
-        place: named in errors.
 
     Raises:
         InputError: a method, a format or an exception from it that the sizer cannot express.
-
     """
     place = f"{place}: quantization_config"
     names = [name for name in _left_out(raw, place) if _layer(name) < num_layers]
@@ -120,11 +117,7 @@ def _group(raw: Mapping[str, object]) -> int:
     """Return how many weights share a scale; 0 where the config does not say."""
     if raw.get("quant_method") == "mxfp4":
         return MX_GROUP
-    found = [raw.get("group_size")]
-    groups = raw.get("config_groups")
-    for group in groups.values() if isinstance(groups, dict) else ():
-        weights = group.get("weights") if isinstance(group, dict) else None
-        found.append(weights.get("group_size") if isinstance(weights, dict) else None)
+    found = [raw.get("group_size"), *(each.get("group_size") for each in _weights(raw))]
     sizes = [size for size in found if isinstance(size, int) and size > 0]
     return sizes[-1] if sizes else 0
 
@@ -150,17 +143,21 @@ def _known(table: Mapping[str, str], value: object, place: str) -> str:
 
 def _compressed(raw: Mapping[str, object], place: str) -> str:
     """Find the one format of all groups of a compressed-tensors config."""
+    found = {f"{each.get('type', 'int')} {each.get('num_bits')}" for each in _weights(raw)}
     groups = raw.get("config_groups")
-    found = set()
-    for group in groups.values() if isinstance(groups, dict) else ():
-        weights = group.get("weights") if isinstance(group, dict) else None
-        if isinstance(weights, dict):
-            found.add(f"{weights.get('type', 'int')} {weights.get('num_bits')}")
     if len(found) != 1:
         raise InputError(
             f"{place}.config_groups", sorted(found) or groups, "one format for all weights"
         )
     return _known(COMPRESSED, found.pop(), f"{place}.config_groups")
+
+
+def _weights(raw: Mapping[str, object]) -> list[dict[str, object]]:
+    """Return what each group of a compressed-tensors config says of its weights."""
+    groups = raw.get("config_groups")
+    each = groups.values() if isinstance(groups, dict) else ()
+    found = (group.get("weights") for group in each if isinstance(group, dict))
+    return [weights for weights in found if isinstance(weights, dict)]
 
 
 def _layer(name: str) -> int:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
+from minicluster.config import read_json
 from minicluster.errors import InputError
 from minicluster.specs.model import ModelSpec, architecture, architecture_hash, language_model
 from sizing.catalog.huggingface.families import FAMILIES, Family
@@ -39,7 +39,6 @@ def read_config(path: Path) -> dict[str, object]:
 
     Raises:
         InputError: no such file, not JSON, not an object.
-
     """
     file = path / "config.json" if path.is_dir() else path
     config = _read_object(file, "a Hugging Face config.json")
@@ -53,12 +52,7 @@ def read_config(path: Path) -> dict[str, object]:
 
 
 def _read_object(file: Path, expectation: str) -> dict[str, object]:
-    try:
-        raw = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(str(file), error.strerror, expectation) from None
-    except (ValueError, RecursionError) as error:
-        raise InputError(str(file), str(error), "valid JSON") from None
+    raw = read_json(file, expectation)
     if not isinstance(raw, dict):
         raise InputError(str(file), type(raw).__name__, "a JSON object")
     return raw
@@ -72,7 +66,6 @@ def model_from(config: Mapping[str, object], *, name: str, source: str, place: s
         config: parsed `config.json`; with a `text_config`, that part is read.
         name: becomes the spec's id.
         source: where a server loads the model from.
-        place: file, named in errors.
 
     Raises:
         InputError: an unknown `model_type`, a key missing or of the wrong type, or an
@@ -81,7 +74,6 @@ def model_from(config: Mapping[str, object], *, name: str, source: str, place: s
     Ignores:
         Towers for images or sound beside a `text_config`: they are idle in text traffic, but
         their weights are missing from the memory. Multi-token-prediction layers.
-
     """
     values = architecture(config)
     model_type = values.get("model_type")
@@ -95,9 +87,7 @@ def model_from(config: Mapping[str, object], *, name: str, source: str, place: s
     except InputError as error:
         if error.place.startswith(place):
             raise
-        raise InputError(
-            f"{place}: {error.place}", error.value, error.expectation, error.way_out
-        ) from None
+        raise error.inside(place) from None
 
 
 def _renamed(values: Mapping[str, object], family: Family) -> dict[str, object]:

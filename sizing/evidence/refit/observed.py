@@ -14,9 +14,8 @@ from minicluster.phases import HANDOFF, QUEUED_PREFILL, phase_s
 from minicluster.plan import Deployment, StepModel, read_plan
 from minicluster.specs.calibration import CalibrationSpec
 from minicluster.workload.arrivals import Arrivals
-from minicluster.workload.request_outcome import turned_away
 from minicluster.workload.run_verdict import read_run_verdict
-from minicluster.workload.samples import read_samples
+from minicluster.workload.samples import read_samples, turned_away
 from minicluster.workload.schedule import read_schedule
 from minicluster.workload.traces import TraceRow, arrivals_of
 

@@ -43,9 +43,6 @@ def running(plan: Plan) -> Running:
         J/token = W / (rate E[o]);  $/Mtok = 10^6 ($/h + kW $/kWh) / (3600 rate E[o])
         (docs/model.md, eq. E2)
 
-    Args:
-        plan: pools, load and the user's prices.
-
     Source:
         Definitions; every GPU draws full power all the time, and is paid for all the time.
 

@@ -101,9 +101,6 @@ def long_prompt(
 
     Args:
         inputs: model, GPU, cluster and the SLO's TTFT.
-        tokens: length of the prompt.
-        slicings: layouts to time.
-        rule: rule of thumb to compare the model with.
 
     Raises:
         InputError: an impossible prompt or layout, or a machine without step times.
@@ -175,7 +172,6 @@ def token_by_library_s(on: Machine, tokens: int, *, slicing: Slicing) -> dict[st
 
     Source:
         configs/collectives (docs/model.md, eq. H4).
-
     """
     load = decode_load(1, tokens)
     return {
@@ -230,12 +226,9 @@ def _check(inputs: Inputs, tokens: int, slicings: Sequence[Slicing]) -> None:
         raise InputError("cluster.gpu", inputs.gpu.name, "a GPU: layouts need more than TP 1")
     context = inputs.model.max_context_tokens
     if not 1 <= tokens <= context:
-        raise InputError(
-            "--tokens",
-            tokens,
-            f"1 to {context:,}, the context of {inputs.model.id}",
-            "raise it as an assumption: --set model.assumed_context_tokens=N",
-        )
+        expected = f"1 to {context:,}, the context of {inputs.model.id}"
+        way_out = "raise it as an assumption: --set model.assumed_context_tokens=N"
+        raise InputError("--tokens", tokens, expected, way_out)
     for slicing in slicings:
         rule = tp_rule(inputs.model, slicing.tp)
         if rule is not None:
@@ -306,8 +299,6 @@ def _difference(
     Compare the rule's seconds with the model's on as many GPUs.
 
     Args:
-        inputs: the scenario with its catalog entries.
-        tokens: length of the prompt.
         rule: GPUs that both are compared on, and the rule's exact number.
         by_rule_s: seconds of each group of terms on them by the rule.
         fewest: the model's layout with the fewest GPUs.

@@ -45,7 +45,6 @@ def losses(plan: Plan, *, requests: int, seed: int) -> Iterator[Loss]:
     replica, and the time until routing noticed, are not simulated.
 
     Args:
-        plan: pools and load.
         requests: requests per run, drawn from the plan's load.
         seed: seed of arrivals, lengths and routing; the same in every run.
     """
@@ -71,9 +70,7 @@ def as_confident(plan: Plan) -> Plan:
     if sure is None:
         return plan
     model = plan.step_model.slowed(
-        prefill=sure.prefill_factor,
-        decode=sure.decode_factor,
-        mixed=plan.pools[0].role == "mixed",
+        prefill=sure.prefill_factor, decode=sure.decode_factor, mixed=plan.pools[0].role == "mixed"
     )
     return replace(plan, step_model=model)
 

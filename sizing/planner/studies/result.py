@@ -80,8 +80,6 @@ def plan_scenario(inputs: Inputs, label: str, *, keep_refusals: bool = False) ->
     Plan a scenario.
 
     Args:
-        inputs: the scenario with its catalog entries.
-        label: name of the row.
         keep_refusals: whether a scenario that cannot be planned is a result too.
 
     Raises:
@@ -145,16 +143,11 @@ def result_json(result: StudyResult) -> dict[str, Any]:
 
 def cheapest(results: Iterable[StudyResult], by: str) -> StudyResult | None:
     """Return the feasible result with the least of *by*, of `OBJECTIVES`; the first of equals."""
-    best: tuple[float, StudyResult] | None = None
+    known = []
     for result in results:
-        if result.plan is None:
-            continue
-        found = figures(result.plan)
-        value = {
-            "gpus": float(found.gpus),
-            "usd": found.running.usd_per_hour,
-            "watts": found.running.power_w,
-        }[by]
-        if value is not None and (best is None or value < best[0]):
-            best = value, result
-    return best[1] if best else None
+        if result.plan is not None:
+            cost = running(result.plan)
+            gpus = float(result.plan.cost.gpus)
+            value = {"gpus": gpus, "usd": cost.usd_per_hour, "watts": cost.power_w}[by]
+            known += [] if value is None else [(value, result)]
+    return min(known, key=lambda each: each[0])[1] if known else None

@@ -7,35 +7,27 @@ from dataclasses import dataclass
 
 from minicluster.config import parse, read_toml
 from minicluster.errors import InputError
-from minicluster.specs.checks import STRICT, fraction, positive
+from minicluster.specs.checks import Count, Fraction, Spec
 from minicluster.specs.gpu import NumberSource
 from sizing import catalog
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ComputeRule:
+class ComputeRule(Spec):
     """
     One file of `configs/presets`.
 
     Attributes:
-        name: as the file is called.
         compute_fraction: of the dense peak that every GPU achieves.
         powers_of_two: whether GPUs come in powers of two only.
         most_gpus: no answer is wider.
     """
 
-    __pydantic_config__ = STRICT
-
     name: str
-    compute_fraction: float
+    compute_fraction: Fraction
     powers_of_two: bool
-    most_gpus: int
+    most_gpus: Count
     sources: tuple[NumberSource, ...]
-
-    def __post_init__(self) -> None:
-        """Check the numbers."""
-        fraction(compute_fraction=self.compute_fraction)
-        positive(most_gpus=self.most_gpus)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +38,7 @@ class RuleAnswer:
     gpus: int | None
 
 
-def find_rule(name: str, *, place: str = "--preset") -> ComputeRule:
+def find_rule(name: str) -> ComputeRule:
     """
     Read a rule by its name.
 
@@ -57,7 +49,7 @@ def find_rule(name: str, *, place: str = "--preset") -> ComputeRule:
     if name not in known:
         near = difflib.get_close_matches(name, known, n=1)
         hint = f"did you mean {near[0]}?" if near else None
-        raise InputError(place, name, "one of " + ", ".join(known), hint)
+        raise InputError("--preset", name, "one of " + ", ".join(known), hint)
     return parse(ComputeRule, read_toml(known[name]), place=known[name].name)
 
 

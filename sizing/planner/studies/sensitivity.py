@@ -25,9 +25,7 @@ class Changed:
     The result with one number changed.
 
     Attributes:
-        name: the number.
         change_fraction: its relative change, -0.5 to 0.5.
-        value: its new value.
     """
 
     name: str
@@ -58,7 +56,6 @@ def sensitivity(inputs: Inputs) -> Iterator[Changed]:
 
 
 def _with_load(inputs: Inputs, load: WorkloadSpec) -> Inputs:
-    """Return the inputs under another load."""
     return replace(inputs, scenario=replace(inputs.scenario, workload=load))
 
 
@@ -141,11 +138,7 @@ def _faster(tier: TierSpec, factor: float) -> TierSpec:
     if before is None:
         return tier
     return replace(
-        tier,
-        bytes_per_s=before * factor,
-        gbyte_per_s=None,
-        gbit_per_s=None,
-        two_way=False,
+        tier, bytes_per_s=before * factor, gbyte_per_s=None, gbit_per_s=None, two_way=False
     )
 
 

@@ -80,13 +80,11 @@ def test_index_keys_are_cached() -> None:
 
 @given(layers=st.integers(1, 200), pp=st.integers(1, 32))
 def test_stages_hold_all_layers(layers: int, pp: int) -> None:
-    """Every layer is on one stage, and no stage has two more than another."""
     held = stage_layers(layers, pp)
     assert sum(held) == layers
     assert max(held) - min(held) <= 1
 
 
 def test_a_pipeline_stage_caches_its_own_layers() -> None:
-    """Half of the layers on half of the heads is a quarter of the cache."""
     model = catalog.find_model("llama-3.1-70b")
     assert kv_bytes_per_token(model, slicing=Slicing(tp=2, pp=2)) == 327_680 / 4

@@ -51,7 +51,6 @@ def test_degrees_of_known_models(model: str, tp: int, expected: str | None) -> N
 def test_a_pair_that_nixl_takes_moves_every_head_once(
     prefill_tp: int, decode_tp: int, kv_heads: int
 ) -> None:
-    """A decode rank finds each of its heads on exactly one of the prefill ranks that it reads."""
     model = replace(catalog.find_model("llama-3.1-70b"), num_kv_heads=kv_heads)
     if any(tp_rule(model, tp) for tp in (prefill_tp, decode_tp)):
         return

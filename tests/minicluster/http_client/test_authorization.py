@@ -14,7 +14,6 @@ from minicluster.http_client.authorization import bearer
 
 @given(st.text(min_size=1, max_size=40))
 def test_a_key_is_shown_as_it_is_or_refused_unseen(key: str) -> None:
-    """What the header holds an HTTP library sends; a key that it would refuse is refused before."""
     if not (key.isascii() and key.isprintable()):
         with pytest.raises(InputError, match=f"KEY is '{len(key)} characters'"):
             bearer(key, place="KEY")

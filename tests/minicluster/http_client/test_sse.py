@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -22,7 +21,6 @@ def parse(pieces: list[bytes]) -> list[bytes]:
 
 @given(st.lists(LINES), st.sampled_from([b"\n", b"\r\n"]), st.lists(st.integers(0, 200)))
 def test_cuts_do_not_matter(lines: list[bytes], newline: bytes, cuts: list[int]) -> None:
-    """However the bytes are cut, the events are the same."""
     stream = b"".join(line + newline for line in lines)
     edges = [0, *sorted(min(cut, len(stream)) for cut in cuts), len(stream)]
     pieces = [stream[a:b] for a, b in itertools.pairwise(edges)]
@@ -31,12 +29,10 @@ def test_cuts_do_not_matter(lines: list[bytes], newline: bytes, cuts: list[int])
 
 
 def test_data_lines_of_one_event_are_joined() -> None:
-    """An event of several data lines is one event, with LF between them."""
     assert parse([b"data: a\r\ndata: b\r\n\r\n"]) == [b"a\nb"]
 
 
 def test_unclosed_event_is_not_delivered() -> None:
-    """What no blank line closes is no event."""
     assert parse([b"data: a\n\ndata: b\n"]) == [b"a"]
 
 
@@ -53,7 +49,6 @@ def test_what_does_not_end_is_given_up(piece: bytes) -> None:
 
 
 def test_long_events_and_many_lines_are_none_too_long() -> None:
-    """What counts is one event alone, and no line that is skipped."""
     parser = EventParser()
     half = b"data: " + b"x" * (MAX_EVENT_BYTES // 2) + b"\n\n"
     comments = (b": " + b"x" * 65536 + b"\n") * 16
@@ -62,24 +57,3 @@ def test_long_events_and_many_lines_are_none_too_long() -> None:
     assert lengths == [MAX_EVENT_BYTES // 2] * 3
     for _ in range(17):
         assert parser.feed(comments) == []
-
-
-class Searched(bytearray):
-    """Bytes that count how many of them were searched."""
-
-    count = 0
-
-    def find(self, what: Any, start: Any = 0, end: Any = None) -> int:  # noqa: ANN401  (bytearray's)
-        """Search, and count."""
-        self.count += len(self) - start
-        return super().find(what, start, end)
-
-
-def test_bytes_are_searched_once() -> None:
-    """A long line that comes in small pieces takes time in proportion to its length."""
-    parser = EventParser()
-    parser._received = searched = Searched()
-    for _ in range(1000):
-        parser.feed(b"x" * 10)
-
-    assert searched.count == 10_000

@@ -43,7 +43,6 @@ def test_steps_take_so_many_times_as_long(
     tokens: int,
     mixed: bool,  # noqa: FBT001
 ) -> None:
-    """Prompts of a prefill pool and decode steps are each slower by their factor."""
     slow = MODEL.slowed(prefill=prefill, decode=decode, mixed=mixed)
     assert prefill_s(slow.prefill, tokens) == pytest.approx(prefill * prefill_s(STEP, tokens))
     assert decode_s(slow.decode, 8, tokens) == pytest.approx(decode * decode_s(STEP, 8, tokens))
@@ -52,7 +51,6 @@ def test_steps_take_so_many_times_as_long(
 
 @given(FACTORS, FACTORS)
 def test_prompts_in_a_mixed_step_grow_as_prefill_does(prefill: float, decode: float) -> None:
-    """What a mixed step pays for prompts takes the factor of prefill, all else that of decode."""
     apart = MODEL.slowed(prefill=prefill, decode=decode, mixed=False).decode
     mixed = MODEL.slowed(prefill=prefill, decode=decode, mixed=True).decode
     assert mixed.per_prefill_token_s == pytest.approx(prefill * STEP.per_prefill_token_s)

@@ -36,7 +36,6 @@ def test_hash_sees_every_architecture_key(config: dict[str, object], key: str) -
 
 @given(config=CONFIGS)
 def test_hash_reads_the_nested_language_model(config: dict[str, object]) -> None:
-    """A model inside a `text_config` has the fingerprint of the same model alone."""
     assert architecture_hash({"model_type": "outer", "text_config": {"model_type": "x", **config}}
     ) == architecture_hash({"model_type": "x", **config})  # fmt: skip
 

@@ -11,13 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minicluster.specs.model import ModelSpec, MoeSpec
-from minicluster.specs.parameters import (
-    num_active_parameters,
-    num_parameters,
-    parameters,
-    weight_bytes,
-)
+from minicluster.specs.parameters import num_active_parameters, num_parameters, parameters
+from minicluster.specs.slicing import Slicing
 from sizing import catalog
+from sizing.latency.memory import weight_bytes
 
 PUBLISHED = tomllib.loads(
     (Path(__file__).parents[2] / "published" / "parameter_counts.toml").read_text(encoding="utf-8")
@@ -40,7 +37,6 @@ TINY = ModelSpec(
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_totals_agree_with_the_published_ones(name: str) -> None:
-    """Counts from shapes alone give the published total and active parameters."""
     model, row = catalog.find_model(name), PUBLISHED[name]
     tolerance = row["tolerance_fraction"]
     assert num_parameters(model) == pytest.approx(row["parameters"], rel=tolerance, abs=0)
@@ -49,7 +45,6 @@ def test_totals_agree_with_the_published_ones(name: str) -> None:
 
 
 def test_every_model_of_the_catalog_has_a_published_total() -> None:
-    """No model enters the catalog without a check of its shapes against its publisher."""
     assert set(PUBLISHED) == set(catalog.models())
 
 
@@ -72,7 +67,6 @@ def test_layers_add_up(layers: int, factor: int) -> None:
 
 @given(experts=st.integers(2, 64), visited=st.integers(1, 64))
 def test_active_is_total_when_every_expert_is_visited(experts: int, visited: int) -> None:
-    """Active parameters grow with the experts visited, up to all but the input table."""
     visited = min(visited, experts)
     moe = MoeSpec(num_experts=experts, experts_per_token=visited, expert_ffn_size=8)
     model = replace(TINY, ffn_size=0, moe=moe)
@@ -93,13 +87,15 @@ def test_quantised_weights_leave_tables_alone() -> None:
     p = parameters(TINY)
     fp8 = replace(TINY, weight_dtype="fp8")
     kept = 2 * (p.embedding + p.lm_head + p.norms)
-    assert weight_bytes(TINY) == 2 * p.total
-    assert weight_bytes(fp8) == p.attention + p.dense_ffn + kept
+    assert weight_bytes(TINY, slicing=Slicing()) == 2 * p.total
+    assert weight_bytes(fp8, slicing=Slicing()) == p.attention + p.dense_ffn + kept
     apart = replace(fp8, attention_quantised=False)
-    assert weight_bytes(apart) - weight_bytes(fp8) == p.attention
+    assert (
+        weight_bytes(apart, slicing=Slicing()) - weight_bytes(fp8, slicing=Slicing()) == p.attention
+    )
 
 
 def test_fp8_checkpoint_weighs_what_vllm_measured() -> None:
     """Llama-3.3-70B in fp8 takes 33.88 GiB on each of two GPUs (llm-d-planner, vLLM on H100)."""
     model = replace(catalog.find_model("llama-3.3-70b"), weight_dtype="fp8")
-    assert weight_bytes(model) / 2 / 2**30 == pytest.approx(33.88, rel=0.002)
+    assert weight_bytes(model, slicing=Slicing()) / 2 / 2**30 == pytest.approx(33.88, rel=0.002)

@@ -27,6 +27,5 @@ def test_the_level_is_the_number_of_the_percentile(percentile: str) -> None:
 def test_limits_are_those_that_are_set(
     slo: SloSpec, limits_s: dict[str, float], per_token_s: float | None
 ) -> None:
-    """What is not promised is no limit; a token takes what TPOT allows, else the ITL."""
     assert slo.limits_s == limits_s
     assert slo.per_token_s == per_token_s

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -12,9 +12,6 @@ from minicluster.errors import InputError
 from minicluster.specs.cluster import topology_of
 from minicluster.specs.topology import Inventory, Node, Tier, TierSpec, inventory_of
 from sizing import catalog
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 ROCE = catalog.files("clusters")["roce-24k"].read_text(encoding="utf-8")
 
@@ -40,7 +37,6 @@ def test_every_preset_has_a_network_that_nests(name: str) -> None:
     ],
 )
 def test_bandwidths_are_converted_by_name(keys: dict[str, float], expected: float | None) -> None:
-    """Bits, bytes and both directions each have a key."""
     tier = TierSpec(name="rack", gpus=16, **keys)  # type: ignore[arg-type]
     assert tier.one_way_bytes_per_s == expected
 
@@ -85,7 +81,6 @@ def test_groups_spread_over_tiers() -> None:
 
 @given(st.integers(1, 24_576), st.integers(1, 64))
 def test_spans_hold_the_group(group: int, stride: int) -> None:
-    """Members of all units together are at least the group."""
     _, found = catalog.find_network("roce-24k")
     if group * stride <= found.gpus:
         spans = found.spans(group, stride)
@@ -109,7 +104,6 @@ def test_a_way_out_is_never_faster(first: int, second: int) -> None:
 
 @given(st.floats(0.0, 1.0), st.floats(1.0, 20.0))
 def test_uplinks_are_shared_by_those_who_send(share: float, oversubscription: float) -> None:
-    """What a unit sends in sum is never more than its uplinks carry."""
     tier = Tier(
         name="zone", gpus=100, bytes_per_s=50e9, efficiency_fraction=1.0, latency_s=0.0,
         oversubscription=oversubscription,
@@ -139,7 +133,6 @@ def test_inventories_are_checked() -> None:
 
 
 def test_listed_nodes_override_sizes(tmp_path: Path) -> None:
-    """A tier is as wide as its widest listed unit; nodes that are down do not count."""
     text = ROCE
     for index in range(4):
         state = "down" if index == 3 else "ok"
@@ -154,7 +147,6 @@ def test_listed_nodes_override_sizes(tmp_path: Path) -> None:
 
 
 def test_nodes_are_made_from_sizes() -> None:
-    """Generated nodes are in the units that their numbers say."""
     _, found = catalog.find_network("roce-24k")
     listed = inventory_of(found, 16_384)
     assert listed.gpus == 16_384

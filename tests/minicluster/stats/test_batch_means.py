@@ -25,7 +25,6 @@ def correlated(rng: np.random.Generator, count: int, width: int) -> np.ndarray:
 @pytest.mark.parametrize("width", [1, 30])
 @pytest.mark.parametrize("share", [0.5, 0.95, 0.99])
 def test_intervals_hold_the_truth_as_often_as_they_say(width: int, share: float) -> None:
-    """90 % intervals of percentiles hold the true one in 85 to 97 % of runs, correlated or not."""
     rng = np.random.default_rng(0)
     truth = NormalDist().inv_cdf(share)
     held = 0

@@ -3,12 +3,12 @@ from __future__ import annotations
 import math
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from minicluster.stats.bootstrap import BootstrapDifference, differences, holm
 from minicluster.stats.confidence import (
@@ -21,13 +21,9 @@ from minicluster.stats.confidence import (
     samples_needed,
     share_interval,
 )
-from minicluster.stats.warmup import mser5_of_measured
 
 sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))
 from verdict_coverage import cell_of, measure
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 
 def persistent(rng: np.random.Generator, count: int, stays: float) -> np.ndarray:
@@ -36,12 +32,6 @@ def persistent(rng: np.random.Generator, count: int, stays: float) -> np.ndarray
     fresh[0] = True
     drawn = (rng.random(count) < 0.3).astype(np.float64)
     return np.asarray(drawn[np.maximum.accumulate(np.where(fresh, np.arange(count), 0))])
-
-
-def settle(rng: np.random.Generator, count: int, cold: float) -> np.ndarray:
-    """Return bursts of 40 values on average, the first tenth slower by *cold* at its beginning."""
-    bursts = persistent(rng, count, 0.975)
-    return np.asarray(bursts + cold * np.exp(-np.arange(count) / (count / 30)))
 
 
 @given(st.integers(1, 5000), st.integers(0, 5000))
@@ -126,7 +116,6 @@ def test_what_lasts_as_long_as_a_request() -> None:
 
 @pytest.mark.parametrize(("freedom", "t"), [(5, 2.571), (10, 2.228), (30, 2.042)])
 def test_an_unsure_effect_widens_an_interval_as_student_says(freedom: float, t: float) -> None:
-    """The interval is t / z times as wide, t from the tables: so the effect is its square."""
     effect = DesignEffect(estimate=4.0, freedom=freedom)
     sure, unsure = (share_interval(0.5, 10**6, each) for each in (4.0, effect.adjusted))
 
@@ -152,7 +141,6 @@ def test_what_stretches_have_in_common_is_seen_without_bias() -> None:
 
 @given(st.floats(1, 1000), st.floats(2, 1e6))
 def test_what_is_unsure_counts_more(seen: float, freedom: float) -> None:
-    """More degrees of freedom never widen an interval, without end they add nothing."""
     effect = DesignEffect(estimate=seen, freedom=freedom)
 
     assert effect.adjusted >= DesignEffect(estimate=seen, freedom=2 * freedom).adjusted >= seen
@@ -161,7 +149,6 @@ def test_what_is_unsure_counts_more(seen: float, freedom: float) -> None:
 
 @given(st.integers(1, 5000), st.floats(0, 1), st.floats(1, 100))
 def test_more_values_never_widen(count: int, share: float, effect: float) -> None:
-    """The same share of twice as many values lies in a narrower interval within the wider."""
     few, many = share_interval(share, count, effect), share_interval(share, 2 * count, effect)
 
     assert few.high is not None
@@ -269,7 +256,6 @@ def test_holm_marks_fewer_the_more_there_are() -> None:
 
 
 def test_holm_marks_nothing_where_nothing_differs() -> None:
-    """Of 15 tests of nothing, alike or not, chance marks any at most in 5 %; else much more."""
     rng = np.random.default_rng(8)
     shared, own = rng.normal(size=(4000, 1)), rng.normal(size=(4000, 15))
     for alike in (0.0, 0.5, 0.9):
@@ -282,31 +268,8 @@ def test_holm_marks_nothing_where_nothing_differs() -> None:
     assert np.mean([min(row) < 0.05 for row in p_values]) > 0.1
 
 
-def test_warmup_is_cut() -> None:
-    """MSER-5 finds where a transient ends, cuts little where there is none, and owns to failure."""
-    rng = np.random.default_rng(5)
-    steady = rng.exponential(size=2000)
-    transient = np.concatenate([10 + rng.exponential(size=300), steady])
-
-    assert mser5_of_measured(transient)[0] == pytest.approx(300, abs=20)
-    assert mser5_of_measured(steady)[0] < 200
-    assert not mser5_of_measured(np.arange(2000.0))[1]
-    assert mser5_of_measured(np.array([np.inf] * 200))[0] == 0
-
-
-def test_a_burst_is_no_warmup() -> None:
-    """Of 100 runs with bursts hardly one is cut; where the beginning is slow, nearly every one."""
-    rng = np.random.default_rng(6)
-    cut = [mser5_of_measured(settle(rng, 3000, 0.0))[0] > 0 for _ in range(100)]
-    cold = [mser5_of_measured(settle(rng, 3000, 3.0))[0] > 0 for _ in range(100)]
-
-    assert sum(cut) <= 5
-    assert sum(cold) >= 90
-
-
 @pytest.mark.parametrize(("utilisation", "minutes"), [(0.5, 5), (0.75, 5), (0.88, 5)])
 def test_intervals_hold_the_truth(utilisation: float, minutes: float) -> None:
-    """On queues whose truth is known, intervals behind a verdict hold it 95 % of the time."""
     cell = measure(utilisation, minutes, 60)
 
     # The four verdicts of a run go together: of 60 runs three standard deviations are 8 %.

@@ -14,7 +14,6 @@ LEVEL = st.integers(1, 100).map(lambda percent: percent / 100)
 
 @given(SECONDS, st.sampled_from(sorted(LEVELS)), st.floats(0, 1e3))
 def test_percentile_and_share_say_the_same(values: list[float], name: str, limit: float) -> None:
-    """A percentile is within a limit exactly if that share of the values is."""
     within = sum(value <= limit for value in values)
     needed = round(LEVELS[name] * 100) * len(values)
 
@@ -23,7 +22,6 @@ def test_percentile_and_share_say_the_same(values: list[float], name: str, limit
 
 @given(SECONDS)
 def test_percentiles_are_ordered_samples(values: list[float]) -> None:
-    """Percentiles ascend to the maximum, and each is one of the values."""
     found = summarise(values)
 
     assert found is not None
@@ -56,7 +54,6 @@ def test_several_levels_at_once_are_each_alone(values: list[float], names: list[
 
 @given(st.lists(st.tuples(st.floats(0, 1e3), st.integers(1, 9)), min_size=1, max_size=60), LEVEL)
 def test_weights_count_as_repetitions(pairs: list[tuple[float, int]], level: float) -> None:
-    """A weighted percentile is that of the values repeated."""
     values, weights = np.array(sorted(pairs)).T
     repeated = np.repeat(values, weights.astype(int))
     assert weighted_quantile(values, level, weights) == quantile(repeated, level)

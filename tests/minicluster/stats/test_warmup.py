@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from minicluster.stats.warmup import FEWEST_GROUPS, GROUP, mser5, mser5_of_measured
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from numpy.typing import NDArray
 
 RULES = (mser5, mser5_of_measured)
 
@@ -27,7 +23,6 @@ def steady(count: int = 20_000) -> NDArray[np.float64]:
 
 @pytest.mark.parametrize("rule", RULES)
 def test_a_transient_is_cut(rule: Callable[[NDArray[np.float64]], tuple[int, bool]]) -> None:
-    """A transient is cut, a steady series hardly, and a growing one is called unsettled."""
     cut, settled = rule(steady())
     assert settled
     assert cut < 4000
@@ -39,7 +34,6 @@ def test_a_transient_is_cut(rule: Callable[[NDArray[np.float64]], tuple[int, boo
 
 @given(st.lists(st.floats(0, 1e3), min_size=1, max_size=600))
 def test_the_cut_is_a_group_of_the_first_half(values: list[float]) -> None:
-    """Whole groups are cut, at most half of them; a short series keeps all."""
     series = np.array(values)
     cut, settled = mser5(series)
     assert cut % GROUP == 0
@@ -58,7 +52,6 @@ def test_unit_and_origin_do_not_matter(factor: float, shift: float) -> None:
 
 
 def test_no_answer_counts_as_the_longest() -> None:
-    """Infinite latencies count as the largest finite one; with none finite nothing is cut."""
     series = steady(2000)
     lost = np.where(series == series.max(), np.inf, series)
     assert mser5_of_measured(lost)[0] == mser5_of_measured(series)[0]

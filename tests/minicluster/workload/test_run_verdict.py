@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from minicluster.errors import InputError
 from minicluster.workload.run_verdict import read_run_verdict
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 WHOLE = {"verdict": "met", "reasons": ["every limit is kept"], "window": {"start_s": 3}, "more": 1}
 

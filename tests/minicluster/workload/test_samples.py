@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -11,11 +11,7 @@ from hypothesis import strategies as st
 
 from minicluster.errors import InputError
 from minicluster.phases import TTFT_PHASES
-from minicluster.workload.request_outcome import TURNED_AWAY
-from minicluster.workload.samples import OUTCOMES, Sample, read_samples, to_line
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from minicluster.workload.samples import OUTCOMES, TURNED_AWAY, Sample, read_samples, to_line
 
 TIMES = st.integers(0, 10**9).map(lambda microseconds: microseconds / 10**6)
 SAMPLES = st.builds(
@@ -80,7 +76,6 @@ def test_who_was_turned_away_ended_in_a_way_that_there_is() -> None:
 def test_tpot_is_of_what_comes_after_the_first_chunk(
     chunk_s: tuple[float, ...], chunk_tokens: tuple[int, ...], tpot_s: float | None
 ) -> None:
-    """An answer that came in one chunk has no TPOT, whether or not the server counts its tokens."""
     sample = replace(ONE, chunk_s=chunk_s, chunk_tokens=chunk_tokens)
     assert sample.tpot_s == tpot_s
 
@@ -98,7 +93,6 @@ BAD = to_line(ONE).replace('"due_s":1.0', '"due_s":"soon"')
 
 @pytest.mark.parametrize("line", ["{}", "[]", "no", '{"index": 1}', BAD])
 def test_bad_lines_are_refused(tmp_path: Path, line: str) -> None:
-    """A line that is no sample is named by its number."""
     path = tmp_path / "samples.jsonl"
     path.write_text(line + "\n", encoding="utf-8")
 

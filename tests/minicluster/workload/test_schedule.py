@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -11,9 +11,6 @@ from hypothesis import strategies as st
 from minicluster.errors import InputError
 from minicluster.workload.schedule import ScheduledRequest, read_schedule, write_schedule
 from minicluster.workload.traces import read_trace
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 REQUESTS = st.builds(
     ScheduledRequest,
@@ -44,7 +41,6 @@ def test_what_is_written_is_read(
 def test_a_schedule_is_a_trace(
     tmp_path_factory: pytest.TempPathFactory, requests: list[ScheduledRequest]
 ) -> None:
-    """`sizing simulate --schedule` and `loadtest run --trace` read the same requests from it."""
     path = tmp_path_factory.getbasetemp() / "trace.jsonl"
     requests.sort(key=lambda request: request.due_s)
     write_schedule(requests, path)

@@ -36,7 +36,6 @@ def test_poisson_is_the_load_test_s_schedule() -> None:
     ],
 )
 def test_gaps_vary_as_asked(source: RequestSource, variation: float) -> None:
-    """Rate and coefficient of variation of the gaps are those given; lengths stay the same."""
     found = drawn(WORKLOAD, source, count=100_000, seed=0)
     gaps = np.diff(found.due_s, prepend=0.0)
     assert gaps.mean() == pytest.approx(0.25, rel=0.03)
@@ -75,6 +74,5 @@ def test_conversations_grow() -> None:
     ],
 )
 def test_contradictions_are_refused(keys: dict[str, object]) -> None:
-    """Keys that do not fit one another are no source."""
     with pytest.raises(InputError):
         RequestSource(**keys)  # type: ignore[arg-type]

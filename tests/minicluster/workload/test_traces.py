@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from minicluster.errors import InputError
 from minicluster.workload.traces import read_trace
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 AZURE_2023 = """TIMESTAMP,ContextTokens,GeneratedTokens
 2023-11-16 18:15:46.6805900,374,44
@@ -42,7 +39,6 @@ def written(folder: Path, text: str) -> Path:
 
 @pytest.mark.parametrize("text", [AZURE_2023, AZURE_2024, BURSTGPT, MOONCAKE, SCHEDULE])
 def test_formats_say_the_same(text: str, tmp_path: Path) -> None:
-    """Each published format gives the same two requests, the first one at 0 seconds."""
     read = read_trace(written(tmp_path, text)).arrivals
     np.testing.assert_allclose(read.due_s, [0.0, 4.314579], atol=2e-6)
     assert read.input_tokens.tolist() == [374, 396]
@@ -104,7 +100,6 @@ def test_what_a_schedule_says_of_prompts_is_read(tmp_path: Path) -> None:
 
 
 def test_unanswered_requests_can_be_left_out(tmp_path: Path) -> None:
-    """With the flag, requests that generated nothing are counted and left out."""
     path = written(tmp_path, BURSTGPT + "12,GPT-4,5,0,5,API log\n")
     read = read_trace(path, skip_unanswered=True)
     assert (len(read.arrivals), read.skipped) == (2, 1)
@@ -116,7 +111,6 @@ def test_unanswered_requests_can_be_left_out(tmp_path: Path) -> None:
 
 
 def test_files_that_are_none(tmp_path: Path) -> None:
-    """A missing file and a binary one are refused."""
     with pytest.raises(InputError, match="No such file"):
         read_trace(tmp_path / "none")
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00\x80")

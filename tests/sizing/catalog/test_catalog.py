@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+from collections.abc import Iterator
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,10 +22,6 @@ from minicluster.specs.scenario import ClusterChoice, EngineChoice
 from minicluster.specs.study import Conventions
 from sizing import catalog
 from sizing.catalog import find_cluster, find_engine, find_gpu, find_model, folder
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 SPECS = {
     "gpus": GpuSpec,
@@ -57,7 +55,6 @@ def quantities(raw: dict[str, Any], prefix: str = "") -> Iterator[str]:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_every_number_has_a_dated_source(path: Path) -> None:
-    """Each number of a GPU, cluster or engine is covered by a source with a document and a date."""
     raw = read_toml(path)
     sources = [parse(NumberSource, source, place=path.name) for source in raw.get("sources", [])]
     covers = [key.strip() for source in sources for key in source.covers.split(",")]
@@ -70,7 +67,6 @@ def test_every_number_has_a_dated_source(path: Path) -> None:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_no_source_covers_nothing(path: Path) -> None:
-    """A source that names a key which is not in the file is a leftover."""
     raw = read_toml(path)
     keys = list(quantities(raw))
     for source in raw.get("sources", []):
@@ -90,7 +86,6 @@ def test_entries_survive_json(path: Path) -> None:
 
 @pytest.mark.parametrize("name", catalog.models())
 def test_models_load_and_survive_json(name: str) -> None:
-    """Every model has a dated source, a fingerprint and a spec that survives JSON."""
     entry, spec = catalog.models()[name], find_model(name)
     assert entry.sources
     assert spec.config_hash == architecture_hash(entry.config)
@@ -135,7 +130,6 @@ MEASURED = (
 
 @pytest.mark.parametrize("hub_id", MEASURED)
 def test_measured_models_resolve(hub_id: str) -> None:
-    """Every hub id of the public measurements leads to an architecture, and loads itself."""
     assert find_model(hub_id).source == hub_id
 
 
@@ -154,7 +148,6 @@ def test_measured_models_resolve(hub_id: str) -> None:
     ],
 )
 def test_repackaged_models_resolve(hub_id: str, key: str, dtype: str) -> None:
-    """A quantised or repackaged hub id is the catalog's architecture in the dtype it names."""
     found = find_model(hub_id)
     assert found.config_hash == find_model(key).config_hash
     assert (found.weight_dtype, found.source, found.id) == (dtype, hub_id, hub_id)
@@ -162,7 +155,6 @@ def test_repackaged_models_resolve(hub_id: str, key: str, dtype: str) -> None:
 
 @pytest.mark.parametrize("name", ["mistralai/Mistral-7B-v0.3", "x/DeepSeek-R1-Distill-Llama-70B"])
 def test_other_shapes_do_not_resolve(name: str) -> None:
-    """Another version or a distillation has other shapes, and is no repackaging."""
     with pytest.raises(InputError):
         find_model(name)
 
@@ -177,7 +169,6 @@ def test_other_shapes_do_not_resolve(name: str) -> None:
     ],
 )  # fmt: skip
 def test_gpu_names_resolve(alias: str, name: str) -> None:
-    """Names that measurements and clouds use lead to the catalog's GPU."""
     assert find_gpu(alias).name == name
 
 
@@ -215,13 +206,11 @@ def test_what_was_not_fitted_says_so() -> None:
 
 @pytest.mark.parametrize("name", catalog.clusters())
 def test_presets_name_gpus_of_the_catalog(name: str) -> None:
-    """Every preset stands on a GPU that exists."""
     preset = find_cluster(ClusterChoice(preset=name))
     assert find_gpu(preset.gpu).name == preset.gpu
 
 
 def test_scenario_keys_go_over_the_preset() -> None:
-    """A preset gives way to the keys beside it, and the rest of it stays."""
     preset = catalog.clusters()["h100-8"]
     changed = find_cluster(ClusterChoice(preset="h100-8", gpu="H200", max_gpus=4, gpus_per_node=4))
     assert (changed.gpu, changed.max_gpus, changed.gpus_per_node) == ("h200-sxm", 4, 4)
@@ -264,14 +253,12 @@ def test_engine_versions() -> None:
     ],
 )
 def test_unknown_names_suggest_the_nearest(find: Any, name: str, hint: str) -> None:  # noqa: ANN401
-    """An unknown name is refused with the nearest one, or with all of them."""
     with pytest.raises(InputError) as refused:
         find(name)
     assert hint in str(refused.value)
 
 
 def test_catalogs_of_an_installed_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Installed, the catalogs are inside the package; in a checkout, beside it."""
     monkeypatch.setattr(folder, "__file__", str(tmp_path / "sizing" / "catalog" / "folder.py"))
     assert catalog.configs() == tmp_path / "configs"
     (tmp_path / "sizing" / "_configs").mkdir(parents=True)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -15,13 +16,9 @@ from sizing.catalog.huggingface.families import FAMILIES
 from sizing.catalog.huggingface.reader import read_config
 from tests.sizing.configs_read import LLAMA, of_family, read
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 @pytest.mark.parametrize("model_type", FAMILIES)
 def test_every_family_is_read(model_type: str) -> None:
-    """Each supported model_type gives a spec with its own kind of attention and feed-forward."""
     model, family = read(of_family(model_type)), FAMILIES[model_type]
     assert (model.num_layers, model.hidden_size, model.vocab_size) == (4, 64, 100)
     assert (model.moe is not None) == bool(family.experts)
@@ -36,7 +33,6 @@ def test_every_family_is_read(model_type: str) -> None:
     head_dim=st.integers(1, 256),
 )
 def test_shapes_pass_through(layers: int, heads: int, ratio: int, head_dim: int) -> None:
-    """What the config says of its shapes is what the spec says."""
     config = {
         **LLAMA,
         "num_hidden_layers": layers,
@@ -97,7 +93,6 @@ def test_windows(model_type: str, extra: dict[str, Any], expected: tuple[int, in
     ],
 )
 def test_rope_scaling_lengthens_the_context(rope: dict[str, Any], expected: int) -> None:
-    """The context is the one the engine will accept, RoPE scaling included."""
     assert read({**LLAMA, "rope_scaling": rope}).max_context_tokens == expected
 
 
@@ -147,7 +142,6 @@ def test_linear_chunked_and_sparse_attention() -> None:
 
 
 def test_experts_alone_may_be_quantised() -> None:
-    """Kimi-K2.5 quantises its routed experts and nothing else."""
     left_out = [
         "lm_head",
         "re:.*self_attn.*",
@@ -162,7 +156,6 @@ def test_experts_alone_may_be_quantised() -> None:
 
 
 def test_modules_left_out_by_layer() -> None:
-    """All dense layers left out by number count; layers beyond the last predict tokens ahead."""
     config = {**of_family("deepseek_v3"), "first_k_dense_replace": 2}
     left_out = ["model.layers.0*", "model.layers.1.mlp.up_proj", "model.layers.4.eh_proj"]
     quantised = {"quant_method": "fp8", "modules_to_not_convert": left_out}
@@ -174,7 +167,6 @@ def test_modules_left_out_by_layer() -> None:
 
 
 def test_dense_layers_before_the_experts() -> None:
-    """DeepSeek's first layers, shared experts and Qwen's leading dense layers are kept apart."""
     deep = read({**of_family("deepseek_v3"), "first_k_dense_replace": 1, "n_shared_experts": 2})
     assert (deep.moe.num_dense_layers, deep.moe.shared_ffn_size, deep.ffn_size) == (1, 64, 128)
     assert deep.head_dim == 12
@@ -239,6 +231,5 @@ def test_path_and_directory_give_the_same_model(tmp_path: Path) -> None:
     ],
 )
 def test_scales_of_fp8(quantized: dict[str, Any] | None, blocks: bool) -> None:  # noqa: FBT001
-    """Scales of blocks or of tensors; without fp8 weights as the publisher's fp8 checkpoints."""
     extra = {"quantization_config": quantized} if quantized else {}
     assert read({**of_family("qwen3"), **extra}).block_scaled is blocks

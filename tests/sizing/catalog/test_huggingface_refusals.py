@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,9 +15,6 @@ from sizing import catalog
 from sizing.catalog.huggingface.families import FAMILIES
 from sizing.catalog.huggingface.reader import read_config
 from tests.sizing.configs_read import EXPERTS, LATENT, LLAMA, of_family, read
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 BAD = [
     ({"model_type": "mamba"}, "model_type", "one of Yi, bloom"),
@@ -92,7 +90,6 @@ def test_refusals_name_the_key(change: dict[str, Any], named: str, expectation: 
     ("content", "expectation"), [("{", "valid JSON"), ("[]", "a JSON object"), ("\x80", "JSON")]
 )
 def test_files_that_are_no_config(tmp_path: Path, content: str, expectation: str) -> None:
-    """A file that holds no JSON object is refused with its path."""
     file = tmp_path / "config.json"
     file.write_bytes(content.encode("latin-1"))
     with pytest.raises(InputError, match=expectation) as refused:
@@ -101,7 +98,6 @@ def test_files_that_are_no_config(tmp_path: Path, content: str, expectation: str
 
 
 def test_directory_without_config(tmp_path: Path) -> None:
-    """A directory without a config.json is refused with the path that is missing."""
     with pytest.raises(InputError, match=r"config\.json is 'No such file"):
         catalog.find_model(str(tmp_path))
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from minicluster import routing
-from minicluster.plan import read_plan
+from minicluster.plan import Plan, read_plan
 from minicluster.specs.scenario import EngineChoice
 from minicluster.workload.arrivals import poisson_arrivals
 from sizing import catalog
@@ -18,13 +19,7 @@ from sizing.catalog import cluster, engine, folder, gpu, model
 from sizing.evidence.prediction import predict_row
 from sizing.evidence.row import row_from
 from sizing.simulation.planned import simulate_plan
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
-
-    from minicluster.plan import Plan
-    from tests.sizing.conftest import Sizing
+from tests.sizing.conftest import Sizing
 
 CACHES = (
     cluster.clusters, cluster.switches, gpu.gpus, gpu.collectives, gpu._read_gpu, model.models,
@@ -119,7 +114,6 @@ def test_another_engine_is_one_file(configs: Path, chunked: str) -> None:
 def test_a_model_of_a_known_family_is_one_file(
     configs: Path, sizing: Sizing, tmp_path: Path
 ) -> None:
-    """A model is planned for by its new name; its published size is one row in tests/published."""
     added(configs / "models" / "llama-3.1-8b.toml", "llama-9", hub_id='"me/llama-9"')
     entry = configs / "models" / "llama-9.toml"
     head, _, rest = entry.read_text().partition("aliases = [")
@@ -131,7 +125,6 @@ def test_a_model_of_a_known_family_is_one_file(
 def test_a_routing_policy_is_one_function(
     sizing: Sizing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Scenario, plan and simulator take a policy that is registered in `minicluster.routing`."""
     monkeypatch.setitem(routing.POLICIES, "last-of-least", routing.find_policy("random"))
 
     @routing.routing_policy("last-of-least")
@@ -152,7 +145,6 @@ def test_a_routing_policy_is_one_function(
 def test_every_policy_of_a_plan_is_one_of_a_scenario(
     sizing: Sizing, tmp_path: Path, policy: str
 ) -> None:
-    """A scenario may ask for each policy, and the answer says where closed forms approximate it."""
     (tmp_path / "scenario.toml").write_text(SCENARIO)
     done = sizing("plan", str(tmp_path / "scenario.toml"), "--set", f"search.routing={policy}")
     assert done.code == 0, done.err

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import typer
@@ -20,9 +21,6 @@ from minicluster.specs.scenario import LIMITS, ScenarioSpec
 from minicluster.specs.workload import Lengths
 from sizing import catalog
 from sizing.catalog.schema import scenario_keys
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 MINIMAL = """
 [model]
@@ -40,7 +38,6 @@ READ_BACK = [path for name, path in catalog.files("scenarios").items() if name !
 
 @pytest.mark.parametrize("path", READ_BACK, ids=lambda path: path.stem)
 def test_shipped_scenarios_resolve(path: Path) -> None:
-    """Every shipped scenario for GPUs names things that exist and fit together."""
     scenario = catalog.read_scenario(path)
     resolved = catalog.resolve(scenario, path.name)
     assert resolved.gpu.kind == "gpu"
@@ -50,7 +47,6 @@ def test_shipped_scenarios_resolve(path: Path) -> None:
 def test_laptop_scenario_reads_and_asks_for_the_demo_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The demo's scenario needs the demo's model, and says how to get it."""
     scenario = catalog.read_scenario(Path("laptop"))
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError, match=r"model\.id.*make demo"):
@@ -103,7 +99,6 @@ def test_scenarios_survive_json(
 
 @given(value=st.floats(1e-6, 1e6), tokens=st.integers(1, 10_000))
 def test_overrides_do_what_the_file_would(value: float, tokens: int) -> None:
-    """`--set key=value` gives the scenario that the same line in the file gives."""
     raw = {
         "model": {"id": "llama-3.1-8b"},
         "cluster": {"preset": "h100-8"},
@@ -116,7 +111,6 @@ def test_overrides_do_what_the_file_would(value: float, tokens: int) -> None:
 
 
 def test_overrides_make_tables_and_take_bare_text(tmp_path: Path) -> None:
-    """A table that the file lacks is made, and text needs no quotes."""
     path = written(tmp_path, MINIMAL)
     overrides = ["slo.ttft_s=0.5", "model.id=qwen3-32b", "search.tp=[4, 8]", "model.kv_dtype=fp8"]
     scenario = catalog.read_scenario(path, overrides)
@@ -179,6 +173,11 @@ BAD = [
     ("[model]", '[engine]\nversion = "1.0"\n[model]', ["engine", "vllm 1.0", "vllm 0.29.0"]),
     ("[model]", "[search]\ntp = [0]\n[model]", ["search.tp[0]", "positive"]),
     ("[model]", "[search]\nmax_utilisation_fraction = 2.0\n[model]", ["search.max", "fraction"]),
+    (
+        "[model]",
+        '[search]\npools = "mixed"\nlocal_threshold_tokens = 100\n[model]',
+        ["search.local_threshold_tokens", "expected 0 with"],
+    ),
     ("[model]", "[extra]\n[model]", ["extra", "no such key"]),
     ("[model]", "[model]\nkv_dtype = 'fp9'", ["model.kv_dtype", "fp9", "fp8"]),
     ("[model]", "[model]\nmax_context_tokens = 200000", ["model.max_context_tokens", "131072"]),
@@ -189,11 +188,7 @@ BAD = [
 
 @pytest.mark.parametrize(("old", "new", "says"), BAD, ids=lambda value: str(value)[:40])
 def test_bad_scenarios(
-    old: str,
-    new: str,
-    says: list[str],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    old: str, new: str, says: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Bad input leaves with code 2 and one line: file, key, value, what is expected."""
     assert old in MINIMAL
@@ -237,7 +232,6 @@ def test_bad_overrides(
     ],
 )
 def test_missing_files(name: str, says: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """A file that is not there, or a scenario that is not shipped, is named."""
     code, line = refused_by(lambda: catalog.read_scenario(Path(name)), capsys)
     assert code == 2
     for text in says:
@@ -245,7 +239,6 @@ def test_missing_files(name: str, says: list[str], capsys: pytest.CaptureFixture
 
 
 def test_binary_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A file that is no text is refused, not crashed on."""
     path = tmp_path / "s.toml"
     path.write_bytes(b"\xff\xfe\x00")
     code, line = refused_by(lambda: catalog.read_scenario(path), capsys)
@@ -255,7 +248,6 @@ def test_binary_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 @given(st.sampled_from(sorted(LIMITS)), st.floats(1.0001, 1e30))
 def test_nothing_beyond_the_limits(key: str, factor: float) -> None:
-    """A value beyond its documented limit is refused under its own name."""
     name = key.removesuffix(".max_tokens")
     high = LIMITS[key][1] * factor
     value = math.ceil(high) if "tokens" in key or "gpus" in key else high
@@ -279,10 +271,7 @@ TOML_VALUES = st.recursive(
 TABLES = ["model", "cluster", "workload", "slo", "search", "engine", "x"]
 
 
-@given(
-    key=st.sampled_from([key.key for key in scenario_keys()] + TABLES),
-    value=TOML_VALUES,
-)
+@given(key=st.sampled_from([key.key for key in scenario_keys()] + TABLES), value=TOML_VALUES)
 def test_nonsense_is_refused_not_crashed_on(key: str, value: object) -> None:
     """Whatever TOML stands under a key, the answer is a scenario or one refusal that says where."""
     raw: dict[str, Any] = {
@@ -309,7 +298,6 @@ def test_nonsense_is_refused_not_crashed_on(key: str, value: object) -> None:
 
 
 def test_schema_knows_every_key_and_no_other() -> None:
-    """The schema lists the keys that a scenario accepts, each with its meaning."""
     keys = {key.key: key for key in scenario_keys()}
     assert {"model.id", "cluster.preset", "workload.requests_per_s", "slo.ttft_s"} <= keys.keys()
     assert {key.removesuffix(".max_tokens") for key in LIMITS} <= keys.keys()
@@ -321,6 +309,7 @@ def test_schema_knows_every_key_and_no_other() -> None:
         "workload.output_tokens",
     ]
     assert keys["slo.ttft_s"].unit == "seconds"
+    assert (keys["slo.itl_s"].type, keys["search.tp"].type) == ("number", "list of integer")
     assert keys["slo.ttft_s"].default == 1.0
     assert keys["workload.requests_per_s"].maximum == 1e6
 

@@ -7,15 +7,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from sizing import catalog
 from sizing.catalog.schema import scenario_keys
-
-if TYPE_CHECKING:
-    from tests.sizing.conftest import Sizing
+from tests.sizing.conftest import Sizing
 
 
 def data(sizing: Sizing, command: str) -> list[dict[str, Any]]:
@@ -99,14 +97,6 @@ def test_bad_usage(sizing: Sizing, arguments: list[str], says: str) -> None:
     assert (done.code, done.out) == (2, "")
     assert done.err.count("\n") == 1
     assert says in done.err
-
-
-@pytest.mark.parametrize("command", ["init", "schema", "models", "gpus"])
-def test_help(sizing: Sizing, command: str) -> None:
-    """`-h` explains every command."""
-    done = sizing(command, "-h")
-    assert done.code == 0
-    assert "Usage: sizing" in done.out
 
 
 def test_no_colour_in_a_pipe() -> None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NoReturn
+from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 from minicluster.plan import read_plan
 from sizing.cli import main
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SCENARIO = "llama-3.1-70b-h100"
 SEARCH = "sizing.planner.search"

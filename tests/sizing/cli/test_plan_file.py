@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,12 +15,7 @@ from minicluster.plan import Plan, plan_from, read_plan, to_json
 from minicluster.plan.document import KEPT_AT_TOP, KEPT_OF_CALIBRATION
 from minicluster.specs.calibration import CalibrationKey, CalibrationSpec
 from sizing.cli.common import with_overrides
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from tests.sizing.conftest import Sizing
+from tests.sizing.conftest import Sizing
 
 SMALL = "llama-3.1-8b-h100"
 TOP = {
@@ -155,7 +152,6 @@ def test_a_second_copy_is_refused(file: Path) -> None:
 def test_a_file_that_contradicts_itself(
     file: Path, where: tuple[str, ...], value: object, says: str
 ) -> None:
-    """A value that follows from others, or is of the wrong kind, is named as the file has it."""
     raw = json.loads(file.read_text(encoding="utf-8"))
     *tables, key = where
     table = raw

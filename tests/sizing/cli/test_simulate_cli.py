@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -13,11 +13,7 @@ import pytest
 from minicluster.phases import TTFT_PHASES
 from minicluster.plan import read_plan
 from sizing import catalog
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.sizing.conftest import Sizing
+from tests.sizing.conftest import Sizing
 
 H100 = str(catalog.files("scenarios")["llama-3.1-70b-h100"])
 
@@ -109,7 +105,6 @@ def test_bad_options_are_one_line(
 
 
 def test_load_and_slo_of_a_plan_may_be_set(sizing: Sizing, plan: str) -> None:
-    """`--set` is another load or SLO for the same pools; the rest of a plan stays as it is."""
     few = ("simulate", plan, "--requests", "1000")
     half = sizing(*few, "--set", "workload.requests_per_s=10", "--json")
     assert half.code == 0

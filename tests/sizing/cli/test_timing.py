@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -11,9 +11,6 @@ from minicluster.specs.step import Interference, PathCoefficients, StepCoefficie
 from minicluster.specs.workload import Lengths, WorkloadSpec
 from minicluster.workload.traces import read_trace
 from sizing.cli.calibrate import burst_rate, write_burst
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 LOAD = WorkloadSpec(
     requests_per_s=4.0, input_tokens=Lengths.fixed(100), output_tokens=Lengths.fixed(10)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,9 +20,6 @@ from minicluster.specs.calibration import (
 )
 from sizing.latency.calibration import fit_calibration, fit_decode, fit_prefill
 from sizing.latency.least_squares import nonnegative_least_squares
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 KEY = CalibrationKey(
     processor="test",
@@ -98,7 +95,6 @@ def test_exact_rows_give_back_the_constants() -> None:
 
 
 def test_interference_is_per_share_of_busy_time() -> None:
-    """Decode beside a prefill that was busy half the time is charged twice; prefill is not."""
     half = [
         replace(r, other_busy_fraction=0.5) if r.other_busy_fraction else r for r in grid(0.2, 0.4)
     ]
@@ -179,7 +175,6 @@ def test_rows_survive_the_file(tmp_path: Path) -> None:
     ],
 )
 def test_a_wrong_cell_is_named(tmp_path: Path, change: dict[str, str], named: str) -> None:
-    """The line and column of a wrong value are in the message."""
     path = tmp_path / "steps.csv"
     write_measurements(path, grid()[:1])
     with path.open(newline="") as file:
@@ -214,7 +209,6 @@ def test_a_missing_phase_is_refused(phase: str) -> None:
 
 
 def test_rows_of_two_machines_are_refused(tmp_path: Path) -> None:
-    """Constants of one machine are not those of another."""
     first, second, *_ = grid()
     other = replace(second, key=CalibrationKey(**(asdict(KEY) | {"cores": 64})))
     write_measurements(tmp_path / "steps.csv", [first, other])

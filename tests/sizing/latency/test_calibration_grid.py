@@ -9,18 +9,14 @@ largest batch was 8.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
 from minicluster.plan import step_time
-from minicluster.specs.calibration import Measurement, read_measurements
+from minicluster.specs.calibration import CalibrationSpec, Measurement, read_measurements
 from serving.measurement.step_benchmark import DECODE_POINTS, PATH_TOKENS, PREFILL_TOKENS, grid
 from sizing.latency.calibration import fit_calibration
-
-if TYPE_CHECKING:
-    from minicluster.specs.calibration import CalibrationSpec
 
 ROWS = read_measurements(Path(__file__).parents[2] / "published" / "steps_40_points.csv")
 FIRST_PASS = ROWS[: len(ROWS) // 2]

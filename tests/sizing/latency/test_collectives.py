@@ -6,7 +6,6 @@ import json
 import math
 from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -16,15 +15,15 @@ from typer.testing import CliRunner
 
 from minicluster.errors import InputError
 from minicluster.specs.efficiency import CollectiveTable
+from minicluster.specs.gpu import MeasuredCollective
 from sizing import catalog
 from sizing.cli.app import app
 from sizing.latency.collectives import all_reduce_s
-from sizing.latency.library import SMALL_BYTES, left_out, with_gpu_points
+from sizing.latency.library import left_out, with_gpu_points
 from sizing.latency.tiered import network, tiered_s
 from sizing.network.collective import Question, answer
 
-if TYPE_CHECKING:
-    from minicluster.specs.gpu import MeasuredCollective
+MOSTLY_LATENCY_BYTES = 2**20
 
 
 def run(*arguments: str) -> tuple[int, str]:
@@ -56,7 +55,7 @@ def test_library_points_follow_from_the_others() -> None:
     outliers = [row for row in rows if row.outlier]
     assert [(row.library, row.gpus, row.size_bytes) for row in outliers] == [("nccl", 16, 262144)]
     for row in rows:
-        limit = 0.15 if row.size_bytes <= SMALL_BYTES else 0.12
+        limit = 0.15 if row.size_bytes <= MOSTLY_LATENCY_BYTES else 0.12
         assert row.outlier or abs(row.error_fraction) < limit, row
 
 
@@ -77,7 +76,6 @@ def test_a_group_wider_than_every_table_pays_more_hops_and_more_traffic() -> Non
 
 @pytest.mark.parametrize("size", [1024.0, 65_536.0, 524_288.0, 4 * 2.0**20, 48e6, 2.0**30])
 def test_a_faster_network_than_the_measured_one_is_never_slower(size: float) -> None:
-    """On either side of the network that NCCL was measured on, times stay on that side (N2)."""
     cluster, _ = catalog.find_network("h100-8")
     gpu, table = catalog.find_gpu(cluster.gpu), nccl_on_two_nodes()
     assert table.between_bytes_per_s is not None
@@ -120,10 +118,7 @@ def test_a_tree_over_nodes_has_whole_levels(nodes: int, hops: int) -> None:
     assert together - alone == pytest.approx(2 * hops * between, rel=1e-6)
 
 
-NODES = [
-    ("h200-8", 32, 2**32, 2**32 * 2 * 31 / 32 / 365e9),
-    ("b200-8", 32, 2**32, 22.05e-3),
-]
+NODES = [("h200-8", 32, 2**32, 2**32 * 2 * 31 / 32 / 365e9), ("b200-8", 32, 2**32, 22.05e-3)]
 """Four nodes, public nccl-tests."""
 
 
@@ -175,7 +170,6 @@ def test_steps_take_what_the_command_prints(size: float) -> None:
 def test_more_bytes_and_fewer_uplinks_are_never_faster(
     pattern: str, group: int, size: float, factor: float
 ) -> None:
-    """Time rises with bytes, and a network without oversubscription is never slower."""
     _, narrow = catalog.find_network("roce-24k")
     spans = narrow.spans(group)
     less = float(tiered_s(size, pattern, narrow, spans))

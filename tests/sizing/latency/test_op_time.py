@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from minicluster.specs.efficiency import CollectiveTable
+from minicluster.specs.gpu import GpuSpec
 from minicluster.specs.slicing import Slicing
 from sizing import catalog
 from sizing.latency.collectives import exchange_s, looked_up_s
@@ -19,11 +20,6 @@ from sizing.latency.load import decode_load, prefill_load
 from sizing.latency.op import gemm
 from sizing.latency.roofline import op_time, smooth_max
 from sizing.latency.step import Machine, stage_s, step_s, step_terms
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from minicluster.specs.gpu import GpuSpec
 
 GPUS = [name for name, entry in catalog.gpus().items() if entry.spec.kind == "gpu"]
 
@@ -41,15 +37,8 @@ def machine(model: str = "llama-3.1-70b", gpu: str = "h100-sxm") -> Machine:
 
 def exchange(pattern: str, size: object, group: int = 8, stride: int = 1) -> Exchange:
     """Make an exchange."""
-    return Exchange(
-        name=pattern,
-        equation="N1",
-        pattern=pattern,
-        group=group,
-        stride=stride,
-        repeats=1,
-        size_bytes=np.asarray(size, dtype=np.float64),
-    )
+    size_bytes = np.asarray(size, dtype=np.float64)
+    return Exchange(pattern, "N1", pattern, group, 1, size_bytes, stride=stride)
 
 
 @pytest.mark.parametrize("gpu", GPUS)
@@ -109,7 +98,6 @@ def test_faster_hardware_is_never_slower(
 
 @pytest.mark.parametrize("columns", [1024, 4096, 28672])
 def test_tile_boundaries_cost_no_more_than_a_wave(columns: int) -> None:
-    """One row more than a tile holds costs at most the share of a wave that is not filled."""
     gpu = catalog.find_gpu("h100-sxm")
     assert gpu.efficiency is not None
     rows = np.arange(1.0, 2049.0)

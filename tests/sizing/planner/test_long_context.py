@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 
+from minicluster.plan import Inputs
 from minicluster.specs.slicing import Slicing
 from sizing.cli.common import read_inputs
 from sizing.cli.studies import parse_slicing
@@ -18,10 +19,7 @@ from sizing.latency.step import stage_s
 from sizing.planner.step_models import machine
 from sizing.planner.studies.long_context import LongPrompt, long_prompt, preferences
 from sizing.planner.studies.rule import find_rule
-
-if TYPE_CHECKING:
-    from minicluster.plan import Inputs
-    from tests.sizing.conftest import Sizing
+from tests.sizing.conftest import Sizing
 
 LENGTHS = (32_768, 65_536, 100_000, 131_072)
 LAYOUTS = tuple(

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,8 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minicluster.errors import InputError
+from minicluster.pages.page import Page
 from minicluster.pages.write import render
-from minicluster.plan import read_plan
+from minicluster.plan import Plan, read_plan
 from minicluster.stats.quantiles import LEVELS
 from sizing.cli.common import read_inputs
 from sizing.planner.studies.cost import running
@@ -28,13 +30,7 @@ from sizing.planner.studies.sensitivity import CHANGES, changed_inputs
 from sizing.planner.studies.sweep import parse_key, points
 from sizing.report.plan_charts import BINS, over_time_figures
 from sizing.report.plan_page import plan_page
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from minicluster.pages.page import Page
-    from minicluster.plan import Plan
-    from tests.sizing.conftest import Sizing
+from tests.sizing.conftest import Sizing
 
 SCENARIO = "llama-3.1-8b-h100"
 PRICE = "cluster.price_usd_per_gpu_hour=2.5"
@@ -203,7 +199,6 @@ def test_keys_of_a_sweep() -> None:
     st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8)), min_size=1, max_size=30),
 )
 def test_front_is_what_no_other_point_beats(pairs: list[tuple[int, int]]) -> None:
-    """The one pass agrees with comparing every pair."""
     xs, ys = np.array(pairs).T
     expected = [
         not any((a <= x and b <= y) and (a < x or b < y) for a, b in pairs) for x, y in pairs
@@ -320,7 +315,6 @@ def test_losses(plan: Plan) -> None:
 def test_losses_command(
     sizing: Sizing, plan_of: Callable[..., Path], spares: int, code: int
 ) -> None:
-    """An SLO that one loss breaks is a negative answer; with a spare in each pool none does."""
     path = plan_of(SCENARIO, *SPLIT, "--set", f"search.spare_replicas={spares}")
     done = sizing("losses", str(path), "--requests", "1500", "--json")
     assert done.code == code
