@@ -55,10 +55,7 @@ def _generating(name: str, body: Schema, *, needs_key: bool) -> Schema:
         *(["401"] if needs_key else []),
     ]
     answer = {"$ref": "#/components/schemas/Answer"}
-    content = {
-        "application/json": {"schema": answer},
-        "text/event-stream": {"schema": {}},
-    }
+    content = {"application/json": {"schema": answer}, "text/event-stream": {"schema": {}}}
     return {
         "post": {
             "operationId": name,

@@ -57,10 +57,7 @@ def ray_service(manifest: Manifest) -> str:
             "rayClusterConfig": {
                 "rayVersion": RAY,
                 "authOptions": {"mode": "token"},
-                "headGroupSpec": {
-                    "rayStartParams": {"num-cpus": "0"},
-                    "template": _head(manifest),
-                },
+                "headGroupSpec": {"rayStartParams": {"num-cpus": "0"}, "template": _head(manifest)},
                 "workerGroupSpecs": [_group(manifest, node) for node in manifest.served.nodes],
             },
         },

@@ -300,14 +300,7 @@ def bring_up(  # noqa: PLR0913  (deployment, place, plan and three options)
         plan=plan,
         substitutions=changes,
     )
-    state, readiness = deploy(
-        served,
-        site,
-        state,
-        deployment=deployment,
-        plan=plan,
-        report=report,
-    )
+    state, readiness = deploy(served, site, state, deployment=deployment, plan=plan, report=report)
     return Endpoint(
         base_url=state.base_url, model_id=served.model_id, readiness=readiness, state=state
     )

@@ -227,10 +227,7 @@ def make_plan() -> PlanMaker:
                 prefill=step,
                 decode=step,
                 path=PathCoefficients(
-                    request_s=0.0,
-                    transfer_base_s=0.0,
-                    transfer_per_token_s=0.0,
-                    error_fraction=0.1,
+                    request_s=0.0, transfer_base_s=0.0, transfer_per_token_s=0.0, error_fraction=0.1
                 ),
                 interference=Interference(),
             ),

@@ -103,11 +103,7 @@ class FakeServers:
         ids = isinstance(prompt, list) and prompt and isinstance(prompt[0], int)
         count = len(prompt) if ids else max(1, text_bytes(prompt) // 4)
         count += self.template_tokens if kind == "chat" else 0
-        return {
-            "prompt_tokens": count,
-            "completion_tokens": tokens,
-            "total_tokens": count + tokens,
-        }
+        return {"prompt_tokens": count, "completion_tokens": tokens, "total_tokens": count + tokens}
 
     async def time_prefill(self, body: dict[str, Any]) -> PrefillTiming | Refusal:
         """Time nothing."""

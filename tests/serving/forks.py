@@ -68,10 +68,7 @@ class Forks:
         """Have code run; return its exit status, 0 of what stays."""
         if self._server is None:
             self._server = subprocess.Popen(
-                [sys.executable, __file__],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
+                [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
             )
         assert self._server.stdin is not None
         assert self._server.stdout is not None

@@ -33,11 +33,7 @@ def test_an_unmodified_openai_client(base_url: str) -> None:
         "stream": 4,
         "completion": 4,
         "streamed": "length",
-        "refused": [
-            [400, "max_tokens", True],
-            [404, "model", True],
-            [400, "temperature", True],
-        ],
+        "refused": [[400, "max_tokens", True], [404, "model", True], [400, "temperature", True]],
     }
 
 

@@ -152,10 +152,7 @@ def test_an_exception_is_a_500_without_details() -> None:
 
 def test_a_taken_port_is_an_error_at_once() -> None:
     """Ray Serve then starts the replica again."""
-    with (
-        closing(HttpServer(Starlette(), HOST, 0)) as first,
-        pytest.raises(OSError, match="in use"),
-    ):
+    with closing(HttpServer(Starlette(), HOST, 0)) as first, pytest.raises(OSError, match="in use"):
         HttpServer(Starlette(), HOST, first.port)
 
 

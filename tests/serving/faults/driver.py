@@ -58,9 +58,7 @@ class Driver:
         deployment = read_deployment(Path(current().deployment))
         config = replace(
             endpoint_config(
-                deployment,
-                domains=domains(deployment, None),
-                deadlines_s=(deadline_s, deadline_s),
+                deployment, domains=domains(deployment, None), deadlines_s=(deadline_s, deadline_s)
             ),
             routing=Routing(**routing),
         )

@@ -21,11 +21,7 @@ TWO = {"prefill": PoolDevices(replicas=2, width=1), "decode": PoolDevices(replic
     [
         ({}, (2, 2), "the SLO holds"),
         ({"ttft_fraction": 0.9, "prefill_queue_s": 0.5}, (3, 1), "decode can spare"),
-        (
-            {"ttft_fraction": 0.9, "prefill_queue_s": 0.02},
-            (2, 2),
-            "only 2% of the TTFT limit",
-        ),
+        ({"ttft_fraction": 0.9, "prefill_queue_s": 0.02}, (2, 2), "only 2% of the TTFT limit"),
         ({"ttft_fraction": 0.9, "prefill_queue_s": 0.5, "tpot_s": 0.03}, (2, 2), "no TPOT"),
         ({"tpot_fraction": 0.9, "prefill_queue_s": 0.01}, (1, 3), "prefill can spare"),
         ({"tpot_fraction": 0.9, "prefill_queue_s": 0.2}, (2, 2), "prefill queues too"),

@@ -117,8 +117,7 @@ def test_anything_else_that_runs_is_not_replaced(
     else:
         pools = tuple(
             replace(
-                pool,
-                placement=tuple(replace(each, node="elsewhere") for each in pool.placement),
+                pool, placement=tuple(replace(each, node="elsewhere") for each in pool.placement)
             )
             for pool in plan.pools
         )

@@ -73,11 +73,7 @@ def test_what_no_answer_confirms_is_discounted() -> None:
         ("chat", {"messages": [HI, {"role": "assistant", "content": None}]}, 2),
         ("chat", {"messages": [{"role": "user", "content": [{"type": "text", "text": "é"}]}]}, 2),
         ("chat", {"messages": [HI], "tools": [{"type": "function"}]}, 2 + 22),
-        (
-            "chat",
-            {"messages": [{"tool_calls": [{"id": "7", "function": {"arguments": "{}"}}]}]},
-            2,
-        ),
+        ("chat", {"messages": [{"tool_calls": [{"id": "7", "function": {"arguments": "{}"}}]}]}, 2),
     ],
 )
 def test_bytes_that_a_count_of_tokens_is_of(
