@@ -17,9 +17,9 @@ from minicluster.plan import to_json
 from serving.cluster.ports import free_ports
 
 from .generated import schemathesis
+from .plans import make_deployment, make_plan
 
 if TYPE_CHECKING:
-    from .conftest import DeploymentMaker, PlanMaker
     from .forks import Forks
 
 HERE = Path(__file__).parent
@@ -34,13 +34,7 @@ main(Path(sys.argv[1]), int(sys.argv[2]))
 
 
 @pytest.fixture(scope="module")
-def url(
-    tmp_path_factory: pytest.TempPathFactory,
-    make_deployment: DeploymentMaker,
-    make_plan: PlanMaker,
-    small_model: Path,
-    forks: Forks,
-) -> str:
+def url(tmp_path_factory: pytest.TempPathFactory, small_model: Path, forks: Forks) -> str:
     """Have an endpoint up, until all tests end, whose servers check bodies as vLLM does."""
     place = tmp_path_factory.mktemp("fuzz")
     plan = place / "plan.json"

@@ -14,24 +14,17 @@ from minicluster.plan import Placement, to_json
 from serving.cluster.ports import free_ports
 
 from .client import send
+from .plans import make_deployment, make_plan, make_pool
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from .conftest import DeploymentMaker, PlanMaker, PoolMaker
     from .deployed import Shared
 
 pytestmark = [pytest.mark.engine, pytest.mark.campaign]
 
 
-def test_a_mixed_pool_made_smaller(
-    tmp_path: Path,
-    demo_model: Path,
-    make_deployment: DeploymentMaker,
-    make_pool: PoolMaker,
-    make_plan: PlanMaker,
-    shared: Shared,
-) -> None:
+def test_a_mixed_pool_made_smaller(tmp_path: Path, demo_model: Path, shared: Shared) -> None:
     """TP 8 becomes TP 2 only where asked for; it says so, is as changed, and answers correctly."""
     shared.end()
     pool = make_pool(

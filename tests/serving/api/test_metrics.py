@@ -7,11 +7,11 @@ import pytest
 
 from serving.api.metrics import Metrics
 from serving.protocol.endpoint_config import endpoint_config
+from tests.serving.plans import make_deployment, make_plan
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.serving.conftest import DeploymentMaker, PlanMaker
 
 FORMULAS = {
     "request overhead": 100.0,
@@ -46,12 +46,7 @@ def _planned(config: object) -> dict[str, float | None]:
 
 
 @pytest.mark.parametrize("parts_s", [FORMULAS, SIMULATED])
-def test_phases_stand_beside_what_was_planned(
-    parts_s: dict[str, float],
-    make_deployment: DeploymentMaker,
-    make_plan: PlanMaker,
-    small_model: Path,
-) -> None:
+def test_phases_stand_beside_what_was_planned(parts_s: dict[str, float], small_model: Path) -> None:
     """From either predictor; without remote prompts they are not measured either."""
     deployment = make_deployment(small_model)
     config = endpoint_config(deployment, domains={"laptop": "d0"}, plan=make_plan(deployment))

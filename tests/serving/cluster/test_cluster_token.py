@@ -29,12 +29,11 @@ from serving.cluster.token import (
     refuse_missing_certificates,
     write_token,
 )
+from tests.serving.plans import make_deployment, make_plan
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
-
-    from tests.serving.conftest import DeploymentMaker, PlanMaker
 
 
 def test_only_its_owner_reads_a_token(tmp_path: Path) -> None:
@@ -135,13 +134,7 @@ def _up(place: Path, plan: str, address: str, **variables: str) -> tuple[int, st
     return done.returncode, done.stderr
 
 
-def test_a_foreign_cluster(
-    tmp_path: Path,
-    refusing: str,
-    small_model: Path,
-    make_deployment: DeploymentMaker,
-    make_plan: PlanMaker,
-) -> None:
+def test_a_foreign_cluster(tmp_path: Path, refusing: str, small_model: Path) -> None:
     """No token, an unreadable one, a wrong one, and no cluster at all: one line each, no wait."""
     plan = to_json(make_plan(make_deployment(small_model)))
     code, said = _up(tmp_path, plan, refusing)
@@ -171,9 +164,7 @@ def test_encryption_wants_its_files(tmp_path: Path) -> None:
     refuse_missing_certificates({})
 
 
-def test_up_refuses_to_encrypt_with_nothing(
-    tmp_path: Path, small_model: Path, make_deployment: DeploymentMaker, make_plan: PlanMaker
-) -> None:
+def test_up_refuses_to_encrypt_with_nothing(tmp_path: Path, small_model: Path) -> None:
     """`serving up` names the file that is missing, before it starts or connects to anything."""
     plan = to_json(make_plan(make_deployment(small_model)))
     with socket.create_server(("127.0.0.1", 0)) as head:

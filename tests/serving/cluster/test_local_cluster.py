@@ -14,11 +14,10 @@ from serving.cluster.raylets import ray_lines, raylet_mark
 from serving.cluster.state import HOME
 from serving.cluster.token import CERTIFICATES, TOKEN_PATH, USE_TLS
 from serving.protocol.app_spec import RayNode
+from tests.serving.plans import make_deployment
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from tests.serving.conftest import DeploymentMaker
 
 
 def _cluster(place: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -72,9 +71,7 @@ def test_numbered_nodes_take_both_roles() -> None:
     assert len(marks) == 4
 
 
-def test_lines_for_hosts(
-    tmp_path: Path, small_model: Path, make_deployment: DeploymentMaker
-) -> None:
+def test_lines_for_hosts(tmp_path: Path, small_model: Path) -> None:
     """Each raylet has its line: the first is the head, the others join, all have their labels."""
     (tmp_path / "deployment.json").write_text(to_json(make_deployment(small_model)))
     done = _cluster(tmp_path, "lines", "deployment.json", "--head", "10.0.0.1:7000")
@@ -92,10 +89,7 @@ def test_lines_for_hosts(
 
 
 def test_lines_pass_on_what_is_set_here(
-    tmp_path: Path,
-    small_model: Path,
-    make_deployment: DeploymentMaker,
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, small_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Token path and certificates of this shell are those of every host, if they are there."""
     (tmp_path / "deployment.json").write_text(to_json(make_deployment(small_model)))

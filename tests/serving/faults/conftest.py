@@ -10,6 +10,7 @@ import pytest
 
 from minicluster.plan import Placement
 from tests.serving.deployed import Shared, Split, driven, up
+from tests.serving.plans import make_deployment, make_pool
 
 from .load import DEADLINE_S
 from .spoiled import CROWDED
@@ -17,18 +18,13 @@ from .spoiled import CROWDED
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.serving.conftest import DeploymentMaker, PoolMaker
 
 SPOILED = Path(__file__).parent / "spoiled.py"
 
 
 @pytest.fixture(scope="package")
 def wide(
-    tmp_path_factory: pytest.TempPathFactory,
-    demo_model: Path,
-    make_deployment: DeploymentMaker,
-    make_pool: PoolMaker,
-    shared: Shared,
+    tmp_path_factory: pytest.TempPathFactory, demo_model: Path, shared: Shared
 ) -> Iterator[Split]:
     """Have it up, in float32."""
     shared.end()

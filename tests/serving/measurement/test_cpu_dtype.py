@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from typer.testing import CliRunner
@@ -22,9 +21,7 @@ from serving.measurement.cpu_dtype import (
 )
 from serving.operations import deploy
 from sizing import catalog
-
-if TYPE_CHECKING:
-    from tests.serving.conftest import DeploymentMaker, PlanMaker
+from tests.serving.plans import make_deployment, make_plan
 
 LAPTOP = CpuSpeed(flags=("avx2",), fp32_flops_per_s=57e9, bf16_flops_per_s=1.6e9)
 SERVER = CpuSpeed(
@@ -154,12 +151,10 @@ def test_sizing_reads_the_dtype_of_the_demo_model(tmp_path: Path) -> None:
     ("dtype", "pace", "warned"),
     [("bf16", LAPTOP, True), ("fp32", LAPTOP, False), ("bf16", SERVER, False)],
 )
-def test_up_warns_of_a_dtype_that_is_emulated(  # noqa: PLR0913, PLR0917  (fixtures and a table)
+def test_up_warns_of_a_dtype_that_is_emulated(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     small_model: Path,
-    make_deployment: DeploymentMaker,
-    make_plan: PlanMaker,
     dtype: str,
     pace: CpuSpeed,
     warned: bool,  # noqa: FBT001  (a parameter of a table)

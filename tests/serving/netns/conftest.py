@@ -18,13 +18,13 @@ import yaml
 from minicluster.plan import to_json
 from serving.cluster.processes import environment, stop
 from serving.cluster.token import write_token
+from tests.serving.plans import make_deployment, make_plan
 
 from .network import Host, allowed, network
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from tests.serving.conftest import DeploymentMaker, PlanMaker
     from tests.serving.deployed import Shared
 
 ROOT = Path(__file__).parents[3]
@@ -69,11 +69,7 @@ class Compose:
 
 @pytest.fixture(scope="module")
 def compose(
-    demo_model: Path,
-    make_deployment: DeploymentMaker,
-    make_plan: PlanMaker,
-    tmp_path_factory: pytest.TempPathFactory,
-    shared: Shared,
+    demo_model: Path, tmp_path_factory: pytest.TempPathFactory, shared: Shared
 ) -> Iterator[Compose]:
     """Start head and workers by the commands of docker-compose.yml; mounts alone differ."""
     if not allowed():

@@ -19,13 +19,13 @@ from serving.cluster.ports import free_ports
 from serving.cluster.state import State
 from serving.operations.scale import replica_changes, scale
 from tests.serving.client import Reply, send
+from tests.serving.plans import make_deployment, make_plan, make_pool
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
     from minicluster.plan import Deployment
-    from tests.serving.conftest import DeploymentMaker, PlanMaker, PoolMaker
     from tests.serving.deployed import Shared
 
 LIMIT_S = 600
@@ -35,7 +35,7 @@ LONG = 1500
 
 
 @pytest.fixture
-def three(small_model: Path, make_deployment: DeploymentMaker, make_pool: PoolMaker) -> Deployment:
+def three(small_model: Path) -> Deployment:
     """Return two prefill replicas and one decode replica; nodes of one machine share its cores."""
     places = tuple(Placement(node=f"node-{number}", gpus=(0,)) for number in (0, 1))
     decode = make_pool("decode", placement=(Placement(node="node-0", gpus=(1,)),))
@@ -171,12 +171,7 @@ def shell(tmp_path: Path, shared: Shared) -> Iterator[Shell]:
 @pytest.mark.engine
 @pytest.mark.campaign
 def test_replicas_move_under_load(
-    tmp_path: Path,
-    shell: Shell,
-    demo_model: Path,
-    three: Deployment,
-    make_deployment: DeploymentMaker,
-    make_plan: PlanMaker,
+    tmp_path: Path, shell: Shell, demo_model: Path, three: Deployment
 ) -> None:
     """On a labelled cluster: 2P1D, 1P2D and back, every request answered, however long."""
     deployment = replace(make_deployment(demo_model), pools=three.pools)

@@ -21,11 +21,11 @@ with warnings.catch_warnings():
     from ray import serve
 
     from serving.cluster import serve_compat
+from tests.serving.plans import make_deployment
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.serving.conftest import DeploymentMaker
 
 RUNNING = {"Prefill:demo": 0, "Decode:demo": 1}
 
@@ -68,7 +68,6 @@ def test_verify_lists_what_does_not_run_or_answer(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     small_model: Path,
-    make_deployment: DeploymentMaker,
 ) -> None:
     """Pools without replicas are not queried, silence is a difference, and the exit code is 3."""
     file = tmp_path / "deployment.json"

@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING
 import pytest
 
 from minicluster.plan import Deployable, to_json
+from tests.serving.plans import make_deployment, make_plan, make_pool
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
     from minicluster.plan import Plan
-    from tests.serving.conftest import DeploymentMaker, PlanMaker, PoolMaker
 
 
 @pytest.fixture
-def plan(small_model: Path, make_deployment: DeploymentMaker, make_plan: PlanMaker) -> Plan:
+def plan(small_model: Path) -> Plan:
     """Return a plan that could be deployed."""
     return make_plan(make_deployment(small_model))
 
@@ -56,7 +56,7 @@ def test_port_in_use(tmp_path: Path, plan: Plan) -> None:
     assert f"--port is {port}; expected a port of 127.0.0.1 that is free" in done.stderr
 
 
-def test_every_reason_is_listed(tmp_path: Path, plan: Plan, make_pool: PoolMaker) -> None:
+def test_every_reason_is_listed(tmp_path: Path, plan: Plan) -> None:
     """A plan that cannot be realised here is refused with all reasons, exit 3."""
     pools = (plan.pools[0], make_pool("decode", (98, 99), tp=2, ep=2, kv_bytes=1.0))
     done = _up(tmp_path, replace(plan, pools=pools))

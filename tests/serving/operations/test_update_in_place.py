@@ -15,18 +15,18 @@ from serving.deployment.compile import compile_app
 from serving.deployment.engine_args import DeployTarget
 from serving.operations import deploy as operations
 from serving.operations.deploy import Site
+from tests.serving.plans import make_deployment, make_plan
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from minicluster.plan import Plan
-    from tests.serving.conftest import DeploymentMaker, PlanMaker
 
 RUNNING = "0123456789abcdef"
 
 
 @pytest.fixture
-def plan(small_model: Path, make_deployment: DeploymentMaker, make_plan: PlanMaker) -> Plan:
+def plan(small_model: Path) -> Plan:
     """Return a plan that could be deployed."""
     return make_plan(make_deployment(small_model))
 

@@ -8,11 +8,10 @@ import pytest
 from minicluster.plan import NODE_LABEL, ROLE_LABEL
 from serving.operations.status import Deployed
 from serving.operations.verify import differences
+from tests.serving.plans import make_deployment
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from tests.serving.conftest import DeploymentMaker
 
 
 def _as_planned(model: Path) -> Deployed:
@@ -49,7 +48,7 @@ def _as_planned(model: Path) -> Deployed:
     )
 
 
-def test_as_planned(small_model: Path, make_deployment: DeploymentMaker) -> None:
+def test_as_planned(small_model: Path) -> None:
     """What runs as planned has no differences."""
     assert differences(make_deployment(small_model), _as_planned(small_model), "cpu") == ()
 
@@ -66,9 +65,7 @@ def test_as_planned(small_model: Path, make_deployment: DeploymentMaker) -> None
         ("cores", [[0, 1]], "decode.cores: workers bound to [[[0, 1]]], planned [[[1]]]"),
     ],
 )
-def test_each_difference_is_named(
-    small_model: Path, make_deployment: DeploymentMaker, fact: str, value: object, says: str
-) -> None:
+def test_each_difference_is_named(small_model: Path, fact: str, value: object, says: str) -> None:
     """Any fact that is not as planned is reported with both values."""
     deployed = _as_planned(small_model)
     deployed.facts["decode"][0][fact] = value
@@ -77,7 +74,7 @@ def test_each_difference_is_named(
     assert says in found[0]
 
 
-def test_limits_that_were_changed(small_model: Path, make_deployment: DeploymentMaker) -> None:
+def test_limits_that_were_changed(small_model: Path) -> None:
     """An option of Ray Serve that is not what was compiled is reported with both values."""
     options = {"decode": {"Decode:demo": {"max_ongoing_requests": 7}}}
     deployed = replace(_as_planned(small_model), options=options)
@@ -86,9 +83,7 @@ def test_limits_that_were_changed(small_model: Path, make_deployment: Deployment
     assert found == ("Decode:demo.max_ongoing_requests: deployed 7, planned 20",)
 
 
-def test_a_missing_replica_is_a_difference(
-    small_model: Path, make_deployment: DeploymentMaker
-) -> None:
+def test_a_missing_replica_is_a_difference(small_model: Path) -> None:
     """A replica that is gone is reported."""
     deployed = replace(_as_planned(small_model), replicas={"prefill": 1})
     found = differences(make_deployment(small_model), deployed, "cpu")

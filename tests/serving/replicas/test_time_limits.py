@@ -14,11 +14,11 @@ from tests.serving.configs import unplanned
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Ray's own
     from serving.replicas.serve_backend import first_token_limit_s, whole_answer_limit_s
+from tests.serving.plans import make_deployment, make_plan
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.serving.conftest import DeploymentMaker, PlanMaker
 
 CONFIG = unplanned(
     prefill_deadline_s=1.0, kv_wait_deadline_s=1.0, max_model_len=2000, max_batch_size=8
@@ -49,9 +49,7 @@ def test_an_answer_in_one_piece_has_time_for_the_tokens_it_may_have(
     assert whole_answer_limit_s(CONFIG, kind, body) == pytest.approx(4.0 + tokens * 1.0)
 
 
-def test_limits_are_the_plans(
-    make_deployment: DeploymentMaker, make_plan: PlanMaker, small_model: Path
-) -> None:
+def test_limits_are_the_plans(small_model: Path) -> None:
     """
     Deadlines are twice the SLO's TTFT, and a first token has 2 s beyond both of them.
 
