@@ -7,12 +7,12 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
 from serving.cluster.processes import cluster_processes, environment, stop
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-import pytest
 
 TOKEN = Path("token")
 """None of these processes needs one."""
@@ -34,29 +34,20 @@ def cluster_id() -> Iterator[str]:
     stop(mark, grace_s=0)
 
 
-def _start(cluster_id: str) -> None:
-    """Leave two orphans behind, in sessions of their own, one that ignores SIGTERM."""
-    subprocess.run([sys.executable, "-c", ORPHANS], env=environment(cluster_id, TOKEN), check=True)
-
-
 def test_orphans_are_found_and_stopped(cluster_id: str) -> None:
-    """Processes are found by their mark when their parent is dead, and stopped, the deaf too."""
-    _start(cluster_id)
+    """
+    Processes are found by their mark when their parent is dead, and stopped, the deaf too.
+
+    They have sessions of their own. Stopping another cluster does not touch them.
+    """
+    subprocess.run([sys.executable, "-c", ORPHANS], env=environment(cluster_id, TOKEN), check=True)
+    assert stop(secrets.token_hex(8)) == set()
     assert len(cluster_processes(cluster_id)) == 2
     assert stop(cluster_id, grace_s=0.3) == set()
     assert cluster_processes(cluster_id) == set()
 
 
-def test_others_are_left_alone(cluster_id: str) -> None:
-    """Stopping one cluster does not touch another."""
-    other = secrets.token_hex(8)
-    _start(cluster_id)
-    assert stop(other) == set()
-    assert len(cluster_processes(cluster_id)) == 2
-
-
 def test_a_zombie_is_no_process(cluster_id: str) -> None:
-    """A zombie process does not count."""
     child = subprocess.Popen([sys.executable, "-c", ""], env=environment(cluster_id, TOKEN))
     deadline = time.monotonic() + 20
     while cluster_processes(cluster_id) and time.monotonic() < deadline:

@@ -77,9 +77,9 @@ def test_a_mixed_pool_alone_can_be(deployment: Deployment, target: Target) -> No
 def test_every_reason_at_once(deployment: Deployment, target: Target) -> None:
     """All reasons come together, not one a run; TP degrees of the pools have to nest."""
     prefill = make_pool("prefill", tp=2, placement=places(("n", (0, 1))))
-    decode = make_pool("decode", tp=3, ep=2, placement=places(("n", (2, 3, 4))))
+    decode = make_pool("decode", tp=3, ep=3, placement=places(("n", (2, 3, 4))))
     found = findings(replace(deployment, pools=(prefill, decode)), replace(target, ray="1.0"))
-    for says in ("one is a multiple of the other", "ep 1", "cores [2, 3, 4]", "ray: 1.0"):
+    for says in ("one is a multiple of the other", "deploys ep 1", "cores [2, 3, 4]", "ray: 1.0"):
         assert any(says in finding for finding in found), says
 
 

@@ -33,10 +33,13 @@ def body_of(
 
 
 @contextmanager
-def under_way(url: str, bodies: list[dict[str, Any]]) -> Iterator[list[Future[Reply]]]:
+def under_way(
+    url: str, bodies: list[dict[str, Any]], timeout_s: float = 120.0
+) -> Iterator[list[Future[Reply]]]:
     """Send all at once; at the end of the block they are answered."""
-    with ThreadPoolExecutor(max_workers=len(bodies)) as clients:
-        yield [clients.submit(send, f"{url}/v1/completions", body) for body in bodies]
+    with ThreadPoolExecutor(max_workers=max(1, len(bodies))) as clients:
+        url = f"{url}/v1/completions"
+        yield [clients.submit(send, url, body, timeout_s) for body in bodies]
 
 
 class Load:
