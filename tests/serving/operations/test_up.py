@@ -66,7 +66,7 @@ def test_a_plan_that_cannot_be_realised_is_refused(
     plan: Plan,
     change: Any,
     options: tuple[str, ...],
-    says: tuple[str, ...],  # noqa: ANN401
+    says: tuple[str, ...],
 ) -> None:
     """With all reasons, exit 3."""
     done = _up(tmp_path, change(plan), *options)
