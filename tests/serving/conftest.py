@@ -148,7 +148,7 @@ def shared(
         plan: Plan = request.getfixturevalue("exact_plan")
         replicas = {pool.role: pool.replicas for pool in plan.pools}
         with (
-            up(place, plan, *deadlines, serving=spoiled) as base_url,
+            up(place, plan, *deadlines, command=spoiled) as base_url,
             driven(place, base_url, replicas=replicas, deadline_s=DEADLINE_S) as found,
         ):
             yield found

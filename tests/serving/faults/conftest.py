@@ -39,7 +39,7 @@ def wide(
     deadlines = ("--prefill-deadline", str(DEADLINE_S), "--kv-deadline", str(DEADLINE_S))
     spoiled = (sys.executable, str(SPOILED))
     with (
-        up(place, deployment, *deadlines, serving=spoiled, **{CROWDED: "1"}) as base_url,
+        up(place, deployment, *deadlines, command=spoiled, **{CROWDED: "1"}) as base_url,
         driven(place, base_url, replicas=replicas, deadline_s=DEADLINE_S) as found,
     ):
         yield found

@@ -158,7 +158,7 @@ def test_no_exception_of_the_engine_leaves(ask: Any) -> None:  # noqa: ANN401
     ],
 )
 def test_an_engine_that_fails_at_once_is_a_refusal(
-    ask: Any,
+    ask: Any,  # noqa: ANN401
     body: dict[str, Any],
     items: tuple[Any, ...],
     status: int,
