@@ -57,7 +57,6 @@ def forks() -> Iterator[Forks]:
 
 @pytest.fixture(scope="session")
 def demo_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the demo model as it ships."""
     return make_demo_model(tmp_path_factory.mktemp("models") / "demo")
 
 
@@ -83,19 +82,16 @@ def target() -> Target:
 
 @pytest.fixture(scope="session")
 def make_pool() -> PoolMaker:
-    """Make pools: see `plans`."""
     return plans.make_pool
 
 
 @pytest.fixture(scope="session")
 def make_deployment() -> DeploymentMaker:
-    """Make deployments: see `plans`."""
     return plans.make_deployment
 
 
 @pytest.fixture(scope="session")
 def make_plan() -> PlanMaker:
-    """Make plans: see `plans`."""
     return plans.make_plan
 
 
@@ -160,17 +156,14 @@ def shared(
 
 @pytest.fixture(scope="module")
 def split(shared: Shared) -> Split:
-    """Have the shared deployment up."""
     return shared.get()
 
 
 @pytest.fixture(scope="module")
 def base_url(split: Split) -> str:
-    """Return where the shared deployment answers."""
     return split.base_url
 
 
 @pytest.fixture(scope="module")
 def place(split: Split) -> Path:
-    """Return the directory from which the shared deployment was made."""
     return split.place

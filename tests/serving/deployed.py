@@ -101,7 +101,6 @@ class Split:
         return said["result"]
 
     def find(self, *roles: str) -> list[Process]:
-        """Return the processes of some roles."""
         state = json.loads((self.place / ".minicluster/serving/state.json").read_text())
         return [each for each in processes(state["cluster_id"]) if each.role in roles]
 
@@ -177,7 +176,6 @@ class Shared:
     """
 
     def __init__(self, start: Callable[[], AbstractContextManager[Split]]) -> None:
-        """Prepare to *start* it."""
         self._start = start
         self._stack = ExitStack()
         self._split: Split | None = None
@@ -196,7 +194,6 @@ class Shared:
         return self._split
 
     def end(self) -> None:
-        """Take it down, if it is up."""
         self._split = None
         self._stack.close()
 
@@ -211,7 +208,6 @@ def until(holds: Callable[[], bool], what: str, limit_s: float = RELEASE_LIMIT_S
 
 
 def series(base_url: str) -> dict[str, float]:
-    """Return every series of the endpoint's metrics."""
     with urlopen(f"{base_url}/metrics", timeout=60) as answer:  # noqa: S310  (our own endpoint)
         lines = answer.read().decode().splitlines()
     pairs = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
@@ -224,7 +220,6 @@ def outstanding(base_url: str) -> float:
 
 
 def endpoint_checks(*arguments: object) -> dict[str, Any]:
-    """Run a check of `endpoint_checks.py`, in a process of its own."""
     command = [sys.executable, HERE / "endpoint_checks.py", *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LONGEST_S)
     assert done.returncode == 0, done.stderr

@@ -26,15 +26,12 @@ class Forks:
     """The process, from the first piece of code on."""
 
     def __init__(self) -> None:
-        """Start nothing yet."""
         self._server: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> Self:
-        """Wait for code."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End the process and all forks that still run."""
         if self._server is not None:
             self._server.communicate()
 

@@ -67,7 +67,6 @@ def bare_server(model: Path, *, dtype: str, log: Path, cores: str = "0-1") -> It
 
 
 def _wait_until_up(server: subprocess.Popen[bytes], url: str, log: Path) -> None:
-    """Wait until it answers."""
     deadline = time.monotonic() + START_LIMIT_S
     while time.monotonic() < deadline:
         assert server.poll() is None, log.read_text()[-3000:]

@@ -57,7 +57,6 @@ def url(
     demo_model: Path,
     single: list[Answer],  # noqa: ARG001  (first, so that the two do not share cores)
 ) -> Iterator[str]:
-    """Have the plan deployed."""
     with up(tmp_path_factory.mktemp("bfloat16"), make_plan(make_deployment(demo_model))) as found:
         yield found
 
@@ -93,5 +92,4 @@ def test_one_at_a_time_in_bfloat16(
 
 
 def _first(answer: Answer) -> Answer:
-    """Return the first token of an answer."""
     return Answer(tokens=answer.tokens[:1], best_two=answer.best_two[:1])

@@ -72,7 +72,6 @@ def _answers(base_url: str) -> bool:
 
 
 def _open(url: str, body: dict[str, Any] | None = None) -> Any:  # noqa: ANN401
-    """Get a page, or open a stream."""
     raw = None if body is None else json.dumps({**body, "stream": True}).encode()
     return urlopen(Request(url, raw), timeout=60)  # noqa: S310  (our own endpoint)
 
@@ -83,7 +82,6 @@ def _get(url: str) -> Any:  # noqa: ANN401
 
 
 def test_up_says_where_it_serves(base_url: str, place: Path) -> None:
-    """The last words of `serving up` are where which model is served, and how to stop it."""
     said = (place / "up.txt").read_text()
     assert f"ready: {base_url}/v1 serves demo" in said
     assert "serving down" in said
@@ -219,7 +217,6 @@ def test_prefill_alone_is_timed(base_url: str) -> None:
 
 
 def test_status_and_verify(base_url: str, place: Path) -> None:
-    """Status and verify agree that everything is up and as planned."""
     status = json.loads(serving(place, "status", "--json").stdout)
     assert (status["base_url"], status["ready"], status["answers"]) == (base_url, True, True)
     assert [(p["role"], p["deployed"], p["healthy"]) for p in status["pools"]] == [

@@ -31,7 +31,6 @@ def url(
 
 
 def _answers(url: str) -> bool:
-    """Tell whether both pools answer."""
     status, body = post(f"{url}/v1/completions", {"prompt": "Hello", "max_tokens": 3})
     return status == 200 and body["usage"]["completion_tokens"] == 3
 

@@ -27,7 +27,6 @@ pytestmark = [pytest.mark.engine, pytest.mark.campaign]
 
 @pytest.fixture
 def two_cores() -> Iterator[None]:
-    """Have two cores, as every command that is started here."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {0, 1})
     yield

@@ -70,7 +70,6 @@ def test_the_road_of_the_readme(split: Split, demo_model: Path, tmp_path: Path) 
 def _run(
     place: Path, command: str, *arguments: object, may_end_with: set[Exit] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run one of our commands, as it was installed."""
     line = [Path(sys.executable).parent / command, *map(str, arguments)]
     done = subprocess.run(line, cwd=place, capture_output=True, text=True, check=False)
     assert done.returncode in (may_end_with or {Exit.DONE}), (line, done.stdout, done.stderr)

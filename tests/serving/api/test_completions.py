@@ -27,7 +27,6 @@ COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 
 
 def _events(answer: httpx.Response) -> list[str]:
-    """Return the data of server-sent events."""
     return [part.removeprefix("data: ") for part in answer.text.split("\n\n") if part]
 
 
@@ -99,7 +98,6 @@ def test_a_stream_that_breaks_ends_with_an_error_and_no_done(config: EndpointCon
 
 
 def test_failures_show_none_of_our_insides(config: EndpointConfig) -> None:
-    """An exception is a 500 that names the request, and nothing else."""
     answer = one(config, COMPLETIONS, ONE, servers=BROKEN)
     assert answer.status_code == 500
     assert answer.headers["X-Request-Id"] in answer.json()["error"]["message"]
@@ -280,7 +278,6 @@ def _statuses(
 
 
 def _chat(length: int, **more: object) -> tuple[str, dict[str, Any]]:
-    """Return a chat of one message."""
     message = {"role": "user", "content": "x" * length}
     return CHAT, {"messages": [message], "max_tokens": 2, **more}
 
@@ -303,7 +300,6 @@ def test_refusals_for_a_guessed_size_do_not_last(tight: EndpointConfig) -> None:
 def test_clients_that_leave_are_counted_out(
     config: EndpointConfig, wait_s: float, path: str
 ) -> None:
-    """A client that goes before or during its answer leaves nothing behind."""
     servers = FakeServers(ttft_s=1.0, itl_s=1.0)
 
     async def use(client: httpx.AsyncClient) -> str:

@@ -84,7 +84,6 @@ def request_of(path: str, body: bytes, header: bytes = b"x") -> bytes:
 
 
 async def answer_in(reader: asyncio.StreamReader) -> tuple[int, bytes]:
-    """Read one answer of known length."""
     head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
     size = int(head.partition("content-length: ")[2].partition("\r\n")[0])
     return int(head.split()[1]), await reader.readexactly(size)

@@ -113,7 +113,6 @@ def test_a_locked_endpoint_asks_for_a_key(config: EndpointConfig, tmp_path: Path
 
 
 def test_errors_are_shown(config: EndpointConfig, tmp_path: Path) -> None:
-    """A stream that breaks off says so on the page, and the next message may be sent."""
     with _page(config, tmp_path, FakeServers(fails_after=3)) as page:
         page.wait_for(READY)
         page.type_into("say", "Hello")

@@ -35,7 +35,6 @@ SIMULATED = {
 
 
 def _planned(config: object) -> dict[str, float | None]:
-    """Return the planned means of what is measured on the way to the first token."""
     registry = Metrics(config)._registry  # type: ignore[arg-type]
     return {
         name: registry.get_sample_value(

@@ -63,7 +63,6 @@ def test_numbered_nodes_take_both_roles() -> None:
 
 
 def _lines(place: Path, deployment: Deployment, *options: str) -> list[str]:
-    """Return what is printed for the hosts of a deployment."""
     (place / "deployment.json").write_text(to_json(deployment))
     return serving(place, "cluster", "lines", "deployment.json", *options).stdout.splitlines()
 

@@ -171,7 +171,6 @@ def test_one_domain_where_domains_decide_nothing(paired: Deployment, change: str
 
 
 def _renamed(deployment: Deployment, name: Callable[[str, str], str]) -> Deployment:
-    """Return the deployment on nodes of other names."""
     pools = tuple(
         replace(
             pool,

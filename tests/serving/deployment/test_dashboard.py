@@ -22,7 +22,6 @@ SUFFIXES = ("", "_total", "_bucket", "_sum", "_count")
 
 
 def _targets() -> list[tuple[str, str]]:
-    """Return panel and query of each target."""
     dashboard: dict[str, Any] = json.loads(DASHBOARD.read_text())
     return [
         (panel["title"], target["expr"])
@@ -33,7 +32,6 @@ def _targets() -> list[tuple[str, str]]:
 
 @pytest.fixture
 def registry(plan: Plan) -> CollectorRegistry:
-    """Return what the endpoint exposes."""
     return Metrics(
         compile_app(plan.deployment, DeployTarget(kind="cpu"), plan=plan).endpoint
     )._registry

@@ -37,7 +37,6 @@ LABELS = tuple({ROLE_LABEL: role, NODE_LABEL: "laptop"} for role in ("prefill", 
 def test_target_that_lacks_something(
     deployment: Deployment, target: Target, change: dict[str, Any], says: str | None
 ) -> None:
-    """What the machine lacks is named."""
     found = findings(deployment, replace(target, **change))
     assert len(found) == (says is not None)
     assert says is None or says in found[0]

@@ -53,12 +53,10 @@ def _manifest(plan: Plan) -> Manifest:
 
 @pytest.fixture
 def demo(demo_plan: Plan) -> Manifest:
-    """Return what every format is written from."""
     return _manifest(demo_plan)
 
 
 def _services(manifest: Manifest, *, opened: bool = False) -> dict[str, Any]:
-    """Return the services of the compose file."""
     found = yaml.safe_load(compose(replace(manifest, open_access=opened)))["services"]
     assert isinstance(found, dict)
     return found
@@ -118,7 +116,6 @@ def _mounts(pod: dict[str, Any]) -> dict[str, str]:
 
 
 def test_gpus_of_kubernetes_and_compose(plan: Plan) -> None:
-    """On GPUs a raylet asks for its own devices, by number or by count."""
     pools = tuple(replace(pool, gpu="h100-sxm") for pool in plan.pools)
     gpu = replace(plan.inputs.gpu, name="h100-sxm", kind="gpu", vendor="nvidia")
     manifest = _manifest(replace(plan, pools=pools, inputs=replace(plan.inputs, gpu=gpu)))

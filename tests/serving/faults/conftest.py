@@ -26,7 +26,6 @@ SPOILED = Path(__file__).parent / "spoiled.py"
 def wide(
     tmp_path_factory: pytest.TempPathFactory, demo_model: Path, shared: Shared
 ) -> Iterator[Split]:
-    """Have it up, in float32."""
     shared.end()
     place = tmp_path_factory.mktemp("wide")
     # Two nodes with one core each, which is the same core: the second is for failures, not speed.

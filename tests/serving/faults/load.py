@@ -55,13 +55,11 @@ class Load:
         self._threads = [threading.Thread(target=self._ask) for _ in range(clients)]
 
     def __enter__(self) -> Self:
-        """Begin."""
         for each in self._threads:
             each.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Wait for the last answers."""
         self._stop.set()
         for each in self._threads:
             each.join()

@@ -56,7 +56,6 @@ def harmless(split: Split) -> Iterator[None]:
 
 
 def _open(split: Split, body: dict[str, object]) -> socket.socket:
-    """Send a request without waiting for its answer."""
     address = urlsplit(split.base_url)
     raw = json.dumps(body).encode()
     head = (

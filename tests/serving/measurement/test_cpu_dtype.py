@@ -31,7 +31,6 @@ EQUAL = CpuSpeed(flags=("avx2", "avx512f"), fp32_flops_per_s=50e9, bf16_flops_pe
 
 
 def _measured(monkeypatch: pytest.MonkeyPatch, pace: CpuSpeed) -> None:
-    """Have this CPU be another one."""
     monkeypatch.setattr(cpu_dtype, "measure", lambda: pace)
 
 

@@ -39,14 +39,12 @@ class Endpoint:
         self.hangs = hangs
 
     async def prefill(self, request: web.Request) -> web.Response:
-        """Answer /internal/prefill."""
         body = await request.json()
         async with self.turn:
             await asyncio.sleep(1e6 if self.hangs else PREFILL_S * len(body["prompt"]))
         return web.json_response({})
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
-        """Answer /v1/completions."""
         body = await request.json()
         async with self.turn:
             await asyncio.sleep(PREFILL_S * len(body["prompt"]))
@@ -64,8 +62,6 @@ class Endpoint:
 def against(
     endpoint: Endpoint, what: Callable[[TimingClient], Coroutine[None, None, object]]
 ) -> object:
-    """Run *what* against *endpoint* on a loopback port."""
-
     async def serve() -> object:
         app = web.Application()
         app.router.add_post("/internal/prefill", endpoint.prefill)
@@ -109,7 +105,6 @@ def clock_of(*others: float) -> Callable[[], CpuTimes]:
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Time a grid of seven points."""
     monkeypatch.setattr(step_benchmark, "PREFILL_TOKENS", (50, 400))
     monkeypatch.setattr(step_benchmark, "PATH_TOKENS", (50,))
     monkeypatch.setattr(step_benchmark, "DECODE_POINTS", ((1, 16), (3, 16)))

@@ -46,12 +46,10 @@ class Compose:
 
     @property
     def prefill(self) -> Host:
-        """The host of the prefill worker."""
         return self.hosts["prefill-node-0"]
 
     @property
     def decode(self) -> Host:
-        """The host of the decode worker."""
         return self.hosts["decode-node-0"]
 
     def serving(self, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -142,7 +140,6 @@ def _wait_for_ray(head: Host, env: dict[str, str]) -> None:
 
 
 def _wait_until_ready(log: Path) -> None:
-    """Wait until `serving up` said that it is."""
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline:
         text = log.read_text() if log.exists() else ""

@@ -45,11 +45,9 @@ class Transfers:
 
     @property
     def median_s(self) -> float:
-        """Of all of them, stalls included."""
         return statistics.median(self.seconds)
 
     def stalls(self, expected_s: float) -> int:
-        """Count those that took a second longer than expected."""
         return sum(each > expected_s + STALL_S for each in self.seconds)
 
 

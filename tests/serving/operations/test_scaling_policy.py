@@ -69,7 +69,6 @@ def test_never_more_devices_than_before(replicas: tuple[int, int], widths: tuple
 
 
 def _text(observed: dict[str, list[float]]) -> str:
-    """Return what an endpoint would expose."""
     registry = CollectorRegistry()
     for name, values in observed.items():
         histogram = Histogram(

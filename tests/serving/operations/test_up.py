@@ -40,7 +40,6 @@ def _up(
 
 
 def _with_decode(plan: Plan, **changes: Any) -> Plan:  # noqa: ANN401
-    """Return the plan with another decode pool."""
     return replace(plan, pools=(plan.pools[0], make_pool("decode", **changes)))
 
 
@@ -64,7 +63,7 @@ def _with_decode(plan: Plan, **changes: Any) -> Plan:  # noqa: ANN401
 def test_a_plan_that_cannot_be_realised_is_refused(
     tmp_path: Path,
     plan: Plan,
-    change: Any,
+    change: Any,  # noqa: ANN401
     options: tuple[str, ...],
     says: tuple[str, ...],
 ) -> None:

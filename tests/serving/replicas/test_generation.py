@@ -115,7 +115,7 @@ def test_a_stream_passes_and_says_its_path(ask: Any) -> None:  # noqa: ANN401
     ],
 )
 def test_what_is_computed_here_says_why(
-    ask: Any,
+    ask: Any,  # noqa: ANN401
     more: dict[str, Any],
     items: tuple[Any, ...],
     reason: str,
@@ -129,7 +129,6 @@ def test_what_is_computed_here_says_why(
 
 
 def test_an_engine_that_fails_midway_is_never_done(ask: Any) -> None:  # noqa: ANN401
-    """After an error event nothing follows, [DONE] least of all."""
     (begun, error), engine = ask(STREAM, ONE, FAILED, DONE)
     assert begun.first == [ONE]
     assert isinstance(error, EngineFailed)

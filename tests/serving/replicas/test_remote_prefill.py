@@ -39,7 +39,6 @@ class Replicas:
         return self._live
 
     async def call(self, domain: str, _kind: str, _request: Any, tried: list[Any]) -> Any:  # noqa: ANN401
-        """Do the next thing."""
         assert tried == self.asked
         self.asked.append(domain)
         tried.append(domain)
