@@ -147,7 +147,6 @@ class CompletionRoutes:
         )
 
     def _refresh_replicas(self) -> None:
-        """Refresh the number of live replicas in the background, if it is stale."""
         if self.readiness.stale and (self._refreshing is None or self._refreshing.done()):
             self._refreshing = asyncio.create_task(self.readiness.running())
 
@@ -158,7 +157,6 @@ class CompletionRoutes:
     async def _forward(
         self, kind: str, body: dict[str, Any], tracker: RequestTracker, request_id: str
     ) -> Response:
-        """Send a request to the backend, and return its answer."""
         sent, remove_usage = with_usage(body)
         expected = tracker.expect_first_token(self.admission)
         items = aiter(self.backend.answer(tracker.domain, kind, sent))

@@ -178,7 +178,6 @@ class RecentLatencies:
     """The latencies of the last answers, and the outcomes of all requests."""
 
     def __init__(self) -> None:
-        """Start empty."""
         self._last: deque[LatencyRecord] = deque(maxlen=LAST_ANSWERS)
         self._gaps_s: deque[float] = deque(maxlen=LAST_GAPS)
         self._outcomes: Tally[str] = Tally()

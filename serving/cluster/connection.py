@@ -78,7 +78,6 @@ def instance_of(address: str) -> str:
 
 @contextmanager
 def _with_token_of(address: str) -> Iterator[None]:
-    """Use the cluster's token for the duration of the block."""
     before = {name: os.environ.get(name) for name in (MODE, TOKEN, TOKEN_PATH)}
     file = token_file(address)
     if file is None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
+from jinja2 import Environment, StrictUndefined
 
 from minicluster.errors import InputError
 from minicluster.plan import read_plan
@@ -19,7 +20,7 @@ from serving.protocol.app_spec import APP, ServedApp
 from serving.request.length import read_token_limit
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 OPEN = "open"
 """Value of the argument `access`: the endpoint asks for no key."""
@@ -110,6 +111,22 @@ def as_yaml(*documents: object) -> str:
     """Return YAML with keys in their order and long texts as blocks."""
     text: str = yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, width=100)
     return text
+
+
+def rendered(
+    name: str, filters: Mapping[str, Callable[..., Any]] | None = None, **values: object
+) -> tuple[str, list[Any]]:
+    """Return the text of the template *name* of this folder with *values*, and its documents."""
+    environment = Environment(
+        autoescape=False,  # noqa: S701  (YAML: `tojson` escapes)
+        undefined=StrictUndefined,
+        trim_blocks=True,
+    )
+    environment.policies["json.dumps_kwargs"] = {"sort_keys": False}
+    environment.filters |= filters or {}
+    template = (Path(__file__).parent / name).read_text(encoding="utf-8")
+    text = environment.from_string(template).render(**values)
+    return text, list(yaml.safe_load_all(text))
 
 
 class _Dumper(yaml.SafeDumper):

@@ -6,7 +6,6 @@ import logging
 import os
 import secrets
 import time
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -33,7 +32,7 @@ from serving.protocol.app_spec import APP
 from serving.protocol.messages import Readiness
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
 
     from minicluster.plan import Deployment, Plan
     from serving.deployment.target import Target
@@ -346,25 +345,6 @@ def _can_update(deployment: Deployment, running: State, site: Site) -> bool:
         and ray_nodes(deployment, site.target) == ray_nodes(measured, site.target)
         and deployment.routing.policy == measured.routing.policy
     )
-
-
-@contextmanager
-def deployed(
-    deployment: Deployment,
-    site: Site,
-    *,
-    report: Callable[[str], None] = lambda _text: None,
-    plan: Plan | None = None,
-    decode_engine_kwargs: Mapping[str, Any] | None = None,
-) -> Iterator[Endpoint]:
-    """Run *deployment* for the duration of the block; raises as `bring_up`."""
-    endpoint = bring_up(
-        deployment, site, report=report, plan=plan, decode_engine_kwargs=decode_engine_kwargs
-    )
-    try:
-        yield endpoint
-    finally:
-        take_down(endpoint.state)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -96,7 +96,6 @@ class SplitPrefillServer(PlannedServer, PDPrefillServer):  # type: ignore[misc]
     """A prefill engine on its planned cores."""
 
     async def __init__(self, llm_config: Any, **kwargs: Any) -> None:  # type: ignore[misc]  # noqa: ANN401
-        """Start the engine."""
         self._kept_until_s = 0.0
         await super().__init__(llm_config, **kwargs)
 

@@ -81,7 +81,6 @@ class TokenCounts:
     """
 
     def __init__(self) -> None:
-        """Start with the prior alone."""
         self._sums = [0.0] * 5
 
     def add(self, size_bytes: int, tokens: int) -> None:
