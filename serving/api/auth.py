@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 
 from minicluster.errors import InputError
 from minicluster.http_client.authorization import bearer
-from serving.protocol.messages import Refusal, RequestRefused
-from serving.request.validation import MAX_BODY_BYTES
+from serving.protocol.messages import refuse
+from serving.request.validation import MAX_BODY_BYTES, refuse_long
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -192,15 +192,13 @@ class AccessControl:
                     f"Pages of {origin} may not use this endpoint: only its own, and those of "
                     f"origins that {ORIGINS} names."
                 )
-                raise RequestRefused(
-                    Refusal(status=403, message=message, code="origin_not_allowed")
-                )
+                refuse(403, message, code="origin_not_allowed")
         if not self._keys:
             return None
         found = key_of(self._keys, request.headers.get("authorization"))
         if found is None:
             message = "A valid API key is needed: `Authorization: Bearer KEY`."
-            raise RequestRefused(Refusal(status=401, message=message, code="invalid_api_key"))
+            refuse(401, message, code="invalid_api_key")
         return found
 
     def start(self, key: ApiKey | None) -> bool:
@@ -227,15 +225,11 @@ async def read_body(request: Request) -> bytes:
     """
     length = request.headers.get("content-length", "")
     if length.isascii() and length.isdigit() and int(length) > MAX_BODY_BYTES:
-        raise RequestRefused(_too_long())
+        refuse_long()
     parts, size = [], 0
     async for part in request.stream():
         parts.append(part)
         size += len(part)
         if size > MAX_BODY_BYTES:
-            raise RequestRefused(_too_long())
+            refuse_long()
     return b"".join(parts)
-
-
-def _too_long() -> Refusal:
-    return Refusal(status=413, message=f"The body exceeds {MAX_BODY_BYTES} bytes.", code="too_long")

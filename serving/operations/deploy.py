@@ -120,22 +120,25 @@ def deploy(
 
 def new_state(site: Site, nixl_port: int) -> State:
     """Return the state of a deployment before its start."""
-    own = site.address is None
-    cluster = read_cluster()
-    session = cluster.session if cluster is not None and cluster.address == site.address else ""
-    return State(
-        cluster_id=secrets.token_hex(8) if own else "",
+    state = State(
+        cluster_id="",
         address=site.address or "",
         base_url="",
         target=site.target,
         plan=str(HOME / "plan.json"),
         plan_hash="",
         deployment=str(HOME / "deployment.json"),
-        session=str(new_session()) if own else session,
-        instance="" if site.address is None else _instance(site.address),
+        session="",
         nixl_port=nixl_port,
         started=datetime.now(UTC).isoformat(timespec="seconds"),
     )
+    if site.address is None:
+        return replace(state, cluster_id=secrets.token_hex(8), session=str(new_session()))
+    from serving.cluster.connection import instance_of  # noqa: PLC0415  (a second to import)
+
+    cluster = read_cluster()
+    session = cluster.session if cluster is not None and cluster.address == site.address else ""
+    return replace(state, session=session, instance=instance_of(site.address))
 
 
 def _described(
@@ -156,12 +159,6 @@ def _described(
         token_limit=site.token_limit,
         ready=False,
     )
-
-
-def _instance(address: str) -> str:
-    from serving.cluster.connection import instance_of  # noqa: PLC0415  (a second to import)
-
-    return instance_of(address)
 
 
 def _serve(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -55,6 +55,11 @@ class RequestRefused(Exception):
     def __init__(self, refusal: Refusal) -> None:
         super().__init__(refusal.message)
         self.refusal = refusal
+
+
+def refuse(status: int, message: str, **fields: Any) -> NoReturn:  # noqa: ANN401
+    """Raise the refusal of a request; *fields* are the others of `Refusal`."""
+    raise RequestRefused(Refusal(status=status, message=message, **fields))
 
 
 class EngineFailed(Exception):
