@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 SERVE = """
 import sys
+from pathlib import Path
 from schema_server import main
 main(Path(sys.argv[1]), int(sys.argv[2]))
 """
@@ -39,7 +40,7 @@ def url(tmp_path_factory: pytest.TempPathFactory, plan: Plan, forks: Forks) -> s
             return True
         return False
 
-    until(answers, "an endpoint; its log is beside its plan")
+    until(answers, f"an endpoint answers: {place / 'log'}")
     return url
 
 

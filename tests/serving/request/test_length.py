@@ -51,6 +51,7 @@ def test_whatever_a_prompt_is_the_engine_refuses_not_we(name: str, given_: objec
         (16, {"messages": None}, 16),
         (16, {"messages": [{"content": "x" * 110}], "tools": [{"type": "function"}]}, 4),
         (3, {"prompt": "x"}, 3),
+        (15, {"prompt": "x"}, 15),
         (3, {"prompt": [1] * CONTEXT}, 3),
         (None, {"prompt": "x", "max_tokens": 10**9}, 10**9),
     ],
