@@ -96,7 +96,8 @@ def authorization(environment: Mapping[str, str]) -> dict[str, str]:
     if not read_keys(environment):
         return {}
     place, line = next(_lines(environment))
-    return bearer(_secret(line), place=place)
+    name_or_key, *rest = line.split(":")
+    return bearer(rest[0] if rest else name_or_key, place=place)
 
 
 def key_of(keys: tuple[ApiKey, ...], authorization: str | None) -> ApiKey | None:
@@ -143,20 +144,15 @@ def _key(line: str, place: str) -> ApiKey:
     parts = line.split(":")
     if len(parts) > 3:  # noqa: PLR2004  (name, key, limit)
         raise InputError(place, f"{len(parts)} parts", "key, name:key or name:key:limit")
-    secret = _secret(line)
+    secret = parts[0] if len(parts) == 1 else parts[1]
     if len(secret) < SHORTEST:
         raise InputError(place, f"{len(secret)} characters", f"a key of at least {SHORTEST}")
-    digest = hashlib.sha256(secret.encode()).digest()
-    name = parts[0] if len(parts) > 1 and parts[0] else f"key-{digest.hex()[:6]}"
     limit = parts[2] if len(parts) == 3 else None  # noqa: PLR2004
     if limit is not None and (not limit.isascii() or not limit.isdigit() or int(limit) < 1):
         raise InputError(place, limit, "a number of requests, at least 1")
+    digest = hashlib.sha256(secret.encode()).digest()
+    name = parts[0] if len(parts) > 1 and parts[0] else f"key-{digest.hex()[:6]}"
     return ApiKey(name=name, digest=digest, max_ongoing=int(limit) if limit else None)
-
-
-def _secret(line: str) -> str:
-    parts = line.split(":")
-    return parts[0] if len(parts) == 1 else parts[1]
 
 
 class AccessControl:

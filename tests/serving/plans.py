@@ -22,14 +22,14 @@ from minicluster.plan import (
     Validation,
 )
 from minicluster.specs.cluster import ClusterSpec
-from minicluster.specs.engine import EngineProfile, SchedulingRules
 from minicluster.specs.gpu import GpuSpec
 from minicluster.specs.model import ModelSpec, architecture_hash
-from minicluster.specs.scenario import ClusterChoice, ModelChoice, ScenarioSpec
+from minicluster.specs.scenario import ClusterChoice, EngineChoice, ModelChoice, ScenarioSpec
 from minicluster.specs.slo import SloSpec
 from minicluster.specs.step import Interference, PathCoefficients, StepCoefficients
 from minicluster.specs.workload import Lengths, WorkloadSpec
 from serving.cluster.state import State
+from sizing import catalog
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -52,33 +52,6 @@ PATH = PathCoefficients(
 )
 LOAD = WorkloadSpec(
     requests_per_s=1.0, input_tokens=Lengths.fixed(100), output_tokens=Lengths.fixed(10)
-)
-RULES = SchedulingRules(
-    mixed_steps=True,
-    chunked_prefill=True,
-    max_num_seqs=8,
-    kv_reserved_fraction=0.0,
-    fp8_kv="requantised",
-    async_scheduling_since=(0,),
-)
-PROFILE = EngineProfile(
-    name="vllm",
-    version="0.29.0",
-    connector="nixl",
-    pp=(1,),
-    block_size=16,
-    cpu_block_size=32,
-    memory_fraction=0.9,
-    activation_bytes=1.0,
-    runtime_bytes=1.0,
-    max_batch_size=8,
-    max_batched_tokens=1000,
-    per_layer_s=0.0,
-    per_step_s=0.0,
-    per_sequence_s=0.0,
-    per_request_s=0.0,
-    transfer_base_s=0.0,
-    scheduling=RULES,
 )
 PREDICTION = Prediction(
     ttft=LATENCY,
@@ -176,7 +149,7 @@ def make_plan(deployment: Deployment) -> Plan:
             cluster=ClusterSpec(
                 name="laptop", gpu="cpu", gpus_per_node=2, gpus_per_hb_domain=2, max_gpus=2
             ),
-            engine=PROFILE,
+            engine=catalog.find_engine(EngineChoice()),
             calibration=None,
         ),
         pools=deployment.pools,

@@ -106,10 +106,10 @@ def test_failures_show_none_of_our_insides(config: EndpointConfig) -> None:
 
 @pytest.mark.parametrize("status", [400, 503, 504])
 def test_refusals_of_the_servers_come_through(config: EndpointConfig, status: int) -> None:
-    """What decode refuses, clients get as it is, with when to come again."""
-    refusal = Refusal(status=status, message="Because.", param="prompt", retry_after_s=4.2)
+    """What decode refuses, clients get as it is, as far as it is text, with when to come again."""
+    refusal = Refusal(status=status, message="Because\ud800.", param="prompt", retry_after_s=4.2)
     answer = one(config, COMPLETIONS, ONE, servers=FakeServers(refusal=refusal))
-    assert (answer.status_code, answer.json()["error"]["message"]) == (status, "Because.")
+    assert (answer.status_code, answer.json()["error"]["message"]) == (status, "Because?.")
     assert answer.headers["Retry-After"] == "5"
 
 

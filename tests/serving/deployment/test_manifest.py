@@ -17,9 +17,13 @@ from minicluster.plan import NODE_LABEL, ROLE_LABEL, Deployable, plan_from, to_j
 from serving.api.auth import KEYS_FILE
 from serving.cli.manifest import manifest_of
 from serving.cluster.token import MODE, TOKEN_PATH
-from serving.deployment.compose import compose
-from serving.deployment.kubernetes import ray_service
-from serving.deployment.manifest import as_yaml, compile_from_args, ray_serve
+from serving.deployment.manifest import (
+    as_yaml,
+    compile_from_args,
+    compose,
+    ray_serve,
+    ray_service,
+)
 from tests.serving.command import serving, taken_port
 from tests.serving.plans import places
 
