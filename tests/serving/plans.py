@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from minicluster.plan import (
@@ -53,6 +54,7 @@ PATH = PathCoefficients(
 LOAD = WorkloadSpec(
     requests_per_s=1.0, input_tokens=Lengths.fixed(100), output_tokens=Lengths.fixed(10)
 )
+PROFILE = catalog.find_engine(EngineChoice())
 PREDICTION = Prediction(
     ttft=LATENCY,
     tpot=LATENCY,
@@ -149,7 +151,7 @@ def make_plan(deployment: Deployment) -> Plan:
             cluster=ClusterSpec(
                 name="laptop", gpu="cpu", gpus_per_node=2, gpus_per_hb_domain=2, max_gpus=2
             ),
-            engine=catalog.find_engine(EngineChoice()),
+            engine=replace(PROFILE, memory_fraction=deployment.engine.memory_fraction),
             calibration=None,
         ),
         pools=deployment.pools,
