@@ -95,9 +95,7 @@ class PlannedServer:
 class SplitPrefillServer(PlannedServer, PDPrefillServer):  # type: ignore[misc]
     """A prefill engine on its planned cores."""
 
-    async def __init__(self, llm_config: Any, **kwargs: Any) -> None:  # type: ignore[misc]  # noqa: ANN401
-        self._kept_until_s = 0.0
-        await super().__init__(llm_config, **kwargs)
+    _kept_until_s = 0.0
 
     def reconfigure(self, config: dict[str, Any]) -> None:
         """Take from the plan the deadline until which decode may fetch a KV cache."""

@@ -214,6 +214,13 @@ def series(base_url: str) -> dict[str, float]:
     return {name: float(value) for name, value in pairs}
 
 
+def healthy(base_url: str) -> bool:
+    """Tell whether a server is up."""
+    with suppress(OSError), urlopen(f"{base_url}/health", timeout=60) as answer:  # noqa: S310
+        return bool(answer.status == 200)
+    return False
+
+
 def outstanding(base_url: str) -> float:
     """Return how many requests are under way, as the endpoint itself counts them."""
     return series(base_url)['minicluster_outstanding_requests{stage="all"}']

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import TYPE_CHECKING
-from urllib.request import urlopen
 
 import pytest
 
 from minicluster.plan import to_json
 from serving.cluster.ports import free_ports
 
-from .deployed import endpoint_checks, schemathesis, until
+from .deployed import endpoint_checks, healthy, schemathesis, until
 
 if TYPE_CHECKING:
     from minicluster.plan import Plan
@@ -34,13 +32,7 @@ def url(tmp_path_factory: pytest.TempPathFactory, plan: Plan, forks: Forks) -> s
     [port] = free_ports(1)
     forks.start(SERVE, str(place / "plan.json"), str(port), log=place / "log")
     url = f"http://127.0.0.1:{port}"
-
-    def answers() -> bool:
-        with suppress(OSError), urlopen(f"{url}/health"):  # noqa: S310  (our own)
-            return True
-        return False
-
-    until(answers, f"an endpoint answers: {place / 'log'}")
+    until(lambda: healthy(url), f"an endpoint answers: {place / 'log'}")
     return url
 
 
