@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import shutil
 import subprocess
 import sys
-import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import mkdtemp
@@ -18,6 +18,7 @@ import yaml
 from minicluster.plan import to_json
 from serving.cluster.processes import environment, stop
 from serving.cluster.token import write_token
+from tests.serving.deployed import until
 from tests.serving.plans import make_deployment, make_plan
 
 from .network import Host, allowed, network
@@ -124,28 +125,18 @@ def _command(service: dict[str, Any], mounts: Mapping[str, Path]) -> list[str]:
 
 def _wait_for_ray(head: Host, env: dict[str, str]) -> None:
     """Wait as `depends_on: service_healthy` does."""
-    deadline = time.monotonic() + START_S
     inside = ("ip", "netns", "exec", head.namespace, sys.executable, "-m", "ray.scripts.scripts")
-    while time.monotonic() < deadline:
-        done = subprocess.run(
-            [*inside, "health-check", "--address", f"{head.address}:6379"],
-            env=env,
-            capture_output=True,
-            check=False,
-        )
-        if done.returncode == 0:
-            return
-        time.sleep(0.5)
-    pytest.fail("the head's Ray does not answer")
+    check = [*inside, "health-check", "--address", f"{head.address}:6379"]
+
+    def answers() -> bool:
+        done = subprocess.run(check, env=env, capture_output=True, check=False)
+        return done.returncode == 0
+
+    until(answers, "the head's Ray answers", START_S)
 
 
 def _wait_until_ready(log: Path) -> None:
-    deadline = time.monotonic() + START_S
-    while time.monotonic() < deadline:
-        text = log.read_text() if log.exists() else ""
-        if "ready: http" in text:
-            return
-        if "serving: " in text:
-            break
-        time.sleep(0.5)
-    pytest.fail(f"not up: {log.read_text()[-2000:]}")
+    """Wait until `serving up` said that it is, or that it failed."""
+    ends = re.compile("ready: http|serving: ")
+    until(lambda: log.exists() and bool(ends.search(log.read_text())), "up", START_S)
+    assert "ready: http" in log.read_text(), log.read_text()[-2000:]
