@@ -44,7 +44,7 @@ IMPORTS_VLLM = {
     "tests/serving/cluster/test_serve_compat.py",
     *(
         f"tests/serving/replicas/test_{name}.py"
-        for name in ("affinity", "engine_request", "generation", "prefill_drain", "ray_compat")
+        for name in ("engine_request", "generation", "ray_compat", "vllm_plugin")
     ),
 }
 """Files that import vLLM, which takes seconds of a core: one worker runs them all."""

@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 
 from minicluster.errors import InputError
 from minicluster.http_client.authorization import bearer
-from serving.protocol.messages import Refusal, RequestRefused
-from serving.request.validation import MAX_BODY_BYTES
+from serving.protocol.messages import refuse
+from serving.request.validation import MAX_BODY_BYTES, refuse_long
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -96,7 +96,8 @@ def authorization(environment: Mapping[str, str]) -> dict[str, str]:
     if not read_keys(environment):
         return {}
     place, line = next(_lines(environment))
-    return bearer(_secret(line), place=place)
+    name_or_key, *rest = line.split(":")
+    return bearer(rest[0] if rest else name_or_key, place=place)
 
 
 def key_of(keys: tuple[ApiKey, ...], authorization: str | None) -> ApiKey | None:
@@ -143,20 +144,15 @@ def _key(line: str, place: str) -> ApiKey:
     parts = line.split(":")
     if len(parts) > 3:  # noqa: PLR2004  (name, key, limit)
         raise InputError(place, f"{len(parts)} parts", "key, name:key or name:key:limit")
-    secret = _secret(line)
+    secret = parts[0] if len(parts) == 1 else parts[1]
     if len(secret) < SHORTEST:
         raise InputError(place, f"{len(secret)} characters", f"a key of at least {SHORTEST}")
-    digest = hashlib.sha256(secret.encode()).digest()
-    name = parts[0] if len(parts) > 1 and parts[0] else f"key-{digest.hex()[:6]}"
     limit = parts[2] if len(parts) == 3 else None  # noqa: PLR2004
     if limit is not None and (not limit.isascii() or not limit.isdigit() or int(limit) < 1):
         raise InputError(place, limit, "a number of requests, at least 1")
+    digest = hashlib.sha256(secret.encode()).digest()
+    name = parts[0] if len(parts) > 1 and parts[0] else f"key-{digest.hex()[:6]}"
     return ApiKey(name=name, digest=digest, max_ongoing=int(limit) if limit else None)
-
-
-def _secret(line: str) -> str:
-    parts = line.split(":")
-    return parts[0] if len(parts) == 1 else parts[1]
 
 
 class AccessControl:
@@ -192,15 +188,13 @@ class AccessControl:
                     f"Pages of {origin} may not use this endpoint: only its own, and those of "
                     f"origins that {ORIGINS} names."
                 )
-                raise RequestRefused(
-                    Refusal(status=403, message=message, code="origin_not_allowed")
-                )
+                refuse(403, message, code="origin_not_allowed")
         if not self._keys:
             return None
         found = key_of(self._keys, request.headers.get("authorization"))
         if found is None:
             message = "A valid API key is needed: `Authorization: Bearer KEY`."
-            raise RequestRefused(Refusal(status=401, message=message, code="invalid_api_key"))
+            refuse(401, message, code="invalid_api_key")
         return found
 
     def start(self, key: ApiKey | None) -> bool:
@@ -227,15 +221,11 @@ async def read_body(request: Request) -> bytes:
     """
     length = request.headers.get("content-length", "")
     if length.isascii() and length.isdigit() and int(length) > MAX_BODY_BYTES:
-        raise RequestRefused(_too_long())
+        refuse_long()
     parts, size = [], 0
     async for part in request.stream():
         parts.append(part)
         size += len(part)
         if size > MAX_BODY_BYTES:
-            raise RequestRefused(_too_long())
+            refuse_long()
     return b"".join(parts)
-
-
-def _too_long() -> Refusal:
-    return Refusal(status=413, message=f"The body exceeds {MAX_BODY_BYTES} bytes.", code="too_long")

@@ -19,10 +19,10 @@ from serving.admission.controller import AdmissionController
 from serving.admission.policy import Shed, request_cost
 from serving.api.auth import read_body
 from serving.api.errors import error_event, refusal_of, shed_refusal, with_param
-from serving.api.metrics import LatencyRecord, Metrics, RecentLatencies
+from serving.api.metrics import Metrics, RecentLatencies
 from serving.api.readiness import ReadyCheck
 from serving.api.sse import UsageReader, with_usage
-from serving.protocol.messages import FirstChunk, Refusal, RequestRefused
+from serving.protocol.messages import FirstChunk, Refusal, RequestRefused, refuse
 from serving.request.length import TokenCounts, apply_token_limit, counted_text_bytes
 from serving.request.validation import check, parse_body
 
@@ -91,12 +91,10 @@ class CompletionRoutes:
         try:
             return await self._forward(kind, body, tracker, request_id)
         except RequestRefused as refused:
-            tracker.outcome = "failed" if refused.refusal.status >= 500 else "refused"  # noqa: PLR2004
-            self._end(tracker)
+            tracker.end("failed" if refused.refusal.status >= 500 else "refused")  # noqa: PLR2004
             raise
         except BaseException as error:
-            tracker.outcome = "failed" if isinstance(error, Exception) else "cancelled"
-            self._end(tracker)
+            tracker.end("failed" if isinstance(error, Exception) else "cancelled")
             raise
 
     async def time_prefill(self, request: Request, _request_id: str) -> Response:
@@ -108,7 +106,7 @@ class CompletionRoutes:
             timing = await self.backend.time_prefill(body)
             tracker.outcome = "refused" if isinstance(timing, Refusal) else "prefill"
         finally:
-            self._end(tracker)
+            tracker.end()
         if isinstance(timing, Refusal):
             raise RequestRefused(timing)
         return JSONResponse(asdict(timing))
@@ -128,10 +126,7 @@ class CompletionRoutes:
         if not self.access.start(key):
             self._count_shed("key")
             message = "This key has as many requests under way as it may; wait for one to end."
-            refusal = Refusal(
-                status=429, message=message, code="rate_limit_exceeded", retry_after_s=1.0
-            )
-            raise RequestRefused(refusal)
+            refuse(429, message, code="rate_limit_exceeded", retry_after_s=1.0)
         found = self.admission.admit(cost)
         if isinstance(found, Shed):
             self.access.end(key)
@@ -139,15 +134,10 @@ class CompletionRoutes:
             if found.retry_after_s is None and counted_text_bytes(kind, body):
                 counts.discount()
             raise RequestRefused(shed_refusal(found))
-        return RequestTracker(
-            found,
-            streamed=body.get("stream") is True,
-            started_s=started_s,
-            on_end=partial(self.access.end, key),
-        )
+        streamed = body.get("stream") is True
+        return RequestTracker(self, found, key, streamed=streamed, started_s=started_s)
 
     def _refresh_replicas(self) -> None:
-        """Refresh the number of live replicas in the background, if it is stale."""
         if self.readiness.stale and (self._refreshing is None or self._refreshing.done()):
             self._refreshing = asyncio.create_task(self.readiness.running())
 
@@ -158,9 +148,8 @@ class CompletionRoutes:
     async def _forward(
         self, kind: str, body: dict[str, Any], tracker: RequestTracker, request_id: str
     ) -> Response:
-        """Send a request to the backend, and return its answer."""
         sent, remove_usage = with_usage(body)
-        expected = tracker.expect_first_token(self.admission)
+        expected = tracker.expect_first_token()
         items = aiter(self.backend.answer(tracker.domain, kind, sent))
         try:
             chunk = await anext(items)
@@ -171,7 +160,7 @@ class CompletionRoutes:
             raise RequestRefused(with_param(chunk, body))
         assert isinstance(chunk, FirstChunk)  # noqa: S101  (for the type checker)
         phases, first = chunk.phases, chunk.first
-        first_s = tracker.first_token(phases, self.admission, self.metrics)
+        first_s = tracker.first_token(phases)
         self.readiness.answered(tracker.domain, phases, first_s)
         usage = UsageReader(keep_usage=not remove_usage)
         if isinstance(first, dict):
@@ -213,10 +202,7 @@ class CompletionRoutes:
             tracker.tokens = (usage.prompt_tokens, usage.output_tokens)
             if size_bytes := counted_text_bytes(kind, body):
                 self._token_counts[kind].add(size_bytes, usage.prompt_tokens)
-        self._end(tracker)
-
-    def _end(self, tracker: RequestTracker) -> None:
-        tracker.end(self.admission, self.metrics, self.recent)
+        tracker.end()
 
 
 class RequestTracker:
@@ -228,17 +214,19 @@ class RequestTracker:
 
     def __init__(
         self,
+        routes: CompletionRoutes,
         request: InflightRequest,
+        key: ApiKey | None,
         *,
         streamed: bool,
         started_s: float,
-        on_end: Callable[[], None],
     ) -> None:
-        """Start; *started_s* by `time.perf_counter`; *on_end* is called at the end."""
+        """Start; *started_s* by `time.perf_counter`."""
+        self._routes = routes
         self._request = request
+        self._key = key
         self._streamed = streamed
         self._started_s = started_s
-        self._on_end = on_end
         self._first_s: float | None = None
         self._last_s = started_s
         self._gaps_s: list[float] = []
@@ -252,27 +240,25 @@ class RequestTracker:
         """The domain that answers."""
         return self._request.domain
 
-    def expect_first_token(self, admission: AdmissionController) -> asyncio.TimerHandle | None:
+    def expect_first_token(self) -> asyncio.TimerHandle | None:
         """Remove an answer in one piece from the prefill backlog when its first token is due."""
         forecast = self._request.forecast
         if self._streamed or forecast is None:
             return None
-        loop = asyncio.get_running_loop()
-        return loop.call_later(forecast.ttft_s, admission.inflight.first_token, self._request)
+        on_time = self._routes.admission.inflight.first_token
+        return asyncio.get_running_loop().call_later(forecast.ttft_s, on_time, self._request)
 
-    def first_token(
-        self, phases: RequestPhases, admission: AdmissionController, metrics: Metrics
-    ) -> float:
+    def first_token(self, phases: RequestPhases) -> float:
         """Record the first token; return when it was there, by `time.perf_counter`."""
         self.path = phases.path
-        metrics.phases(phases)
+        self._routes.metrics.phases(phases)
         now = time.perf_counter()
         reported_s = self._started_s + phases.prefill_s + phases.decode_s
         self._first_s = now if self._streamed else min(reported_s, now)
         self._last_s = now
         ttft_s = self._first_s - self._started_s
-        metrics.seconds("ttft", ttft_s)
-        admission.first_token(self._request, ttft_s)
+        self._routes.metrics.seconds("ttft", ttft_s)
+        self._routes.admission.first_token(self._request, ttft_s)
         return self._first_s
 
     def token(self) -> None:
@@ -281,21 +267,22 @@ class RequestTracker:
         self._gaps_s.append(now - self._last_s)
         self._last_s = now
 
-    def end(
-        self, admission: AdmissionController, metrics: Metrics, recent: RecentLatencies
-    ) -> None:
+    def end(self, outcome: str | None = None) -> None:
         """Report the request; later calls change nothing. Only a complete answer is measured."""
         if self._ended:
             return
         self._ended = True
-        self._on_end()
+        outcome = outcome or self.outcome
+        metrics, recent = self._routes.metrics, self._routes.recent
+        self._routes.access.end(self._key)
         tpot_s = self._tpot_s()
-        admission.end(self._request, tpot_s)
-        metrics.ended(self.path, self.outcome)
-        recent.ended(self.outcome)
-        if self.outcome != "ok":
+        self._routes.admission.end(self._request, tpot_s)
+        metrics.ended(self.path, outcome)
+        recent.ended(outcome)
+        if outcome != "ok":
             return
         e2e_s = time.perf_counter() - self._started_s
+        ttft_s = None if self._first_s is None else self._first_s - self._started_s
         metrics.seconds("e2e", e2e_s)
         for gap_s in self._gaps_s:
             metrics.seconds("itl", gap_s)
@@ -303,9 +290,7 @@ class RequestTracker:
             metrics.seconds("tpot", tpot_s)
         if self.tokens is not None:
             metrics.tokens(*self.tokens)
-        ttft_s = None if self._first_s is None else self._first_s - self._started_s
-        record = LatencyRecord(at_s=time.monotonic(), ttft_s=ttft_s, tpot_s=tpot_s, e2e_s=e2e_s)
-        recent.add(record, self._gaps_s)
+        recent.add({"ttft": ttft_s, "tpot": tpot_s, "e2e": e2e_s}, self._gaps_s)
 
     def _tpot_s(self) -> float | None:
         """Return the time per token after the first, if the answer has been counted."""

@@ -27,22 +27,11 @@ REQUEST_ID = "X-Request-Id"
 SAFE_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 """The request ids of clients that are kept; others could forge lines of a log."""
 
-TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
-
 
 def request_id_of(request: Request) -> str:
     """Return the id of a request: the client's, if it is safe in a log, or a new one."""
     sent = request.headers.get(REQUEST_ID, "")
     return sent if SAFE_REQUEST_ID.fullmatch(sent) else f"req-{uuid.uuid4().hex}"
-
-
-def error_body(refusal: Refusal) -> dict[str, dict[str, str | None]]:
-    """Return OpenAI's error object."""
-    body = refusal.body
-    # The engine may repeat parts of a request that cannot be encoded; an answer has to be.
-    body["error"]["message"] = refusal.message.encode("utf-8", "replace").decode()
-    body["error"]["type"] = TYPES.get(refusal.status, body["error"]["type"])
-    return body
 
 
 def error_response(refusal: Refusal, headers: Mapping[str, str]) -> Response:
@@ -51,7 +40,7 @@ def error_response(refusal: Refusal, headers: Mapping[str, str]) -> Response:
     if refusal.status == 401:  # noqa: PLR2004
         more["WWW-Authenticate"] = "Bearer"
     return JSONResponse(
-        error_body(refusal),
+        refusal.body,
         status_code=refusal.status,
         headers={**refusal.headers, **more, **headers},
     )
@@ -59,7 +48,7 @@ def error_response(refusal: Refusal, headers: Mapping[str, str]) -> Response:
 
 def error_event(refusal: Refusal) -> str:
     """Return the server-sent event that ends a failed stream; no [DONE] follows."""
-    return f"data: {json.dumps(error_body(refusal))}\n\n"
+    return f"data: {json.dumps(refusal.body)}\n\n"
 
 
 def refusal_of(error: Exception, request_id: str) -> Refusal:

@@ -72,7 +72,6 @@ class CancelOnDisconnect:
     """Cancels the application's work when the client disconnects, as Ray Serve's proxy does."""
 
     def __init__(self, app: ASGIApp) -> None:
-        """Wrap *app*."""
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

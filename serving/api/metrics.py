@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter as Tally
 from collections import deque
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -155,28 +155,17 @@ LAST_GAPS = 10_000
 """Sizes of the window that `GET /plan` reports on: answers, and gaps between their tokens."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LatencyRecord:
-    """The latencies of one answer, `None` where there was none; `at_s`: its end, monotonic."""
-
-    at_s: float
-    ttft_s: float | None
-    tpot_s: float | None
-    e2e_s: float
-
-
 class RecentLatencies:
     """The latencies of the last answers, and the outcomes of all requests."""
 
     def __init__(self) -> None:
-        """Start empty."""
-        self._last: deque[LatencyRecord] = deque(maxlen=LAST_ANSWERS)
+        self._last: deque[tuple[float, Mapping[str, float | None]]] = deque(maxlen=LAST_ANSWERS)
         self._gaps_s: deque[float] = deque(maxlen=LAST_GAPS)
         self._outcomes: Tally[str] = Tally()
 
-    def add(self, record: LatencyRecord, gaps_s: Iterable[float]) -> None:
-        """Add an answer and the gaps between its tokens."""
-        self._last.append(record)
+    def add(self, latencies_s: Mapping[str, float | None], gaps_s: Iterable[float]) -> None:
+        """Add an answer that ends now, by quantity, and the gaps between its tokens."""
+        self._last.append((time.monotonic(), latencies_s))
         self._gaps_s.extend(gaps_s)
 
     def ended(self, outcome: str) -> None:
@@ -186,13 +175,13 @@ class RecentLatencies:
     def summary(self) -> dict[str, Any]:
         """Return percentiles of every latency, the rate, and the outcomes, as plain data."""
         last = list(self._last)
-        span_s = last[-1].at_s - last[0].at_s if len(last) > 1 else 0.0
+        span_s = last[-1][0] - last[0][0] if len(last) > 1 else 0.0
         return {
             "answers": len(last),
             "requests_per_s": (len(last) - 1) / span_s if span_s > 0 else None,
             "outcomes": dict(self._outcomes),
             **{
-                name: _statistics([value for r in last if (value := getattr(r, f"{name}_s"))])
+                name: _statistics([value for _, each in last if (value := each[name])])
                 for name in ("ttft", "tpot", "e2e")
             },
             "itl": _statistics(list(self._gaps_s)),

@@ -49,7 +49,6 @@ class StatusRoutes:
     """The routes that generate nothing; health, readiness, schema and page need no key."""
 
     def __init__(self, completions: CompletionRoutes) -> None:
-        """Report the state of *completions*."""
         self._completions = completions
         self._access = completions.access
         config = completions.config

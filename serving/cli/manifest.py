@@ -11,10 +11,15 @@ import typer
 from minicluster.errors import InputError, NegativeAnswer
 from minicluster.plan import Plan, read_plan, to_json
 from serving.deployment.compile import compile_app
-from serving.deployment.compose import compose
 from serving.deployment.engine_args import DeployTarget
-from serving.deployment.kubernetes import PLAN_DIRECTORY, ray_service
-from serving.deployment.manifest import Manifest, as_yaml, ray_serve
+from serving.deployment.manifest import (
+    PLAN_DIRECTORY,
+    Manifest,
+    as_yaml,
+    compose,
+    ray_serve,
+    ray_service,
+)
 from serving.deployment.target import is_directory, located
 
 FORMATS = {

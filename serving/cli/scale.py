@@ -78,7 +78,6 @@ def _requested(state: State, requested: dict[str, int]) -> dict[str, int]:
 
 
 def _measured_advice(state: State, window_s: float) -> Advice:
-    """Return the recommendation from the endpoint's metrics over the window."""
     if not all(SCALED in change for change in state.changes):
         raise NegativeAnswer("the deployment was substituted: the plan's SLO does not apply to it")
     plan, now = read_plan(Path(state.plan)), read_deployment(Path(state.deployment))

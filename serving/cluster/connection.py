@@ -49,11 +49,14 @@ def connected(address: str) -> Iterator[None]:
         TargetFailed: no cluster answers there.
     """
     refuse_missing_certificates(os.environ)
-    if not _answers(address):
+    host, _, port = address.rpartition(":")
+    is_host_and_port = "/" not in host and port.isdigit()  # Ray knows other forms, too
+    if is_host_and_port and not _answers(address):
         raise TargetFailed(f"no Ray cluster at {address}: no process listens there")
     local = address.startswith("127.")
     with _with_token_of(address), loopback() if local else nullcontext():
-        _check_token(address)
+        if is_host_and_port:
+            _check_token(address)
         try:
             ray.init(
                 address=address,
@@ -78,7 +81,6 @@ def instance_of(address: str) -> str:
 
 @contextmanager
 def _with_token_of(address: str) -> Iterator[None]:
-    """Use the cluster's token for the duration of the block."""
     before = {name: os.environ.get(name) for name in (MODE, TOKEN, TOKEN_PATH)}
     file = token_file(address)
     if file is None:
@@ -100,8 +102,6 @@ def _with_token_of(address: str) -> Iterator[None]:
 
 def _answers(address: str) -> bool:
     """Return whether a process listens at `host:port`; Ray itself would retry for many minutes."""
-    if not _is_host_and_port(address):
-        return True
     host, _, port = address.rpartition(":")
     try:
         with socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S):
@@ -110,16 +110,8 @@ def _answers(address: str) -> bool:
         return False
 
 
-def _is_host_and_port(address: str) -> bool:
-    """Return whether *address* is `host:port`, and not another form that Ray knows."""
-    host, _, port = address.rpartition(":")
-    return "/" not in host and port.isdigit()
-
-
 def _check_token(address: str) -> None:
     """Raise if the head refuses the token; Ray would retry for 20 s, and not report the reason."""
-    if not _is_host_and_port(address):
-        return
     with init_grpc_channel(address) as channel:
         try:
             channel.unary_unary(FIRST_CALL)(b"", timeout=CONNECT_S)

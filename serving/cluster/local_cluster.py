@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import shutil
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from minicluster.errors import InputError, NegativeAnswer, TargetFailed
-from minicluster.files import write_atomically
 from serving.cluster.processes import cluster_processes, stop
 from serving.cluster.raylets import new_session, start_nodes
-from serving.cluster.state import HOME, TOKEN, read_state
+from serving.cluster.state import HOME, TOKEN, read_record, read_state, write_record
 from serving.cluster.token import refuse_missing_certificates
 from serving.protocol.app_spec import RayNode
 
@@ -73,7 +71,7 @@ def cluster_up(nodes: Sequence[RayNode], report: Callable[[str], None]) -> Local
         started=datetime.now(UTC).isoformat(timespec="seconds"),
         nodes=tuple(nodes),
     )
-    _write(cluster)
+    write_record(CLUSTER, cluster)
     try:
         address = start_nodes(
             nodes,
@@ -87,7 +85,7 @@ def cluster_up(nodes: Sequence[RayNode], report: Callable[[str], None]) -> Local
         _remove(cluster)
         raise
     cluster = replace(cluster, address=address)
-    _write(cluster)
+    write_record(CLUSTER, cluster)
     return cluster
 
 
@@ -129,19 +127,7 @@ def current_cluster() -> LocalCluster:
 
 def read_cluster() -> LocalCluster | None:
     """Return the recorded cluster, if any."""
-    try:
-        recorded = json.loads(CLUSTER.read_text(encoding="utf-8"))
-        nodes = tuple(
-            RayNode(**{**node, "cores": tuple(node["cores"]), "gpus": tuple(node["gpus"])})
-            for node in recorded["nodes"]
-        )
-        return LocalCluster(**{**recorded, "nodes": nodes})
-    except FileNotFoundError:
-        return None
-    except (ValueError, TypeError, KeyError) as error:
-        raise InputError(
-            str(CLUSTER), str(error), "what `serving cluster up` wrote", f"remove {CLUSTER}"
-        ) from None
+    return read_record(CLUSTER, LocalCluster, "`serving cluster up`", f"remove {CLUSTER}")
 
 
 def token_file(address: str) -> Path | None:
@@ -154,14 +140,7 @@ def token_file(address: str) -> Path | None:
     return None
 
 
-def _write(cluster: LocalCluster) -> None:
-    """Record the cluster; an interrupt leaves the old record."""
-    HOME.mkdir(parents=True, exist_ok=True)
-    write_atomically(CLUSTER, json.dumps(asdict(cluster), indent=2) + "\n")
-
-
 def _remove(cluster: LocalCluster) -> None:
-    """Stop every process, and remove the record."""
     left = stop(cluster.cluster_id)
     if left:
         raise TargetFailed(f"processes {sorted(left)} do not end; the cluster is kept")

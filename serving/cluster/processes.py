@@ -5,9 +5,15 @@ from __future__ import annotations
 import os
 import signal
 import time
-from pathlib import Path
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import psutil
 
 from serving.cluster.token import use_token
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 MARK = "MINICLUSTER_CLUSTER"
 """
@@ -41,30 +47,17 @@ def environment(cluster_id: str, token: Path) -> dict[str, str]:
 
 def cluster_processes(mark: str, variable: str = MARK) -> set[int]:
     """Return the pids of the processes of a cluster (or raylet), and of all their children."""
-    wanted = f"{variable}={mark}".encode()
     parents: dict[int, int] = {}
     found = set()
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        try:
-            parents[int(entry.name)] = _parent(entry)
-            if wanted in (entry / "environ").read_bytes().split(b"\0"):
-                found.add(int(entry.name))
-        except (OSError, ValueError):
-            continue  # ended meanwhile, or another user's
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):  # ended meanwhile, or another user's
+            if process.status() != psutil.STATUS_ZOMBIE:
+                parents[process.pid] = process.ppid()
+                if process.environ().get(variable) == mark:
+                    found.add(process.pid)
     while grown := {pid for pid, parent in parents.items() if parent in found} - found:
         found |= grown
     return found - {os.getpid()}
-
-
-def _parent(entry: Path) -> int:
-    """Return the parent of a process; raises ValueError for one that has ended."""
-    # The command, in parentheses, may itself contain blanks and parentheses.
-    state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
-    if state in "ZX":
-        raise ValueError(entry.name)
-    return int(parent)
 
 
 def stop(
@@ -82,9 +75,7 @@ def stop(
         if waited > limit_s:
             return alive
         for pid in alive:
-            try:
+            with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM if waited < grace_s else signal.SIGKILL)
-            except ProcessLookupError:
-                continue
         time.sleep(0.2)
     return set()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -12,9 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import grpc
+import psutil
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
 ANSWER_LIMIT_S = 5.0
 
@@ -31,9 +31,6 @@ CALLS = (
 
 ENGINE = "VLLM::"
 """Prefix of the titles of vLLM's processes, whose own protocols are not probed here."""
-
-LISTENS = "0A"
-"""State of a listening socket in /proc/net/tcp."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -52,16 +49,18 @@ class ListeningSocket:
 
 def sockets(pids: Iterable[int]) -> list[ListeningSocket]:
     """Return the listening sockets of these processes; an inherited socket counts once."""
-    listening = dict(_listening())
-    found: dict[str, ListeningSocket] = {}
+    found: dict[tuple[str, int], ListeningSocket] = {}
     for pid in sorted(pids):
-        with suppress(OSError):  # ended meanwhile
-            process = _process(pid)
-            for inode in _inodes(pid) & listening.keys():
-                address, port = listening[inode]
-                found.setdefault(
-                    inode, ListeningSocket(process=process, address=address, port=port)
-                )
+        with suppress(psutil.Error):  # ended meanwhile
+            process = psutil.Process(pid)
+            title = _title(process.cmdline() or [process.name()])
+            for each in process.net_connections(kind="tcp"):
+                if each.status == psutil.CONN_LISTEN:
+                    own = ip_address(each.laddr.ip)
+                    address = str(getattr(own, "ipv4_mapped", None) or own)
+                    port = each.laddr.port
+                    listening = ListeningSocket(process=title, address=address, port=port)
+                    found.setdefault((address, port), listening)
     return sorted(found.values())
 
 
@@ -110,42 +109,11 @@ def _http_answer(host: str, port: int) -> str | None:
         connection.close()
 
 
-def _listening() -> Iterator[tuple[str, tuple[str, int]]]:
-    """Yield inode, address and port of every listening TCP socket of this machine."""
-    for file in (Path("/proc/net/tcp"), Path("/proc/net/tcp6")):
-        with suppress(OSError):  # a kernel without IPv6
-            for line in file.read_text(encoding="ascii").splitlines()[1:]:
-                fields = line.split()
-                if fields[3] == LISTENS:
-                    address, _, port = fields[1].rpartition(":")
-                    yield fields[9], (_address(address), int(port, 16))
-
-
-def _address(written: str) -> str:
-    """Return an address in its usual form; the kernel writes words of four bytes, reversed."""
-    words = [bytes.fromhex(written[i : i + 8])[::-1] for i in range(0, len(written), 8)]
-    family = socket.AF_INET if len(words) == 1 else socket.AF_INET6
-    address = ip_address(socket.inet_ntop(family, b"".join(words)))
-    mapped = getattr(address, "ipv4_mapped", None)
-    return str(mapped or address)
-
-
-def _inodes(pid: int) -> set[str]:
-    found = set()
-    for file in Path(f"/proc/{pid}/fd").iterdir():
-        with suppress(OSError):
-            kind, _, inode = str(file.readlink()).partition(":")
-            if kind == "socket":
-                found.add(inode.strip("[]"))
-    return found
-
-
-def _process(pid: int) -> str:
+def _title(command: list[str]) -> str:
     """Return the title of a process that has one, or else its module, script or program."""
-    words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
-    if "::" in words[0]:
-        return words[0].split()[0]
-    if "-m" in words:
-        return words[words.index("-m") + 1]
-    scripts = [word for word in words[1:] if word.endswith(".py")]
-    return Path(scripts[0] if scripts else words[0]).name
+    if "::" in command[0]:
+        return command[0].split()[0]
+    if "-m" in command:
+        return command[command.index("-m") + 1]
+    scripts = [word for word in command[1:] if word.endswith(".py")]
+    return Path(scripts[0] if scripts else command[0]).name

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
+
+from pydantic import TypeAdapter, ValidationError
 
 from minicluster.errors import InputError
 from minicluster.files import write_atomically
+
+Record = TypeVar("Record")
 
 HOME = Path(".minicluster/serving")
 STATE = HOME / "state.json"
@@ -68,24 +72,30 @@ class State:
 
 def read_state() -> State | None:
     """Return the deployment of this directory, if there is one."""
-    try:
-        recorded = json.loads(STATE.read_text(encoding="utf-8"))
-        lists = {
-            name: tuple(recorded[name]) for name in ("changes", "deadlines_s") if name in recorded
-        }
-        return State(**{**recorded, **lists})
-    except FileNotFoundError:
-        return None
-    except (ValueError, TypeError, AttributeError) as error:
-        raise InputError(
-            str(STATE), str(error), "what `serving up` wrote", f"remove {STATE} and `ray stop`"
-        ) from None
+    return read_record(STATE, State, "`serving up`", f"remove {STATE} and `ray stop`")
 
 
 def write_state(state: State) -> None:
     """Write the state; an interrupt leaves the old one."""
-    HOME.mkdir(parents=True, exist_ok=True)
-    write_atomically(STATE, json.dumps(asdict(state), indent=2) + "\n")
+    write_record(STATE, state)
+
+
+def read_record(file: Path, kind: type[Record], writer: str, way_out: str) -> Record | None:
+    """Return the dataclass *kind* that *writer* wrote to *file*, if there is one."""
+    try:
+        return TypeAdapter(kind).validate_json(file.read_bytes())
+    except FileNotFoundError:
+        return None
+    except ValidationError as error:
+        found = f"{error.error_count()} error(s), {error.errors()[0]['msg']}"
+        raise InputError(str(file), found, f"what {writer} wrote", way_out) from None
+
+
+def write_record(file: Path, record: object) -> None:
+    """Write a dataclass as JSON; an interrupt leaves the old file."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    text = TypeAdapter(type(record)).dump_json(record, indent=2).decode()
+    write_atomically(file, text + "\n")
 
 
 def remove_state(state: State) -> None:

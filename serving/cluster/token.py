@@ -70,8 +70,5 @@ def refuse_missing_certificates(environ: Mapping[str, str]) -> None:
         file = environ.get(name)
         if not file or not Path(file).is_absolute() or not os.access(file, os.R_OK):
             raise InputError(
-                name,
-                file,
-                "the absolute path of a file that can be read",
-                f"or no {USE_TLS}",
+                name, file, "the absolute path of a file that can be read", f"or no {USE_TLS}"
             )

@@ -111,7 +111,6 @@ def _model(deployment: Deployment) -> Iterator[str]:
 
 
 def _pairing(deployment: Deployment) -> Iterator[str]:
-    """Yield findings on the KV transfer between the pools."""
     prefill, decode = deployment.pool("prefill"), deployment.pool("decode")
     rule = nixl_rule(deployment.model, prefill_tp=prefill.tp, decode_tp=decode.tp)
     if rule is not None:

@@ -1,19 +1,23 @@
-"""A compiled plan for other tools: the Ray Serve configuration, and the import that it names."""
+"""A compiled plan for other tools: for Ray Serve, KubeRay and compose, and what they import."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 import yaml
+from jinja2 import Environment, StrictUndefined
 
 from minicluster.errors import InputError
 from minicluster.plan import read_plan
 from serving.api.auth import KEYS, KEYS_FILE
+from serving.cluster.raylets import OBJECT_STORE_BYTES, ray_options
 from serving.deployment.compile import compile_app, ray_nodes
 from serving.deployment.engine_args import DeployTarget
-from serving.deployment.feasibility import findings, plan_findings, refuse
+from serving.deployment.feasibility import RAY, findings, plan_findings, refuse
 from serving.deployment.target import located, this_machine
 from serving.protocol.app_spec import APP, ServedApp
 from serving.request.length import read_token_limit
@@ -30,6 +34,9 @@ KEYS_NAME = "minicluster-keys"
 
 KEYS_PATH = f"/etc/{KEYS_NAME}/keys.txt"
 """Path of that file on the head."""
+
+PLAN_DIRECTORY = "/etc/minicluster"
+"""Directory of the plan in pods and containers."""
 
 BOUNDS = (
     "num_replicas",
@@ -104,6 +111,60 @@ def ray_serve(manifest: Manifest) -> dict[str, Any]:
             }
         ],
     }
+
+
+def ray_service(manifest: Manifest) -> str:
+    """
+    Return a plan as Kubernetes objects for KubeRay.
+
+    The YAML holds a ConfigMap with the plan, a NetworkPolicy and a RayService.
+    """
+    _, documents = _rendered(
+        "kuberay.yaml.j2",
+        manifest=manifest,
+        serve_config=as_yaml(ray_serve(manifest)),
+        ray=RAY,
+        plan_directory=PLAN_DIRECTORY,
+        keys_name=KEYS_NAME,
+        keys_directory=str(Path(KEYS_PATH).parent),
+    )
+    return as_yaml(*documents)
+
+
+def compose(manifest: Manifest) -> str:
+    """
+    Return a plan as a compose file (Compose Specification).
+
+    It has the head, a worker for each raylet, Prometheus, Grafana and the load test.
+    """
+    text, documents = _rendered(
+        "compose.yaml.j2",
+        manifest=manifest,
+        keys_file=KEYS_FILE,
+        keys_name=KEYS_NAME,
+        object_store_bytes=OBJECT_STORE_BYTES,
+    )
+    comments = takewhile(lambda line: line.startswith("#"), text.splitlines(keepends=True))
+    return "".join(comments) + as_yaml(*documents)
+
+
+def _rendered(name: str, **values: object) -> tuple[str, list[Any]]:
+    """Return the text of the template *name* of this folder with *values*, and its documents."""
+    environment = Environment(
+        autoescape=False,  # noqa: S701  (YAML: `tojson` escapes)
+        undefined=StrictUndefined,
+        trim_blocks=True,
+    )
+    environment.policies["json.dumps_kwargs"] = {"sort_keys": False}
+    environment.filters |= {"here": _here, "quote": quote, "ray_options": ray_options}
+    template = (Path(__file__).parent / name).read_text(encoding="utf-8")
+    text = environment.from_string(template).render(**values)
+    return text, list(yaml.safe_load_all(text))
+
+
+def _here(path: str) -> str:
+    """Return a path for compose, where relative paths begin with `./`."""
+    return path if path.startswith(("/", "./", "../")) else f"./{path}"
 
 
 def as_yaml(*documents: object) -> str:

@@ -77,7 +77,6 @@ def is_directory(source: str) -> bool:
 
 
 def _num_gpus() -> int:
-    """Return the number of GPUs that the NVIDIA driver shows."""
     gpus = Path("/proc/driver/nvidia/gpus")
     return sum(1 for _ in gpus.iterdir()) if gpus.is_dir() else 0
 
@@ -100,7 +99,6 @@ def _version(distribution: str) -> str | None:
 
 
 def _engine_version() -> str | None:
-    """Return the installed version of vLLM, under either distribution name."""
     try:
         return installed_version("vllm")
     except InputError:

@@ -231,7 +231,6 @@ def _bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
 
 
 def _is_intact(directory: Path, shape: DemoShape, dtype: str) -> bool:
-    """Return whether the directory holds exactly this model."""
     try:
         record = json.loads((directory / HASH_FILE).read_text(encoding="utf-8"))
         return bool(

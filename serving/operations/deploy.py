@@ -6,7 +6,6 @@ import logging
 import os
 import secrets
 import time
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -33,7 +32,7 @@ from serving.protocol.app_spec import APP
 from serving.protocol.messages import Readiness
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
 
     from minicluster.plan import Deployment, Plan
     from serving.deployment.target import Target
@@ -121,22 +120,25 @@ def deploy(
 
 def new_state(site: Site, nixl_port: int) -> State:
     """Return the state of a deployment before its start."""
-    own = site.address is None
-    cluster = read_cluster()
-    session = cluster.session if cluster is not None and cluster.address == site.address else ""
-    return State(
-        cluster_id=secrets.token_hex(8) if own else "",
+    state = State(
+        cluster_id="",
         address=site.address or "",
         base_url="",
         target=site.target,
         plan=str(HOME / "plan.json"),
         plan_hash="",
         deployment=str(HOME / "deployment.json"),
-        session=str(new_session()) if own else session,
-        instance="" if site.address is None else _instance(site.address),
+        session="",
         nixl_port=nixl_port,
         started=datetime.now(UTC).isoformat(timespec="seconds"),
     )
+    if site.address is None:
+        return replace(state, cluster_id=secrets.token_hex(8), session=str(new_session()))
+    from serving.cluster.connection import instance_of  # noqa: PLC0415  (a second to import)
+
+    cluster = read_cluster()
+    session = cluster.session if cluster is not None and cluster.address == site.address else ""
+    return replace(state, session=session, instance=instance_of(site.address))
 
 
 def _described(
@@ -157,12 +159,6 @@ def _described(
         token_limit=site.token_limit,
         ready=False,
     )
-
-
-def _instance(address: str) -> str:
-    from serving.cluster.connection import instance_of  # noqa: PLC0415  (a second to import)
-
-    return instance_of(address)
 
 
 def _serve(
@@ -300,14 +296,7 @@ def bring_up(  # noqa: PLR0913  (deployment, place, plan and three options)
         plan=plan,
         substitutions=changes,
     )
-    state, readiness = deploy(
-        served,
-        site,
-        state,
-        deployment=deployment,
-        plan=plan,
-        report=report,
-    )
+    state, readiness = deploy(served, site, state, deployment=deployment, plan=plan, report=report)
     return Endpoint(
         base_url=state.base_url, model_id=served.model_id, readiness=readiness, state=state
     )
@@ -353,25 +342,6 @@ def _can_update(deployment: Deployment, running: State, site: Site) -> bool:
         and ray_nodes(deployment, site.target) == ray_nodes(measured, site.target)
         and deployment.routing.policy == measured.routing.policy
     )
-
-
-@contextmanager
-def deployed(
-    deployment: Deployment,
-    site: Site,
-    *,
-    report: Callable[[str], None] = lambda _text: None,
-    plan: Plan | None = None,
-    decode_engine_kwargs: Mapping[str, Any] | None = None,
-) -> Iterator[Endpoint]:
-    """Run *deployment* for the duration of the block; raises as `bring_up`."""
-    endpoint = bring_up(
-        deployment, site, report=report, plan=plan, decode_engine_kwargs=decode_engine_kwargs
-    )
-    try:
-        yield endpoint
-    finally:
-        take_down(endpoint.state)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -59,7 +59,6 @@ def _remove_application(address: str) -> None:
 
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Ignore Ctrl-C for the duration of the block."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

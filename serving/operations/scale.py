@@ -184,7 +184,6 @@ def cluster_id_of(state: State) -> str:
 
 
 def _free_workers(state: State, role: str) -> int:
-    """Return the number of workers that the nodes of *role* have free devices for."""
     kind = _kind(state)
     return sum(int(free.get(kind, 0)) for _, free in _nodes(state, role))
 
@@ -223,7 +222,6 @@ def _nodes(state: State, role: str) -> list[tuple[dict[str, Any], dict[str, floa
 def _set_replicas(
     state: State, name: str, change: ReplicaChange, report: Callable[[str], None]
 ) -> None:
-    """Set the number of replicas in Serve, and wait for it."""
     from ray import serve  # noqa: PLC0415  (a second to import)
 
     from serving.cluster.connection import connected  # noqa: PLC0415

@@ -96,28 +96,29 @@ def advise(seen: WindowMetrics, shares: Mapping[str, PoolDevices], slo: SloSpec)
     if not late and not slow:
         return Advice(replicas=now, reason=f"{attainment}: the SLO holds", holds=True)
     if late and slow:
-        return Advice(
-            replicas=now, reason=f"{attainment}: both pools are short; plan again", holds=False
-        )
-    queue = seen.prefill_queue_s / slo.ttft_s
-    if late and queue < LONG_QUEUE:
-        reason = f"{attainment}, but prefill's queue takes only {queue:.0%} of the TTFT limit"
+        reason = f"{attainment}: both pools are short; plan again"
         return Advice(replicas=now, reason=reason, holds=False)
-    to, source = ("prefill", "decode") if late else ("decode", "prefill")
+    moved, reason = _move(seen, shares, slo, to="prefill" if late else "decode")
+    return Advice(replicas=moved or now, reason=f"{attainment}{reason}", holds=False)
+
+
+def _move(
+    seen: WindowMetrics, shares: Mapping[str, PoolDevices], slo: SloSpec, *, to: str
+) -> tuple[dict[str, int] | None, str]:
+    """Return the replicas after *to* gets one more, if it may, and why or why not."""
+    queue = seen.prefill_queue_s / slo.ttft_s
+    if to == "prefill" and queue < LONG_QUEUE:
+        return None, f", but prefill's queue takes only {queue:.0%} of the TTFT limit"
+    source = "decode" if to == "prefill" else "prefill"
     moved = moved_replicas(shares, to=to, source=source)
     if moved is None:
-        reason = f"{attainment}: {to} is short and {source} has no replica to give; plan again"
-        return Advice(replicas=now, reason=reason, holds=False)
+        return None, f": {to} is short and {source} has no replica to give; plan again"
     if source == "prefill" and queue > SHORT_QUEUE:
-        reason = f"{attainment}: decode is short and prefill queues too; plan again"
-        return Advice(replicas=now, reason=reason, holds=False)
+        return None, ": decode is short and prefill queues too; plan again"
     limit_s = slo.per_token_s or math.inf
-    if source == "decode" and seen.tpot_s * now["decode"] / moved["decode"] > limit_s:
-        reason = f"{attainment}: prefill is short and decode has no TPOT to spare; plan again"
-        return Advice(replicas=now, reason=reason, holds=False)
-    return Advice(
-        replicas=moved, reason=f"{attainment}: {to} is short, {source} can spare", holds=False
-    )
+    if source == "decode" and seen.tpot_s * shares[source].replicas / moved[source] > limit_s:
+        return None, ": prefill is short and decode has no TPOT to spare; plan again"
+    return moved, f": {to} is short, {source} can spare"
 
 
 def moved_replicas(

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter
+from pydantic_core import to_json
 
 from minicluster.plan import Plan, Prediction, Routing, StepModel
 from minicluster.specs.slo import SloSpec
@@ -203,8 +204,7 @@ def to_plain(config: EndpointConfig) -> dict[str, Any]:
 
 def from_plain(plain: Mapping[str, Any]) -> EndpointConfig:
     """Read back what `to_plain` wrote; raises pydantic's ValidationError on anything else."""
-    return _ADAPTER.validate_json(_JSON.dump_json(dict(plain)))
+    return _ADAPTER.validate_json(to_json(dict(plain)))
 
 
 _ADAPTER = TypeAdapter(EndpointConfig)
-_JSON = TypeAdapter(dict[str, Any])

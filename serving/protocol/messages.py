@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from minicluster.phases import (
     FIRST_DECODE_STEP,
@@ -22,6 +22,7 @@ STALL_S = 1.0
 """A KV transfer that takes longer is counted as stalled."""
 
 PATH_HEADER = "X-Minicluster-Path"
+ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +44,10 @@ class Refusal:
     def body(self) -> dict[str, Any]:
         """The response body: OpenAI's error object."""
         kind = "invalid_request_error" if self.status < 500 else "server_error"  # noqa: PLR2004
-        error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
+        # The engine may repeat parts of a request that cannot be encoded; an answer has to be.
+        message = self.message.encode("utf-8", "replace").decode()
+        kind = ERROR_TYPES.get(self.status, kind)
+        error = {"message": message, "type": kind, "param": self.param, "code": self.code}
         return {"error": error}
 
     @property
@@ -58,9 +62,13 @@ class RequestRefused(Exception):
     """Carries a refusal up the stack to the HTTP layer."""
 
     def __init__(self, refusal: Refusal) -> None:
-        """Keep the refusal."""
         super().__init__(refusal.message)
         self.refusal = refusal
+
+
+def refuse(status: int, message: str, **fields: Any) -> NoReturn:  # noqa: ANN401
+    """Raise the refusal of a request; *fields* are the others of `Refusal`."""
+    raise RequestRefused(Refusal(status=status, message=message, **fields))
 
 
 class EngineFailed(Exception):

@@ -21,7 +21,7 @@ from serving.replicas.engine_request import (
     refusal_of,
 )
 from serving.replicas.pending_answer import PendingAnswer
-from serving.replicas.remote_prefill import PrefillPool, RemotePrefill, prefill_remotely
+from serving.replicas.remote_prefill import PrefillHandles, RemotePrefill, prefill_remotely
 from serving.request.prefill_eligibility import may_be_short, must_be_local, short_enough
 from serving.request.retry import RETRY_AFTER_S, LocalPrefill, late_first_token
 
@@ -71,7 +71,7 @@ class GenerationMixin:
 
     engine: Any
     _config: EndpointConfig
-    _prefill_pool: PrefillPool | None
+    _prefill_pool: PrefillHandles | None
     _closing: dict[asyncio.Task[None], PendingAnswer]
 
     async def answer(
@@ -134,7 +134,6 @@ class GenerationMixin:
     async def _prefilled_call(
         self, kind: str, body: dict[str, Any], config: EndpointConfig
     ) -> _EngineCall | Refusal:
-        """Prefill a request if it is to be prefilled remotely; return the call for this engine."""
         request = engine_request(kind, body)
         if isinstance(request, Refusal):
             return request

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from serving.cluster.serve_compat import DIRECT_CALLS, NoReplica, live_replicas, while_live
 from serving.protocol.messages import Prefilled, Refusal
@@ -30,31 +30,15 @@ class RemotePrefill:
     failures: tuple[str, ...]
 
 
-class PrefillPool(Protocol):
-    """Prefill replicas in domains, the nearest first."""
-
-    def live(self) -> Mapping[str, int | None]:
-        """Return the number of live replicas by domain; `None`: not known yet."""
-
-    async def call(
-        self,
-        domain: str,
-        kind: str,
-        request: Any,  # noqa: ANN401
-        tried: list[Any],
-    ) -> Prefilled | Refusal:
-        """Prefill on one replica of a domain, none of *tried*; append the replica to *tried*."""
-
-
 class PrefillHandles:
-    """Prefill replicas behind Ray Serve's handles; the router chooses inside a domain."""
+    """Prefill replicas behind Ray Serve's handles, in domains; the router chooses inside one."""
 
     def __init__(self, handles: Mapping[str, Any]) -> None:
         """Keep a handle per domain, in the order in which to try them."""
         self._handles = {each: handle.options(**DIRECT_CALLS) for each, handle in handles.items()}
 
     def live(self) -> Mapping[str, int | None]:
-        """Return the number of replicas that can be called now, by domain."""
+        """Return the replicas that can be called now, by domain; `None`: not known yet."""
         return {domain: live_replicas(handle) for domain, handle in self._handles.items()}
 
     async def call(
@@ -64,7 +48,11 @@ class PrefillHandles:
         request: Any,  # noqa: ANN401
         tried: list[Any],
     ) -> Prefilled | Refusal:
-        """Prefill on one replica of a domain; cancelling this cancels the call."""
+        """
+        Prefill on one replica of a domain, none of *tried*, to which the router appends it.
+
+        Cancelling this cancels the call.
+        """
         handle = self._handles[domain]
         response = handle.prefill.remote(kind, request, tried=tried)
         try:
@@ -76,7 +64,7 @@ class PrefillHandles:
 
 
 async def prefill_remotely(
-    pool: PrefillPool,
+    pool: PrefillHandles,
     kind: str,
     request: Any,  # noqa: ANN401
     config: EndpointConfig,

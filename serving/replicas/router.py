@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections import Counter, deque
-from typing import TYPE_CHECKING, Any, Protocol
+from collections import defaultdict, deque
+from typing import TYPE_CHECKING, Any
 
 from ray.serve.request_router import RequestRouter
 
@@ -12,17 +12,12 @@ from minicluster.routing import chooser, counts_tokens
 from serving.request.length import prompt_tokens
 
 if TYPE_CHECKING:
+    from collections.abc import Hashable
+
     from ray.serve.request_router import PendingRequest, ReplicaID, RunningReplica
 
 TRIED = "tried"
 """Keyword argument of a call that may be retried: the replicas tried, filled by the router."""
-
-
-class Hashable(Protocol):
-    """The id of a replica or of a request."""
-
-    def __hash__(self) -> int:
-        """Be a key."""
 
 
 class Outstanding:
@@ -34,47 +29,34 @@ class Outstanding:
     """
 
     def __init__(self) -> None:
-        """Start with nothing sent."""
-        self._sent: dict[tuple[Any, Any], float] = {}
-        self._requests: Counter[Any] = Counter()
-        self._tokens: dict[Any, float] = {}
+        self._tokens: defaultdict[Hashable, dict[Hashable, float]] = defaultdict(dict)
         self._recent: deque[float] = deque(maxlen=64)
 
     def add(self, replica: Hashable, request: Hashable, tokens: float) -> None:
         """Add a request that is sent to a replica; one that is there already is not added twice."""
-        if (replica, request) in self._sent:
-            return
-        self._sent[replica, request] = tokens
-        self._requests[replica] += 1
-        self._tokens[replica] = self._tokens.get(replica, 0.0) + tokens
-        self._recent.append(tokens)
+        if request not in self._tokens[replica]:
+            self._tokens[replica][request] = tokens
+            self._recent.append(tokens)
 
     def remove(self, replica: Hashable, request: Hashable) -> None:
         """Remove a request that has ended, or was not sent."""
-        tokens = self._sent.pop((replica, request), None)
-        if tokens is None:
-            return
-        self._requests[replica] -= 1
-        left = self._tokens[replica] - tokens
-        self._tokens[replica] = left if self._requests[replica] else 0.0
+        self._tokens[replica].pop(request, None)
 
     def requests(self, replica: Hashable, total: int | None = None) -> int:
         """Return a replica's requests; *total* is what the replica itself last reported."""
-        return max(self._requests[replica], total or 0)
+        return max(len(self._tokens[replica]), total or 0)
 
     def tokens(self, replica: Hashable, total: int | None = None) -> float:
         """Return a replica's prompt tokens, as `requests`."""
-        others = self.requests(replica, total) - self._requests[replica]
+        ours = self._tokens[replica]
+        others = self.requests(replica, total) - len(ours)
         mean = sum(self._recent) / len(self._recent) if self._recent else 1.0
-        return self._tokens.get(replica, 0.0) + others * mean
+        return sum(ours.values()) + others * mean
 
     def keep_only(self, live: set[Any]) -> None:
         """Remove the requests of replicas that are gone."""
-        for replica, request in [key for key in self._sent if key[0] not in live]:
-            self.remove(replica, request)
-        for replica in [each for each in self._requests if each not in live]:
-            del self._requests[replica]
-            self._tokens.pop(replica, None)
+        for replica in self._tokens.keys() - live:
+            del self._tokens[replica]
 
 
 class PlannedRouter(RequestRouter):  # type: ignore[misc]
@@ -148,7 +130,6 @@ class PlannedRouter(RequestRouter):  # type: ignore[misc]
         self._outstanding.keep_only({replica.replica_id for replica in replicas})
 
     def _load(self, replica: ReplicaID) -> float:
-        """Return a replica's load in the policy's unit."""
         total = self.replica_queue_len_cache.get(replica)
         if self._by_tokens:
             return self._outstanding.tokens(replica, total)

@@ -17,13 +17,7 @@ from ray.serve.llm.openai_api_models import CompletionRequest
 from serving.cluster.serve_compat import broadcast, keep_log_open
 from serving.protocol.app_spec import CORES, planned_cores
 from serving.protocol.endpoint_config import from_plain
-from serving.protocol.messages import (
-    EngineFailed,
-    Prefilled,
-    PrefillTiming,
-    Refusal,
-    RequestPhases,
-)
+from serving.protocol.messages import EngineFailed, Prefilled, PrefillTiming, Refusal, RequestPhases
 from serving.replicas.engine_compat import engine_facts, engine_is_dead, skip_download
 from serving.replicas.engine_request import engine_request, for_decode, for_prefill, refusal_of
 from serving.replicas.generation import GenerationMixin
@@ -101,10 +95,7 @@ class PlannedServer:
 class SplitPrefillServer(PlannedServer, PDPrefillServer):  # type: ignore[misc]
     """A prefill engine on its planned cores."""
 
-    async def __init__(self, llm_config: Any, **kwargs: Any) -> None:  # type: ignore[misc]  # noqa: ANN401
-        """Start the engine."""
-        self._kept_until_s = 0.0
-        await super().__init__(llm_config, **kwargs)
+    _kept_until_s = 0.0
 
     def reconfigure(self, config: dict[str, Any]) -> None:
         """Take from the plan the deadline until which decode may fetch a KV cache."""

@@ -130,11 +130,9 @@ class _SleepingProgress:
     """
 
     def __init__(self, bindings: Any) -> None:  # noqa: ANN401
-        """Wrap *bindings*."""
         self._bindings = bindings
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401
-        """Return everything else unchanged."""
         return getattr(self._bindings, name)
 
     def nixlAgent(self, name: str, config: Any) -> Any:  # noqa: ANN401, N802  (NIXL's name)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from minicluster.errors import InputError
-from serving.protocol.messages import Refusal, RequestRefused
+from serving.protocol.messages import refuse
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -81,7 +81,6 @@ class TokenCounts:
     """
 
     def __init__(self) -> None:
-        """Start with the prior alone."""
         self._sums = [0.0] * 5
 
     def add(self, size_bytes: int, tokens: int) -> None:
@@ -229,7 +228,7 @@ def apply_token_limit(
     for name in (*LENGTH_FIELDS[kind], "min_tokens"):
         if (body.get(name) or 0) > limit:
             message = f"{name}: expected at most {limit}, the limit of this endpoint."
-            raise RequestRefused(Refusal(status=400, message=message, param=name))
+            refuse(400, message, param=name)
     tokens = answer_tokens(kind, body)
     if tokens is not None:
         return body if tokens <= limit else {**body, "max_tokens": limit}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any, NoReturn
 
-from serving.protocol.messages import Refusal, RequestRefused
+from serving.protocol.messages import refuse
 from serving.request.length import LENGTH_FIELDS, prompts_of, requested_tokens
 
 MAX_BODY_BYTES = 8 << 20
@@ -42,22 +42,22 @@ def parse_body(raw: bytes) -> dict[str, Any]:
             that no process could pass on: deep nesting, half of a surrogate pair.
     """
     if len(raw) > MAX_BODY_BYTES:
-        raise RequestRefused(
-            Refusal(status=413, message=f"The body exceeds {MAX_BODY_BYTES} bytes.")
-        )
+        refuse_long()
     try:
         body = json.loads(raw, parse_constant=_no_constant)
     except RecursionError:
-        raise RequestRefused(
-            Refusal(status=400, message="The body is nested too deeply.")
-        ) from None
+        refuse(400, "The body is nested too deeply.")
     except ValueError as error:
-        message = f"The body is not valid JSON: {error}"
-        raise RequestRefused(Refusal(status=400, message=message)) from None
+        refuse(400, f"The body is not valid JSON: {error}")
     if not isinstance(body, dict):
-        raise RequestRefused(Refusal(status=400, message="The body is not a JSON object."))
+        refuse(400, "The body is not a JSON object.")
     _check_encoding(raw, body)
     return body
+
+
+def refuse_long() -> NoReturn:
+    """Refuse a body that is longer than `MAX_BODY_BYTES`."""
+    refuse(413, f"The body exceeds {MAX_BODY_BYTES} bytes.", code="too_long")
 
 
 def _no_constant(name: str) -> NoReturn:
@@ -67,8 +67,7 @@ def _no_constant(name: str) -> NoReturn:
 
 def _check_encoding(raw: bytes, body: dict[str, Any]) -> None:
     if raw.count(b"[") + raw.count(b"{") > MAX_DEPTH and _depth(body) > MAX_DEPTH:
-        message = f"The body is nested too deeply: at most {MAX_DEPTH} levels."
-        raise RequestRefused(Refusal(status=400, message=message))
+        refuse(400, f"The body is nested too deeply: at most {MAX_DEPTH} levels.")
     if b"\\ud" in raw or b"\\uD" in raw:
         for name, value in body.items():
             try:
@@ -76,7 +75,7 @@ def _check_encoding(raw: bytes, body: dict[str, Any]) -> None:
             except UnicodeEncodeError:
                 param = name.encode("ascii", "replace").decode()
                 message = f"{param}: expected text, not half of a surrogate pair."
-                raise RequestRefused(Refusal(status=400, message=message, param=param)) from None
+                refuse(400, message, param=param)
 
 
 def _depth(body: dict[str, Any]) -> int:
@@ -126,9 +125,7 @@ def check_model(model: object, model_id: str) -> None:
     """Refuse every model but the one that is served."""
     if model != model_id:
         message = f"The model {model!r} does not exist; this endpoint serves {model_id!r}."
-        raise RequestRefused(
-            Refusal(status=404, message=message, param="model", code="model_not_found")
-        )
+        refuse(404, message, param="model", code="model_not_found")
 
 
 def _check_supported(body: dict[str, Any]) -> None:
@@ -197,8 +194,7 @@ def _check_lengths(kind: str, body: dict[str, Any], max_model_len: int) -> None:
             f"This model's maximum context length is {max_model_len} tokens; the request has at "
             f"least {tokens} in the prompt and asks for {wanted} more."
         )
-        code = "context_length_exceeded"
-        raise RequestRefused(Refusal(status=400, message=message, param="prompt", code=code))
+        refuse(400, message, param="prompt", code="context_length_exceeded")
 
 
 def _is_count(value: object) -> bool:
@@ -207,7 +203,4 @@ def _is_count(value: object) -> bool:
 
 
 def _refuse(param: str, expectation: str) -> NoReturn:
-    message = f"{param}: expected {expectation}."
-    raise RequestRefused(
-        Refusal(status=400, message=message, param=param, code="unsupported_value")
-    )
+    refuse(400, f"{param}: expected {expectation}.", param=param, code="unsupported_value")

@@ -26,7 +26,6 @@ class Page:
     """A tab; what its console says and what it asks the network for is kept."""
 
     def __init__(self, socket: ClientConnection) -> None:
-        """Listen to the tab behind *socket*."""
         self._socket = socket
         self._ids = itertools.count(1)
         self.console: list[str] = []
@@ -35,7 +34,6 @@ class Page:
             self.call(f"{domain}.enable")
 
     def call(self, method: str, **params: Any) -> dict[str, Any]:  # noqa: ANN401
-        """Call the browser."""
         number = next(self._ids)
         self._socket.send(json.dumps({"id": number, "method": method, "params": params}))
         while True:
@@ -47,7 +45,6 @@ class Page:
                 return result
 
     def _note(self, message: dict[str, Any]) -> None:
-        """Keep what the page said and asked for."""
         params = message.get("params", {})
         if message.get("method") in {"Runtime.exceptionThrown", "Log.entryAdded"}:
             self.console.append(json.dumps(params)[:500])
@@ -55,14 +52,12 @@ class Page:
             self.requested.append(params["request"]["url"])
 
     def evaluate(self, expression: str) -> Any:  # noqa: ANN401
-        """Return what an expression is on the page."""
         done = self.call(
             "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
         )
         return done["result"].get("value")
 
     def wait_for(self, expression: str) -> Any:  # noqa: ANN401
-        """Wait until an expression is true; return it."""
         deadline = time.monotonic() + LIMIT_S
         while time.monotonic() < deadline:
             if value := self.evaluate(expression):
@@ -119,7 +114,6 @@ def opened(url: str, place: Path) -> Iterator[Page]:
 
 
 def _port(file: Path) -> int:
-    """Wait for the port that the browser chose."""
     deadline = time.monotonic() + LIMIT_S
     while time.monotonic() < deadline:
         if file.exists() and (lines := file.read_text().split()):

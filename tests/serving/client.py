@@ -45,7 +45,6 @@ class Reply:
 
     @property
     def done(self) -> bool:
-        """Whether a whole answer came."""
         if self.events:
             return self.events[-1] == "[DONE]" and not self.error
         return self.status == 200
@@ -94,12 +93,10 @@ def send(url: str, body: object, timeout_s: float = 120.0) -> Reply:
 
 
 def _lower(headers: Any) -> dict[str, str]:  # noqa: ANN401
-    """Return headers by their names in lower case."""
     return {name.lower(): value for name, value in headers.items()}
 
 
 def events(url: str, body: dict[str, Any]) -> list[str]:
-    """Stream an answer; return the data of its server-sent events."""
     return send(url, {**body, "stream": True}).events
 
 
@@ -117,7 +114,6 @@ def greedy(prompt: list[int], max_tokens: int, salt: str) -> dict[str, Any]:
 
 
 def ask(base_url: str, prompt: list[int], max_tokens: int, salt: str) -> Answer:
-    """Complete a prompt greedily."""
     status, body = post(f"{base_url}/v1/completions", greedy(prompt, max_tokens, salt))
     assert status == 200, body
     return answer_of(body)
@@ -170,5 +166,4 @@ def other(right: Any, given: Any, tolerance: float, place: str = "") -> str | No
 
 
 def _first(found: Any) -> str | None:  # noqa: ANN401
-    """Return the first difference."""
     return next((each for each in found if each), None)

@@ -20,6 +20,7 @@ from minicluster.plan import to_json
 from serving.cluster.ports import free_ports
 from serving.cluster.processes import cluster_processes
 
+from .command import SERVING, serving
 from .faults.processes import Process, processes
 
 if TYPE_CHECKING:
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from minicluster.plan import Deployment, Plan
 
 HERE = Path(__file__).parent
-SERVING = (sys.executable, "-m", "serving.cli")
 
 LONGEST_S = 1800
 """Two thousand answers of the ten thousand bodies, at three or four a second."""
@@ -46,7 +46,7 @@ def up(
     place: Path,
     plan: Plan | Deployment,
     *options: str,
-    serving: Sequence[str] = SERVING,
+    command: Sequence[str] = SERVING,
     **environment: str,
 ) -> Iterator[str]:
     """
@@ -56,7 +56,7 @@ def up(
         place: the current directory of the commands.
         plan: what to deploy.
         options: further options of `serving up`.
-        serving: the command that deploys.
+        command: what deploys.
         environment: further variables of its environment.
 
     Yields:
@@ -65,16 +65,15 @@ def up(
     (place / "plan.json").write_text(to_json(plan))
     [port] = free_ports(1)
     with (place / "up.txt").open("w") as said:
-        command = [*serving, "up", "plan.json", "--port", str(port), *options]
+        line = [*command, "up", "plan.json", "--port", str(port), *options]
         # Not `subprocess.run`, which at Ctrl-C would kill it before it has stopped Ray again.
-        code = run_child(command, cwd=place, stdout=said, stderr=said, env=os.environ | environment)
+        code = run_child(line, cwd=place, stdout=said, stderr=said, env=os.environ | environment)
     assert code == 0, (place / "up.txt").read_text()
     cluster_id = json.loads((place / ".minicluster/serving/state.json").read_text())["cluster_id"]
     try:
         yield f"http://127.0.0.1:{port}"
     finally:
-        down = [*SERVING, "down"]
-        done = subprocess.run(down, cwd=place, check=False, capture_output=True, text=True)
+        done = serving(place, "down")
     assert done.returncode == 0, done.stderr
     assert cluster_processes(cluster_id) == set(), "processes left"
     assert {file.name for file in (place / ".minicluster/serving").iterdir()} == {"logs"}
@@ -102,7 +101,6 @@ class Split:
         return said["result"]
 
     def find(self, *roles: str) -> list[Process]:
-        """Return the processes of some roles."""
         state = json.loads((self.place / ".minicluster/serving/state.json").read_text())
         return [each for each in processes(state["cluster_id"]) if each.role in roles]
 
@@ -178,7 +176,6 @@ class Shared:
     """
 
     def __init__(self, start: Callable[[], AbstractContextManager[Split]]) -> None:
-        """Prepare to *start* it."""
         self._start = start
         self._stack = ExitStack()
         self._split: Split | None = None
@@ -197,7 +194,6 @@ class Shared:
         return self._split
 
     def end(self) -> None:
-        """Take it down, if it is up."""
         self._split = None
         self._stack.close()
 
@@ -212,11 +208,17 @@ def until(holds: Callable[[], bool], what: str, limit_s: float = RELEASE_LIMIT_S
 
 
 def series(base_url: str) -> dict[str, float]:
-    """Return every series of the endpoint's metrics."""
     with urlopen(f"{base_url}/metrics", timeout=60) as answer:  # noqa: S310  (our own endpoint)
         lines = answer.read().decode().splitlines()
     pairs = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
     return {name: float(value) for name, value in pairs}
+
+
+def healthy(base_url: str) -> bool:
+    """Tell whether a server is up."""
+    with suppress(OSError), urlopen(f"{base_url}/health", timeout=60) as answer:  # noqa: S310
+        return bool(answer.status == 200)
+    return False
 
 
 def outstanding(base_url: str) -> float:
@@ -225,9 +227,31 @@ def outstanding(base_url: str) -> float:
 
 
 def endpoint_checks(*arguments: object) -> dict[str, Any]:
-    """Run a check of `endpoint_checks.py`, in a process of its own."""
     command = [sys.executable, HERE / "endpoint_checks.py", *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LONGEST_S)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     return found
+
+
+CHECKS = (
+    *("not_a_server_error", "status_code_conformance", "content_type_conformance"),
+    *("response_schema_conformance", "response_headers_conformance"),
+)
+
+
+def schemathesis(url: str, *, examples: int) -> tuple[int, str]:
+    """
+    Send requests that schemathesis generates from the endpoint's own schema.
+
+    Returns:
+        Its exit code and what it said last, after *examples* an operation at least.
+    """
+    command = [
+        *(Path(sys.executable).parent / "st", "run", f"{url}/openapi.json", "--seed", "7"),
+        *("--max-examples", str(examples), "--checks", ",".join(CHECKS)),
+        *("--request-timeout", "90"),  # a whole context of answer, on one core
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    sys.stdout.write(done.stdout[-600:])
+    return done.returncode, done.stdout[-3000:] + done.stderr[-1000:]

@@ -46,7 +46,6 @@ class FakeServers:
     async def answer(
         self, domain: str, kind: str, body: dict[str, Any]
     ) -> AsyncIterator[Refusal | FirstChunk | list[str]]:
-        """Answer as `SplitDecodeServer.answer` does."""
         assert domain in {of for _, of in self.up}
         self.seen.append(body)
         self.open += 1
@@ -70,7 +69,6 @@ class FakeServers:
             self.open -= 1
 
     async def _events(self, kind: str, body: dict[str, Any], tokens: int) -> AsyncGenerator[str]:
-        """Stream an answer."""
         for number in range(tokens):
             if number == self.fails_after:
                 raise RuntimeError("secret detail of the engine")
@@ -84,7 +82,6 @@ class FakeServers:
         yield "data: [DONE]\n\n"
 
     def _whole(self, kind: str, body: dict[str, Any], tokens: int) -> dict[str, Any]:
-        """Answer in one piece."""
         text = "".join(f" t{number}" for number in range(tokens))
         said = {"message": {"role": "assistant", "content": text}}
         choice = {"text": text} if kind == "completions" else said
@@ -103,23 +100,16 @@ class FakeServers:
         ids = isinstance(prompt, list) and prompt and isinstance(prompt[0], int)
         count = len(prompt) if ids else max(1, text_bytes(prompt) // 4)
         count += self.template_tokens if kind == "chat" else 0
-        return {
-            "prompt_tokens": count,
-            "completion_tokens": tokens,
-            "total_tokens": count + tokens,
-        }
+        return {"prompt_tokens": count, "completion_tokens": tokens, "total_tokens": count + tokens}
 
     async def time_prefill(self, body: dict[str, Any]) -> PrefillTiming | Refusal:
-        """Time nothing."""
         assert "prompt" in body
         return PrefillTiming(prompt_tokens=1, seconds=0.1, queue_s=0.0, step_s=0.1)
 
     async def running(self) -> dict[tuple[str, str], int]:
-        """Return what `up` says."""
         return self.up
 
     async def facts(self) -> dict[tuple[str, str], dict[str, Any]]:
-        """Return the same for each."""
         return {key: {"tp": 1} for key in self.up}
 
 

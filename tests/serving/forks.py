@@ -26,15 +26,12 @@ class Forks:
     """The process, from the first piece of code on."""
 
     def __init__(self) -> None:
-        """Start nothing yet."""
         self._server: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> Self:
-        """Wait for code."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End the process and all forks that still run."""
         if self._server is not None:
             self._server.communicate()
 
@@ -68,10 +65,7 @@ class Forks:
         """Have code run; return its exit status, 0 of what stays."""
         if self._server is None:
             self._server = subprocess.Popen(
-                [sys.executable, __file__],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
+                [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
             )
         assert self._server.stdin is not None
         assert self._server.stdout is not None

@@ -123,18 +123,15 @@ def requests(count: int, seed: int) -> Iterator[Sent]:
 
 
 def _replace(body: dict[str, Any], rng: random.Random) -> None:
-    """Give a field that is there another value."""
     if body:
         body[rng.choice(sorted(body))] = copy.deepcopy(rng.choice(VALUES))
 
 
 def _add(body: dict[str, Any], rng: random.Random) -> None:
-    """Add a field."""
     body[rng.choice(FIELDS)] = copy.deepcopy(rng.choice(VALUES))
 
 
 def _drop(body: dict[str, Any], rng: random.Random) -> None:
-    """Take a field away."""
     if body:
         body.pop(rng.choice(sorted(body)))
 
@@ -148,7 +145,6 @@ def _nest(body: dict[str, Any], rng: random.Random) -> None:
 
 
 def _swap(body: dict[str, Any], rng: random.Random) -> None:
-    """Exchange the values of two fields."""
     if len(body) > 1:
         first, second = rng.sample(sorted(body), 2)
         body[first], body[second] = body[second], body[first]
@@ -204,5 +200,4 @@ def complaint(sent: Sent, status: int, answer: bytes, right: dict[int, str]) -> 
 
 
 def _said(choice: dict[str, Any]) -> Any:  # noqa: ANN401
-    """Return the text of a choice."""
     return choice.get("text") or choice.get("message", {}).get("content")

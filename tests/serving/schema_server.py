@@ -31,7 +31,6 @@ class SchemaServers(FakeServers):
     async def answer(
         self, domain: str, kind: str, body: dict[str, Any]
     ) -> AsyncIterator[Refusal | FirstChunk | list[str]]:
-        """Check, then answer as the fake does."""
         request = engine_request(kind, body)
         if isinstance(request, Refusal):
             yield request
@@ -42,7 +41,6 @@ class SchemaServers(FakeServers):
 
 
 def main(plan: Path, port: int) -> None:
-    """Serve until stopped."""
     given = read_plan(plan)
     nodes = {placement.node: "d0" for pool in given.pools for placement in pool.placement}
     config = endpoint_config(given.deployment, domains=nodes, plan=given)

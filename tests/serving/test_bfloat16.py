@@ -11,13 +11,13 @@ import pytest
 
 from .client import Answer, ask, difference
 from .deployed import Shared, up
+from .plans import make_deployment, make_plan
 from .reference import bare_server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from .conftest import DeploymentMaker, PlanMaker
 
 pytestmark = [pytest.mark.engine, pytest.mark.campaign]
 
@@ -55,11 +55,8 @@ def single(
 def url(
     tmp_path_factory: pytest.TempPathFactory,
     demo_model: Path,
-    make_deployment: DeploymentMaker,
-    make_plan: PlanMaker,
     single: list[Answer],  # noqa: ARG001  (first, so that the two do not share cores)
 ) -> Iterator[str]:
-    """Have the plan deployed."""
     with up(tmp_path_factory.mktemp("bfloat16"), make_plan(make_deployment(demo_model))) as found:
         yield found
 
@@ -95,5 +92,4 @@ def test_one_at_a_time_in_bfloat16(
 
 
 def _first(answer: Answer) -> Answer:
-    """Return the first token of an answer."""
     return Answer(tokens=answer.tokens[:1], best_two=answer.best_two[:1])

@@ -1,22 +1,21 @@
-"""The endpoint of a plan deployed by `serving up`: what it answers, refuses and survives."""
+"""The endpoint of a deployed plan: what it answers, refuses, counts and survives."""
 
 from __future__ import annotations
 
 import json
 import random
-import socket
-import subprocess
-import sys
 import time
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
-from urllib.request import urlopen
+from urllib.request import Request, urlopen
 
 import pytest
 
 from serving.cluster.ports import free_ports
 
-from .client import events, post
+from .client import events, post, send
+from .command import serving
+from .deployed import endpoint_checks, series
+from .http_client import KEY
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,11 +24,45 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.engine
 
-
-def _serving(place: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
-    """Run a command of `serving`."""
-    command = [sys.executable, "-m", "serving.cli", *map(str, arguments)]
-    return subprocess.run(command, cwd=place, capture_output=True, text=True, check=False)
+STREAM = {"prompt": "x", "stream": True}
+BAD: list[tuple[str, object, int]] = [
+    ("completions", b"{", 400),
+    ("completions", b"\xff", 400),
+    ("completions", {"model": "gpt-9", "prompt": "x"}, 404),
+    ("completions", STREAM | {"model": "gpt-9"}, 404),
+    ("chat/completions", {"model": "gpt-9", "messages": []}, 404),
+    ("completions", {}, 400),
+    ("completions", {"prompt": ""}, 400),
+    ("completions", {"prompt": [9_999_999]}, 400),
+    ("completions", {"prompt": [-1]}, 400),
+    ("completions", {"prompt": "x", "max_tokens": "many"}, 400),
+    ("completions", STREAM | {"max_tokens": 0}, 400),
+    ("completions", {"prompt": "x", "temperature": -1}, 400),
+    ("completions", STREAM | {"temperature": "hot"}, 400),
+    ("completions", {"prompt": "x", "top_p": 7}, 400),
+    ("completions", {"prompt": " baba" * 2048, "max_tokens": 1}, 400),
+    ("completions", STREAM | {"prompt": " baba" * 2040, "max_tokens": 100}, 400),
+    ("completions", {"prompt": [2500] * 2048, "max_tokens": 1}, 400),
+    ("completions", STREAM | {"prompt": [2500] * 2048}, 400),
+    ("completions", {"prompt": ["a", []]}, 400),
+    ("completions", {"prompt": "x", "n": 65}, 400),
+    ("completions", {"prompt": "x", "best_of": 3}, 400),
+    ("completions", {"prompt": "x", "prompt_logprobs": -7}, 400),
+    ("completions", STREAM | {"prompt_logprobs": "all"}, 400),
+    ("completions", STREAM | {"prompt_logprobs": 1}, 400),
+    ("completions", STREAM | {"logprobs": 10_000}, 400),
+    ("completions", STREAM | {"stop": [[]]}, 400),
+    ("completions", STREAM | {"response_format": {"type": "json_schema"}}, 400),
+    ("completions", STREAM | {"structured_outputs": {"regex": "(("}}, 400),
+    ("completions", {"prompt": "x", "kv_transfer_params": {"do_remote_prefill": True}}, 400),
+    ("completions", {"prompt": "x", "vllm_xargs": {"kv_transfer_params": "{}"}}, 400),
+    ("completions", {"prompt": "x", "stream": "maybe"}, 400),
+    ("chat/completions", {"messages": "hi"}, 400),
+    ("chat/completions", {"messages": [{"role": "user", "content": "a"}], "n": 0}, 400),
+    ("chat/completions", {"messages": [{"role": "user", "content": "a " * 9000}]}, 400),
+    ("nothing/here", {}, 404),
+]
+"""What no engine can answer, streamed or not."""
 
 
 def _answers(base_url: str) -> bool:
@@ -38,8 +71,17 @@ def _answers(base_url: str) -> bool:
     return status == 200 and body["usage"]["completion_tokens"] == 3
 
 
+def _open(url: str, body: dict[str, Any] | None = None) -> Any:  # noqa: ANN401
+    raw = None if body is None else json.dumps({**body, "stream": True}).encode()
+    return urlopen(Request(url, raw), timeout=60)  # noqa: S310  (our own endpoint)
+
+
+def _get(url: str) -> Any:  # noqa: ANN401
+    with _open(url) as answer:
+        return json.loads(answer.read())
+
+
 def test_up_says_where_it_serves(base_url: str, place: Path) -> None:
-    """The last words of `serving up` are where which model is served, and how to stop it."""
     said = (place / "up.txt").read_text()
     assert f"ready: {base_url}/v1 serves demo" in said
     assert "serving down" in said
@@ -63,8 +105,7 @@ def test_stream_holds_usage_and_exact_length(base_url: str) -> None:
 def test_chat_role_comes_with_the_first_token(base_url: str) -> None:
     """A chat's first event is sent only when its first token is there."""
     body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 30}
-    url = f"{base_url}/v1/chat/completions"
-    with _stream(url, body) as answer:
+    with _open(f"{base_url}/v1/chat/completions", body) as answer:
         times = []
         while line := answer.readline():
             if line.startswith(b"data: {"):
@@ -75,63 +116,62 @@ def test_chat_role_comes_with_the_first_token(base_url: str) -> None:
     assert first_token - times[0][0] < 0.5 * (times[-1][0] - times[0][0])
 
 
-def _stream(url: str, body: dict[str, Any]) -> Any:  # noqa: ANN401
-    """Open a stream."""
-    import urllib.request  # noqa: PLC0415
-
-    raw = json.dumps({**body, "stream": True}).encode()
-    return urlopen(urllib.request.Request(url, raw), timeout=60)  # noqa: S310
-
-
 def test_server_timing(base_url: str) -> None:
     """Every answer says how long prefill and hand-off took, streamed or not."""
-    with _stream(f"{base_url}/v1/completions", {"prompt": "x", "max_tokens": 1}) as answer:
+    with _open(f"{base_url}/v1/completions", {"prompt": "x", "max_tokens": 1}) as answer:
         timing = answer.headers["Server-Timing"]
     names = [part.split(";dur=")[0] for part in timing.split(", ")]
     assert names == ["prefill_queue", "prefill", "handoff"]
 
 
-def test_models_and_health(base_url: str) -> None:
-    """The one model is listed and described, and the endpoint calls itself healthy."""
-    with urlopen(f"{base_url}/v1/models") as answer:  # noqa: S310
-        [model] = json.loads(answer.read())["data"]
+def test_an_unmodified_openai_client(base_url: str) -> None:
+    """Models, chats, completions and streams work as its documentation says; errors are typed."""
+    assert endpoint_checks("openai", base_url, "demo", KEY) == {
+        "models": ["demo"],
+        "chat": [4, "assistant"],
+        "stream": 4,
+        "completion": 4,
+        "streamed": "length",
+        "refused": [[400, "max_tokens", True], [404, "model", True], [400, "temperature", True]],
+    }
+
+
+def test_models_ready_and_plan_tell_the_truth(base_url: str) -> None:
+    """Both pools are up, a probe came through, and the plan names what runs."""
+    [model] = _get(f"{base_url}/v1/models")["data"]
     assert (model["id"], model["max_model_len"]) == ("demo", 2048)
-    with urlopen(f"{base_url}/v1/models/demo") as answer:  # noqa: S310
-        assert json.loads(answer.read()) == model
-    with urlopen(f"{base_url}/health") as answer:  # noqa: S310
-        assert answer.status == 200
+    assert _get(f"{base_url}/v1/models/demo") == model
+    assert _get(f"{base_url}/ready") == {"ready": True, "lacking": []}
+    plan = _get(f"{base_url}/plan")
+    for role in ("prefill", "decode"):
+        [replicas] = plan["deployed"]["replicas"][role].values()
+        assert replicas == {"planned": 1, "running": 1}
+        [facts] = plan["deployed"]["engines"][role].values()
+        assert (facts["tp"], facts["dtype"], "model" in facts) == (1, "float32", False)
+    assert plan["planned"]["model_id"] == "demo"
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "status"),
-    [
-        ("completions", b"{", 400),
-        ("completions", b"\xff", 400),
-        ("completions", {"model": "gpt-9", "prompt": "x"}, 404),
-        ("chat/completions", {"model": "gpt-9", "messages": []}, 404),
-        ("completions", {}, 400),
-        ("completions", {"prompt": ""}, 400),
-        ("completions", {"prompt": [9_999_999]}, 400),
-        ("completions", {"prompt": [-1]}, 400),
-        ("completions", {"prompt": "x", "max_tokens": "many"}, 400),
-        ("completions", {"prompt": "x", "temperature": -1}, 400),
-        ("completions", {"prompt": "x", "top_p": 7}, 400),
-        ("completions", {"prompt": " baba" * 2048, "max_tokens": 1}, 400),
-        ("completions", {"prompt": " baba" * 2040, "max_tokens": 100}, 400),
-        ("completions", {"prompt": [2500] * 2048, "max_tokens": 1}, 400),
-        ("completions", {"prompt": ["a", []]}, 400),
-        ("completions", {"prompt": "x", "n": 65}, 400),
-        ("completions", {"prompt": "x", "best_of": 3}, 400),
-        ("completions", {"prompt": "x", "prompt_logprobs": -7}, 400),
-        ("completions", {"prompt": "x", "kv_transfer_params": {"do_remote_prefill": True}}, 400),
-        ("completions", {"prompt": "x", "vllm_xargs": {"kv_transfer_params": "{}"}}, 400),
-        ("completions", {"prompt": "x", "stream": "maybe"}, 400),
-        ("chat/completions", {"messages": "hi"}, 400),
-        ("chat/completions", {"messages": [{"role": "user", "content": "a"}], "n": 0}, 400),
-        ("chat/completions", {"messages": [{"role": "user", "content": "a " * 9000}]}, 400),
-        ("nothing/here", {}, 404),
-    ],
-)
+def test_metrics_count_what_clients_got(split: Split, base_url: str) -> None:
+    """Each request is counted once, with its path; transfers and queues are timed."""
+    split.wait_until_released()
+    before = series(base_url)
+    for number in range(5):
+        body = {"prompt": [2500 + number] * 40, "max_tokens": 6, "ignore_eos": True}
+        reply = send(f"{base_url}/v1/completions", {**body, "stream": True})
+        assert reply.path == "remote"
+        # The usage that we count by is not for the client.
+        assert not any('"choices":[]' in event for event in reply.events)
+    split.wait_until_released()
+    after = series(base_url)
+    grown = {name: after[name] - before.get(name, 0) for name in after}
+    assert grown['minicluster_requests_total{outcome="ok",path="remote"}'] == 5
+    assert grown['minicluster_tokens_total{kind="output"}'] == 30
+    for name in ("ttft", "tpot", "handoff", "prefill_queue", "prefill", "e2e"):
+        assert grown[f"minicluster_{name}_seconds_count"] == 5, name
+    assert after['minicluster_replicas{domain="d0",kind="running",role="decode"}'] == 1
+
+
+@pytest.mark.parametrize(("path", "body", "status"), BAD)
 def test_bad_input_is_refused_and_does_no_harm(
     base_url: str, path: str, body: object, status: int
 ) -> None:
@@ -144,12 +184,24 @@ def test_bad_input_is_refused_and_does_no_harm(
     assert _answers(base_url)
 
 
+def test_broken_bodies_do_no_harm(split: Split, base_url: str) -> None:
+    """
+    None is a 5xx, each 4xx names a field, and valid requests between them stay right.
+
+    After all of them both pools answer, and nothing is under way.
+    """
+    found = endpoint_checks("fuzz", base_url, 300, 5)
+    assert found["first"] == []
+    assert found["statuses"]["200"] >= 40
+    split.wait_until_released()
+    assert _answers(base_url)
+
+
 def test_min_tokens_is_kept(base_url: str) -> None:
     """`min_tokens` does not reach prefill, which makes one token only, and is obeyed."""
-    status, body = post(
-        f"{base_url}/v1/completions", {"prompt": "x", "max_tokens": 8, "min_tokens": 8}
-    )
-    assert (status, body["usage"]["completion_tokens"]) == (200, 8)
+    body = {"prompt": "x", "max_tokens": 8, "min_tokens": 8}
+    status, answer = post(f"{base_url}/v1/completions", body)
+    assert (status, answer["usage"]["completion_tokens"]) == (200, 8)
 
 
 def test_prefill_alone_is_timed(base_url: str) -> None:
@@ -164,34 +216,17 @@ def test_prefill_alone_is_timed(base_url: str) -> None:
     assert (refused, body["error"]["param"]) == (400, "n")
 
 
-def test_clients_that_leave_do_no_harm(split: Split) -> None:
-    """Clients that hang up at any moment leave engines that answer, and nothing running."""
-    address = urlsplit(split.base_url)
-    rng = random.Random(13)  # noqa: S311
-    for _ in range(24):
-        prompt = [rng.randrange(2361, 4361) for _ in range(300)]
-        raw = json.dumps({"prompt": prompt, "max_tokens": 200, "stream": True}).encode()
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(raw)}\r\n\r\n"
-        with socket.create_connection((address.hostname, address.port)) as client:
-            client.sendall(head.encode() + raw)
-            time.sleep(rng.uniform(0, 0.6))
-    split.wait_until_released()
-    assert _answers(split.base_url)
-
-
 def test_status_and_verify(base_url: str, place: Path) -> None:
-    """Status and verify agree that everything is up and as planned."""
-    status = json.loads(_serving(place, "status", "--json").stdout)
+    status = json.loads(serving(place, "status", "--json").stdout)
     assert (status["base_url"], status["ready"], status["answers"]) == (base_url, True, True)
     assert [(p["role"], p["deployed"], p["healthy"]) for p in status["pools"]] == [
         ("prefill", 1, True),
         ("decode", 1, True),
     ]
-    verify = _serving(place, "verify", "--json")
+    verify = serving(place, "verify", "--json")
     assert verify.returncode == 0, verify.stderr
     assert json.loads(verify.stdout) == {"as_planned": True, "differences": [], "changes": []}
-    logs = _serving(place, "logs", "-n", 1)
-    assert "Decode:demo" in logs.stdout
+    assert "Decode:demo" in serving(place, "logs", "-n", 1).stdout
 
 
 def test_verify_notices_another_plan(base_url: str, place: Path) -> None:
@@ -202,7 +237,7 @@ def test_verify_notices_another_plan(base_url: str, place: Path) -> None:
     plan["pools"][1]["max_batch_size"] = 7
     try:
         stored.write_text(json.dumps(plan))
-        verify = _serving(place, "verify")
+        verify = serving(place, "verify")
     finally:
         stored.write_text(before)
     assert verify.returncode == 3
@@ -212,7 +247,7 @@ def test_verify_notices_another_plan(base_url: str, place: Path) -> None:
 
 def test_one_deployment_a_directory(base_url: str, place: Path) -> None:
     """A second `serving up` from the same place is refused and touches nothing."""
-    second = _serving(place, "up", "plan.json", "--port", free_ports(1)[0])
+    second = serving(place, "up", "plan.json", "--port", free_ports(1)[0])
     assert second.returncode == 2
     assert "serving down" in second.stderr
     assert _answers(base_url)

@@ -3,76 +3,68 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
-from minicluster.plan import Placement, to_json
+from minicluster.plan import to_json
 from serving.cluster.ports import free_ports
 
 from .client import send
+from .command import serving
+from .plans import make_deployment, make_plan, make_pool, places
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
-    from .conftest import DeploymentMaker, PlanMaker, PoolMaker
     from .deployed import Shared
 
 pytestmark = [pytest.mark.engine, pytest.mark.campaign]
 
 
-def test_a_mixed_pool_made_smaller(
-    tmp_path: Path,
-    demo_model: Path,
-    make_deployment: DeploymentMaker,
-    make_pool: PoolMaker,
-    make_plan: PlanMaker,
-    shared: Shared,
-) -> None:
+@pytest.fixture
+def two_cores() -> Iterator[None]:
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {0, 1})
+    yield
+    os.sched_setaffinity(0, before)
+
+
+@pytest.mark.usefixtures("two_cores")
+def test_a_mixed_pool_made_smaller(tmp_path: Path, demo_model: Path, shared: Shared) -> None:
     """TP 8 becomes TP 2 only where asked for; it says so, is as changed, and answers correctly."""
     shared.end()
-    pool = make_pool(
-        "mixed", tp=8, gpu="h100-sxm", placement=(Placement(node="node-0", gpus=tuple(range(8))),)
-    )
+    eight = places(("node-0", tuple(range(8))))
+    pool = make_pool("mixed", tp=8, gpu="h100-sxm", placement=eight)
     plan = make_plan(replace(make_deployment(demo_model), pools=(pool,)))
     gpu = replace(plan.inputs.gpu, name="h100-sxm", kind="gpu", vendor="nvidia")
-    (tmp_path / "plan.json").write_text(
-        to_json(replace(plan, inputs=replace(plan.inputs, gpu=gpu)))
-    )
-
-    def serving(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            ["taskset", "-c", "0,1", sys.executable, "-m", "serving.cli", *arguments],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-
-    port = free_ports(1)[0]
-    refused = serving("up", "plan.json", "--target", "cpu")
+    plan = replace(plan, inputs=replace(plan.inputs, gpu=gpu))
+    (tmp_path / "plan.json").write_text(to_json(plan))
+    on_cpu = ("up", "plan.json", "--target", "cpu")
+    refused = serving(tmp_path, *on_cpu)
     assert refused.returncode == 3
     assert "--substitute" in refused.stderr
-    up = serving("up", "plan.json", "--target", "cpu", "--substitute", "--port", str(port))
+    port = free_ports(1)[0]
+    up = serving(tmp_path, *on_cpu, "--substitute", "--port", port)
     try:
         assert up.returncode == 0, up.stderr
-        assert "substituted: pools[mixed].tp: 2 instead of 8" in up.stdout
+        change = "pools[mixed].tp: 2 instead of 8"
+        assert f"substituted: {change}" in up.stdout
         url = f"http://127.0.0.1:{port}/v1/completions"
-        body = {"model": "demo", "prompt": list(range(2400, 2500)), "max_tokens": 12}
-        whole = send(url, body | {"temperature": 0})
-        stream = send(url, body | {"temperature": 0, "stream": True})
+        prompt = list(range(2400, 2500))
+        body = {"model": "demo", "prompt": prompt, "max_tokens": 12, "temperature": 0}
+        whole, stream = send(url, body), send(url, body | {"stream": True})
         assert whole.done, whole
         assert stream.done, stream
         events = [json.loads(event) for event in stream.events if event != "[DONE]"]
         text = "".join(each["choices"][0]["text"] for each in events if each["choices"])
         assert text == whole.body["choices"][0]["text"]
         assert whole.body["usage"]["completion_tokens"] == 12
-        verify = serving("verify", "--json")
+        verify = serving(tmp_path, "verify", "--json")
         assert json.loads(verify.stdout)["differences"] == []
-        status = json.loads(serving("status", "--json").stdout)
-        assert "pools[mixed].tp: 2 instead of 8" in status["changes"]
+        assert change in json.loads(serving(tmp_path, "status", "--json").stdout)["changes"]
     finally:
-        assert serving("down").returncode == 0
+        assert serving(tmp_path, "down").returncode == 0

@@ -1,8 +1,10 @@
-"""The README's road, command by command: measure, plan, load, learn, verify, on real engines."""
+"""The README's road, command by command, on real engines; and `make demo`, whole."""
 
 from __future__ import annotations
 
 import json
+import os
+import secrets
 import subprocess
 import sys
 from pathlib import Path
@@ -11,9 +13,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from minicluster.errors import Exit
+from serving.cluster.processes import cluster_processes
 
 if TYPE_CHECKING:
-    from .deployed import Split
+    from .deployed import Shared, Split
 
 pytestmark = pytest.mark.engine
 
@@ -21,6 +24,9 @@ LOOSE = ("slo.ttft_s=20", "slo.tpot_s=2", "slo.percentile=p90")
 """How fast this machine is does not matter here."""
 
 LOAD_S = 25
+ROOT = Path(__file__).parents[2]
+MARK = "MINICLUSTER_TEST"
+
 JUDGED = {Exit.DONE, Exit.NEGATIVE, Exit.INCONCLUSIVE}
 """Exit codes of a load test that took place; which of them depends on the machine."""
 
@@ -70,8 +76,27 @@ def test_the_road_of_the_readme(split: Split, demo_model: Path, tmp_path: Path) 
 def _run(
     place: Path, command: str, *arguments: object, may_end_with: set[Exit] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run one of our commands, as it was installed."""
     line = [Path(sys.executable).parent / command, *map(str, arguments)]
     done = subprocess.run(line, cwd=place, capture_output=True, text=True, check=False)
     assert done.returncode in (may_end_with or {Exit.DONE}), (line, done.stdout, done.stderr)
     return done
+
+
+@pytest.mark.campaign
+def test_the_demo_ends_with_a_verdict(tmp_path: Path, shared: Shared) -> None:
+    """It exits with 0, 3 or 4, leaves a verdict and a page, and nothing running."""
+    shared.end()
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    mark = secrets.token_hex(8)
+    command = [sys.executable, ROOT / "scripts/demo.py"]
+    environment = os.environ | {MARK: mark}
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    said = done.stdout[-3000:] + done.stderr[-3000:]
+    assert done.returncode in JUDGED, said
+    verdict = json.loads((tmp_path / "out/demo/verdict.json").read_text())
+    assert verdict["verdict"] in {"met", "missed", "inconclusive", "invalid"}
+    assert (tmp_path / "out/demo/report.html").stat().st_size > 0
+    assert not (tmp_path / ".minicluster/serving/state.json").exists()
+    assert cluster_processes(mark, MARK) == set(), "processes left"

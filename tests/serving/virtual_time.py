@@ -33,12 +33,10 @@ class _Loop(asyncio.SelectorEventLoop):
     """Ends sleeps, timeouts and deadlines in the order of their times, on a machine of any pace."""
 
     def __init__(self) -> None:
-        """Start at zero."""
         self._waits = _Selector()
         super().__init__(self._waits)
 
     def time(self) -> float:
-        """Return the seconds that timers have waited."""
         return self._waits.now_s
 
 

@@ -23,23 +23,28 @@ if TYPE_CHECKING:
 BROKEN = FakeServers(ttft_s="no time")  # type: ignore[arg-type]
 """Servers that raise TypeError."""
 
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+
 
 def _events(answer: httpx.Response) -> list[str]:
-    """Return the data of server-sent events."""
     return [part.removeprefix("data: ") for part in answer.text.split("\n\n") if part]
 
 
-@pytest.mark.parametrize(("path", "body"), [("/v1/completions", ONE), ("/v1/chat/completions", HI)])
+@pytest.fixture
+def tight(config: EndpointConfig) -> EndpointConfig:
+    """Return a plan whose TTFT some 1,200 tokens of prompt keep."""
+    return replace(config, slo=SloSpec(ttft_s=0.15, tpot_s=0.05))
+
+
+@pytest.mark.parametrize(("path", "body"), [(COMPLETIONS, ONE), (CHAT, HI)])
 def test_answers_in_one_piece_and_in_events(
     config: EndpointConfig, path: str, body: dict[str, Any]
 ) -> None:
-    """Both say the same, by which way, under which id; a client that did not ask gets no usage."""
+    """Both say the same, by which path, under which id; usage goes to clients that ask for it."""
     whole = one(config, path, body)
     assert (whole.status_code, whole.json()["usage"]["completion_tokens"]) == (200, 4)
-    servers = FakeServers()
-    answer = one(
-        config, path, {**body, "stream": True}, servers=servers, headers={"X-Request-Id": "mine-7"}
-    )
+    servers, streamed = FakeServers(), {**body, "stream": True}
+    answer = one(config, path, streamed, servers=servers, headers={"X-Request-Id": "mine-7"})
     assert answer.headers["X-Request-Id"] == "mine-7"
     assert answer.headers["X-Minicluster-Path"] == "remote"
     assert answer.headers["content-type"].startswith("text/event-stream")
@@ -47,33 +52,24 @@ def test_answers_in_one_piece_and_in_events(
     assert done == "[DONE]"
     assert [bool(json.loads(chunk)["choices"]) for chunk in chunks] == [True] * 4
     assert servers.seen[0]["stream_options"] == {"include_usage": True}  # we count, they do not see
-    asked = {**body, "stream": True, "stream_options": {"include_usage": True}}
-    *_, usage, _ = _events(one(config, path, asked))
+    *_, usage, _ = _events(
+        one(config, path, streamed | {"stream_options": {"include_usage": True}})
+    )
     assert json.loads(usage)["usage"]["completion_tokens"] == 4
 
 
 @pytest.mark.parametrize("given", ["a", "Job_7.step-2", "x" * 64])
 def test_request_ids_of_clients_come_back(config: EndpointConfig, given: str) -> None:
     """A name of up to 64 letters, digits, dots, hyphens and underscores is repeated."""
-    assert (
-        one(config, "/v1/models", headers={"X-Request-Id": given}).headers["X-Request-Id"] == given
-    )
+    headers = {"X-Request-Id": given}
+    assert one(config, "/v1/models", headers=headers).headers["X-Request-Id"] == given
 
 
 @pytest.mark.parametrize(
     "given",
     [
-        b"",
-        b"x" * 65,
-        b"x" * 65_536,
-        b"forged\nlevel=error",
-        b"forged\r\nSet-Cookie: a=b",
-        b"\x1b[31mred",
-        b"\x00",
-        b"tab\tbed",
-        b"two words",
-        "é".encode(),
-        b"\xff",
+        *(b"", b"x" * 65, b"x" * 65_536, b"forged\nlevel=error", b"forged\r\nSet-Cookie: a=b"),
+        *(b"\x1b[31mred", b"\x00", b"tab\tbed", b"two words", "é".encode(), b"\xff"),
     ],
     ids=lambda given: repr(given[:12]),
 )
@@ -81,9 +77,7 @@ def test_other_request_ids_are_replaced(
     config: EndpointConfig, given: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Neither an answer nor the log repeats what could forge a line of it, or fill it."""
-    headers = {b"X-Request-Id": given}
-    answer = one(config, "/v1/completions", ONE, servers=BROKEN, headers=headers)
-    assert answer.status_code == 500
+    answer = one(config, COMPLETIONS, ONE, servers=BROKEN, headers={b"X-Request-Id": given})
     ours = answer.headers["X-Request-Id"]
     assert re.fullmatch(r"req-[0-9a-f]{32}", ours)
     logged = [each.getMessage() for each in caplog.records if each.name.startswith("serving")]
@@ -93,7 +87,7 @@ def test_other_request_ids_are_replaced(
 def test_a_stream_that_breaks_ends_with_an_error_and_no_done(config: EndpointConfig) -> None:
     """Clients are told, without the engine's words; the answer does not look complete."""
     servers = FakeServers(fails_after=2)
-    answer = one(config, "/v1/completions", {**ONE, "stream": True}, servers=servers)
+    answer = one(config, COMPLETIONS, {**ONE, "stream": True}, servers=servers)
     *chunks, last = _events(answer)
     error = json.loads(last)["error"]
     assert len(chunks) == 2
@@ -104,8 +98,7 @@ def test_a_stream_that_breaks_ends_with_an_error_and_no_done(config: EndpointCon
 
 
 def test_failures_show_none_of_our_insides(config: EndpointConfig) -> None:
-    """An exception is a 500 that names the request, and nothing else."""
-    answer = one(config, "/v1/completions", ONE, servers=BROKEN)
+    answer = one(config, COMPLETIONS, ONE, servers=BROKEN)
     assert answer.status_code == 500
     assert answer.headers["X-Request-Id"] in answer.json()["error"]["message"]
     assert "str" not in answer.text
@@ -113,35 +106,29 @@ def test_failures_show_none_of_our_insides(config: EndpointConfig) -> None:
 
 @pytest.mark.parametrize("status", [400, 503, 504])
 def test_refusals_of_the_servers_come_through(config: EndpointConfig, status: int) -> None:
-    """What decode refuses, clients get as it is, with when to come again."""
-    refusal = Refusal(status=status, message="Because.", param="prompt", retry_after_s=4.2)
-    answer = one(config, "/v1/completions", ONE, servers=FakeServers(refusal=refusal))
-    assert (answer.status_code, answer.json()["error"]["message"]) == (status, "Because.")
+    """What decode refuses, clients get as it is, as far as it is text, with when to come again."""
+    refusal = Refusal(status=status, message="Because\ud800.", param="prompt", retry_after_s=4.2)
+    answer = one(config, COMPLETIONS, ONE, servers=FakeServers(refusal=refusal))
+    assert (answer.status_code, answer.json()["error"]["message"]) == (status, "Because?.")
     assert answer.headers["Retry-After"] == "5"
 
 
 @pytest.mark.parametrize(
     ("method", "path", "status"),
-    [("GET", "/nothing", 404), ("GET", "/v1/completions", 405), ("POST", "/plan", 405)],
+    [("GET", "/nothing", 404), ("GET", COMPLETIONS, 405), ("POST", "/plan", 405)],
 )
 def test_what_is_not_there_is_refused_in_the_same_shape(
     config: EndpointConfig, method: str, path: str, status: int
 ) -> None:
-    """Unknown paths and methods get OpenAI's error object too."""
-
-    async def use(client: httpx.AsyncClient) -> httpx.Response:
-        return await client.request(method, path)
-
-    answer = used(config, FakeServers(), use)
+    answer = used(config, FakeServers(), lambda client: client.request(method, path))
     assert answer.status_code == status
     assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
     assert answer.headers["X-Request-Id"]
 
 
 def test_without_its_key_nothing_is_computed(config: EndpointConfig) -> None:
-    """Prefill and decode never hear of a request without a key."""
     servers = FakeServers()
-    for path in ("/v1/completions", "/v1/chat/completions", "/internal/prefill"):
+    for path in (COMPLETIONS, CHAT, "/internal/prefill"):
         answer = one(config, path, {**ONE, **HI}, servers=servers, environment=LOCKED)
         assert answer.status_code == 401
     assert servers.seen == []
@@ -153,7 +140,7 @@ def test_a_key_has_as_many_requests_as_its_limit(config: EndpointConfig) -> None
 
     async def use(client: httpx.AsyncClient) -> list[int]:
         async def ask() -> httpx.Response:
-            return await client.post("/v1/completions", json=ONE, headers=headers)
+            return await client.post(COMPLETIONS, json=ONE, headers=headers)
 
         three = await asyncio.gather(ask(), ask(), ask())
         refused = [answer for answer in three if answer.status_code == 429]
@@ -179,7 +166,7 @@ def test_pages_of_other_sites_are_kept_out(
     """A browser's request from another site is refused unless its origin is named."""
     headers = {} if origin is None else {"Origin": origin}
     environment = {"MINICLUSTER_CORS_ORIGINS": "https://ours.example"}
-    answer = one(config, "/v1/completions", ONE, headers=headers, environment=environment)
+    answer = one(config, COMPLETIONS, ONE, headers=headers, environment=environment)
     assert answer.status_code == status
     assert ("MINICLUSTER_CORS_ORIGINS" in answer.text) is (status == 403)  # the way out
     allowed = answer.headers.get("Access-Control-Allow-Origin")
@@ -189,31 +176,26 @@ def test_pages_of_other_sites_are_kept_out(
 def test_long_bodies_are_refused_before_they_are_read(config: EndpointConfig) -> None:
     """One byte beyond 8 MiB is a 413, announced or not."""
     long = b"[" * (8 * 1024 * 1024 + 1)
-    assert one(config, "/v1/completions", long).status_code == 413
+    assert one(config, COMPLETIONS, long).status_code == 413
 
-    async def use(client: httpx.AsyncClient) -> httpx.Response:
-        async def parts() -> Any:  # noqa: ANN401
-            for start in range(0, len(long), 1 << 20):
-                yield long[start : start + (1 << 20)]
+    async def parts() -> Any:  # noqa: ANN401
+        for start in range(0, len(long), 1 << 20):
+            yield long[start : start + (1 << 20)]
 
-        return await client.post("/v1/completions", content=parts())
-
-    assert used(config, FakeServers(), use).status_code == 413
+    answer = used(config, FakeServers(), lambda client: client.post(COMPLETIONS, content=parts()))
+    assert answer.status_code == 413
 
 
 @pytest.mark.parametrize(
     ("path", "body", "sent"),
     [
-        ("completions", {"prompt": "x", "max_tokens": 20}, 20),
-        ("completions", {"prompt": "x"}, None),  # the engine makes 16
-        ("completions", {"prompt": "x", "max_tokens": None}, 20),
-        ("completions", {"prompt": [[5] * 1970, [6]], "max_tokens": None}, 14),
-        ("completions", {"prompt": "x" * 3000, "max_tokens": None}, None),
-        ("completions", {"prompt": "x", "max_tokens": 21}, 400),
-        ("completions", {"prompt": "x", "max_tokens": 21, "max_completion_tokens": 1}, 400),
-        ("chat/completions", HI | {"max_tokens": None}, 20),
-        ("chat/completions", HI | {"max_tokens": 21}, 400),
-        ("chat/completions", HI | {"max_tokens": None, "prompt": "x" * 3000}, 20),
+        (COMPLETIONS, {"prompt": "x", "max_tokens": 20}, 20),
+        (COMPLETIONS, {"prompt": "x"}, None),  # the engine makes 16
+        (COMPLETIONS, {"prompt": [[5] * 1970, [6]], "max_tokens": None}, 14),
+        (COMPLETIONS, {"prompt": "x" * 3000, "max_tokens": None}, None),
+        (COMPLETIONS, {"prompt": "x", "max_tokens": 21}, 400),
+        (CHAT, HI | {"max_tokens": None}, 20),
+        (CHAT, HI | {"max_tokens": 21}, 400),
     ],
 )
 def test_answers_keep_the_operators_limit(
@@ -222,7 +204,7 @@ def test_answers_keep_the_operators_limit(
     """More is refused, nothing said becomes the limit, and no prompt is refused for it."""
     servers = FakeServers()
     environment = {"MINICLUSTER_MAX_OUTPUT_TOKENS": "20"}
-    answer = one(config, f"/v1/{path}", body, servers=servers, environment=environment)
+    answer = one(config, path, body, servers=servers, environment=environment)
     if sent == 400:
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "max_tokens")
     else:
@@ -235,28 +217,27 @@ def test_answers_keep_the_operators_limit(
 def test_deep_bodies_are_refused(config: EndpointConfig, depth: int, param: str) -> None:
     """Code that recurses over a body never gets one that is too deep for it."""
     raw = f'{{"prompt": [5], "{param}": {"[" * depth}{"]" * depth}}}'.encode()
-    answer = one(config, "/v1/completions", raw)
-    deep = "nested too deeply" in answer.text
+    answer = one(config, COMPLETIONS, raw)
     assert answer.status_code < 500
-    assert deep == (depth > 63)
+    assert ("nested too deeply" in answer.text) == (depth > 63)
 
 
 @pytest.mark.parametrize("body", [{"prompt": "\ud800"}, {"prompt": "x", "\udfff": 1}])
 def test_half_characters_are_refused(config: EndpointConfig, body: dict[str, Any]) -> None:
     """Text that no encoding has is refused, and the refusal is text."""
-    answer = one(config, "/v1/completions", body)
+    answer = one(config, COMPLETIONS, body)
     assert answer.status_code == 400
     assert "surrogate" in answer.json()["error"]["message"]
 
 
 def test_overload_is_shed_at_once_and_the_endpoint_recovers(config: EndpointConfig) -> None:
-    """Of 40 prompts at once as many get in as the promise allows; later ones get in again."""
+    """Of 40 prompts at once as many get in as the SLO allows; later ones get in again."""
     body = {"prompt": [5] * 400, "max_tokens": 2, "stream": True}
     servers = FakeServers(ttft_s=0.2)
 
     async def use(client: httpx.AsyncClient) -> tuple[list[httpx.Response], httpx.Response, str]:
         async def ask() -> httpx.Response:
-            return await client.post("/v1/completions", json=body)
+            return await client.post(COMPLETIONS, json=body)
 
         many = await asyncio.gather(*(ask() for _ in range(40)))
         return many, await ask(), (await client.get("/metrics")).text
@@ -275,59 +256,43 @@ def test_overload_is_shed_at_once_and_the_endpoint_recovers(config: EndpointConf
     assert servers.open == 0
 
 
-def test_what_never_fits_is_not_to_be_retried(config: EndpointConfig) -> None:
-    """A prompt whose prefill alone takes longer than promised is refused for good."""
-    slow = replace(config, slo=SloSpec(ttft_s=0.1, tpot_s=0.05))
-    answer = one(slow, "/v1/completions", {"prompt": [5] * 1500, "max_tokens": 1})
+def test_what_never_fits_is_not_to_be_retried(tight: EndpointConfig) -> None:
+    """A prompt whose prefill alone takes longer than the SLO allows is refused for good."""
+    answer = one(tight, COMPLETIONS, {"prompt": [5] * 2000, "max_tokens": 1})
     assert (answer.status_code, answer.json()["error"]["code"]) == (429, "slo_unreachable")
     assert answer.headers["X-Should-Retry"] == "false"
     assert "Retry-After" not in answer.headers
 
 
-def test_short_chats_shut_no_long_prompt_out(config: EndpointConfig) -> None:
-    """A template's tokens are no text's: after many short chats a long one is sized as before."""
-    tight = replace(config, slo=SloSpec(ttft_s=0.15, tpot_s=0.05))  # some 1,200 tokens of prompt
-    servers = FakeServers(template_tokens=30)
-    long = {"messages": [{"role": "user", "content": "x" * 4000}], "max_tokens": 2}
+def _statuses(
+    config: EndpointConfig, template_tokens: int, asked: list[tuple[str, dict[str, Any]]]
+) -> list[int]:
+    """Send requests one after the other to an engine with a template of that length."""
 
     async def use(client: httpx.AsyncClient) -> list[int]:
-        asked = [*([HI] * 100), long]
-        answers = [await client.post("/v1/chat/completions", json=body) for body in asked]
+        answers = [await client.post(path, json=body) for path, body in asked]
         return [answer.status_code for answer in answers]
 
-    assert used(tight, servers, use) == [200] * 101
+    statuses: list[int] = used(config, FakeServers(template_tokens=template_tokens), use)
+    return statuses
 
 
-def test_a_prompt_beside_messages_teaches_nothing(config: EndpointConfig) -> None:
-    """Chats are sized by their messages, whatever else is in the body; the rest is no lesson."""
-    tight = replace(config, slo=SloSpec(ttft_s=0.15, tpot_s=0.05))
-    both = {"messages": [{"role": "user", "content": "x" * 4000}], "prompt": "x", "max_tokens": 2}
-    text = {"prompt": "x" * 4000, "max_tokens": 2}
-
-    async def use(client: httpx.AsyncClient) -> list[int]:
-        chats = [await client.post("/v1/chat/completions", json=both) for _ in range(20)]
-        return [
-            each.status_code for each in (*chats, await client.post("/v1/completions", json=text))
-        ]
-
-    assert used(tight, FakeServers(template_tokens=30), use) == [200] * 21
+def _chat(length: int, **more: object) -> tuple[str, dict[str, Any]]:
+    message = {"role": "user", "content": "x" * length}
+    return CHAT, {"messages": [message], "max_tokens": 2, **more}
 
 
-def test_refusals_for_a_guessed_size_do_not_last(config: EndpointConfig) -> None:
+def test_texts_teach_only_the_size_of_texts_like_them(tight: EndpointConfig) -> None:
+    """A template's tokens are no text's, and a prompt beside messages is no lesson."""
+    assert _statuses(tight, 30, [*([_chat(2)] * 100), _chat(4000)]) == [200] * 101
+    text = (COMPLETIONS, {"prompt": "x" * 4000, "max_tokens": 2})
+    assert _statuses(tight, 30, [*([_chat(4000, prompt="x")] * 20), text]) == [200] * 21
+
+
+def test_refusals_for_a_guessed_size_do_not_last(tight: EndpointConfig) -> None:
     """Texts dense with tokens make a long one look too long; refused often enough, it gets in."""
-    tight = replace(config, slo=SloSpec(ttft_s=0.15, tpot_s=0.05))
-    dense = {"messages": [{"role": "user", "content": "x" * 900}], "max_tokens": 2}
-    long = {"messages": [{"role": "user", "content": "x" * 4000}], "max_tokens": 2}
-    servers = FakeServers(template_tokens=675)
-
-    async def use(client: httpx.AsyncClient) -> list[int]:
-        asked = [*([dense] * 50), *([long] * 100)]
-        answers = [await client.post("/v1/chat/completions", json=body) for body in asked]
-        return [answer.status_code for answer in answers]
-
-    statuses = used(tight, servers, use)
-    assert statuses[:50] == [200] * 50
-    assert statuses[50] == 429
+    statuses = _statuses(tight, 675, [*([_chat(900)] * 50), *([_chat(4000)] * 100)])
+    assert statuses[:51] == [*([200] * 50), 429]
     assert 200 in statuses[51:]
 
 
@@ -335,11 +300,10 @@ def test_refusals_for_a_guessed_size_do_not_last(config: EndpointConfig) -> None
 def test_clients_that_leave_are_counted_out(
     config: EndpointConfig, wait_s: float, path: str
 ) -> None:
-    """A client that goes before or during its answer leaves nothing behind."""
     servers = FakeServers(ttft_s=1.0, itl_s=1.0)
 
     async def use(client: httpx.AsyncClient) -> str:
-        ask = client.post("/v1/completions", json={**ONE, "max_tokens": 50, "stream": True})
+        ask = client.post(COMPLETIONS, json={**ONE, "max_tokens": 50, "stream": True})
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(ask, wait_s)
         return (await client.get("/metrics")).text

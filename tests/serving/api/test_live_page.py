@@ -15,34 +15,36 @@ from serving.cluster.ports import free_ports
 from serving.protocol.endpoint_config import endpoint_config
 from tests.serving.browser import opened
 from tests.serving.fake_servers import FakeServers
+from tests.serving.http_client import KEY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from minicluster.plan import Plan
     from serving.protocol.endpoint_config import EndpointConfig
-    from tests.serving.conftest import DeploymentMaker, PlanMaker
+    from tests.serving.browser import Page
 
 pytestmark = pytest.mark.browser
 
-KEY = "a-secret-of-the-tests"
+CHAT_LIMIT = {"MINICLUSTER_MAX_OUTPUT_TOKENS": "20"}
+READY = "document.getElementById('state').textContent === 'ready'"
+IDLE = "!document.getElementById('send').disabled"
 
 
 @pytest.fixture(scope="module")
-def config(
-    make_deployment: DeploymentMaker, make_plan: PlanMaker, small_model: Path
-) -> EndpointConfig:
-    """Return what a plan says."""
-    deployment = make_deployment(small_model)
-    plan = make_plan(deployment)
-    return endpoint_config(deployment, domains={"laptop": "d0"}, plan=plan, plan_hash="cafe")
+def config(plan: Plan) -> EndpointConfig:
+    return endpoint_config(plan.deployment, domains={"laptop": "d0"}, plan=plan, plan_hash="cafe")
 
 
 @contextmanager
-def _served(
-    config: EndpointConfig, servers: FakeServers, environment: dict[str, str] | None = None
-) -> Iterator[str]:
-    """Have an endpoint up in a thread."""
+def _page(
+    config: EndpointConfig,
+    place: Path,
+    servers: FakeServers,
+    environment: dict[str, str] | None = None,
+) -> Iterator[Page]:
+    """Have the page of an endpoint, up in a thread, open in a browser."""
     [port] = free_ports(1)
     app = api_app(config, servers, environment or {})
     server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="warning"))
@@ -51,7 +53,8 @@ def _served(
     while not server.started:
         time.sleep(0.05)
     try:
-        yield f"http://127.0.0.1:{port}"
+        with opened(f"http://127.0.0.1:{port}/", place) as page:
+            yield page
     finally:
         server.should_exit = True
         thread.join()
@@ -60,11 +63,11 @@ def _served(
 def test_a_person_sees_the_plan_and_chats(config: EndpointConfig, tmp_path: Path) -> None:
     """The table shows plan, SLO and measurement; a chat streams; nothing else is loaded."""
     servers = FakeServers(ttft_s=0.05, itl_s=0.002)
-    with _served(config, servers) as url, opened(f"{url}/", tmp_path) as page:
-        page.wait_for("document.getElementById('state').textContent === 'ready'")
+    with _page(config, tmp_path, servers) as page:
+        page.wait_for(READY)
         page.type_into("say", "How are you?")
         page.wait_for("document.querySelector('#talk .assistant')?.textContent.includes('t199')")
-        page.wait_for("!document.getElementById('send').disabled")
+        page.wait_for(IDLE)
         assert "first token after" in page.evaluate("document.getElementById('timing').textContent")
         cells = page.wait_for(
             "(c => c[4]?.endsWith('ms') && c)("
@@ -74,14 +77,14 @@ def test_a_person_sees_the_plan_and_chats(config: EndpointConfig, tmp_path: Path
         assert (cells[0], cells[1], cells[3]) == ("TTFT", "100.0 ms", "30.00 s")
         page.type_into("say", "<img src=x onerror=document.title='gone'>")
         page.wait_for("document.querySelectorAll('#talk .assistant').length === 2")
-        page.wait_for("!document.getElementById('send').disabled")
+        page.wait_for(IDLE)
         assert page.evaluate("document.title") == "minicluster"
         assert page.evaluate("document.querySelectorAll('#talk img').length") == 0
         assert page.console == []
-        assert all(each.startswith(url) for each in page.requested), page.requested
+        own = page.evaluate("location.origin")
+        assert all(each.startswith(own) for each in page.requested), page.requested
         for width in (1200, 360):
-            picture = page.picture(width)
-            (tmp_path / f"page-{width}.png").write_bytes(picture)
+            (tmp_path / f"page-{width}.png").write_bytes(page.picture(width))
             wide = page.evaluate("document.documentElement.scrollWidth > innerWidth")
             assert not wide, f"scrolls sideways at {width}"
     assert [len(body["messages"]) for body in servers.seen if "messages" in body] == [1, 3]
@@ -89,32 +92,29 @@ def test_a_person_sees_the_plan_and_chats(config: EndpointConfig, tmp_path: Path
 
 def test_the_page_keeps_the_operators_limit(config: EndpointConfig, tmp_path: Path) -> None:
     """Where answers may be short only, the page asks for short ones, and chats."""
-    servers, environment = FakeServers(), {"MINICLUSTER_MAX_OUTPUT_TOKENS": "20"}
-    with _served(config, servers, environment) as url, opened(f"{url}/", tmp_path) as page:
-        page.wait_for("document.getElementById('state').textContent === 'ready'")
+    servers = FakeServers()
+    with _page(config, tmp_path, servers, CHAT_LIMIT) as page:
+        page.wait_for(READY)
         page.type_into("say", "Hello")
         page.wait_for("document.querySelector('#talk .assistant')?.textContent.includes('t19')")
-        page.wait_for("!document.getElementById('send').disabled")
+        page.wait_for(IDLE)
         assert page.evaluate("document.querySelectorAll('#talk .bad').length") == 0
     assert [body["max_tokens"] for body in servers.seen if "messages" in body] == [20]
 
 
 def test_a_locked_endpoint_asks_for_a_key(config: EndpointConfig, tmp_path: Path) -> None:
     """Without a key the page shows a lock and no plan; with it everything."""
-    environment = {"MINICLUSTER_API_KEYS": KEY}
-    with _served(config, FakeServers(), environment) as url, opened(f"{url}/", tmp_path) as page:
+    with _page(config, tmp_path, FakeServers(), {"MINICLUSTER_API_KEYS": KEY}) as page:
         page.wait_for("getComputedStyle(document.getElementById('lock')).display === 'flex'")
         assert page.evaluate("document.getElementById('model').textContent") == ""
         page.type_into("key", KEY)
-        page.wait_for("document.getElementById('state').textContent === 'ready'")
+        page.wait_for(READY)
         assert "demo" in page.evaluate("document.getElementById('model').textContent")
 
 
 def test_errors_are_shown(config: EndpointConfig, tmp_path: Path) -> None:
-    """A stream that breaks off says so on the page, and the next message may be sent."""
-    servers = FakeServers(fails_after=3)
-    with _served(config, servers) as url, opened(f"{url}/", tmp_path) as page:
-        page.wait_for("document.getElementById('state').textContent === 'ready'")
+    with _page(config, tmp_path, FakeServers(fails_after=3)) as page:
+        page.wait_for(READY)
         page.type_into("say", "Hello")
         page.wait_for("document.querySelector('#talk .bad')?.textContent.includes('failed')")
-        assert not page.evaluate("document.getElementById('send').disabled")
+        assert page.evaluate(IDLE)

@@ -7,18 +7,17 @@ import pytest
 
 from serving.api.metrics import Metrics
 from serving.protocol.endpoint_config import endpoint_config
+from tests.serving.plans import make_deployment, make_plan
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.serving.conftest import DeploymentMaker, PlanMaker
 
 PARTS_S = {"ingress": 100.0, "prefill_queue": 20.0, "prefill": 3.4, "first_decode_step": 0.00078}
 """Of a plan in which the KV cache comes at once: what takes nothing is left out."""
 
 
 def _planned(config: object) -> dict[str, float | None]:
-    """Return the planned means of what is measured on the way to the first token."""
     registry = Metrics(config)._registry  # type: ignore[arg-type]
     return {
         name: registry.get_sample_value(
@@ -28,9 +27,7 @@ def _planned(config: object) -> dict[str, float | None]:
     }
 
 
-def test_phases_stand_beside_what_was_planned(
-    make_deployment: DeploymentMaker, make_plan: PlanMaker, small_model: Path
-) -> None:
+def test_phases_stand_beside_what_was_planned(small_model: Path) -> None:
     """The hand-off as a sum; without remote prompts they are not measured either."""
     deployment = make_deployment(small_model)
     config = endpoint_config(deployment, domains={"laptop": "d0"}, plan=make_plan(deployment))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -13,51 +13,40 @@ from minicluster.plan import Routing
 from serving.admission.controller import AdmissionController
 from serving.api import readiness
 from serving.api.metrics import Metrics
-from serving.api.readiness import ReadyCheck
-from serving.protocol.endpoint_config import EndpointConfig, endpoint_config
+from serving.api.readiness import CachedValue, ReadyCheck
 from serving.protocol.messages import Refusal, RequestPhases
 from tests.serving.fake_servers import FakeServers
 from tests.serving.virtual_time import run
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Callable
 
-    from tests.serving.conftest import DeploymentMaker, PlanMaker
+    from serving.protocol.endpoint_config import EndpointConfig
 
 FAILS = Refusal(status=504, message="Too late.")
-
-
-@pytest.fixture(scope="module")
-def config(
-    make_deployment: DeploymentMaker, make_plan: PlanMaker, small_model: Path
-) -> EndpointConfig:
-    """Return a plan of one replica each, with deadlines of a minute."""
-    deployment = make_deployment(small_model)
-    return endpoint_config(deployment, domains={"laptop": "d0"}, plan=make_plan(deployment))
+REFUSED = "a probe was refused: Too late."
 
 
 def _check(config: EndpointConfig, servers: FakeServers) -> ReadyCheck:
-    """Return what checks *servers*."""
     return ReadyCheck(config, servers, AdmissionController(config), Metrics(config))
 
 
 def _lacking(config: EndpointConfig, servers: FakeServers) -> list[str]:
-    """Ask once."""
     return run(_check(config, servers).lacking())
 
 
 def _phases(path: str) -> RequestPhases:
-    """Return the phases of an answer by this way."""
     return RequestPhases(prefill_s=0.0, decode_s=0.0, path=path)
 
 
-@pytest.mark.parametrize("path", ["local", "fallback-local"])
-def test_a_probe_has_to_go_through_prefill(config: EndpointConfig, path: str) -> None:
-    """What decode computed alone says nothing of prefill and of the way between them."""
-    assert _lacking(config, FakeServers(path=path)) == [
-        f"a probe was answered without prefill: {path}"
-    ]
+def test_a_probe_has_to_go_through_prefill(config: EndpointConfig) -> None:
+    """What decode computed alone says nothing of prefill, unless there is no prefill pool."""
+    for path in ("local", "fallback-local"):
+        without = f"a probe was answered without prefill: {path}"
+        assert _lacking(config, FakeServers(path=path)) == [without]
     assert _lacking(config, FakeServers(path="retried")) == []
+    aggregated = replace(config, pools=config.pools[1:])
+    assert _lacking(aggregated, FakeServers(path="local")) == []
 
 
 @pytest.mark.parametrize(("threshold", "tokens"), [(0, 1), (300, 301), (5000, 2047)])
@@ -66,19 +55,10 @@ def test_a_probe_is_longer_than_what_decode_computes(
 ) -> None:
     """Unless nothing is; and each is computed anew, whatever the engines have cached."""
     servers = FakeServers(path="remote" if threshold < tokens else "local")
-    for _ in range(2):
-        assert (
-            _lacking(replace(config, routing=Routing(local_threshold_tokens=threshold)), servers)
-            == []
-        )
+    routed = replace(config, routing=Routing(local_threshold_tokens=threshold))
+    assert [_lacking(routed, servers) for _ in range(2)] == [[], []]
     assert [len(body["prompt"]) for body in servers.seen] == [tokens] * 2
     assert len({body["cache_salt"] for body in servers.seen}) == 2
-
-
-def test_without_a_prefill_pool_every_way_is_right(config: EndpointConfig) -> None:
-    """An aggregated plan has no other."""
-    together = replace(config, pools=config.pools[1:])
-    assert _lacking(together, FakeServers(path="local")) == []
 
 
 @pytest.mark.parametrize(
@@ -115,8 +95,7 @@ def test_older_news_do_not_count(config: EndpointConfig) -> None:
             found.append(await check.lacking())
         return found
 
-    refused = ["a probe was refused: Too late."]
-    assert run(look()) == [refused, refused, []]
+    assert run(look()) == [[REFUSED], [REFUSED], []]
     assert len(servers.seen) == 1
 
 
@@ -131,9 +110,9 @@ def test_every_domain_is_probed(config: EndpointConfig) -> None:
         check.answered("d0", _phases("remote"), time.perf_counter())
         return await check.lacking()
 
-    assert run(look()) == ["d1: a probe was refused: Too late."]
+    assert run(look()) == [f"d1: {REFUSED}"]
     assert len(servers.seen) == 1
-    assert _lacking(two, servers) == ["d1: a probe was refused: Too late."]
+    assert _lacking(two, servers) == [f"d1: {REFUSED}"]
     assert len(servers.seen) == 3
 
 
@@ -164,7 +143,6 @@ class Silent(FakeServers):
     looks: int = 0
 
     async def running(self) -> dict[tuple[str, str], int]:
-        """Answer as long as it may."""
         self.looks -= 1
         if self.looks < 0:
             raise ConnectionError
@@ -181,3 +159,70 @@ def test_without_the_controller(config: EndpointConfig, monkeypatch: pytest.Monk
         return [await check.lacking() for _ in range(2)]
 
     assert run(look(Silent(looks=1))) == [[], []]
+
+
+def _asking(*answers: object) -> tuple[Callable[[], Any], list[object]]:
+    """Return what gives these answers in turn, waiting for futures, and what it has given."""
+    given: list[object] = []
+
+    async def ask() -> Any:  # noqa: ANN401
+        answer = answers[len(given)]
+        given.append(answer)
+        if isinstance(answer, Exception):
+            raise answer
+        return await answer if isinstance(answer, asyncio.Future) else answer
+
+    return ask, given
+
+
+@pytest.mark.parametrize(
+    ("max_age_s", "answers", "values", "questions"),
+    [
+        (60.0, (1, 2), [1, 1, 1], 1),  # a good value is not asked for again
+        (-1.0, (1, 2, 3), [1, 2, 3], 3),  # a stale one is refreshed first, if that is quick
+        (-1.0, (OSError(), 1, OSError()), [0, 1, 1], 3),  # a failure leaves the last value
+    ],
+)
+def test_a_value_is_asked_for_when_it_is_old(
+    max_age_s: float, answers: tuple[object, ...], values: list[int], questions: int
+) -> None:
+    ask, given = _asking(*answers)
+
+    async def ask_on() -> list[int]:
+        value = CachedValue(ask, initial=0, max_age_s=max_age_s)
+        return [await value.get() for _ in range(3)]
+
+    assert run(ask_on()) == values
+    assert len(given) == questions
+
+
+def test_a_refresh_that_hangs_blocks_no_reader() -> None:
+    """The last value has to do meanwhile; it is not asked twice, and its answer counts late."""
+
+    async def ask_on() -> None:
+        late: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        ask, given = _asking(1, late, 3)
+        value = CachedValue(ask, initial=0, max_age_s=-1.0)
+        assert await asyncio.gather(value.get(), value.get()) == [1, 1]
+        assert [await value.get() for _ in range(3)] == [1] * 3
+        assert given == [1, late]
+        late.set_result(2)
+        assert await value.get() == 2
+
+    run(ask_on())
+
+
+def test_a_cancelled_reader_does_not_end_the_refresh() -> None:
+    """A scrape that is given up has still asked."""
+
+    async def ask_on() -> int:
+        late: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        value = CachedValue(_asking(late)[0], initial=0, max_age_s=60.0)
+        scrape = asyncio.create_task(value.get())
+        await asyncio.sleep(0.001)
+        scrape.cancel()
+        await asyncio.wait({scrape})
+        late.set_result(1)
+        return await value.get()
+
+    assert run(ask_on()) == 1

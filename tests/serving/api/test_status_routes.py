@@ -41,7 +41,8 @@ def test_metrics_stand_beside_what_was_planned(config: EndpointConfig) -> None:
         await client.post("/v1/completions", json=body)
         return (await client.get("/metrics")).text, (await client.get("/plan")).json()
 
-    metrics, plan = used(config, FakeServers(ttft_s=0.05, itl_s=0.002), use)
+    limit = {"MINICLUSTER_MAX_OUTPUT_TOKENS": "20"}
+    metrics, plan = used(config, FakeServers(ttft_s=0.05, itl_s=0.002), use, limit)
     lines = dict(line.rsplit(" ", 1) for line in metrics.splitlines() if line[0] != "#")
     for name, count in {"ttft": 1, "tpot": 1, "itl": 10, "e2e": 1, "handoff": 1}.items():
         assert float(lines[f"minicluster_{name}_seconds_count"]) == count, name
@@ -55,6 +56,7 @@ def test_metrics_stand_beside_what_was_planned(config: EndpointConfig) -> None:
     assert 'minicluster_ttft_seconds_bucket{le="0.5"}' in lines  # attainment is read off exactly
     assert plan["measured"]["ttft"]["p99_s"] == pytest.approx(0.05)
     assert plan["planned"]["plan_hash"] == "cafe"
+    assert plan["deployed"]["max_output_tokens"] == 20  # the page keeps it
     running = {"planned": 1, "running": 1}
     assert plan["deployed"]["engines"]["decode"] == {"d0": {"tp": 1}}
     assert plan["deployed"]["replicas"] == {"prefill": {"d0": running}, "decode": {"d0": running}}
@@ -89,14 +91,6 @@ def test_frequent_readiness_checks_cost_one_probe(config: EndpointConfig) -> Non
 
     used(config, servers, use)
     assert len(servers.seen) == 1
-
-
-def test_the_page_can_keep_the_limit(config: EndpointConfig) -> None:
-    """It learns from `/plan` how long an answer it may ask for."""
-    environment = {"MINICLUSTER_MAX_OUTPUT_TOKENS": "20"}
-    plan = one(config, "/plan", environment=environment).json()
-    assert plan["deployed"]["max_output_tokens"] == 20
-    assert one(config, "/plan").json()["deployed"]["max_output_tokens"] is None
 
 
 def test_the_page_loads_nothing_from_elsewhere(config: EndpointConfig) -> None:

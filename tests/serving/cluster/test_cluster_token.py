@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -18,8 +15,8 @@ from serving.cluster.connection import FIRST_CALL
 from serving.cluster.local_cluster import CLUSTER_TOKEN, LocalCluster, token_file
 from serving.cluster.ports import free_ports
 from serving.cluster.processes import environment
-from serving.cluster.state import HOME, State, remove_state, write_state
 from serving.cluster.state import TOKEN as OWN_TOKEN
+from serving.cluster.state import remove_state, write_state
 from serving.cluster.token import (
     CERTIFICATES,
     MODE,
@@ -29,12 +26,14 @@ from serving.cluster.token import (
     refuse_missing_certificates,
     write_token,
 )
+from tests.serving.command import serving, taken_port
+from tests.serving.plans import make_state
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from tests.serving.conftest import DeploymentMaker, PlanMaker
+    from minicluster.plan import Plan
 
 
 def test_only_its_owner_reads_a_token(tmp_path: Path) -> None:
@@ -67,26 +66,11 @@ def test_processes_get_the_path_of_the_token(
     assert OWN_TOKEN.read_text() not in started.values()
 
 
-def _state(address: str, cluster_id: str) -> State:
-    """Return a deployment."""
-    return State(
-        cluster_id=cluster_id,
-        address=address,
-        base_url="http://127.0.0.1:1",
-        target="cpu",
-        plan=str(HOME / "plan.json"),
-        plan_hash="0" * 16,
-        deployment=str(HOME / "deployment.json"),
-        session="",
-        started="2026-11-20T00:00:00+00:00",
-    )
-
-
 def test_a_token_goes_with_its_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The token of an address is its cluster's; it is removed with what was deployed."""
     monkeypatch.chdir(tmp_path)
     cluster = LocalCluster(cluster_id="x", address="127.0.0.1:2", session="", started="", nodes=())
-    state = _state("127.0.0.1:1", "feedfacefeedface")
+    state = make_state(address="127.0.0.1:1")
     write_token(OWN_TOKEN)
     write_state(state)
     monkeypatch.setattr("serving.cluster.local_cluster.read_cluster", lambda: cluster)
@@ -94,7 +78,7 @@ def test_a_token_goes_with_its_cluster(tmp_path: Path, monkeypatch: pytest.Monke
     assert found == [OWN_TOKEN, CLUSTER_TOKEN, None]
     remove_state(state)
     assert not OWN_TOKEN.exists()
-    write_state(_state("127.0.0.1:2", ""))
+    write_state(make_state(address="127.0.0.1:2", cluster_id=""))
     assert token_file("127.0.0.1:2") == CLUSTER_TOKEN
 
 
@@ -118,32 +102,18 @@ def refusing() -> Iterator[str]:
     head.stop(None)
 
 
-def _up(place: Path, plan: str, address: str, **variables: str) -> tuple[int, str]:
+def _up(place: Path, plan: Plan, address: str, **variables: str) -> tuple[int, str]:
     """Run `serving up --address`; returns its exit code and its one line of error."""
-    (place / "plan.json").write_text(plan)
+    (place / "plan.json").write_text(to_json(plan))
     ours = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    done = subprocess.run(
-        [sys.executable, "-m", "serving.cli", "up", "plan.json", "--address", address],
-        cwd=place,
-        env=ours | {"HOME": str(place)} | variables,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+    env = ours | {"HOME": str(place)} | variables
+    done = serving(place, "up", "plan.json", "--address", address, env=env)
     assert (done.stdout, done.stderr.count("\n")) == ("", 1), done.stderr
     return done.returncode, done.stderr
 
 
-def test_a_foreign_cluster(
-    tmp_path: Path,
-    refusing: str,
-    small_model: Path,
-    make_deployment: DeploymentMaker,
-    make_plan: PlanMaker,
-) -> None:
+def test_a_foreign_cluster(tmp_path: Path, refusing: str, plan: Plan) -> None:
     """No token, an unreadable one, a wrong one, and no cluster at all: one line each, no wait."""
-    plan = to_json(make_plan(make_deployment(small_model)))
     code, said = _up(tmp_path, plan, refusing)
     assert (code, f"{TOKEN_PATH} is missing; expected a file with the token" in said) == (2, True)
     code, said = _up(tmp_path, plan, refusing, **{TOKEN_PATH: "/nowhere"})
@@ -171,12 +141,8 @@ def test_encryption_wants_its_files(tmp_path: Path) -> None:
     refuse_missing_certificates({})
 
 
-def test_up_refuses_to_encrypt_with_nothing(
-    tmp_path: Path, small_model: Path, make_deployment: DeploymentMaker, make_plan: PlanMaker
-) -> None:
+def test_up_refuses_to_encrypt_with_nothing(tmp_path: Path, plan: Plan) -> None:
     """`serving up` names the file that is missing, before it starts or connects to anything."""
-    plan = to_json(make_plan(make_deployment(small_model)))
-    with socket.create_server(("127.0.0.1", 0)) as head:
-        address = f"127.0.0.1:{head.getsockname()[1]}"
-        code, said = _up(tmp_path, plan, address, **{USE_TLS: "1"})
+    with taken_port() as port:
+        code, said = _up(tmp_path, plan, f"127.0.0.1:{port}", **{USE_TLS: "1"})
     assert (code, f"{CERTIFICATES[0]} is missing" in said) == (2, True)

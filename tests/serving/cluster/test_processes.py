@@ -3,25 +3,27 @@ from __future__ import annotations
 import secrets
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
 from serving.cluster.processes import cluster_processes, environment, stop
+from tests.serving.deployed import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-import pytest
 
 TOKEN = Path("token")
 """None of these processes needs one."""
 
 ORPHANS = """
 import os, signal, subprocess, sys, time
-stubborn = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
+sleeper = "import time; time.sleep(60)"
+stubborn = f"import signal, subprocess, sys; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
+stubborn += f"subprocess.Popen([sys.executable, '-c', {sleeper!r}], env=dict()); {sleeper}"
 subprocess.Popen([sys.executable, "-c", stubborn], start_new_session=True)
-subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+subprocess.Popen([sys.executable, "-c", sleeper], start_new_session=True)
 print("started", flush=True)
 """
 
@@ -34,32 +36,21 @@ def cluster_id() -> Iterator[str]:
     stop(mark, grace_s=0)
 
 
-def _start(cluster_id: str) -> None:
-    """Leave two orphans behind, in sessions of their own, one that ignores SIGTERM."""
-    subprocess.run([sys.executable, "-c", ORPHANS], env=environment(cluster_id, TOKEN), check=True)
-
-
 def test_orphans_are_found_and_stopped(cluster_id: str) -> None:
-    """Processes are found by their mark when their parent is dead, and stopped, the deaf too."""
-    _start(cluster_id)
-    assert len(cluster_processes(cluster_id)) == 2
+    """
+    Processes are found by their mark when their parent is dead, and stopped, the deaf too.
+
+    They have sessions of their own, and one a child without the mark. Stopping another cluster
+    does not touch them.
+    """
+    subprocess.run([sys.executable, "-c", ORPHANS], env=environment(cluster_id, TOKEN), check=True)
+    assert stop(secrets.token_hex(8)) == set()
+    until(lambda: len(cluster_processes(cluster_id)) == 3, "the orphans and a child", 60)
     assert stop(cluster_id, grace_s=0.3) == set()
     assert cluster_processes(cluster_id) == set()
 
 
-def test_others_are_left_alone(cluster_id: str) -> None:
-    """Stopping one cluster does not touch another."""
-    other = secrets.token_hex(8)
-    _start(cluster_id)
-    assert stop(other) == set()
-    assert len(cluster_processes(cluster_id)) == 2
-
-
 def test_a_zombie_is_no_process(cluster_id: str) -> None:
-    """A zombie process does not count."""
     child = subprocess.Popen([sys.executable, "-c", ""], env=environment(cluster_id, TOKEN))
-    deadline = time.monotonic() + 20
-    while cluster_processes(cluster_id) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert cluster_processes(cluster_id) == set()
+    until(lambda: cluster_processes(cluster_id) == set(), "a zombie", 60)
     child.wait()

@@ -35,7 +35,6 @@ def listening(base_url: str, place: Path) -> list[dict[str, Any]]:  # noqa: ARG0
 
 @pytest.fixture(scope="module")
 def documented() -> list[tuple[re.Pattern[str], str, set[str]]]:
-    """Return the table of docs/operations.md."""
     text = (ROOT / "docs/operations.md").read_text()
     return [
         (re.compile(name.replace("*", ".*")), where, set(said.strip().split(", ")))
@@ -98,7 +97,6 @@ def test_no_process_has_the_token_in_its_environment(base_url: str, place: Path)
 
 
 def _environments(cluster_id: str) -> Iterator[bytes]:
-    """Yield environment and command line of each process of the cluster."""
     for pid in cluster_processes(cluster_id):
         try:
             yield (

@@ -8,33 +8,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minicluster.errors import NegativeAnswer
-from minicluster.plan import Placement
 from serving.deployment.cpu_fallback import substituted
 from serving.deployment.feasibility import findings
+from tests.serving.plans import make_pool, places
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from minicluster.plan import Deployment
     from serving.deployment.target import Target
-    from tests.serving.conftest import DeploymentMaker, PoolMaker
 
 
 @pytest.fixture
-def wide(small_model: Path, make_deployment: DeploymentMaker, make_pool: PoolMaker) -> Deployment:
+def wide(deployment: Deployment) -> Deployment:
     """Return TP 8 pools for GPUs, in fp8, with more KV cache than any laptop has."""
-    pools = {
-        role: make_pool(
-            role,
-            tp=8,
-            gpu="h100-sxm",
-            dtype="fp8",
-            kv_bytes=6e10,
-            placement=(Placement(node=node, gpus=tuple(range(8))),),
-        )
+    h100 = {"tp": 8, "gpu": "h100-sxm", "dtype": "fp8", "kv_bytes": 6e10}
+    pools = tuple(
+        make_pool(role, placement=places((node, tuple(range(8)))), **h100)
         for role, node in (("prefill", "node-0"), ("decode", "node-1"))
-    }
-    return make_deployment(small_model, dtype="bf16", **pools)
+    )
+    return replace(deployment, pools=pools)
 
 
 def test_tp_8_becomes_2_and_says_so(wide: Deployment, target: Target) -> None:
@@ -48,49 +39,42 @@ def test_tp_8_becomes_2_and_says_so(wide: Deployment, target: Target) -> None:
     assert not findings(small, four)
 
 
-def test_what_fits_is_left_alone(
-    small_model: Path, make_deployment: DeploymentMaker, target: Target
-) -> None:
-    """A plan for this machine is not touched."""
-    deployment = make_deployment(small_model)
+def test_what_fits_is_left_alone(deployment: Deployment, target: Target) -> None:
     assert substituted(deployment, target) == (deployment, ())
 
 
 def test_too_few_cores(wide: Deployment, target: Target) -> None:
-    """Two pools on one core are refused."""
     with pytest.raises(NegativeAnswer, match="2 pools; this machine has 1"):
         substituted(wide, replace(target, cores=frozenset({0})))
 
 
+WIDTHS = st.sampled_from([1, 2, 4, 8])
+
+
 @given(
     cores=st.integers(2, 16),
-    tp=st.tuples(st.sampled_from([1, 2, 4, 8]), st.sampled_from([1, 2, 4, 8])),
+    tp=st.tuples(WIDTHS, WIDTHS),
     replicas=st.tuples(st.integers(1, 5), st.integers(1, 5)),
 )
-def test_every_worker_has_a_core_of_its_own(  # noqa: PLR0913, PLR0917  (one argument a number)
-    small_model: Path,
-    make_deployment: DeploymentMaker,
-    make_pool: PoolMaker,
+def test_every_worker_has_a_core_of_its_own(
+    deployment: Deployment,
     target: Target,
     cores: int,
     tp: tuple[int, int],
     replicas: tuple[int, int],
 ) -> None:
     """Whatever the plan: no core twice, none that is not there, TP divides the planned one."""
-    pools = {
-        role: make_pool(
+    pools = tuple(
+        make_pool(
             role,
             tp=width,
             replicas=count,
             gpu="h100-sxm",
-            placement=tuple(
-                Placement(node=f"{role}-{number}", gpus=tuple(range(width)))
-                for number in range(count)
-            ),
+            placement=places(*((f"{role}-{n}", tuple(range(width))) for n in range(count))),
         )
         for role, width, count in zip(("prefill", "decode"), tp, replicas, strict=True)
-    }
-    planned = make_deployment(small_model, **pools)
+    )
+    planned = replace(deployment, pools=pools)
     machine = replace(target, cores=frozenset(range(cores)))
     small, changes = substituted(planned, machine)
     taken = [gpu for pool in small.pools for place in pool.placement for gpu in place.gpus]

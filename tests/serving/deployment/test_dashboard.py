@@ -14,14 +14,14 @@ from serving.deployment.engine_args import DeployTarget
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
-    from tests.serving.conftest import DeploymentMaker, PlanMaker
+    from minicluster.plan import Plan
+
 
 DASHBOARD = Path(__file__).parents[3] / "monitoring" / "grafana" / "dashboards" / "minicluster.json"
 SUFFIXES = ("", "_total", "_bucket", "_sum", "_count")
 
 
 def _targets() -> list[tuple[str, str]]:
-    """Return panel and query of each target."""
     dashboard: dict[str, Any] = json.loads(DASHBOARD.read_text())
     return [
         (panel["title"], target["expr"])
@@ -31,13 +31,10 @@ def _targets() -> list[tuple[str, str]]:
 
 
 @pytest.fixture
-def registry(
-    small_model: Path, make_deployment: DeploymentMaker, make_plan: PlanMaker
-) -> CollectorRegistry:
-    """Return what the endpoint exposes."""
-    deployment = make_deployment(small_model)
-    app = compile_app(deployment, DeployTarget(kind="cpu"), plan=make_plan(deployment))
-    return Metrics(app.endpoint)._registry
+def registry(plan: Plan) -> CollectorRegistry:
+    return Metrics(
+        compile_app(plan.deployment, DeployTarget(kind="cpu"), plan=plan).endpoint
+    )._registry
 
 
 def test_every_query_asks_for_what_is_exposed(registry: CollectorRegistry) -> None:

@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from minicluster.plan import Placement, to_json
+from minicluster.plan import to_json
 from serving.cli.inspect import bounds
-from serving.cluster.state import State
 from serving.deployment.compile import compile_app, limits
 from serving.deployment.engine_args import DeployTarget
+from tests.serving.plans import make_state, places
 
 if TYPE_CHECKING:
     from pathlib import Path
-    from typing import Any
 
     from minicluster.plan import Plan
-    from tests.serving.conftest import DeploymentMaker, PlanMaker
-
-
-@pytest.fixture
-def plan(small_model: Path, make_deployment: DeploymentMaker, make_plan: PlanMaker) -> Plan:
-    """Return a plan: TTFT 30 s, TPOT 2 s, answers of 10 tokens in a context of 2,048."""
-    return make_plan(make_deployment(small_model))
 
 
 def _drain_s(plan: Plan, role: str, **given: Any) -> float:  # noqa: ANN401
@@ -60,46 +52,38 @@ def test_decode_stays_for_what_clients_may_ask(
 
 
 @pytest.mark.parametrize(
-    ("replicas", "ongoing", "queued"), [(1, 4 + 14, 4 + 14), (2, 4 + 7, 22), (3, 4 + 5, 27)]
+    ("role", "replicas", "rate", "deadline_s", "ongoing", "queued"),
+    [
+        ("prefill", 1, 1.0, 7.0, 4 + 14, 18),
+        ("prefill", 2, 1.0, 7.0, 4 + 7, 22),
+        ("prefill", 3, 1.0, 7.0, 4 + 5, 27),
+        ("prefill", 1, 5.0, 7.0, 4 + 35, 39),  # a load beyond the capacity bounds the queue
+        ("prefill", 1, 1.0, None, 4 + 120, 124),  # twice the TTFT of 30 s
+        ("decode", 1, 1.0, None, 16 + 120, 136),
+    ],
 )
-def test_the_queue_ends_where_the_deadline_does(
-    plan: Plan, replicas: int, ongoing: int, queued: int
+def test_the_queue_ends_where_the_deadline_does(  # noqa: PLR0913, PLR0917  (a table)
+    plan: Plan,
+    role: str,
+    replicas: int,
+    rate: float,
+    deadline_s: float | None,
+    ongoing: int,
+    queued: int,
 ) -> None:
-    """Of two requests a second a replica takes its share of 7 s, beyond the four of its batch."""
-    pool = replace(
-        plan.deployment.pool("prefill"),
-        replicas=replicas,
-        placement=(Placement(node="laptop", gpus=tuple(range(replicas))),),
-    )
-    found = limits(pool, plan, deadlines_s=(7.0, None))
+    """Of two requests a second a replica takes its share until the deadline, beyond its batch."""
+    placement = places(("laptop", tuple(range(replicas))))
+    pool = replace(plan.deployment.pool(role), replicas=replicas, placement=placement)
+    loaded = plan.under(workload=replace(plan.workload, requests_per_s=rate))
+    found = limits(pool, loaded, deadlines_s=(deadline_s, None))
     assert (found["max_ongoing_requests"], found["max_queued_requests"]) == (ongoing, queued)
-
-
-def test_a_load_beyond_the_capacity_bounds_the_queue(plan: Plan) -> None:
-    """Of a plan for five requests a second, which saturates at two, 35 come in 7 s."""
-    busier = plan.under(workload=replace(plan.workload, requests_per_s=5.0))
-    found = limits(plan.deployment.pool("prefill"), busier, deadlines_s=(7.0, None))
-    assert found["max_ongoing_requests"] == 4 + 35
 
 
 def test_verify_expects_what_was_compiled(tmp_path: Path, plan: Plan) -> None:
     """Deadlines and token limit of `serving up` are kept for `serving verify`."""
-    file, given = tmp_path / "plan.json", (None, 300.0)
+    file = tmp_path / "plan.json"
     file.write_text(to_json(plan))
-    target = DeployTarget(kind="cpu", deadlines_s=given, token_limit=1000)
-    state = State(
-        cluster_id="",
-        address="127.0.0.2:1",
-        base_url="http://127.0.0.1:1",
-        target="cpu",
-        plan=str(file),
-        plan_hash="0" * 16,
-        session="",
-        started="",
-        deployment=str(file),
-        deadlines_s=given,
-        token_limit=1000,
-    )
-    for pool in compile_app(plan.deployment, target, plan=plan).pools:
-        options = pool.llm_config["deployment_config"]
-        assert bounds(state)[pool.role].items() <= options.items()
+    given: dict[str, Any] = {"deadlines_s": (None, 300.0), "token_limit": 1000}
+    found = bounds(make_state(plan=str(file), deployment=str(file), **given))
+    for pool in compile_app(plan.deployment, DeployTarget(kind="cpu", **given), plan=plan).pools:
+        assert found[pool.role].items() <= pool.llm_config["deployment_config"].items()

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import socket
 import subprocess
 import sys
 from dataclasses import replace
@@ -18,36 +17,36 @@ from minicluster.plan import NODE_LABEL, ROLE_LABEL, Deployable, plan_from, to_j
 from serving.api.auth import KEYS_FILE
 from serving.cli.manifest import manifest_of
 from serving.cluster.token import MODE, TOKEN_PATH
-from serving.deployment.compose import compose
-from serving.deployment.kubernetes import ray_service
-from serving.deployment.manifest import as_yaml, compile_from_args, ray_serve
+from serving.deployment.manifest import (
+    as_yaml,
+    compile_from_args,
+    compose,
+    ray_serve,
+    ray_service,
+)
+from tests.serving.command import serving, taken_port
+from tests.serving.plans import places
 
 if TYPE_CHECKING:
     from minicluster.plan import Plan
     from serving.deployment.manifest import Manifest
-    from tests.serving.conftest import DeploymentMaker, PlanMaker, PoolMaker
 
 ROOT = Path(__file__).parents[3]
 SOURCE, THERE = ".minicluster/models/demo", "/models/demo"
 """Of the demo's model: here, and in the containers."""
 
+BROKEN = Deployable(profile="x", rule_broken="pp = 2")
+
 
 @pytest.fixture
-def demo_plan(make_deployment: DeploymentMaker, make_plan: PlanMaker, small_model: Path) -> Plan:
+def demo_plan(plan: Plan) -> Plan:
     """Return the demo's plan: its model named by a path that holds on this machine alone."""
-    plan = make_plan(make_deployment(small_model))
     pools = tuple(
-        replace(pool, placement=tuple(replace(p, node="node-0") for p in pool.placement))
+        replace(pool, placement=places(*(("node-0", each.gpus) for each in pool.placement)))
         for pool in plan.pools
     )
     inputs = replace(plan.inputs, model=replace(plan.model, source=SOURCE))
     return replace(plan, pools=pools, inputs=inputs)
-
-
-@pytest.fixture
-def demo(demo_plan: Plan) -> Manifest:
-    """Return what every format is written from."""
-    return _manifest(demo_plan)
 
 
 def _manifest(plan: Plan) -> Manifest:
@@ -56,15 +55,15 @@ def _manifest(plan: Plan) -> Manifest:
     return manifest_of(plan, file, "compose", image="minicluster:latest", model=THERE)
 
 
-def _serving(place: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a command of `serving`."""
-    return subprocess.run(
-        [sys.executable, "-m", "serving.cli", *arguments],
-        cwd=place,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+@pytest.fixture
+def demo(demo_plan: Plan) -> Manifest:
+    return _manifest(demo_plan)
+
+
+def _services(manifest: Manifest, *, opened: bool = False) -> dict[str, Any]:
+    found = yaml.safe_load(compose(replace(manifest, open_access=opened)))["services"]
+    assert isinstance(found, dict)
+    return found
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Ray's, of pydantic
@@ -84,12 +83,12 @@ def test_ray_serve_takes_it(demo: Manifest) -> None:
 
 def test_kuberay_objects(demo: Manifest, demo_plan: Plan) -> None:
     """The RayService holds the same configuration, and a labelled group for each raylet."""
-    config_map, _, service = yaml.safe_load_all(ray_service(demo))
+    config_map, policy, service = yaml.safe_load_all(ray_service(demo))
     assert plan_from(json.loads(config_map["data"]["plan.json"]), place="x") == demo_plan
     assert (service["apiVersion"], service["kind"]) == ("ray.io/v1", "RayService")
     assert yaml.safe_load(service["spec"]["serveConfigV2"]) == ray_serve(demo)
     cluster = service["spec"]["rayClusterConfig"]
-    assert cluster["rayVersion"] == "2.60.0"
+    assert (cluster["rayVersion"], cluster["authOptions"]) == ("2.60.0", {"mode": "token"})
     groups = {group["groupName"]: group for group in cluster["workerGroupSpecs"]}
     assert {name: group["labels"] for name, group in groups.items()} == {
         f"{role}-node-0": {ROLE_LABEL: role, NODE_LABEL: "node-0"} for role in ("prefill", "decode")
@@ -98,54 +97,56 @@ def test_kuberay_objects(demo: Manifest, demo_plan: Plan) -> None:
         # KubeRay refuses labels among the start parameters since 1.5, and wants all of these.
         assert "labels" not in group["rayStartParams"]
         assert group["minReplicas"] == group["maxReplicas"] == 1
-        _volumes_fit(group["template"]["spec"])
+    # The policy holds for each pod, and lets others to the endpoint alone.
+    assert (policy["apiVersion"], policy["kind"]) == ("networking.k8s.io/v1", "NetworkPolicy")
+    own = policy["spec"]["podSelector"]["matchLabels"]
+    for group in (cluster["headGroupSpec"], *groups.values()):
+        assert own.items() <= group["template"]["metadata"]["labels"].items()
+        paths = _mounts(group["template"]["spec"]).values()
+        assert {"/etc/minicluster", THERE} <= {*paths}
+    ours, operator, clients = policy["spec"]["ingress"]
+    assert ours == {"from": [{"podSelector": {"matchLabels": own}}]}
+    assert [each["port"] for each in operator["ports"]] == [8265, 52365]
+    assert clients == {"ports": [{"protocol": "TCP", "port": 8000}]}
+    assert policy["spec"]["policyTypes"] == ["Ingress"]
 
 
-def _volumes_fit(pod: dict[str, Any]) -> None:
-    """See that every mount has a volume, and the plan is where the configuration says."""
-    volumes = {volume["name"] for volume in pod["volumes"]}
+def _mounts(pod: dict[str, Any]) -> dict[str, str]:
+    """Return the paths of a pod's volumes, each of which is mounted."""
     (container,) = pod["containers"]
-    assert {mount["name"] for mount in container["volumeMounts"]} == volumes
-    paths = [mount["mountPath"] for mount in container["volumeMounts"]]
-    assert "/etc/minicluster" in paths
-    assert "/models/demo" in paths
+    mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+    assert set(mounts) == {volume["name"] for volume in pod["volumes"]}
+    return mounts
 
 
-def test_gpus_of_kubernetes_and_compose(
-    small_model: Path, make_deployment: DeploymentMaker, make_pool: PoolMaker, make_plan: PlanMaker
-) -> None:
-    """On GPUs a raylet asks for its own devices, by number or by count."""
-    pools = {
-        role: make_pool(role, (core,), gpu="h100-sxm")
-        for role, core in (("prefill", 0), ("decode", 1))
-    }
-    plan = make_plan(make_deployment(small_model, **pools))
+def test_gpus_of_kubernetes_and_compose(plan: Plan) -> None:
+    pools = tuple(replace(pool, gpu="h100-sxm") for pool in plan.pools)
     gpu = replace(plan.inputs.gpu, name="h100-sxm", kind="gpu", vendor="nvidia")
-    manifest = _manifest(replace(plan, inputs=replace(plan.inputs, gpu=gpu)))
+    manifest = _manifest(replace(plan, pools=pools, inputs=replace(plan.inputs, gpu=gpu)))
     _, _, service = yaml.safe_load_all(ray_service(manifest))
-    limits = [
-        group["template"]["spec"]["containers"][0]["resources"]["limits"]
-        for group in service["spec"]["rayClusterConfig"]["workerGroupSpecs"]
-    ]
-    assert [each["nvidia.com/gpu"] for each in limits] == ["1", "1"]
-    services = yaml.safe_load(compose(manifest))["services"]
-    devices = services["decode-laptop"]["deploy"]["resources"]["reservations"]["devices"]
-    assert devices == [{"driver": "nvidia", "device_ids": ["1"], "capabilities": ["gpu"]}]
+    for group in service["spec"]["rayClusterConfig"]["workerGroupSpecs"]:
+        (container,) = group["template"]["spec"]["containers"]
+        assert container["resources"]["limits"]["nvidia.com/gpu"] == "1"
+    reserved = _services(manifest)["decode-laptop"]["deploy"]["resources"]["reservations"]
+    devices = {"driver": "nvidia", "device_ids": ["1"], "capabilities": ["gpu"]}
+    assert reserved["devices"] == [devices]
 
 
-def test_the_shipped_compose_file_is_what_is_written(demo: Manifest) -> None:
-    """docker-compose.yml is the demo's, open to this machine, unedited."""
-    assert (ROOT / "docker-compose.yml").read_text() == compose(replace(demo, open_access=True))
-
-
-def test_the_load_shows_the_key_of_the_shell(demo: Manifest) -> None:
-    """Where keys are wanted the load test has one to show; where all is open it needs none."""
-    locked, opened = (
-        yaml.safe_load(compose(replace(demo, open_access=opened)))["services"]["load"]
-        for opened in (False, True)
-    )
-    assert locked["environment"] == {VARIABLES[0]: "${MINICLUSTER_API_KEY:-}"}
-    assert "environment" not in opened
+def test_the_shipped_compose_file_is_what_is_written(demo: Manifest, tmp_path: Path) -> None:
+    """docker-compose.yml is the demo's, open to this machine, unedited; its files are there."""
+    shipped = ROOT / "docker-compose.yml"
+    assert shipped.read_text() == compose(replace(demo, open_access=True))
+    services = yaml.safe_load(shipped.read_text())["services"]
+    mounted = {each.partition(":")[0] for one in services.values() for each in one["volumes"]}
+    ours = {path for path in mounted if path.startswith("./monitoring")}
+    assert len(ours) == 3
+    assert all((ROOT / path).exists() for path in ours)
+    (tmp_path / "locked.yml").write_text(compose(demo))
+    for file in (shipped, tmp_path / "locked.yml"):
+        schema = ("check-jsonschema", "--builtin-schema", "vendor.compose-spec")
+        command = [Path(sys.executable).parent / schema[0], *schema[1:], file]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_the_head_finds_the_model_where_it_is_mounted(
@@ -156,18 +157,13 @@ def test_the_head_finds_the_model_where_it_is_mounted(
     file.write_text(to_json(demo_plan))
     place.mkdir()
     manifest = manifest_of(demo_plan, file, "compose", image="x", model=str(small_model))
-    head = yaml.safe_load(compose(manifest))["services"]["head"]
-    assert [volume.split(":")[-2] for volume in head["volumes"]] == [
-        "/etc/minicluster/plan.json",
-        str(small_model),
-    ]
+    head = _services(manifest)["head"]
+    mounted = [volume.split(":")[-2] for volume in head["volumes"]]
+    assert mounted == ["/etc/minicluster/plan.json", str(small_model)]
     told = shlex.split(head["command"][-1].partition("serving up ")[2])
     model = told[told.index("--model") + 1]
-    with socket.socket() as other:  # so that nothing is started
-        other.bind(("127.0.0.1", 0))
-        other.listen()
-        port = str(other.getsockname()[1])
-        done = _serving(place, "up", str(file), "--model", model, "--port", port)
+    with taken_port() as port:
+        done = serving(place, "up", file, "--model", model, "--port", port)
     assert (done.returncode, done.stdout) == (2, ""), done.stderr
     assert f"--port is {port}" in done.stderr
 
@@ -204,8 +200,7 @@ def test_the_cluster_refuses_what_up_would(
     """A plan that cannot be realised there, or that would be open unasked, is not built."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "plan.json").write_text(to_json(demo_plan))
-    rule = Deployable(profile="x", rule_broken="pp = 2")
-    (tmp_path / "no.json").write_text(to_json(replace(demo_plan, deployable=rule)))
+    (tmp_path / "no.json").write_text(to_json(replace(demo_plan, deployable=BROKEN)))
     good = {"plan": "plan.json", "target": "cpu", "model": str(small_model), "access": "open"}
     with pytest.raises((InputError, NegativeAnswer), match=says):
         compile_from_args(good | change, {})
@@ -215,124 +210,64 @@ def test_the_endpoint_needs_a_key_unless_open(
     tmp_path: Path, demo: Manifest, demo_plan: Plan
 ) -> None:
     """Every format has a file of keys where the endpoint is, there alone; or says it is open."""
-    whole = yaml.safe_load(compose(demo))
-    file = "/run/secrets/minicluster-keys"
-    assert whole["secrets"]["minicluster-keys"] == {"file": "${KEYS:-./keys.txt}"}
-    assert whole["services"]["head"]["environment"][KEYS_FILE] == file
+    secrets = yaml.safe_load(compose(demo))["secrets"]
+    assert secrets["minicluster-keys"] == {"file": "${KEYS:-./keys.txt}"}
+    services = _services(demo)
+    assert services["head"]["environment"][KEYS_FILE] == "/run/secrets/minicluster-keys"
     holders = [
-        name
-        for name, each in whole["services"].items()
-        if "minicluster-keys" in each.get("secrets", ())
+        name for name, each in services.items() if "minicluster-keys" in each.get("secrets", ())
     ]
     assert holders == ["head"]
-    (tmp_path / "compose.yml").write_text(compose(demo))
-    _is_valid(tmp_path / "compose.yml")
+    assert services["load"]["environment"] == {VARIABLES[0]: "${MINICLUSTER_API_KEY:-}"}
     _, _, service = yaml.safe_load_all(ray_service(demo))
     (application,) = yaml.safe_load(service["spec"]["serveConfigV2"])["applications"]
     path = Path(application["runtime_env"]["env_vars"][KEYS_FILE])
-    pod = service["spec"]["rayClusterConfig"]["headGroupSpec"]["template"]["spec"]
-    _volumes_fit(pod)
-    mounts = {each["name"]: each["mountPath"] for each in pod["containers"][0]["volumeMounts"]}
-    assert mounts["keys"] == str(path.parent)
+    head = service["spec"]["rayClusterConfig"]["headGroupSpec"]["template"]["spec"]
+    assert _mounts(head)["keys"] == str(path.parent)
+
     opened = replace(demo, open_access=True)
+    assert "environment" not in _services(opened, opened=True)["load"]
     (application,) = ray_serve(opened)["applications"]
     assert application["args"]["access"] == "open"
     for text in (compose(opened), ray_service(opened)):
         assert "keys.txt" not in text
         assert KEYS_FILE not in text
     (tmp_path / "plan.json").write_text(to_json(demo_plan))
-    said = _serving(tmp_path, "manifest", "plan.json", "--format", "ray-serve", "--open").stdout
+    said = serving(tmp_path, "manifest", "plan.json", "--format", "ray-serve", "--open").stdout
     assert "access: open" in said
 
 
-def test_rays_processes_share_a_token_that_is_a_secret(demo: Manifest) -> None:
+@pytest.mark.parametrize("opened", [False, True])
+def test_rays_processes_share_a_token_that_is_a_secret(demo: Manifest, *, opened: bool) -> None:
     """Head and workers, and no other service, have the token's file; it is not in the file."""
-    for opened in (False, True):
-        whole = yaml.safe_load(compose(replace(demo, open_access=opened)))
-        secret = {"file": "${RAY_TOKEN:-./.minicluster/ray-token}"}
-        assert whole["secrets"]["ray-token"] == secret
-        for name, service in whole["services"].items():
-            variables = service.get("environment", {})
-            rays = {key: variables[key] for key in variables if key.startswith("RAY_AUTH")}
-            if name in {"head", "prefill-node-0", "decode-node-0"}:
-                assert "ray-token" in service["secrets"]
-                assert rays == {MODE: "token", TOKEN_PATH: "/run/secrets/ray-token"}
-            else:
-                assert "ray-token" not in service.get("secrets", ())
-                assert not rays
-
-
-def test_pods_are_reached_by_those_that_need_to(demo: Manifest) -> None:
-    """KubeRay makes the token; the policy holds for each pod, and lets others to the endpoint."""
-    _, policy, service = yaml.safe_load_all(ray_service(demo))
-    cluster = service["spec"]["rayClusterConfig"]
-    assert cluster["authOptions"] == {"mode": "token"}
-    assert (policy["apiVersion"], policy["kind"]) == ("networking.k8s.io/v1", "NetworkPolicy")
-    own = policy["spec"]["podSelector"]["matchLabels"]
-    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
-        assert own.items() <= group["template"]["metadata"]["labels"].items()
-    ours, operator, clients = policy["spec"]["ingress"]
-    assert ours == {"from": [{"podSelector": {"matchLabels": own}}]}
-    assert [each["port"] for each in operator["ports"]] == [8265, 52365]
-    assert clients == {"ports": [{"protocol": "TCP", "port": 8000}]}
-    assert policy["spec"]["policyTypes"] == ["Ingress"]
-
-
-def test_compose_file_is_valid() -> None:
-    """The Compose Specification's schema accepts docker-compose.yml."""
-    _is_valid(ROOT / "docker-compose.yml")
-
-
-def _is_valid(file: Path) -> None:
-    """See that the Compose Specification's schema accepts a file."""
-    done = subprocess.run(
-        [
-            *(Path(sys.executable).parent / "check-jsonschema", "--builtin-schema"),
-            *("vendor.compose-spec", file),
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-def test_files_that_compose_mounts_are_there() -> None:
-    """Every file of this repository that a service mounts exists."""
-    services = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
-    mounted = [
-        volume.partition(":")[0]
-        for service in services.values()
-        for volume in service.get("volumes", ())
-        if volume.startswith("./monitoring")
-    ]
-    assert mounted
-    for path in mounted:
-        assert (ROOT / path).exists(), path
+    whole = yaml.safe_load(compose(replace(demo, open_access=opened)))
+    assert whole["secrets"]["ray-token"] == {"file": "${RAY_TOKEN:-./.minicluster/ray-token}"}
+    for name, service in whole["services"].items():
+        rays = {
+            key: value
+            for key, value in service.get("environment", {}).items()
+            if key.startswith("RAY_AUTH")
+        }
+        if name in {"head", "prefill-node-0", "decode-node-0"}:
+            assert "ray-token" in service["secrets"]
+            assert rays == {MODE: "token", TOKEN_PATH: "/run/secrets/ray-token"}
+        else:
+            assert "ray-token" not in service.get("secrets", ())
+            assert not rays
 
 
 @pytest.mark.parametrize(
-    ("change", "arguments", "code", "says"),
+    ("change", "kind", "code", "says"),
     [
-        ({}, ("--format", "helm"), 2, "--format is 'helm'; expected one of ray-serve"),
-        (
-            {"deployable": Deployable(profile="x", rule_broken="pp = 2")},
-            ("--format", "kuberay"),
-            3,
-            "pp = 2",
-        ),
+        ({}, "helm", 2, "--format is 'helm'; expected one of ray-serve"),
+        ({"deployable": BROKEN}, "kuberay", 3, "pp = 2"),
     ],
 )
 def test_refusals(
-    tmp_path: Path,
-    demo_plan: Plan,
-    change: dict[str, Any],
-    arguments: tuple[str, ...],
-    code: int,
-    says: str,
+    tmp_path: Path, demo_plan: Plan, change: dict[str, Any], kind: str, code: int, says: str
 ) -> None:
     """An unknown format is bad input; a plan that cannot be deployed has no manifest."""
     (tmp_path / "plan.json").write_text(to_json(replace(demo_plan, **change)))
-    done = _serving(tmp_path, "manifest", "plan.json", *arguments)
+    done = serving(tmp_path, "manifest", "plan.json", "--format", kind)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (code, "", 1)
     assert says in done.stderr

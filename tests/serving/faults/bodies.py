@@ -39,7 +39,6 @@ def _completion(number: int, path: str = "remote", /, **body: object) -> Asked:
 
 
 def _chat(content: str, path: str = "remote", /, **body: object) -> Asked:
-    """Return a chat of one message."""
     messages = [{"role": "user", "content": content}]
     return Asked(kind=CHAT, body={"messages": messages, **body}, path=path)
 

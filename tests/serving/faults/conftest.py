@@ -10,6 +10,7 @@ import pytest
 
 from minicluster.plan import Placement
 from tests.serving.deployed import Shared, Split, driven, up
+from tests.serving.plans import make_deployment, make_pool
 
 from .load import DEADLINE_S
 from .spoiled import CROWDED
@@ -17,20 +18,14 @@ from .spoiled import CROWDED
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.serving.conftest import DeploymentMaker, PoolMaker
 
 SPOILED = Path(__file__).parent / "spoiled.py"
 
 
 @pytest.fixture(scope="package")
 def wide(
-    tmp_path_factory: pytest.TempPathFactory,
-    demo_model: Path,
-    make_deployment: DeploymentMaker,
-    make_pool: PoolMaker,
-    shared: Shared,
+    tmp_path_factory: pytest.TempPathFactory, demo_model: Path, shared: Shared
 ) -> Iterator[Split]:
-    """Have it up, in float32."""
     shared.end()
     place = tmp_path_factory.mktemp("wide")
     # Two nodes with one core each, which is the same core: the second is for failures, not speed.
@@ -43,7 +38,7 @@ def wide(
     deadlines = ("--prefill-deadline", str(DEADLINE_S), "--kv-deadline", str(DEADLINE_S))
     spoiled = (sys.executable, str(SPOILED))
     with (
-        up(place, deployment, *deadlines, serving=spoiled, **{CROWDED: "1"}) as base_url,
+        up(place, deployment, *deadlines, command=spoiled, **{CROWDED: "1"}) as base_url,
         driven(place, base_url, replicas=replicas, deadline_s=DEADLINE_S) as found,
     ):
         yield found

@@ -27,7 +27,6 @@ class Driver:
         return str(call.result(timeout_s=60))
 
     def running(self) -> dict[str, int]:
-        """Return how many replicas run, by deployment."""
         from ray import serve  # noqa: PLC0415
 
         from serving.protocol.app_spec import APP  # noqa: PLC0415
@@ -58,9 +57,7 @@ class Driver:
         deployment = read_deployment(Path(current().deployment))
         config = replace(
             endpoint_config(
-                deployment,
-                domains=domains(deployment, None),
-                deadlines_s=(deadline_s, deadline_s),
+                deployment, domains=domains(deployment, None), deadlines_s=(deadline_s, deadline_s)
             ),
             routing=Routing(**routing),
         )
@@ -72,7 +69,6 @@ class Driver:
 
 
 def _handle(name: str) -> Any:  # noqa: ANN401
-    """Return a handle that knows its replicas."""
     from ray import serve  # noqa: PLC0415
 
     from serving.protocol.app_spec import APP  # noqa: PLC0415
@@ -83,7 +79,6 @@ def _handle(name: str) -> Any:  # noqa: ANN401
 
 
 def operate() -> None:
-    """Answer calls until stdin ends."""
     from serving.cluster.connection import connected  # noqa: PLC0415
     from serving.operations.status import current  # noqa: PLC0415
 

@@ -33,10 +33,13 @@ def body_of(
 
 
 @contextmanager
-def under_way(url: str, bodies: list[dict[str, Any]]) -> Iterator[list[Future[Reply]]]:
+def under_way(
+    url: str, bodies: list[dict[str, Any]], timeout_s: float = 120.0
+) -> Iterator[list[Future[Reply]]]:
     """Send all at once; at the end of the block they are answered."""
-    with ThreadPoolExecutor(max_workers=len(bodies)) as clients:
-        yield [clients.submit(send, f"{url}/v1/completions", body) for body in bodies]
+    with ThreadPoolExecutor(max_workers=max(1, len(bodies))) as clients:
+        url = f"{url}/v1/completions"
+        yield [clients.submit(send, url, body, timeout_s) for body in bodies]
 
 
 class Load:
@@ -52,13 +55,11 @@ class Load:
         self._threads = [threading.Thread(target=self._ask) for _ in range(clients)]
 
     def __enter__(self) -> Self:
-        """Begin."""
         for each in self._threads:
             each.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Wait for the last answers."""
         self._stop.set()
         for each in self._threads:
             each.join()

@@ -88,7 +88,6 @@ def send(number: signal.Signals, *to: Process) -> None:
 
 
 def _title(pid: int) -> str:
-    """Return how a process calls itself."""
     with suppress(OSError):
         raw = Path(f"/proc/{pid}/cmdline").read_bytes()
         return raw.replace(b"\0", b" ").decode(errors="replace").strip()
@@ -96,7 +95,6 @@ def _title(pid: int) -> str:
 
 
 def _parent(pid: int) -> int | None:
-    """Return a process's parent."""
     with suppress(OSError, IndexError, ValueError):
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
         return int(stat.rpartition(")")[2].split()[1])

@@ -1,17 +1,23 @@
-"""What a bare vLLM server answers, asked before the deployment is up."""
+"""One bare vLLM server, no Ray and no transfer: what the split deployment is compared with."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from serving.cluster.ports import free_ports
+from serving.cluster.processes import KEEP_AFFINITY
 from tests.serving.client import Answer, ask, post
-from tests.serving.reference import bare_server
+from tests.serving.deployed import healthy, until
 
 from .bodies import CLASSES, words
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
 MAX_MODEL_LEN = 2048
@@ -50,3 +56,53 @@ def ask_bare_server(model: Path, prompt_lengths: Sequence[int], log: Path) -> Re
             body = {name: value for name, value in asked.body.items() if name != "best_of"}
             _, classes[name] = post(f"{url}/v1/{asked.kind}", {"model": "demo", **body})
     return Reference(prompts=prompts, answers=answers, classes=classes)
+
+
+START_LIMIT_S = 180
+
+
+@contextmanager
+def bare_server(model: Path, *, dtype: str, log: Path, cores: str = "0-1") -> Iterator[str]:
+    """
+    Have vLLM's own server up for the duration of the block: one request at a time, on *cores*.
+
+    On several cores its threads wait for one another at every step, long where others run too.
+
+    Yields:
+        Its base URL.
+    """
+    [port] = free_ports(1)
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
+    settings = {
+        "served-model-name": "demo",
+        "dtype": dtype,
+        "block-size": 32,
+        "max-model-len": 2048,
+        "max-num-seqs": 1,
+        "kv-cache-memory-bytes": 1 << 28,
+        "host": "127.0.0.1",
+        "port": port,
+    }
+    options = [part for name, value in settings.items() for part in (f"--{name}", str(value))]
+    env = {
+        **os.environ,
+        "VLLM_CPU_OMP_THREADS_BIND": cores,
+        "VLLM_NO_USAGE_STATS": "1",
+        "TORCH_COMPILE_DISABLE": "1",
+        KEEP_AFFINITY: "1",
+    }
+    url = f"http://127.0.0.1:{port}"
+    with log.open("w") as said:
+        server = subprocess.Popen(
+            [*command, *options, "--enforce-eager", "--disable-log-stats"],
+            env=env,
+            stdout=said,
+            stderr=said,
+        )
+        try:
+            until(lambda: server.poll() is not None or healthy(url), log.name, START_LIMIT_S)
+            assert server.poll() is None, log.read_text()[-3000:]
+            yield url
+        finally:
+            server.terminate()
+            server.wait(timeout=60)

@@ -1,4 +1,4 @@
-"""Failures 6, 8, 10 and 11: clients that leave, lie, forge or dawdle."""
+"""Failures 6, 10 and 11: clients that leave, forge or dawdle; 8 is in `test_endpoint.py`."""
 
 from __future__ import annotations
 
@@ -56,7 +56,6 @@ def harmless(split: Split) -> Iterator[None]:
 
 
 def _open(split: Split, body: dict[str, object]) -> socket.socket:
-    """Send a request without waiting for its answer."""
     address = urlsplit(split.base_url)
     raw = json.dumps(body).encode()
     head = (
@@ -95,15 +94,15 @@ def test_clients_that_leave_at_a_stage(split: Split, stage: str, *, stream: bool
             split("spoil", "nothing")
 
 
-@pytest.mark.campaign
-def test_clients_that_leave_at_any_moment(split: Split) -> None:
+@pytest.mark.parametrize("count", [24, pytest.param(100, marks=pytest.mark.campaign)])
+def test_clients_that_leave_at_any_moment(split: Split, count: int) -> None:
     """
-    Failure 6: a hundred clients hang up at random moments of their requests, of every class.
+    Failure 6: clients hang up at random moments of their requests, of every class.
 
     Expected: as `harmless`.
     """
     rng = random.Random(100)  # noqa: S311
-    for seed in range(100):
+    for seed in range(count):
         body = body_of(600 + seed, tokens=rng.choice([20, 300, 1200]), max_tokens=200)
         more = rng.choice(CLASSES_THAT_LEAVE)
         client = _open(split, {**body, **more})
@@ -127,35 +126,6 @@ def test_forged_transfers_are_refused(split: Split) -> None:
             body = {**body_of(700, stream=stream), param: value}
             reply = send(f"{split.base_url}/v1/completions", body)
             assert (reply.status, reply.body["error"]["param"]) == (400, param)
-
-
-NO_ANSWER: list[tuple[dict[str, object], int]] = [
-    ({"prompt": [2500] * 2048}, 400),
-    ({"prompt": " baba" * 2048}, 400),
-    ({"temperature": "hot"}, 400),
-    ({"n": 65}, 400),
-    ({"max_tokens": 0}, 400),
-    ({"prompt_logprobs": "all"}, 400),
-    ({"prompt_logprobs": 1}, 400),
-    ({"stop": [[]]}, 400),
-    ({"logprobs": 10_000}, 400),
-    ({"response_format": {"type": "json_schema"}}, 400),
-    ({"structured_outputs": {"regex": "(("}}, 400),
-    ({"model": "gpt-9"}, 404),
-]
-
-
-def test_bodies_that_cannot_be_answered(split: Split) -> None:
-    """
-    Failure 8: what no engine can answer, in a stream.
-
-    Expected: a 4xx in OpenAI's shape, with nothing of our insides, and as `harmless`.
-    """
-    for change, status in NO_ANSWER:
-        reply = send(f"{split.base_url}/v1/completions", {**body_of(800), **change})
-        assert reply.status == status, (change, reply.body, reply.events)
-        assert reply.error
-        assert "Traceback" not in reply.error
 
 
 @pytest.mark.campaign

@@ -169,7 +169,6 @@ def test_short_prompts_stay(split: Split, kind: str, body: dict[str, object], pa
 
 
 def _text(choice: dict[str, Any]) -> str:
-    """Return the text of a choice or of a piece of one."""
     if "text" in choice:
         return str(choice["text"])
     said = choice.get("delta") or choice["message"]

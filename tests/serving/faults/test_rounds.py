@@ -86,7 +86,6 @@ def test_rounds_of_kills_under_load(wide: Split, capsys: pytest.CaptureFixture[s
 
 
 def _say(capsys: pytest.CaptureFixture[str], text: str) -> None:
-    """Print a line of progress."""
     with capsys.disabled():
         sys.stdout.write(f"\n{text}")
         sys.stdout.flush()
@@ -98,7 +97,6 @@ def _report(
     early: dict[str, float],
     late: dict[str, float],
 ) -> None:
-    """Print what was answered, and how memory grew."""
     counted: dict[str, int] = defaultdict(int)
     for reply in replies:
         counted[f"{reply.status} {reply.path or reply.error}"] += 1

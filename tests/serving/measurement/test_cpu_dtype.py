@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from typer.testing import CliRunner
@@ -22,28 +21,31 @@ from serving.measurement.cpu_dtype import (
 )
 from serving.operations import deploy
 from sizing import catalog
+from tests.serving.plans import make_deployment, make_plan
 
-if TYPE_CHECKING:
-    from tests.serving.conftest import DeploymentMaker, PlanMaker
 
-LAPTOP = CpuSpeed(flags=("avx2",), fp32_flops_per_s=57e9, bf16_flops_per_s=1.6e9)
-SERVER = CpuSpeed(
-    flags=("avx2", "avx512f", "avx512_bf16"), fp32_flops_per_s=83e9, bf16_flops_per_s=332e9
+def _speed(fp32: float, bf16: float, *flags: str) -> CpuSpeed:
+    return CpuSpeed(flags=flags, fp32_flops_per_s=fp32 * 1e9, bf16_flops_per_s=bf16 * 1e9)
+
+
+LAPTOP = _speed(57, 1.6, "avx2")
+SERVER = _speed(83, 332, "avx2", "avx512f", "avx512_bf16")
+EQUAL = _speed(50, 50, "avx2", "avx512f")
+
+
+@pytest.mark.parametrize(
+    ("speed", "dtype"),
+    [
+        (LAPTOP, "fp32"),
+        (SERVER, "bf16"),
+        (EQUAL, "bf16"),
+        (_speed(100, 89, *SERVER.flags), "fp32"),
+        (_speed(100, 91, *LAPTOP.flags), "bf16"),
+    ],
 )
-EQUAL = CpuSpeed(flags=("avx2", "avx512f"), fp32_flops_per_s=50e9, bf16_flops_per_s=50e9)
-
-
-def _measured(monkeypatch: pytest.MonkeyPatch, pace: CpuSpeed) -> None:
-    """Have this CPU be another one."""
-    monkeypatch.setattr(cpu_dtype, "measure", lambda: pace)
-
-
-def test_timing_decides_the_dtype() -> None:
+def test_timing_decides_the_dtype(speed: CpuSpeed, dtype: str) -> None:
     """bf16 is native where it is about as fast as fp32, whatever the flags are."""
-    assert [native_dtype(pace) for pace in (LAPTOP, SERVER, EQUAL)] == ["fp32", "bf16", "bf16"]
-    slow = CpuSpeed(flags=SERVER.flags, fp32_flops_per_s=100e9, bf16_flops_per_s=89e9)
-    near = CpuSpeed(flags=LAPTOP.flags, fp32_flops_per_s=100e9, bf16_flops_per_s=91e9)
-    assert [native_dtype(slow), native_dtype(near)] == ["fp32", "bf16"]
+    assert native_dtype(speed) == dtype
 
 
 def test_the_choice_is_said_with_its_reason() -> None:
@@ -72,8 +74,7 @@ def test_warning_names_the_factor_and_the_way_out() -> None:
     assert "fp32 runs 4.0 times slower than bf16" in str(dtype_warning("fp32", SERVER))
     for dtype, pace in (("fp32", LAPTOP), ("bf16", SERVER), ("bf16", EQUAL), ("fp16", LAPTOP)):
         assert dtype_warning(dtype, pace) is None
-    twice = CpuSpeed(flags=(), fp32_flops_per_s=2e9, bf16_flops_per_s=1e9)
-    assert dtype_warning("bf16", twice) is None
+    assert dtype_warning("bf16", _speed(2, 1)) is None
 
 
 def test_avx2_only_gives_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,69 +112,56 @@ def test_a_torch_that_cannot_be_timed_is_said(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize(
-    ("options", "pace", "named", "said"),
+    ("options", "speed", "dtype"),
     [
-        ([], LAPTOP, "float32", True),
-        ([], SERVER, "bfloat16", True),
-        (["--dtype", "auto"], LAPTOP, "float32", True),
-        (["--dtype", "bf16"], LAPTOP, "bfloat16", False),
-        (["--dtype", "fp32"], SERVER, "float32", False),
+        ([], LAPTOP, "fp32"),
+        ([], SERVER, "bf16"),
+        (["--dtype", "auto"], LAPTOP, "fp32"),
+        (["--dtype", "bf16"], LAPTOP, "bf16"),
+        (["--dtype", "fp32"], SERVER, "fp32"),
     ],
 )
 def test_demo_model_is_written_in_the_dtype(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    options: list[str],
-    pace: CpuSpeed,
-    named: str,
-    said: bool,  # noqa: FBT001  (a parameter of a table)
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], speed: CpuSpeed, dtype: str
 ) -> None:
-    """`demo-model` writes what was asked for, or what this CPU computes natively, and says why."""
-    _measured(monkeypatch, pace)
-    done = CliRunner().invoke(app, ["demo-model", str(tmp_path / "demo"), *options])
-    assert done.exit_code == 0, done.output
-    config = json.loads((tmp_path / "demo/config.json").read_text())
-    assert config["torch_dtype"] == named
-    assert (choice_text(pace) in done.stderr) == said
-    assert done.stdout.strip() == str(tmp_path / "demo")
+    """
+    `demo-model` writes what was asked for, or what this CPU computes natively, and says why.
 
-
-def test_sizing_reads_the_dtype_of_the_demo_model(tmp_path: Path) -> None:
-    """A demo model in fp32 is planned with weights and KV cache of 4 bytes a value."""
-    read = {}
-    for dtype in ("bf16", "fp32"):
-        place = tmp_path / dtype
-        CliRunner().invoke(app, ["demo-model", str(place), "--dtype", dtype])
-        read[dtype] = catalog.find_model(str(place), place="test")
-    assert (read["fp32"].weight_dtype, read["fp32"].kv_dtype) == ("fp32", "fp32")
-    assert (read["bf16"].weight_dtype, read["bf16"].kv_dtype) == ("bf16", "bf16")
-    assert read["fp32"].config_hash == read["bf16"].config_hash
+    `sizing` plans it with weights and KV cache of that dtype.
+    """
+    monkeypatch.setattr(cpu_dtype, "measure", lambda: speed)
+    place = str(tmp_path / "demo")
+    done = CliRunner().invoke(app, ["demo-model", place, *options])
+    assert (done.exit_code, done.stdout.strip()) == (0, place), done.output
+    assert (choice_text(speed) in done.stderr) == (options[1:] in ([], ["auto"]))
+    named = json.loads((tmp_path / "demo/config.json").read_text())["torch_dtype"]
+    assert named == {"fp32": "float32", "bf16": "bfloat16"}[dtype]
+    read = catalog.find_model(place, place="test")
+    assert (read.weight_dtype, read.kv_dtype) == (dtype, dtype)
 
 
 @pytest.mark.parametrize(
-    ("dtype", "pace", "warned"),
+    ("dtype", "speed", "warned"),
     [("bf16", LAPTOP, True), ("fp32", LAPTOP, False), ("bf16", SERVER, False)],
 )
-def test_up_warns_of_a_dtype_that_is_emulated(  # noqa: PLR0913, PLR0917  (fixtures and a table)
+def test_up_warns_of_a_dtype_that_is_emulated(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     small_model: Path,
-    make_deployment: DeploymentMaker,
-    make_plan: PlanMaker,
     dtype: str,
-    pace: CpuSpeed,
-    warned: bool,  # noqa: FBT001  (a parameter of a table)
+    speed: CpuSpeed,
+    *,
+    warned: bool,
 ) -> None:
     """`serving up` warns before it starts anything, on stderr, and only where it matters."""
 
     def stop(*_given: object, **_named: object) -> None:
         raise TargetFailed("stopped by the test")
 
-    _measured(monkeypatch, pace)
+    monkeypatch.setattr(cpu_dtype, "measure", lambda: speed)
     monkeypatch.setattr(deploy, "compile_app", stop)
     monkeypatch.chdir(tmp_path)
-    plan = make_plan(make_deployment(small_model, dtype=dtype))
-    Path("plan.json").write_text(to_json(plan))
+    Path("plan.json").write_text(to_json(make_plan(make_deployment(small_model, dtype=dtype))))
     done = CliRunner().invoke(app, ["up", "plan.json", "--port", "0"])
     assert isinstance(done.exception, TargetFailed)
     assert (f"{dtype} runs 36 times slower than fp32" in done.stderr) == warned

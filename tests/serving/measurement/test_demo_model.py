@@ -23,26 +23,14 @@ def _contents(directory: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in directory.iterdir()}
 
 
-def test_same_seed_same_bytes(tmp_path: Path) -> None:
-    """Two demo models of one shape are the same, byte for byte."""
-    first = make_demo_model(tmp_path / "a", SMALL)
-    second = make_demo_model(tmp_path / "b", SMALL)
-    assert _contents(first) == _contents(second)
-
-
-def test_intact_model_is_left_alone(tmp_path: Path) -> None:
-    """A model that is already there is not written again."""
+def test_a_model_is_written_only_where_it_is_not_there(tmp_path: Path) -> None:
+    """The same seed gives the same bytes; an intact model is left alone, a damaged one is not."""
     directory = make_demo_model(tmp_path / "a", SMALL)
-    before = (directory / "model.safetensors").stat().st_mtime_ns
+    whole, weights = _contents(directory), directory / "model.safetensors"
+    assert _contents(make_demo_model(tmp_path / "b", SMALL)) == whole
+    before = weights.stat().st_mtime_ns
     make_demo_model(directory, SMALL)
-    assert (directory / "model.safetensors").stat().st_mtime_ns == before
-
-
-def test_damaged_model_is_made_again(tmp_path: Path) -> None:
-    """A model with one byte changed is replaced by a whole one."""
-    directory = make_demo_model(tmp_path / "a", SMALL)
-    whole = _contents(directory)
-    weights = directory / "model.safetensors"
+    assert weights.stat().st_mtime_ns == before
     weights.write_bytes(weights.read_bytes()[:-1] + b"\x01")
     make_demo_model(directory, SMALL)
     assert _contents(directory) == whole
@@ -54,16 +42,12 @@ def test_model_of_another_dtype_is_made_again(tmp_path: Path) -> None:
     second = _contents(make_demo_model(tmp_path / "a", SMALL, "fp32"))
     changed = {name for name in first if first[name] != second[name]}
     assert changed == {"config.json", HASH_FILE}
-    assert json.loads(first["config.json"])["torch_dtype"] == "bfloat16"
-    assert json.loads(second["config.json"])["torch_dtype"] == "float32"
+    named = [json.loads(each["config.json"])["torch_dtype"] for each in (first, second)]
+    assert named == ["bfloat16", "float32"]
     assert _contents(make_demo_model(tmp_path / "b", SMALL, "fp32")) == second
-
-
-def test_unknown_dtype_is_refused(tmp_path: Path) -> None:
-    """The dtypes that there are get named, and nothing is written."""
     with pytest.raises(InputError, match="bf16 or fp32"):
-        make_demo_model(tmp_path / "a", SMALL, "int8")
-    assert not (tmp_path / "a").exists()
+        make_demo_model(tmp_path / "c", SMALL, "int8")
+    assert not (tmp_path / "c").exists()
 
 
 def test_other_directory_is_not_overwritten(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import aiohttp
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
     from serving.measurement.step_benchmark import GridPoint
 
+    What = Callable[[TimingClient], Coroutine[None, None, object]]
+
 PREFILL_S = 0.0002
 STEP_S = 0.02
 
@@ -39,14 +42,12 @@ class Endpoint:
         self.hangs = hangs
 
     async def prefill(self, request: web.Request) -> web.Response:
-        """Answer /internal/prefill."""
         body = await request.json()
         async with self.turn:
             await asyncio.sleep(1e6 if self.hangs else PREFILL_S * len(body["prompt"]))
         return web.json_response({})
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
-        """Answer /v1/completions."""
         body = await request.json()
         async with self.turn:
             await asyncio.sleep(PREFILL_S * len(body["prompt"]))
@@ -61,11 +62,7 @@ class Endpoint:
         return answer
 
 
-def against(
-    endpoint: Endpoint, what: Callable[[TimingClient], Coroutine[None, None, object]]
-) -> object:
-    """Run *what* against *endpoint* on a loopback port."""
-
+def against(endpoint: Endpoint, what: What) -> object:
     async def serve() -> object:
         app = web.Application()
         app.router.add_post("/internal/prefill", endpoint.prefill)
@@ -109,7 +106,6 @@ def clock_of(*others: float) -> Callable[[], CpuTimes]:
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Time a grid of seven points."""
     monkeypatch.setattr(step_benchmark, "PREFILL_TOKENS", (50, 400))
     monkeypatch.setattr(step_benchmark, "PATH_TOKENS", (50,))
     monkeypatch.setattr(step_benchmark, "DECODE_POINTS", ((1, 16), (3, 16)))
@@ -169,45 +165,38 @@ def test_a_slow_machine_has_time() -> None:
     """Steps are counted until there are eight, however long they take."""
     slow = Endpoint(step_s=0.4)
     points = against(slow, lambda watch: step_benchmark.time_decode(watch, batch=2, context=16))
-
     assert isinstance(points, tuple)
     assert points[0].repeats >= 8
     assert points[0].seconds == pytest.approx(0.4, rel=0.1)
 
 
 @pytest.mark.usefixtures("small")
-def test_what_hangs_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A point is given up after ten times what it should take, and a minute."""
-    monkeypatch.setattr(step_benchmark, "WARM_UP_TOKENS", 10_000_000)
-
-    with pytest.raises(TargetFailed, match="prefill of 50 tokens, alone did not end within 60 s"):
-        against(
+@pytest.mark.parametrize(
+    ("endpoint", "what", "says"),
+    [
+        # A point is given up after ten times what it should take, and a minute.
+        (
             Endpoint(hangs=True),
             lambda watch: step_benchmark.time_grid(watch, lambda _: None, clock_of()),
-        )
-
-
-def test_a_stream_that_breaks_off_is_an_error() -> None:
-    """Fewer tokens than asked for are no measurement."""
-    with pytest.raises(TargetFailed, match="3 of 8 tokens"):
-        against(Endpoint(breaks_after=3), lambda watch: watch.stream(4, 8))
-
-
-def test_an_error_answer_is_an_error() -> None:
-    """An endpoint without the route is named with its status."""
-
-    async def ask(watch: TimingClient) -> float:
-        lost = TimingClient(
-            session=watch.session,
-            base_url=watch.base_url + "/lost",
-            model="m",
-            vocab_size=1000,
-            rng=watch.rng,
-        )
-        return await lost.prefill(3)
-
-    with pytest.raises(TargetFailed, match="404"):
-        against(Endpoint(), ask)
+            "prefill of 50 tokens, alone did not end within 60 s",
+        ),
+        # Fewer tokens than asked for are no measurement.
+        (Endpoint(breaks_after=3), lambda watch: watch.stream(4, 8), "3 of 8 tokens"),
+        # An endpoint without the route is named with its status.
+        (
+            Endpoint(),
+            lambda watch: replace(watch, base_url=watch.base_url + "/lost").prefill(3),
+            "404",
+        ),
+    ],
+    ids=["hangs", "breaks off", "an error answer"],
+)
+def test_what_cannot_be_timed_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, endpoint: Endpoint, what: What, says: str
+) -> None:
+    monkeypatch.setattr(step_benchmark, "WARM_UP_TOKENS", 10_000_000)
+    with pytest.raises(TargetFailed, match=says):
+        against(endpoint, what)
 
 
 def test_tokens_between_counts_by_total() -> None:

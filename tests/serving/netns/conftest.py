@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import shutil
 import subprocess
 import sys
-import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import mkdtemp
@@ -18,13 +18,14 @@ import yaml
 from minicluster.plan import to_json
 from serving.cluster.processes import environment, stop
 from serving.cluster.token import write_token
+from tests.serving.deployed import until
+from tests.serving.plans import make_deployment, make_plan
 
 from .network import Host, allowed, network
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from tests.serving.conftest import DeploymentMaker, PlanMaker
     from tests.serving.deployed import Shared
 
 ROOT = Path(__file__).parents[3]
@@ -46,12 +47,10 @@ class Compose:
 
     @property
     def prefill(self) -> Host:
-        """The host of the prefill worker."""
         return self.hosts["prefill-node-0"]
 
     @property
     def decode(self) -> Host:
-        """The host of the decode worker."""
         return self.hosts["decode-node-0"]
 
     def serving(self, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -69,11 +68,7 @@ class Compose:
 
 @pytest.fixture(scope="module")
 def compose(
-    demo_model: Path,
-    make_deployment: DeploymentMaker,
-    make_plan: PlanMaker,
-    tmp_path_factory: pytest.TempPathFactory,
-    shared: Shared,
+    demo_model: Path, tmp_path_factory: pytest.TempPathFactory, shared: Shared
 ) -> Iterator[Compose]:
     """Start head and workers by the commands of docker-compose.yml; mounts alone differ."""
     if not allowed():
@@ -130,29 +125,18 @@ def _command(service: dict[str, Any], mounts: Mapping[str, Path]) -> list[str]:
 
 def _wait_for_ray(head: Host, env: dict[str, str]) -> None:
     """Wait as `depends_on: service_healthy` does."""
-    deadline = time.monotonic() + START_S
     inside = ("ip", "netns", "exec", head.namespace, sys.executable, "-m", "ray.scripts.scripts")
-    while time.monotonic() < deadline:
-        done = subprocess.run(
-            [*inside, "health-check", "--address", f"{head.address}:6379"],
-            env=env,
-            capture_output=True,
-            check=False,
-        )
-        if done.returncode == 0:
-            return
-        time.sleep(0.5)
-    pytest.fail("the head's Ray does not answer")
+    check = [*inside, "health-check", "--address", f"{head.address}:6379"]
+
+    def answers() -> bool:
+        done = subprocess.run(check, env=env, capture_output=True, check=False)
+        return done.returncode == 0
+
+    until(answers, "the head's Ray answers", START_S)
 
 
 def _wait_until_ready(log: Path) -> None:
-    """Wait until `serving up` said that it is."""
-    deadline = time.monotonic() + START_S
-    while time.monotonic() < deadline:
-        text = log.read_text() if log.exists() else ""
-        if "ready: http" in text:
-            return
-        if "serving: " in text:
-            break
-        time.sleep(0.5)
-    pytest.fail(f"not up: {log.read_text()[-2000:]}")
+    """Wait until `serving up` said that it is, or that it failed."""
+    ends = re.compile("ready: http|serving: ")
+    until(lambda: log.exists() and bool(ends.search(log.read_text())), "up", START_S)
+    assert "ready: http" in log.read_text(), log.read_text()[-2000:]

@@ -33,7 +33,6 @@ class Host:
     def start(
         self, command: Sequence[str], *, env: dict[str, str], cwd: Path, log: Path
     ) -> subprocess.Popen[bytes]:
-        """Start a command on this host, in the background."""
         with log.open("ab") as out:
             return subprocess.Popen(
                 ["ip", "netns", "exec", self.namespace, *command],
@@ -45,12 +44,10 @@ class Host:
             )
 
     def limit(self, bits_per_s: float) -> None:
-        """Let this host send no more than that."""
         shape = ("dev", self.device, "root", *_bucket(f"{bits_per_s:.0f}bit"))
         _ip_tc("tc", "-n", self.namespace, "qdisc", "replace", *shape)
 
     def unlimit(self) -> None:
-        """Let it send as it can."""
         with suppress(subprocess.CalledProcessError):
             _ip_tc("tc", "-n", self.namespace, "qdisc", "del", "dev", self.device, "root")
 
@@ -128,7 +125,6 @@ def network(names: Sequence[str]) -> Iterator[dict[str, Host]]:
 
 
 def _add(host: Host, hosts: dict[str, Host], bridge: str) -> None:
-    """Make one host and its link."""
     inside = ("ip", "-n", host.namespace)
     _ip_tc("ip", "netns", "add", host.namespace)
     peer = ("peer", "name", host.device, "netns", host.namespace)
@@ -148,12 +144,10 @@ def _add(host: Host, hosts: dict[str, Host], bridge: str) -> None:
 
 
 def _bucket(rate: str) -> tuple[str, ...]:
-    """Return the token bucket of a rate."""
     return ("tbf", "rate", rate, "burst", f"{BURST_BYTES}b", "latency", "200ms")
 
 
 def _etc(host: Host) -> Path:
-    """Return where the host's own files of /etc lie."""
     return Path("/etc/netns") / host.namespace
 
 

@@ -19,11 +19,9 @@ with warnings.catch_warnings():
     from serving.operations import probe
 
 if TYPE_CHECKING:
-    from pathlib import Path
     from urllib.request import Request
 
     from serving.protocol.endpoint_config import EndpointConfig
-    from tests.serving.conftest import DeploymentMaker
 
 
 @pytest.mark.parametrize(("limit", "asked"), [(None, 4), ("3", 3), ("1", 1), ("100", 4)])
@@ -48,10 +46,10 @@ def test_it_keeps_the_operators_limit(
 
 
 @pytest.fixture
-def served(make_deployment: DeploymentMaker, small_model: Path, config: EndpointConfig) -> Any:  # noqa: ANN401
+def served(config: EndpointConfig) -> Any:  # noqa: ANN401
     """Return a deployment of one replica each, as far as probes go."""
-    pools = make_deployment(small_model).pools
-    servers = [SimpleNamespace(name=pool.role, role=pool.role, replicas=1) for pool in pools]
+    roles = ("prefill", "decode")
+    servers = [SimpleNamespace(name=role, role=role, replicas=1) for role in roles]
     return SimpleNamespace(
         servers=servers, endpoint=config, of=lambda role: [s for s in servers if s.role == role]
     )

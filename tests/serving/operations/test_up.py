@@ -1,134 +1,192 @@
-"""What `serving up` refuses before anything is started."""
+"""What `serving up` refuses before anything is started, and what it lays over what runs."""
 
 from __future__ import annotations
 
 import json
-import socket
-import subprocess
-import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from minicluster.errors import InputError
 from minicluster.plan import Deployable, to_json
+from serving.cluster.ports import free_port
+from serving.cluster.state import write_state
+from serving.deployment.compile import compile_app
+from serving.deployment.engine_args import DeployTarget
+from serving.operations import deploy as operations
+from serving.operations.deploy import Site
+from tests.serving.command import serving, taken_port
+from tests.serving.plans import make_pool, make_state, places
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
+    from subprocess import CompletedProcess
 
     from minicluster.plan import Plan
-    from tests.serving.conftest import DeploymentMaker, PlanMaker, PoolMaker
-
-
-@pytest.fixture
-def plan(small_model: Path, make_deployment: DeploymentMaker, make_plan: PlanMaker) -> Plan:
-    """Return a plan that could be deployed."""
-    return make_plan(make_deployment(small_model))
+    from serving.cluster.state import State
 
 
 def _up(
     place: Path, plan: Plan | str, *options: str, left: Sequence[str] = ("plan.json",)
-) -> subprocess.CompletedProcess[str]:
+) -> CompletedProcess[str]:
     """Run `serving up`, and see to it that it left nothing."""
     (place / "plan.json").write_text(plan if isinstance(plan, str) else to_json(plan))
-    done = subprocess.run(
-        [sys.executable, "-m", "serving.cli", "up", "plan.json", *options],
-        cwd=place,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = serving(place, "up", "plan.json", *options)
     assert sorted(file.name for file in place.iterdir()) == [*left]
     assert done.stdout == ""
     return done
 
 
-def test_port_in_use(tmp_path: Path, plan: Plan) -> None:
-    """A port in use is bad input: one line, exit 2."""
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        other.listen()
-        port = str(other.getsockname()[1])
-        done = _up(tmp_path, plan, "--port", port)
-    assert done.returncode == 2
-    assert done.stderr.count("\n") == 1
-    assert f"--port is {port}; expected a port of 127.0.0.1 that is free" in done.stderr
-
-
-def test_every_reason_is_listed(tmp_path: Path, plan: Plan, make_pool: PoolMaker) -> None:
-    """A plan that cannot be realised here is refused with all reasons, exit 3."""
-    pools = (plan.pools[0], make_pool("decode", (98, 99), tp=2, ep=2, kv_bytes=1.0))
-    done = _up(tmp_path, replace(plan, pools=pools))
-    assert done.returncode == 3
-    for reason in ("serving deploys ep 1", "one sequence of 2048 tokens", "cores [98, 99]"):
-        assert reason in done.stderr
-
-
-def test_plan_that_says_no_itself(tmp_path: Path, plan: Plan) -> None:
-    """A plan that is not deployable by its own account is refused with the rule it breaks."""
-    no = Deployable(profile="vllm-0.29-nixl", rule_broken="pp = 2")
-    done = _up(tmp_path, replace(plan, deployable=no))
-    assert done.returncode == 3
-    assert "pp = 2" in done.stderr
-
-
-def test_gpu_target_for_a_cpu_plan(tmp_path: Path, plan: Plan) -> None:
-    """A plan is never put on other hardware than it is for."""
-    done = _up(tmp_path, plan, "--target", "gpu")
-    assert done.returncode == 3
-    assert "plan again" in done.stderr
+def _with_decode(plan: Plan, **changes: Any) -> Plan:  # noqa: ANN401
+    return replace(plan, pools=(plan.pools[0], make_pool("decode", **changes)))
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "options", "says"),
     [
-        ({"schema_version": 99}, "schema_version is 99"),
-        ({"pools": []}, "one prefill and one decode pool"),
-        ({"surprise": 1}, "no such field"),
+        (
+            lambda plan: _with_decode(plan, cores=(98, 99), tp=2, ep=2, kv_bytes=1.0),
+            (),
+            ("serving deploys ep 1", "one sequence of 2048 tokens", "cores [98, 99]"),
+        ),
+        (
+            lambda plan: replace(plan, deployable=Deployable(profile="x", rule_broken="pp = 2")),
+            (),
+            ("pp = 2",),
+        ),
+        (lambda plan: plan, ("--target", "gpu"), ("plan again",)),
     ],
+    ids=["every reason", "by its own account", "other hardware"],
 )
-def test_plan_edited_into_nonsense(
-    tmp_path: Path, plan: Plan, change: dict[str, object], says: str
+def test_a_plan_that_cannot_be_realised_is_refused(
+    tmp_path: Path,
+    plan: Plan,
+    change: Any,  # noqa: ANN401
+    options: tuple[str, ...],
+    says: tuple[str, ...],
 ) -> None:
-    """Another schema version, a missing pool or an unknown field: one line, exit 2."""
-    done = _up(tmp_path, json.dumps({**json.loads(to_json(plan)), **change}))
+    """With all reasons, exit 3."""
+    done = _up(tmp_path, change(plan), *options)
+    assert done.returncode == 3
+    assert all(reason in done.stderr for reason in says)
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "says"),
+    [
+        ({"schema_version": 99}, (), "schema_version is 99"),
+        ({"pools": []}, (), "one prefill and one decode pool"),
+        ({"surprise": 1}, (), "no such field"),
+        (None, (), "plan.json"),
+        ({}, ("--host", "0.0.0.0"), "--host is '0.0.0.0'; expected API keys"),  # noqa: S104
+    ],
+    ids=["another schema", "a missing pool", "an unknown field", "no JSON", "open to others"],
+)
+def test_bad_input_is_one_line(
+    tmp_path: Path,
+    plan: Plan,
+    change: dict[str, object] | None,
+    options: tuple[str, ...],
+    says: str,
+) -> None:
+    text = "plan?" if change is None else json.dumps({**json.loads(to_json(plan)), **change})
+    done = _up(tmp_path, text, *options)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert says in done.stderr
 
 
-def test_no_such_plan(tmp_path: Path) -> None:
-    """A plan that is not JSON is named."""
-    done = _up(tmp_path, "plan?")
-    assert done.returncode == 2
-    assert "plan.json" in done.stderr
+@pytest.mark.parametrize("options", [(), ("--host", "0.0.0.0", "--open")])  # noqa: S104
+def test_a_port_in_use_is_named(tmp_path: Path, plan: Plan, options: tuple[str, ...]) -> None:
+    """
+    What a dead cluster left does not stand in the way, nor another address that is to be open.
 
-
-def test_what_a_dead_cluster_left_is_cleared(tmp_path: Path, plan: Plan) -> None:
-    """After a reboot or a restart nothing stands in the way; here it is the port that does."""
-    blank = dict.fromkeys(("plan", "plan_hash", "session", "started", "deployment"), "gone")
-    place = {"address": "127.0.0.2:1", "base_url": "http://127.0.0.1:1", "target": "cpu"}
-    state = {"cluster_id": "feedfacefeedface"} | place | blank
+    Here it is the port that does.
+    """
+    host = options[1] if options else "127.0.0.1"
     kept = tmp_path / ".minicluster/serving/state.json"
     kept.parent.mkdir(parents=True)
-    kept.write_text(json.dumps(state))
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        other.listen()
-        port = str(other.getsockname()[1])
-        done = _up(tmp_path, plan, "--port", port, left=[".minicluster", "plan.json"])
-    assert f"--port is {port}" in done.stderr
+    kept.write_text(json.dumps({"cluster_id": "feedfacefeedface"} | dict.fromkeys(STATE, "gone")))
+    with taken_port(host) as port:
+        done = _up(tmp_path, plan, *options, "--port", port, left=[".minicluster", "plan.json"])
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert f"--port is {port}; expected a port of {host} that is free" in done.stderr
     assert not kept.exists()
 
 
-def test_open_to_others_only_if_asked_for(tmp_path: Path, plan: Plan) -> None:
-    """Without keys another address than loopback is bad input, unless the endpoint is open."""
-    done = _up(tmp_path, plan, "--host", "0.0.0.0")  # noqa: S104
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "--host is '0.0.0.0'; expected API keys" in done.stderr
-    with socket.socket() as other:
-        other.bind(("0.0.0.0", 0))  # noqa: S104
-        other.listen()
-        port = str(other.getsockname()[1])
-        done = _up(tmp_path, plan, "--host", "0.0.0.0", "--open", "--port", port)  # noqa: S104
-    assert f"--port is {port}" in done.stderr
+STATE = ("address", "base_url", "target", "plan", "plan_hash", "session", "started", "deployment")
+
+
+@pytest.fixture
+def running(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> State:
+    """Have the plan's deployment up to be measured, without a plan behind it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(operations, "is_gone", lambda _state: False)
+    file = tmp_path / "deployment.json"
+    file.write_text(to_json(plan.deployment))
+    state = make_state(
+        plan=str(tmp_path / "plan.json"),
+        deployment=str(file),
+        nixl_port=20_100,
+        planned=False,
+        ready=True,
+    )
+    write_state(state)
+    return state
+
+
+def _lay_over(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> Any:  # noqa: ANN401
+    """Deploy *plan*; return the state that it starts from, and what is to be served."""
+    seen: list[Any] = []
+
+    def deploy(served: object, _site: Site, state: State, **_: object) -> None:
+        seen.extend([state, served])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(operations, "deploy", deploy)
+    site = Site(target="cpu", host="127.0.0.1", port=free_port("127.0.0.1"))
+    with pytest.raises(KeyboardInterrupt):
+        operations.bring_up(plan.deployment, site, report=lambda _: None, plan=plan)
+    return seen
+
+
+def test_a_plan_takes_over_the_cluster_that_was_measured(
+    plan: Plan, running: State, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cluster and side-channel ports stay those that run; the plan's limits come with it."""
+    state, served = _lay_over(plan, monkeypatch)
+    for name in ("cluster_id", "address", "nixl_port"):
+        assert getattr(state, name) == getattr(running, name)
+    assert served.endpoint.slo == plan.slo
+
+
+def test_engines_of_plan_and_measurement_are_the_same(plan: Plan) -> None:
+    """A plan changes what bounds queues, and nothing of what an engine is started with."""
+    target = DeployTarget(kind="cpu", nixl_port=20_100)
+    for pools in zip(
+        *(compile_app(plan.deployment, target, plan=behind).pools for behind in (None, plan)),
+        strict=True,
+    ):
+        before, after = (dict(pool.llm_config) for pool in pools)
+        assert before.pop("deployment_config") != after.pop("deployment_config")
+        assert before == after
+
+
+@pytest.mark.parametrize("change", ["planned", "not ready", "model", "nodes", "routing"])
+def test_anything_else_that_runs_is_not_replaced(
+    plan: Plan, running: State, change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A deployment with a plan, or that differs in more than its plan, has to be taken down."""
+    other = plan
+    if change in {"planned", "not ready"}:
+        write_state(replace(running, planned=change == "planned", ready=change == "planned"))
+    elif change == "model":
+        model = replace(plan.model, id="another")
+        other = replace(plan, inputs=replace(plan.inputs, model=model))
+    elif change == "routing":
+        other = replace(plan, routing=replace(plan.routing, policy="round-robin"))
+    else:
+        other = _with_decode(plan, placement=places(("elsewhere", (1,))))
+    with pytest.raises(InputError, match="serving down"):
+        _lay_over(other, monkeypatch)

@@ -1,57 +1,53 @@
+"""What `serving verify` says of a deployment: as planned, not as planned, or silent."""
+
 from __future__ import annotations
 
+import json
+import warnings
+from contextlib import nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from minicluster.plan import NODE_LABEL, ROLE_LABEL
+from minicluster.errors import NegativeAnswer
+from minicluster.plan import NODE_LABEL, ROLE_LABEL, to_json
+from serving.cli import inspect
+from serving.cluster import connection
+from serving.operations import status
 from serving.operations.status import Deployed
 from serving.operations.verify import differences
+from tests.serving.plans import facts_of, make_state
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # Ray's own
+    from ray import serve
+
+    from serving.cluster import serve_compat
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.serving.conftest import DeploymentMaker
+    from minicluster.plan import Deployment
 
 
-def _as_planned(model: Path) -> Deployed:
+@pytest.fixture
+def as_planned(deployment: Deployment) -> Deployed:
     """Return what two engines say that run as the demo's plan wants."""
     facts = {
-        role: [
-            {
-                "tp": 1,
-                "pp": 1,
-                "max_batch_size": batch,
-                "max_batched_tokens": 2048,
-                "max_model_len": 2048,
-                "block_size": 32,
-                "kv_bytes": 268435456,
-                "dtype": "bfloat16",
-                "kv_dtype": "auto",
-                "model": str(model),
-                "kv_role": kv_role,
-                "kv_connector": "NixlConnector",
-                "labels": {ROLE_LABEL: role, NODE_LABEL: "laptop"},
-                "cores": [[core]],
-            }
+        pool.role: [
+            facts_of(deployment, pool)
+            | {"labels": {ROLE_LABEL: pool.role, NODE_LABEL: "laptop"}, "cores": [[core]]}
         ]
-        for role, batch, kv_role, core in (
-            ("prefill", 4, "kv_producer", 0),
-            ("decode", 16, "kv_consumer", 1),
-        )
+        for core, pool in enumerate(deployment.pools)
     }
     return Deployed(
-        replicas={"prefill": 1, "decode": 1},
-        status={"prefill": "HEALTHY", "decode": "HEALTHY"},
+        replicas=dict.fromkeys(facts, 1),
+        status=dict.fromkeys(facts, "HEALTHY"),
         facts=facts,
         answers=True,
     )
-
-
-def test_as_planned(small_model: Path, make_deployment: DeploymentMaker) -> None:
-    """What runs as planned has no differences."""
-    assert differences(make_deployment(small_model), _as_planned(small_model), "cpu") == ()
 
 
 @pytest.mark.parametrize(
@@ -67,29 +63,79 @@ def test_as_planned(small_model: Path, make_deployment: DeploymentMaker) -> None
     ],
 )
 def test_each_difference_is_named(
-    small_model: Path, make_deployment: DeploymentMaker, fact: str, value: object, says: str
+    deployment: Deployment, as_planned: Deployed, fact: str, value: object, says: str
 ) -> None:
-    """Any fact that is not as planned is reported with both values."""
-    deployed = _as_planned(small_model)
-    deployed.facts["decode"][0][fact] = value
-    found = differences(make_deployment(small_model), deployed, "cpu")
-    assert len(found) == 1
-    assert says in found[0]
+    """Any fact that is not as planned is reported with both values; without one, nothing is."""
+    assert differences(deployment, as_planned, "cpu") == ()
+    as_planned.facts["decode"][0][fact] = value
+    (found,) = differences(deployment, as_planned, "cpu")
+    assert says in found
 
 
-def test_limits_that_were_changed(small_model: Path, make_deployment: DeploymentMaker) -> None:
-    """An option of Ray Serve that is not what was compiled is reported with both values."""
+def test_limits_and_replicas_are_compared(deployment: Deployment, as_planned: Deployed) -> None:
+    """An option of Ray Serve that is not what was compiled, and a replica that is gone."""
     options = {"decode": {"Decode:demo": {"max_ongoing_requests": 7}}}
-    deployed = replace(_as_planned(small_model), options=options)
     bounds = {"decode": {"max_ongoing_requests": 20}}
-    found = differences(make_deployment(small_model), deployed, "cpu", bounds)
-    assert found == ("Decode:demo.max_ongoing_requests: deployed 7, planned 20",)
+    changed = replace(as_planned, options=options, replicas={"prefill": 1})
+    assert differences(deployment, changed, "cpu", bounds) == (
+        "decode.replicas: deployed 0, planned 1",
+        "Decode:demo.max_ongoing_requests: deployed 7, planned 20",
+    )
 
 
-def test_a_missing_replica_is_a_difference(
-    small_model: Path, make_deployment: DeploymentMaker
+RUNNING = {"Prefill:demo": 0, "Decode:demo": 1}
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Have a cluster with no prefill replica, and one decode replica that says nothing."""
+    deployments = {
+        name: SimpleNamespace(
+            replica_states={"RUNNING": number} if number else {"STARTING": 1},
+            status=SimpleNamespace(value="HEALTHY" if number else "UNHEALTHY"),
+        )
+        for name, number in RUNNING.items()
+    }
+    app = SimpleNamespace(deployments=deployments)
+    asked: list[str] = []
+
+    def handle(name: str, _app: str) -> Any:  # noqa: ANN401
+        def result(*, timeout_s: float) -> None:
+            assert timeout_s > 0
+            asked.append(name)
+            raise TimeoutError
+
+        response = SimpleNamespace(result=result, cancel=lambda: asked.append("no more"))
+        return SimpleNamespace(facts=SimpleNamespace(remote=lambda: response))
+
+    monkeypatch.setattr(serve, "status", lambda: SimpleNamespace(applications={status.APP: app}))
+    monkeypatch.setattr(serve, "get_deployment_handle", handle)
+    monkeypatch.setattr(connection, "connected", lambda _address: nullcontext())
+    monkeypatch.setattr(
+        serve_compat, "deployment_options", lambda _app: {name: {} for name in RUNNING}
+    )
+    monkeypatch.setattr(status, "_answers", lambda _url: True)
+    return asked
+
+
+def test_verify_lists_what_does_not_run_or_answer(
+    asked: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    deployment: Deployment,
 ) -> None:
-    """A replica that is gone is reported."""
-    deployed = replace(_as_planned(small_model), replicas={"prefill": 1})
-    found = differences(make_deployment(small_model), deployed, "cpu")
-    assert "decode.replicas: deployed 0, planned 1" in found
+    """Pools without replicas are not queried, silence is a difference, and the exit code is 3."""
+    file = tmp_path / "deployment.json"
+    file.write_text(to_json(deployment))
+    state = make_state(plan=str(file), deployment=str(file), planned=False)
+    monkeypatch.setattr(inspect, "current", lambda: state)
+    with pytest.raises(NegativeAnswer) as negative:
+        inspect.verify(as_json=True)
+    assert negative.value.exit_code == 3
+    found = json.loads(capsys.readouterr().out)["differences"]
+    assert "prefill.replicas: deployed 0, planned 1" in found
+    assert "Decode:demo.facts: not reported within 30 s, so not compared" in found
+    # Settings that were not reported are no differences.
+    assert not any(each.startswith("decode.") for each in found)
+    assert asked == ["Decode:demo", "no more"]

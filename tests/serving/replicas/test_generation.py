@@ -20,31 +20,32 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
 DONE = "data: [DONE]\n\n"
+ONE = "data: 1\n\n"
 FAILED = 'data: {"error":{"message":"KeyError in scheduler.py","code":500,"param":null}}\n\n'
 PREFILLED = Prefilled(kv_transfer_params={"at": "p0"}, replica="p0", queue_s=0.1, step_s=0.2)
 CONFIG = unplanned(prefill_deadline_s=600.0, kv_wait_deadline_s=10.0)
 STREAM = {"prompt": "x", "stream": True}
-Ask = "Callable[..., tuple[list[Any], Engine]]"
+DEAD = "the engine is dead"
 
 
 class Engine:
     """Yields what it is given; exceptions it raises, and at a `None` it takes 11 s."""
 
     def __init__(self, *items: object) -> None:
-        """Keep them."""
         self._items = items
         self.asked: Any = None
         self.ended = False
 
     async def completions(self, request: Any, _info: object) -> AsyncGenerator[Any, None]:  # noqa: ANN401
-        """Do it."""
         self.asked = request
         try:
             for item in self._items:
                 if item is None:
                     await asyncio.sleep(11.0)
-                elif isinstance(item, Exception):
-                    raise item
+                elif item == DEAD:
+                    from vllm.v1.engine.exceptions import EngineDeadError  # noqa: PLC0415
+
+                    raise EngineDeadError
                 else:
                     yield item
         finally:
@@ -55,33 +56,25 @@ class OneReplica:
     """One prefill replica, which answers at once."""
 
     def live(self) -> dict[str, int]:
-        """Return that it lives."""
         return {"d0": 1}
 
     async def call(self, _domain: str, _kind: str, request: Any, _asked: object) -> Prefilled:  # noqa: ANN401
-        """Prefill."""
         assert (request.max_tokens, request.stream) == (1, False)
         return PREFILLED
 
 
-@pytest.fixture(scope="module")
-def module() -> Any:  # noqa: ANN401
-    """Return `serving.replicas.generation`, whose imports warn of themselves."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from serving.replicas import generation  # noqa: PLC0415
-    return generation
-
-
 @pytest.fixture
-def ask(module: Any, monkeypatch: pytest.MonkeyPatch) -> Ask:  # noqa: ANN401
+def ask(monkeypatch: pytest.MonkeyPatch) -> Any:  # noqa: ANN401
     """Return what asks a server with an engine that yields *items*."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # imports warn of themselves
+        from serving.replicas import generation  # noqa: PLC0415
     here = SimpleNamespace(replica_id=SimpleNamespace(unique_id="d0"))
-    monkeypatch.setattr(module, "serve", SimpleNamespace(get_replica_context=lambda: here))
-    monkeypatch.setattr(module, "first_token_seen", lambda *_: False)
+    monkeypatch.setattr(generation, "serve", SimpleNamespace(get_replica_context=lambda: here))
+    monkeypatch.setattr(generation, "first_token_seen", lambda *_: False)
 
     def asking(body: dict[str, Any], *items: object, split: bool = True) -> Any:  # noqa: ANN401
-        server = module.GenerationMixin()
+        server = generation.GenerationMixin()
         server.engine = engine = Engine(*items)
         server._config, server._closing = CONFIG, {}
         server._prefill_pool = OneReplica() if split else None
@@ -101,31 +94,50 @@ def ask(module: Any, monkeypatch: pytest.MonkeyPatch) -> Ask:  # noqa: ANN401
     return asking
 
 
-def test_a_stream_passes_and_says_its_way(ask: Any) -> None:  # noqa: ANN401
+def test_a_stream_passes_and_says_its_path(ask: Any) -> None:  # noqa: ANN401
     """The phases come with the first event; decode is told where the KV cache is."""
-    (begun, *events), engine = ask(STREAM, "data: 1\n\n", "data: 2\n\n", DONE)
+    (begun, *events), engine = ask(STREAM, ONE, "data: 2\n\n", DONE)
     assert isinstance(begun, FirstChunk)
     phases = begun.phases
     assert (phases.path, phases.prefill_replica, phases.decode_replica) == ("remote", "p0", "d0")
     assert (phases.prefill_queue_s, phases.prefill_step_s) == (0.1, 0.2)
     assert phases.headers["X-Minicluster-Path"] == "remote"
-    assert [begun.first, *events] == [["data: 1\n\n"], ["data: 2\n\n"], [DONE]]
+    assert [begun.first, *events] == [[ONE], ["data: 2\n\n"], [DONE]]
     assert engine.asked.kv_transfer_params == {"at": "p0"}
 
 
+@pytest.mark.parametrize(
+    ("more", "items", "split", "reason"),
+    [
+        # Without prefill elsewhere the first token may take as long as both phases together.
+        ({"echo": True}, (None, ONE, DONE), True, "echo"),
+        ({}, (ONE, DONE), False, "aggregated"),
+    ],
+)
+def test_what_is_computed_here_says_why(
+    ask: Any,  # noqa: ANN401
+    more: dict[str, Any],
+    items: tuple[Any, ...],
+    reason: str,
+    *,
+    split: bool,
+) -> None:
+    (begun, *_), engine = ask(STREAM | more, *items, split=split)
+    phases = begun.phases
+    assert (phases.path, phases.reason, phases.prefill_replica) == ("local", reason, "")
+    assert getattr(engine.asked, "kv_transfer_params", None) is None
+
+
 def test_an_engine_that_fails_midway_is_never_done(ask: Any) -> None:  # noqa: ANN401
-    """After an error event nothing follows, [DONE] least of all."""
-    (begun, error), engine = ask(STREAM, "data: 1\n\n", FAILED, DONE)
-    assert begun.first == ["data: 1\n\n"]
+    (begun, error), engine = ask(STREAM, ONE, FAILED, DONE)
+    assert begun.first == [ONE]
     assert isinstance(error, EngineFailed)
     assert engine.ended
 
 
 def test_no_exception_of_the_engine_leaves(ask: Any) -> None:  # noqa: ANN401
     """What breaks a stream can be read without vLLM, which the endpoint must not import."""
-    from vllm.v1.engine.exceptions import EngineDeadError  # noqa: PLC0415
-
-    (_, error), _ = ask(STREAM, "data: 1\n\n", EngineDeadError())
+    (_, error), _ = ask(STREAM, ONE, DEAD)
     read = "import pickle, sys; print(pickle.load(sys.stdin.buffer), 'vllm' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", read], input=pickle.dumps(error), capture_output=True, check=True
@@ -134,42 +146,30 @@ def test_no_exception_of_the_engine_leaves(ask: Any) -> None:  # noqa: ANN401
     assert done.stdout.split()[-1] == b"False"
 
 
-def test_an_engine_that_fails_at_once_is_a_refusal(ask: Any) -> None:  # noqa: ANN401
-    """An error as the first event is an answer with its status, without our insides."""
-    [refusal], _ = ask(STREAM, FAILED, DONE)
+@pytest.mark.parametrize(
+    ("body", "items", "status", "code"),
+    [
+        (STREAM, (FAILED, DONE), 500, None),
+        (STREAM, (DEAD,), 503, "engine-died"),
+        # At the KV-wait deadline; the engine is let go when the token is there.
+        (STREAM, (None, ONE), 504, "kv-wait-timeout"),
+        ({"prompt": "x", "stream": False}, (None, ONE), 504, "kv-wait-timeout"),
+    ],
+)
+def test_an_engine_that_fails_at_once_is_a_refusal(
+    ask: Any,  # noqa: ANN401
+    body: dict[str, Any],
+    items: tuple[Any, ...],
+    status: int,
+    code: str | None,
+) -> None:
+    """An answer with its status, without our insides; with Retry-After where that may help."""
+    [refusal], engine = ask(body, *items)
     assert isinstance(refusal, Refusal)
-    assert (refusal.status, "scheduler" in refusal.message) == (500, False)
-
-
-def test_an_engine_that_is_dead_says_come_again(ask: Any) -> None:  # noqa: ANN401
-    """A request to a dead engine gets 503 with Retry-After."""
-    from vllm.v1.engine.exceptions import EngineDeadError  # noqa: PLC0415
-
-    [refusal], _ = ask(STREAM, EngineDeadError())
-    assert (refusal.status, refusal.code) == (503, "engine-died")
-    assert "Retry-After" in refusal.headers
-
-
-@pytest.mark.parametrize("stream", [True, False])
-def test_a_first_token_that_is_late(ask: Any, *, stream: bool) -> None:  # noqa: ANN401
-    """At the KV-wait deadline the client gets 504; the engine is let go when the token is there."""
-    [refusal], engine = ask({"prompt": "x", "stream": stream}, None, "data: 1\n\n")
-    assert (refusal.status, refusal.code) == (504, "kv-wait-timeout")
+    assert (refusal.status, refusal.code) == (status, code)
+    assert "scheduler" not in refusal.message
+    assert ("Retry-After" in refusal.headers) == (status > 500)
     assert engine.ended
-
-
-def test_what_is_computed_here_has_both_deadlines(ask: Any) -> None:  # noqa: ANN401
-    """Without prefill elsewhere the first token may take as long as both phases together."""
-    (begun, *_), engine = ask({**STREAM, "echo": True}, None, "data: 1\n\n", DONE)
-    phases = begun.phases
-    assert (phases.path, phases.reason, phases.prefill_replica) == ("local", "echo", "")
-    assert getattr(engine.asked, "kv_transfer_params", None) is None
-
-
-def test_an_aggregated_server_needs_no_prefill(ask: Any) -> None:  # noqa: ANN401
-    """Where no prefill pool is planned everything is local, and says so."""
-    (begun, *_), _ = ask(STREAM, "data: 1\n\n", DONE, split=False)
-    assert (begun.phases.path, begun.phases.reason) == ("local", "aggregated")
 
 
 def test_what_vllm_refuses(ask: Any) -> None:  # noqa: ANN401

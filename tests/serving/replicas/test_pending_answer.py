@@ -15,15 +15,16 @@ if TYPE_CHECKING:
 
 
 class Engine:
-    """A stream that yields when told, and notes how it ended."""
+    """An engine's answer that yields when told, and notes how it ended."""
 
-    def __init__(self) -> None:
-        """Wait for the word."""
+    def __init__(self, *, whole: bool = False, in_flight: bool = True) -> None:
         self.go = asyncio.Event()
+        self.begun = asyncio.Event()
         self.ended = ""
+        seen = self.begun.is_set if whole else None
+        self.answer = PendingAnswer(self._stream(), has_first_token=seen, in_flight=in_flight)
 
-    async def stream(self) -> AsyncGenerator[str, None]:
-        """Yield two tokens, the first when told."""
+    async def _stream(self) -> AsyncGenerator[str, None]:
         try:
             await self.go.wait()
             yield "one"
@@ -42,10 +43,9 @@ def test_the_first_token_is_waited_for() -> None:
 
     async def wait() -> list[str]:
         engine = Engine()
-        answer = PendingAnswer(engine.stream(), has_first_token=None, in_flight=True)
         asyncio.get_running_loop().call_later(0.02, engine.go.set)
-        await answer.first_token(5.0)
-        return [await answer.first_item(), *[item async for item in answer.stream]]
+        await engine.answer.first_token(5.0)
+        return [await engine.answer.first_item(), *[item async for item in engine.answer.stream]]
 
     assert run(wait()) == ["one", "two"]
 
@@ -55,9 +55,8 @@ def test_a_late_first_token_is_reported() -> None:
 
     async def wait() -> str:
         engine = Engine()
-        answer = PendingAnswer(engine.stream(), has_first_token=None, in_flight=True)
         with pytest.raises(TimeoutError):
-            await answer.first_token(0.02)
+            await engine.answer.first_token(0.02)
         return engine.ended
 
     assert run(wait()) == ""
@@ -67,11 +66,9 @@ def test_an_answer_as_a_whole_has_begun_before_it_is_there() -> None:
     """The first token of a whole answer counts, not its end."""
 
     async def wait() -> str:
-        engine = Engine()
-        begun = asyncio.Event()
-        answer = PendingAnswer(engine.stream(), has_first_token=begun.is_set, in_flight=True)
-        asyncio.get_running_loop().call_later(0.02, begun.set)
-        await answer.first_token(5.0)
+        engine = Engine(whole=True)
+        asyncio.get_running_loop().call_later(0.02, engine.begun.set)
+        await engine.answer.first_token(5.0)
         return engine.ended
 
     assert run(wait()) == ""
@@ -82,60 +79,43 @@ def test_nothing_in_flight_is_given_up(*, whole: bool) -> None:
     """While a KV cache is in flight the engine's request lives on; then it is ended."""
 
     async def leave() -> tuple[str, str]:
-        engine = Engine()
-        begun = asyncio.Event()
-        answer = PendingAnswer(
-            engine.stream(), has_first_token=begun.is_set if whole else None, in_flight=True
-        )
-        closing = asyncio.create_task(answer.close())
+        engine = Engine(whole=whole)
+        closing = asyncio.create_task(engine.answer.close())
         await asyncio.sleep(0.05)
         before = engine.ended
-        (begun if whole else engine.go).set()
+        (engine.begun if whole else engine.go).set()
         await closing
         return before, engine.ended
 
     assert run(leave()) == ("", "cancelled" if whole else "closed")
 
 
-def test_without_a_transfer_it_ends_at_once() -> None:
-    """A request whose prompt is computed where it is answered is ended wherever it is."""
+@pytest.mark.parametrize(("in_flight", "ended"), [(False, "cancelled"), (True, "closed")])
+def test_a_request_ends_where_it_stands(*, in_flight: bool, ended: str) -> None:
+    """At once if its prompt is computed where it is answered; a stream after its first token."""
 
     async def leave() -> str:
-        engine = Engine()
-        answer = PendingAnswer(engine.stream(), has_first_token=None, in_flight=False)
+        engine = Engine(in_flight=in_flight)
         await asyncio.sleep(0)
-        await answer.close()
+        if in_flight:
+            engine.go.set()
+            await engine.answer.first_token(5.0)
+        await engine.answer.close()
         return engine.ended
 
-    assert run(leave()) == "cancelled"
-
-
-def test_a_stream_is_closed_midway() -> None:
-    """After its first token a stream is closed where it stands."""
-
-    async def leave() -> str:
-        engine = Engine()
-        engine.go.set()
-        answer = PendingAnswer(engine.stream(), has_first_token=None, in_flight=True)
-        await answer.first_token(5.0)
-        await answer.close()
-        return engine.ended
-
-    assert run(leave()) == "closed"
+    assert run(leave()) == ended
 
 
 def test_what_never_arrives_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """An answer is stuck if its KV cache is on its way for longer than any takes."""
 
     async def look() -> tuple[bool, bool, bool, bool]:
-        engine = Engine()
-        answer = PendingAnswer(engine.stream(), has_first_token=None, in_flight=True)
-        local = PendingAnswer(Engine().stream(), has_first_token=None, in_flight=False)
-        before = answer.stuck
+        engine, local = Engine(), Engine(in_flight=False)
+        before = engine.answer.stuck
         monkeypatch.setattr("serving.replicas.pending_answer.STUCK_S", -1.0)
-        during = answer.stuck
+        during = engine.answer.stuck
         engine.go.set()
-        await answer.first_token(5.0)
-        return before, during, answer.stuck, local.stuck
+        await engine.answer.first_token(5.0)
+        return before, during, engine.answer.stuck, local.answer.stuck
 
     assert run(look()) == (False, True, False, False)

@@ -29,19 +29,16 @@ HANGS, DIES = "hangs", "dies"
 class Replicas:
     """Prefill replicas that behave as told, one behaviour a call; the deadline is 5 s."""
 
-    def __init__(self, live: Mapping[str, int | None], *behaviours: object) -> None:
-        """Keep what to do."""
-        self._live = dict(live)
+    def __init__(self, live: int, *behaviours: object) -> None:
+        self._live: dict[str, int | None] = {"a": live}
         self._behaviours = list(behaviours)
         self.asked: list[str] = []
         self.given_up_s: list[float] = []
 
     def live(self) -> Mapping[str, int | None]:
-        """Return the live replicas."""
         return self._live
 
     async def call(self, domain: str, _kind: str, _request: Any, tried: list[Any]) -> Any:  # noqa: ANN401
-        """Do the next thing."""
         assert tried == self.asked
         self.asked.append(domain)
         tried.append(domain)
@@ -63,63 +60,54 @@ def _ask(replicas: Replicas, fallback: str = "fail") -> object:
     return run(prefill_remotely(replicas, "completions", None, config))
 
 
-def test_the_first_replica_that_answers_is_enough() -> None:
-    """No second call is made without need."""
-    replicas = Replicas({"a": 2}, DONE)
-    assert _ask(replicas) == RemotePrefill(prefilled=DONE, failures=())
-    assert replicas.asked == ["a"]
+@pytest.mark.parametrize(
+    ("behaviours", "failures", "given_up_s"),
+    [
+        ((DONE,), (), []),  # no second call without need
+        ((DIES, DONE), (DIED,), []),
+        ((BROKEN, DONE), (DIED,), []),
+        ((HANGS, DONE), (TIMEOUT,), [2.5]),  # at half of the deadline
+    ],
+)
+def test_one_failure_costs_one_attempt_not_the_request(
+    behaviours: tuple[object, ...], failures: tuple[str, ...], given_up_s: list[float]
+) -> None:
+    replicas = Replicas(2, *behaviours)
+    assert _ask(replicas) == RemotePrefill(prefilled=DONE, failures=failures)
+    assert len(replicas.asked) == len(behaviours)
+    assert replicas.given_up_s == given_up_s
 
 
-@pytest.mark.parametrize("failure", [DIES, BROKEN])
-def test_one_failure_is_made_good(failure: object) -> None:
-    """A replica that dies or breaks costs one attempt, not the request."""
-    replicas = Replicas({"a": 2}, failure, DONE)
-    assert _ask(replicas) == RemotePrefill(prefilled=DONE, failures=(DIED,))
-
-
-def test_a_hanging_replica_is_given_up() -> None:
-    """At half of the deadline a call is ended and another replica asked."""
-    replicas = Replicas({"a": 2}, HANGS, DONE)
-    assert _ask(replicas) == RemotePrefill(prefilled=DONE, failures=(TIMEOUT,))
-    assert replicas.given_up_s == [2.5]
-
-
-def test_never_more_than_two_attempts() -> None:
-    """After the second failure the client is told, or decode computes the prompt."""
-    refusal = _ask(Replicas({"a": 9}, DIES, DIES))
-    assert isinstance(refusal, Refusal)
-    assert (refusal.status, refusal.code) == (503, DIED)
-    local = _ask(Replicas({"a": 9}, DIES, BROKEN), fallback="local")
-    assert local == LocalPrefill(path="fallback-local", reason=DIED)
-
-
-def test_the_last_replica_that_dies_leaves_none() -> None:
-    """Without another replica there is no second attempt, and the reason is reported."""
-    replicas = Replicas({"a": 1}, DIES)
+@pytest.mark.parametrize(
+    ("live", "behaviours", "status", "reason"),
+    [
+        (9, (DIES, DIES), 503, DIED),
+        (9, (DIES, BROKEN), 503, DIED),
+        (1, (DIES,), 503, NO_REPLICA),  # without another replica there is no second attempt
+        (2, (HANGS, HANGS), 504, TIMEOUT),
+    ],
+)
+def test_after_the_last_attempt_the_client_is_told(
+    live: int, behaviours: tuple[object, ...], status: int, reason: str
+) -> None:
+    """Never more than two; or decode computes the prompt. The deadline holds over all of them."""
+    replicas = Replicas(live, *behaviours)
     refusal = _ask(replicas)
     assert isinstance(refusal, Refusal)
-    assert (refusal.status, refusal.code, replicas.asked) == (503, NO_REPLICA, ["a"])
-
-
-def test_all_hang() -> None:
-    """The deadline holds over all attempts together."""
-    replicas = Replicas({"a": 2}, HANGS, HANGS)
-    refusal = _ask(replicas)
-    assert isinstance(refusal, Refusal)
-    assert (refusal.status, refusal.code) == (504, TIMEOUT)
-    assert replicas.given_up_s == [2.5, 5.0]
+    assert (refusal.status, refusal.code) == (status, reason)
+    assert len(replicas.asked) == len(behaviours)
+    assert replicas.given_up_s == ([2.5, 5.0] if HANGS in behaviours else [])
+    local = _ask(Replicas(live, *behaviours), fallback="local")
+    assert local == LocalPrefill(path="fallback-local", reason=reason)
 
 
 def test_what_the_client_did_wrong_is_not_tried_again() -> None:
-    """A request that prefill refuses is refused."""
-    replicas = Replicas({"a": 2}, MALFORMED)
-    assert _ask(replicas) == MALFORMED
-    assert replicas.asked == ["a"]
+    replicas = Replicas(2, MALFORMED)
+    assert (_ask(replicas), replicas.asked) == (MALFORMED, ["a"])
 
 
 def test_a_client_that_leaves_ends_the_call() -> None:
-    """Cancelling the request cancels prefill."""
-    replicas = Replicas({"a": 2}, HANGS)
+    replicas = Replicas(2, HANGS)
     config = unplanned(prefill_deadline_s=60.0, kv_wait_deadline_s=1.0)
 
     async def leave() -> None:

@@ -1,4 +1,4 @@
-"""Ray Serve's handles behind the endpoint: calls, cancellations and refusals."""
+"""Ray Serve's handles behind the endpoint: calls, cancellations, refusals and time limits."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from minicluster.specs.slo import SloSpec
+from serving.protocol.endpoint_config import endpoint_config
 from serving.protocol.messages import PrefillTiming, Refusal, RequestRefused
 from tests.serving.configs import unplanned
 from tests.serving.virtual_time import run
@@ -18,12 +20,19 @@ with warnings.catch_warnings():
     from ray.exceptions import RayActorError
 
     from serving.cluster import serve_compat
+    from serving.cluster.serve_compat import NoReplica, while_live
     from serving.replicas import serve_backend
-    from serving.replicas.serve_backend import ServeBackend
+    from serving.replicas.remote_prefill import PrefillHandles
+    from serving.replicas.serve_backend import (
+        ServeBackend,
+        first_token_limit_s,
+        whole_answer_limit_s,
+    )
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
+    from minicluster.plan import Plan
 
 CONFIG = unplanned(
     prefill_deadline_s=1.0, kv_wait_deadline_s=1.0, max_model_len=60, max_batch_size=1
@@ -34,17 +43,15 @@ TIMING = PrefillTiming(prompt_tokens=3, seconds=0.1, queue_s=0.0, step_s=0.1)
 
 
 class Response:
-    """A call under way: some items, then an exception, if any."""
+    """A call under way, as Ray Serve returns it: some items, then an exception, if any."""
 
-    def __init__(self, items: list[Any], error: Exception | None, pause_s: float = 0.0) -> None:
-        """Say what it does."""
+    def __init__(self, *items: Any, error: Exception | None = None, pause_s: float = 0.0) -> None:  # noqa: ANN401
         self._items = self._run(items, error, pause_s)
         self.cancelled = False
 
     async def _run(
-        self, items: list[Any], error: Exception | None, pause_s: float
+        self, items: tuple[Any, ...], error: Exception | None, pause_s: float
     ) -> AsyncIterator[Any]:
-        """Do it."""
         for item in items:
             await asyncio.sleep(pause_s)
             yield item
@@ -52,172 +59,134 @@ class Response:
             raise error
 
     def __aiter__(self) -> Response:
-        """Be what Ray Serve returns of a stream."""
         return self
 
     async def __anext__(self) -> Any:  # noqa: ANN401
-        """Go on."""
         return await anext(self._items)
 
     def __await__(self) -> Any:  # noqa: ANN401
-        """Be what Ray Serve returns of a call with one answer."""
         return anext(self._items).__await__()
 
     def cancel(self) -> None:
-        """Note it."""
         self.cancelled = True
 
 
-@pytest.fixture
-def ask(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[list[Any], Response]]:
-    """Return what asks for an answer, through a handle with so many live replicas."""
-
-    def make(
-        response: Response,
-        *,
-        live: int | None = 1,
-        later: int | None = 1,
-        take: int | None = None,
-        **body: object,
-    ) -> tuple[list[Any], Response]:
-        monkeypatch.setattr(serve_backend, "live_replicas", lambda _handle: live)
-        monkeypatch.setattr(serve_compat, "live_replicas", lambda _handle: later)
-        answer = SimpleNamespace(remote=lambda _kind, _body: response)
-        handle: Any = SimpleNamespace(answer=answer, deployment_name="Decode:demo")
-        handle.options = lambda **_options: handle
-        servers = ServeBackend({"d0": handle}, {"d0": handle}, CONFIG)
-
-        async def listen() -> list[Any]:
-            taken: list[Any] = []
-            stream: Any = servers.answer("d0", "chat", {"stream": True, **body})
-            async for item in stream:
-                taken.append(item)
-                if len(taken) == take:
-                    await stream.aclose()
-                    break
-            return taken
-
-        return run(listen()), response
-
-    return make
-
-
-def test_an_answer_that_ends_is_not_cancelled(ask: Callable[..., Any]) -> None:
-    """Everything comes through, and the call is not cancelled."""
-    taken, response = ask(Response([1, 2, 3], None))
-    assert (taken, response.cancelled) == ([1, 2, 3], False)
-
-
-def test_an_answer_that_is_not_read_is_cancelled(ask: Callable[..., Any]) -> None:
-    """Closing the stream cancels the call."""
-    taken, response = ask(Response([1, 2, 3], None), take=2)
-    assert (taken, response.cancelled) == ([1, 2], True)
-
-
-@pytest.mark.parametrize(
-    ("response", "live"),
-    [
-        (Response([1], None), 0),
-        (Response([], RayActorError()), 1),
-        (Response([1], None, pause_s=5.0), 1),
-    ],
-)
-def test_without_a_replica_it_is_refused(
-    ask: Callable[..., Any], response: Response, live: int
-) -> None:
-    """No replica, one that dies first and one that hangs: 503 and when to come again."""
-    with pytest.raises(RequestRefused) as refused:
-        ask(response, live=live)
-    refusal = refused.value.refusal
-    assert (refusal.status, refusal.code) == (503, "no_replica")
-    assert refusal.retry_after_s
-
-
-def test_the_last_replica_may_die_while_a_call_waits_in_serve(ask: Callable[..., Any]) -> None:
-    """Serve would hold the call; a whole answer has no limit that would end the wait."""
-    response = Response([1], None, pause_s=5.0)
-    with pytest.raises(RequestRefused) as refused:
-        ask(response, later=0, stream=False)
-    assert refused.value.refusal.code == "no_replica"
-    assert response.cancelled
-
-
-def test_a_death_midway_is_no_refusal(ask: Callable[..., Any]) -> None:
-    """After the first item the stream fails: the endpoint ends it with an error event."""
-    with pytest.raises(RayActorError):
-        ask(Response([1, 2], RayActorError()))
-
-
-def test_whole_answers_may_take_longer(ask: Callable[..., Any]) -> None:
-    """The limit is for the first token; of an answer in one piece that is not the first item."""
-    taken, _ = ask(Response([1], None, pause_s=5.0), stream=False)
-    assert taken == [1]
-
-
-def test_bugs_are_not_hidden_as_missing_replicas(ask: Callable[..., Any]) -> None:
-    """What our own servers raise stays what it is."""
-    with pytest.raises(ZeroDivisionError):
-        ask(Response([], ZeroDivisionError()))
-
-
-@pytest.mark.parametrize("body", [{"stream": False}, {"stream": True, "use_beam_search": True}])
-def test_whole_answers_end_too(ask: Callable[..., Any], body: dict[str, object]) -> None:
-    """A replica that hangs as a whole costs a client the tokens it asked for, and no more."""
-    response = Response([1], None, pause_s=3600.0)
-    with pytest.raises(RequestRefused) as refused:
-        ask(response, max_tokens=0, **body)
-    refusal = refused.value.refusal
-    assert (refusal.status, refusal.code) == (504, "answer-timeout")
-    assert refusal.retry_after_s
-    assert response.cancelled
+def _handle(response: Response) -> Any:  # noqa: ANN401
+    """Return a handle whose every call is *response*."""
+    call = SimpleNamespace(remote=lambda *_given, **_named: response)
+    handle = SimpleNamespace(
+        answer=call, time_prefill=call, prefill=call, deployment_name="Prefill:demo"
+    )
+    handle.options = lambda **_options: handle
+    return handle
 
 
 @pytest.fixture
-def time_prefill(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """Return what times a prompt, through a handle with so many live replicas."""
+def live(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
+    """Return how many replicas there are at each look; the last stays."""
+    counts: list[int | None] = [1]
 
-    def make(response: Response, *, live: int = 1, later: int = 1, **body: object) -> Any:  # noqa: ANN401
-        monkeypatch.setattr(serve_backend, "live_replicas", lambda _handle: live)
-        monkeypatch.setattr(serve_compat, "live_replicas", lambda _handle: later)
-        handle: Any = SimpleNamespace(deployment_name="Prefill:demo")
-        handle.time_prefill = SimpleNamespace(remote=lambda _body: response)
-        servers = ServeBackend({}, {"d0": handle}, CONFIG)
-        return run(servers.time_prefill({"prompt": [1, 2, 3], **body}))
+    def look(_handle: object) -> int | None:
+        return counts.pop(0) if len(counts) > 1 else counts[0]
 
-    return make
+    for module in (serve_compat, serve_backend):
+        monkeypatch.setattr(module, "live_replicas", look)
+    return counts
 
 
-def test_a_prompt_is_timed(time_prefill: Callable[..., Any]) -> None:
-    """The replica's answer comes through, whatever it is, and the call is left alone."""
-    for answer in (TIMING, Refusal(status=400, message="No such prompt.")):
-        response = Response([answer], None)
-        assert time_prefill(response) == answer
-        assert not response.cancelled
+def _ask(response: Response, take: int | None = None, **body: object) -> list[Any]:
+    """Return what an answer brings; stop listening after *take* items."""
+
+    async def listen() -> list[Any]:
+        taken: list[Any] = []
+        servers = ServeBackend({"d0": _handle(response)}, {"d0": _handle(response)}, CONFIG)
+        stream: Any = servers.answer("d0", "chat", {"stream": True, **body})
+        async for item in stream:
+            taken.append(item)
+            if len(taken) == take:
+                await stream.aclose()
+                break
+        return taken
+
+    return run(listen())
+
+
+def _time(response: Response, **body: object) -> Any:  # noqa: ANN401
+    servers = ServeBackend({}, {"d0": _handle(response)}, CONFIG)
+    return run(servers.time_prefill({"prompt": [1, 2, 3], **body}))
+
+
+@pytest.mark.usefixtures("live")
+def test_an_answer_that_is_not_read_is_cancelled() -> None:
+    """One that ends is not: everything comes through."""
+    whole, part = Response(1, 2, 3), Response(1, 2, 3)
+    assert (_ask(whole), whole.cancelled) == ([1, 2, 3], False)
+    assert (_ask(part, take=2), part.cancelled) == ([1, 2], True)
+
+
+WHOLE, HOUR_S = {"stream": False}, 3600.0
 
 
 @pytest.mark.parametrize(
-    ("response", "live", "later", "status", "code"),
+    ("ask", "response", "looks", "body", "status", "code"),
     [
-        (Response([TIMING], None), 0, 0, 503, "no_replica"),
-        (Response([], RayActorError()), 1, 1, 503, "no_replica"),
-        (Response([TIMING], None, pause_s=3600.0), 1, 0, 503, "no_replica"),
-        (Response([TIMING], None, pause_s=3600.0), 1, 1, 504, "prefill-timeout"),
+        (_ask, Response(1), [0], {}, 503, "no_replica"),
+        (_ask, Response(error=RayActorError()), [1], {}, 503, "no_replica"),
+        (_ask, Response(1, pause_s=5.0), [1], {}, 503, "no_replica"),
+        # Serve would hold the call; a whole answer has no limit that would end the wait.
+        (_ask, Response(1, pause_s=5.0), [1, 0], WHOLE, 503, "no_replica"),
+        (_ask, Response(1, pause_s=HOUR_S), [1], WHOLE, 504, "answer-timeout"),
+        (_ask, Response(1, pause_s=HOUR_S), [1], {"use_beam_search": True}, 504, "answer-timeout"),
+        (_time, Response(TIMING), [0], {}, 503, "no_replica"),
+        (_time, Response(error=RayActorError()), [1], {}, 503, "no_replica"),
+        (_time, Response(TIMING, pause_s=HOUR_S), [1, 0], {}, 503, "no_replica"),
+        (_time, Response(TIMING, pause_s=HOUR_S), [1], {}, 504, "prefill-timeout"),
     ],
 )
-def test_no_prompt_is_waited_for_in_vain(
-    time_prefill: Callable[..., Any],
+def test_nothing_is_waited_for_in_vain(  # noqa: PLR0913, PLR0917  (a table)
+    live: list[int | None],
+    ask: Callable[..., Any],
     response: Response,
-    live: int,
-    later: int,
+    looks: list[int | None],
+    body: dict[str, object],
     status: int,
     code: str,
 ) -> None:
-    """No replica, one that dies, the last one gone and one that hangs: refused, and why."""
+    """No replica, one that dies first, the last one gone and one that hangs: refused, and why."""
+    live[:] = looks
     with pytest.raises(RequestRefused) as refused:
-        time_prefill(response, live=live, later=later)
+        ask(response, max_tokens=0, **body)
     refusal = refused.value.refusal
     assert (refusal.status, refusal.code) == (status, code)
     assert refusal.retry_after_s
+    assert response.cancelled or looks == [0]
+
+
+@pytest.mark.usefixtures("live")
+@pytest.mark.parametrize(
+    "response",
+    [Response(1, 2, error=RayActorError()), Response(error=ZeroDivisionError())],
+    ids=["a death midway", "a bug"],
+)
+def test_what_is_no_refusal_stays_what_it_is(response: Response) -> None:
+    """After the first item the stream fails: the endpoint ends it with an error event."""
+    with pytest.raises((RayActorError, ZeroDivisionError)):
+        _ask(response)
+
+
+@pytest.mark.usefixtures("live")
+def test_whole_answers_may_take_longer() -> None:
+    """The limit is for the first token; of an answer in one piece that is not the first item."""
+    assert _ask(Response(1, pause_s=5.0), **WHOLE) == [1]
+
+
+@pytest.mark.usefixtures("live")
+def test_a_prompt_is_timed() -> None:
+    """The replica's answer comes through, whatever it is, and the call is left alone."""
+    for answer in (TIMING, Refusal(status=400, message="No such prompt.")):
+        response = Response(answer)
+        assert _time(response) == answer
+        assert not response.cancelled
 
 
 @pytest.mark.parametrize(
@@ -231,9 +200,118 @@ def test_no_prompt_is_waited_for_in_vain(
     ],
 )
 def test_what_never_goes_through_prefill_is_not_timed_there(
-    time_prefill: Callable[..., Any], body: dict[str, object], param: str
+    body: dict[str, object], param: str
 ) -> None:
     """It is refused with its parameter; vLLM would answer without the times."""
-    refusal = time_prefill(Response([], ZeroDivisionError()), **body)
+    refusal = _time(Response(error=ZeroDivisionError()), **body)
     assert (refusal.status, refusal.param) == (400, param)
     assert param in refusal.message
+
+
+HANDLE = _handle(Response())
+
+
+async def answer_after(pause_s: float) -> str:
+    await asyncio.sleep(pause_s)
+    return "tokens"
+
+
+def test_an_answer_comes_through_however_long_it_takes(live: list[int | None]) -> None:
+    """Replicas that live, or are not known yet, are waited for."""
+    live[:] = [None, None, 1]
+    assert run(while_live(HANDLE, answer_after(600.0))) == "tokens"
+
+
+def test_it_ends_when_no_replica_is_left(live: list[int | None]) -> None:
+    """The error names the deployment; what the call itself raised before comes through."""
+    live[:] = [1, 1, 0]
+    with pytest.raises(NoReplica, match="Prefill:demo"):
+        run(while_live(HANDLE, answer_after(5.0)))
+
+    async def fail() -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        run(while_live(HANDLE, fail()))
+
+
+@pytest.mark.usefixtures("live")
+def test_a_deadline_ends_the_call() -> None:
+    """A deadline around it cancels what it waits for."""
+    ended = []
+
+    async def work() -> None:
+        try:
+            await asyncio.sleep(5.0)
+        finally:
+            ended.append(True)
+
+    async def give_up() -> list[bool]:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1.0):
+                await while_live(HANDLE, work())
+        await asyncio.sleep(0)
+        return [*ended]
+
+    assert run(give_up()) == [True]
+
+
+@pytest.mark.parametrize("left", [0, 1])
+def test_a_prefill_call_is_cancelled_with_its_wait(live: list[int | None], left: int) -> None:
+    """Whether no replica is left or the deadline passed, Serve must not go on with it."""
+    live[:] = [left]
+    response = Response("late", pause_s=5.0)
+
+    async def give_up() -> None:
+        async with asyncio.timeout(1.0):
+            await PrefillHandles({"d0": _handle(response)}).call("d0", "chat", None, [])
+
+    with pytest.raises(TimeoutError if left else NoReplica):
+        run(give_up())
+    assert response.cancelled
+
+
+LIMITS = unplanned(
+    prefill_deadline_s=1.0, kv_wait_deadline_s=1.0, max_model_len=2000, max_batch_size=8
+)
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "tokens"),
+    [
+        ("completions", {"prompt": "x", "max_tokens": 10}, 10),
+        ("completions", {"prompt": "x"}, 16),
+        ("completions", {"prompt": "x", "max_tokens": 0, "echo": True}, 0),
+        ("completions", {"prompt": "x", "max_completion_tokens": 1}, 16),
+        ("completions", {"prompt": "x", "max_tokens": None}, 2000),
+        ("chat", {"messages": []}, 2000),
+        ("chat", {"messages": [], "max_tokens": 10}, 10),
+        ("chat", {"messages": [], "max_tokens": 10, "max_completion_tokens": 20}, 20),
+        ("completions", {"prompt": "x", "max_tokens": 10, "n": 8}, 10),
+        ("completions", {"prompt": "x", "max_tokens": 10, "n": 9}, 20),
+        ("completions", {"prompt": ["x"] * 5, "max_tokens": 10, "n": 4}, 30),
+        ("completions", {"prompt": "x", "max_tokens": 10, "use_beam_search": True}, 10),
+    ],
+)
+def test_an_answer_in_one_piece_has_time_for_the_tokens_it_may_have(
+    kind: str, body: dict[str, Any], tokens: int
+) -> None:
+    """A second per requested token, or per token of the context, in turns of eight sequences."""
+    assert whole_answer_limit_s(LIMITS, kind, body) == pytest.approx(4.0 + tokens * 1.0)
+
+
+def test_limits_are_the_plans(plan: Plan) -> None:
+    """
+    Deadlines are twice the SLO's TTFT, and a first token has 2 s beyond both of them.
+
+    A token has ten times the pace of the SLO; without a plan a second.
+    """
+    tight = plan.under(slo=SloSpec(ttft_s=0.5, tpot_s=0.05))
+    config = endpoint_config(plan.deployment, domains={"laptop": "d0"}, plan=tight)
+    assert (config.prefill_deadline_s, first_token_limit_s(config)) == (1.0, 4.0)
+    chat, batch = {"messages": []}, {"prompt": "x", "max_tokens": 1, "n": 17}
+    assert whole_answer_limit_s(config, "chat", chat) == pytest.approx(4.0 + 2048 * 0.5)
+    assert whole_answer_limit_s(config, "completions", batch) == pytest.approx(4.0 + 2 * 0.5)
+    without = endpoint_config(plan.deployment, domains={"laptop": "d0"})
+    first_s = first_token_limit_s(without)
+    assert whole_answer_limit_s(without, "chat", chat) == pytest.approx(first_s + 2048)

@@ -11,17 +11,11 @@ from serving.request.validation import check, parse_body
 
 LIMITS = {"model_id": "demo", "max_model_len": 100}
 HI = [{"role": "user", "content": "hi"}]
-
-
-def _refused(body: dict[str, object], kind: str = "completions") -> Refusal:
-    with pytest.raises(RequestRefused) as caught:
-        check(kind, body, **LIMITS)
-    return caught.value.refusal
+EIGHT_MIB = b"{}".ljust(8 * 1024 * 1024)
 
 
 @given(st.binary())
 def test_any_bytes_are_an_object_or_a_400(raw: bytes) -> None:
-    """Whatever is sent is either a JSON object or refused with 400."""
     try:
         assert isinstance(parse_body(raw), dict)
     except RequestRefused as refused:
@@ -29,45 +23,33 @@ def test_any_bytes_are_an_object_or_a_400(raw: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    "raw",
-    [b"{", b"\xff\xfe", b"[]", b'{"temperature": NaN}', b'{"a": Infinity}', b"[" * 100_000],
-    ids=["cut", "not UTF-8", "list", "NaN", "infinity", "deep"],
+    ("raw", "status"),
+    [
+        (b"{", 400),
+        (b"\xff\xfe", 400),
+        (b"[]", 400),
+        (b'{"temperature": NaN}', 400),
+        (b'{"a": Infinity}', 400),
+        (b"[" * 100_000, 400),
+        (EIGHT_MIB + b" ", 413),
+    ],
+    ids=["cut", "not UTF-8", "list", "NaN", "infinity", "deep", "long"],
 )
-def test_what_is_no_json_object(raw: bytes) -> None:
-    """Bodies that are not a JSON object, NaN included, are refused with 400."""
+def test_what_is_no_json_object_of_at_most_eight_mebibytes(raw: bytes, status: int) -> None:
+    assert parse_body(EIGHT_MIB) == {}
     with pytest.raises(RequestRefused) as caught:
         parse_body(raw)
-    assert caught.value.refusal.status == 400
-
-
-def test_bodies_of_up_to_eight_mebibytes_are_read() -> None:
-    """A longer one is refused with 413."""
-    longest = b"{}".ljust(8 * 1024 * 1024)
-    assert parse_body(longest) == {}
-    with pytest.raises(RequestRefused) as caught:
-        parse_body(longest + b" ")
-    assert caught.value.refusal.status == 413
-
-
-def test_unknown_model() -> None:
-    """Another model's name is refused with 404 and OpenAI's code."""
-    refusal = _refused({"model": "gpt-9", "prompt": "x"})
-    assert (refusal.status, refusal.code) == (404, "model_not_found")
-
-
-@pytest.mark.parametrize(
-    "param",
-    ["kv_transfer_params", "ec_transfer_params", "vllm_xargs", "request_id", "prompt_embeds"],
-)
-def test_unsupported_parameter(param: str) -> None:
-    """Parameters that could forge a transfer or kill an engine are refused by name."""
-    refusal = _refused({"prompt": "x", param: {"any": "thing"}})
-    assert (refusal.status, refusal.param) == (400, param)
+    assert caught.value.refusal.status == status
 
 
 @pytest.mark.parametrize(
     ("body", "param"),
     [
+        *(
+            ({name: {"any": "thing"}}, name)
+            for name in ("kv_transfer_params", "ec_transfer_params", "vllm_xargs", "request_id")
+        ),
+        ({"prompt_embeds": {"any": "thing"}}, "prompt_embeds"),
         ({"n": 0}, "n"),
         ({"n": "2"}, "n"),
         ({"n": 1.5}, "n"),
@@ -88,44 +70,31 @@ def test_unsupported_parameter(param: str) -> None:
         ({"max_tokens": 100}, "prompt"),
         ({"prompt": [1] * 100}, "prompt"),
         ({"prompt": [1] * 60, "max_tokens": 41}, "prompt"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "system", "content": {}}]}, "messages"),
+        ({"messages": [*HI, {"role": "user", "content": 1}]}, "messages"),
+        # Here echo is about the last message.
+        ({"messages": HI, "echo": True, "max_tokens": 0}, "max_tokens"),
+        # Of two lengths of a chat the engine reads `max_completion_tokens`.
+        (
+            {"messages": HI, "max_tokens": 50, "max_completion_tokens": 3, "min_tokens": 4},
+            "min_tokens",
+        ),
+        ({"messages": HI, "max_tokens": -1, "max_completion_tokens": 50}, "max_tokens"),
     ],
 )
 def test_what_cannot_be_answered(body: dict[str, object], param: str) -> None:
-    """Requests that would hang, starve others or mislead are refused with the parameter."""
-    refusal = _refused({"prompt": "x", **body})
-    assert (refusal.status, refusal.param) == (400, param)
+    """Requests that would forge, hang, starve others or mislead are refused by their parameter."""
+    kind, given_ = ("chat", body) if "messages" in body else ("completions", {"prompt": "x"} | body)
+    with pytest.raises(RequestRefused) as caught:
+        check(kind, given_, **LIMITS)
+    assert (caught.value.refusal.status, caught.value.refusal.param) == (400, param)
 
 
-@pytest.mark.parametrize(
-    "messages",
-    [
-        [],
-        [{"role": "system", "content": {}}],
-        [{"role": "user", "content": "hi"}, {"role": "user", "content": 1}],
-    ],
-)
-def test_what_is_no_conversation(messages: list[object]) -> None:
-    """None at all, or content that cannot go to another process: 400 with the parameter."""
-    refusal = _refused({"messages": messages}, "chat")
-    assert (refusal.status, refusal.param) == (400, "messages")
-
-
-def test_content_in_any_form() -> None:
-    """Text, parts, and none where tools are called; what messages else hold the engine checks."""
-    contents = ("hi", [{"type": "text", "text": "hi"}], None)
-    messages = [{"role": "user", "content": content} for content in contents]
-    given = {"messages": [*messages, {"role": "assistant"}, "not an object"]}
-    assert check("chat", given, **LIMITS)["messages"] == given["messages"]
-
-
-@pytest.mark.parametrize(
-    ("prompt", "passed_on"),
-    [("hi", "hi"), (["hi"], "hi"), ([1, 2], [1, 2]), ([[1, 2]], [1, 2]), ([1.0], [1.0])],
-)
-def test_one_prompt_in_any_form(prompt: object, passed_on: object) -> None:
-    """A single prompt passes, as text or tokens, in a list of one or not."""
-    body = {"prompt": prompt, "max_tokens": 40}
-    assert check("completions", body, **LIMITS)["prompt"] == passed_on
+def test_unknown_model() -> None:
+    with pytest.raises(RequestRefused) as caught:
+        check("completions", {"model": "gpt-9", "prompt": "x"}, **LIMITS)
+    assert (caught.value.refusal.status, caught.value.refusal.code) == (404, "model_not_found")
 
 
 @pytest.mark.parametrize(
@@ -133,41 +102,30 @@ def test_one_prompt_in_any_form(prompt: object, passed_on: object) -> None:
     [
         {"n": 2},
         {"n": 2, "best_of": 2},
-        {"prompt": ["a", "b"]},
-        {"prompt": [[1], [2]], "n": 2},
+        {"n": 64},
         {"prompt_logprobs": 1},
         {"use_beam_search": True, "n": 2},
         {"echo": True, "logprobs": 1, "max_tokens": 0},
-        {"n": 64},
-        {"prompt": ["a"] * 64},
+        *({"prompt": prompt} for prompt in ("hi", [1, 2], [1.0], ["a", "b"], ["a"] * 64)),
+        {"prompt": [[1], [2]], "n": 2},
         {"prompt": ["a", "b"], "n": 32},
-    ],
-)
-def test_what_decode_answers_alone_is_let_through(body: dict[str, object]) -> None:
-    """Up to 64 answers, several prompts, and looks at the prompt are no reason to refuse."""
-    given = {"prompt": "x", "max_tokens": 5, **body}
-    assert check("completions", given, **LIMITS) == {**given, "model": "demo"}
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
         {"prompt": [1] * 60, "max_tokens": 40},
         {"prompt": [1] * 99, "max_tokens": 1},
         {"prompt": [1] * 99},
         {"prompt": [[1], [2] * 60], "max_tokens": 40},
+        {"messages": HI, "temperature": 0.5},
+        {"messages": HI, "max_tokens": 1, "max_completion_tokens": 50, "min_tokens": 40},
+        {"messages": [*HI, {"content": [{"type": "text"}]}, {"content": None}, {}, "no object"]},
     ],
 )
-def test_prompt_and_answer_may_fill_the_context(body: dict[str, object]) -> None:
-    """A hundred tokens together are let through where the model has a context of a hundred."""
-    assert check("completions", body, **LIMITS) == {**body, "model": "demo"}
+def test_what_the_engine_answers_is_passed_on(body: dict[str, object]) -> None:
+    """
+    The body is as it came, with the one model there is.
 
-
-def test_nothing_is_generated_only_with_echo() -> None:
-    """`max_tokens` 0 is meant to show a prompt's log-probabilities, and nothing else."""
-    assert _refused({"prompt": "x", "max_tokens": 0}).param == "max_tokens"
-    chat = {"messages": HI, "echo": True, "max_tokens": 0}
-    assert _refused(chat, "chat").param == "max_tokens"  # there echo is about the last message
+    Up to 64 answers and any look at the prompt; prompt and answer may fill the context of 100.
+    """
+    kind, given_ = ("chat", body) if "messages" in body else ("completions", {"prompt": "x"} | body)
+    assert check(kind, given_, **LIMITS) == {**given_, "model": "demo"}
 
 
 @pytest.mark.parametrize(
@@ -176,45 +134,30 @@ def test_nothing_is_generated_only_with_echo() -> None:
         ("chat", {"messages": HI, "prompt": ["a", "b"]}, {"messages": HI}),
         ("chat", {"messages": HI, "prompt": [1] * 200}, {"messages": HI}),
         ("completions", {"prompt": "x", "messages": []}, {"prompt": "x"}),
+        ("completions", {"prompt": "x", "max_completion_tokens": "one"}, {"prompt": "x"}),
+        ("completions", {"prompt": ["hi"]}, {"prompt": "hi"}),
         (
             "completions",
-            {"prompt": "x", "max_tokens": 9, "max_completion_tokens": "one"},
-            {"prompt": "x", "max_tokens": 9},
+            {"prompt": [[1, 2]], "max_tokens": 40},
+            {"prompt": [1, 2], "max_tokens": 40},
         ),
     ],
 )
-def test_fields_of_the_other_endpoint_are_left_out(
+def test_what_the_engine_does_not_read_is_left_out(
     kind: str, body: dict[str, object], passed_on: dict[str, object]
 ) -> None:
-    """The engine does not read them, and so no process before it may."""
+    """Fields of the other endpoint, which no process before it may read; a list of one prompt."""
     assert check(kind, body, **LIMITS) == {**passed_on, "model": "demo"}
 
 
-def test_the_length_that_the_engine_reads_is_compared() -> None:
-    """Of a chat that names two, `max_completion_tokens`; both have to be numbers of tokens."""
-    body = {"messages": HI, "max_tokens": 1, "max_completion_tokens": 50, "min_tokens": 40}
-    assert check("chat", body, **LIMITS)["min_tokens"] == 40
-    assert _refused({**body, "max_completion_tokens": 30}, "chat").param == "min_tokens"
-    assert _refused({**body, "max_tokens": -1}, "chat").param == "max_tokens"
-
-
-def test_the_model_may_be_left_out() -> None:
-    """Without a model the only one there is is meant, and nothing else changes."""
-    body = {"messages": HI, "temperature": 0.5}
-    assert check("chat", body, **LIMITS) == {**body, "model": "demo"}
-
-
 def test_refusal_is_shaped_as_openai_shapes_it() -> None:
-    """A refusal's body holds message, type, param and code, and nothing else."""
-    body = Refusal(status=400, message="m", param="p").body
-    assert json.loads(json.dumps(body)) == {
+    """Retry-After is in whole seconds, rounded up, where coming again may help."""
+    refusal = Refusal(status=400, message="m", param="p")
+    assert json.loads(json.dumps(refusal.body)) == {
         "error": {"message": "m", "type": "invalid_request_error", "param": "p", "code": None}
     }
-    assert Refusal(status=503, message="m").body["error"]["type"] == "server_error"
-
-
-@pytest.mark.parametrize(("seconds", "told"), [(0.2, "1"), (5.0, "5"), (5.1, "6")])
-def test_retry_after_is_in_whole_seconds(seconds: float, told: str) -> None:
-    """Retry-After is rounded up, and is there only where coming again may help."""
-    assert Refusal(status=503, message="m", retry_after_s=seconds).headers == {"Retry-After": told}
-    assert Refusal(status=400, message="m").headers == {}
+    assert refusal.headers == {}
+    for seconds, told in ((0.2, "1"), (5.0, "5"), (5.1, "6")):
+        later = Refusal(status=503, message="m", retry_after_s=seconds)
+        assert later.headers == {"Retry-After": told}
+        assert later.body["error"]["type"] == "server_error"

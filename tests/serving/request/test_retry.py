@@ -38,10 +38,13 @@ def test_every_request_ends(
 
 
 def test_a_second_replica_has_half_of_the_time() -> None:
-    """The first of several replicas gets half of the deadline, the second all that is left."""
-    assert next_step([], live=2, left_s=2.0, config=FAIL) == PrefillAttempt(timeout_s=1.0)
-    assert next_step([TIMEOUT], live=2, left_s=1.0, config=FAIL) == PrefillAttempt(timeout_s=1.0)
-    assert next_step([], live=1, left_s=2.0, config=FAIL) == PrefillAttempt(timeout_s=2.0)
+    for failures, live, left_s, timeout_s in (
+        ([], 2, 2.0, 1.0),
+        ([TIMEOUT], 2, 1.0, 1.0),
+        ([], 1, 2.0, 2.0),
+    ):
+        step = next_step(failures, live=live, left_s=left_s, config=FAIL)
+        assert step == PrefillAttempt(timeout_s=timeout_s)
 
 
 @pytest.mark.parametrize(
@@ -73,36 +76,29 @@ def test_the_fallback_is_reported(failures: list[str], live: int, status: int, r
         ({"prompt": "x", "use_beam_search": True}, "beam-search"),
         ({"prompt": "x", "prompt_logprobs": 0}, "prompt-logprobs"),
         ({"messages": [], "echo": True}, "echo"),
+        ({"prompt": "x", "n": None, "echo": False, "prompt_logprobs": None}, None),
+        ({"prompt": [1, 2, 3], "n": 1, "logprobs": 2}, None),
+        ({"messages": [{"role": "user", "content": "hi"}], "tools": []}, None),
     ],
 )
 def test_what_one_fetched_cache_cannot_answer_is_local(
-    body: dict[str, object], reason: str
+    body: dict[str, object], reason: str | None
 ) -> None:
-    """Several answers, and whatever looks at the prompt, are computed by decode alone."""
-    assert must_be_local(body) == LocalPrefill(path="local", reason=reason)
+    """Several answers, and what looks at the prompt; all else is prefilled remotely."""
+    local = reason and LocalPrefill(path="local", reason=reason)
+    assert must_be_local(body) == local
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        {"prompt": "x", "n": None, "echo": False, "prompt_logprobs": None},
-        {"prompt": [1, 2, 3], "n": 1, "logprobs": 2},
-        {"messages": [{"role": "user", "content": "hi"}], "tools": []},
-    ],
-)
-def test_everything_else_goes_through_prefill(body: dict[str, object]) -> None:
-    """One answer to one prompt is prefilled remotely, whatever is done with its tokens."""
-    assert must_be_local(body) is None
-
-
-def test_threshold() -> None:
-    """Prompts up to the threshold are local, longer ones remote; without one nothing is counted."""
+def test_prompts_up_to_the_threshold_are_local() -> None:
+    """Without a threshold nothing is counted."""
     assert short_enough(8, 8) == LocalPrefill(path="local", reason="short")
-    assert short_enough(9, 8) is None
-    assert short_enough(1, 0) is None
-    assert not may_be_short({"prompt": "x"}, 0)
-    assert may_be_short({"prompt": [1] * 8}, 8)
-    assert not may_be_short({"prompt": [1] * 9}, 8)
-    assert may_be_short({"prompt": "a b c"}, 8)
-    assert not may_be_short({"prompt": "a" * 1000}, 8)
-    assert not may_be_short({"messages": [{"content": "a" * 1000}]}, 8)
+    assert (short_enough(9, 8), short_enough(1, 0)) == (None, None)
+    for body, threshold, may_be in (
+        ({"prompt": "x"}, 0, False),
+        ({"prompt": [1] * 8}, 8, True),
+        ({"prompt": [1] * 9}, 8, False),
+        ({"prompt": "a b c"}, 8, True),
+        ({"prompt": "a" * 1000}, 8, False),
+        ({"messages": [{"content": "a" * 1000}]}, 8, False),
+    ):
+        assert may_be_short(body, threshold) == may_be, body

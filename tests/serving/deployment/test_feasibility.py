@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from minicluster.engine_model.kv_cache import kv_bytes_per_sequence
+from minicluster.plan import NODE_LABEL, ROLE_LABEL
+from serving.deployment.feasibility import findings
+from tests.serving.plans import make_pool, places
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from minicluster.plan import Deployment
+    from serving.deployment.target import Target
+
+LABELS = tuple({ROLE_LABEL: role, NODE_LABEL: "laptop"} for role in ("prefill", "decode"))
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({}, None),
+        # An existing cluster with labelled nodes is taken, whatever this machine has.
+        ({"labels": LABELS, "cores": frozenset(), "memory_bytes": 0}, None),
+        ({"system": "Darwin arm64"}, "platform: this is Darwin arm64"),
+        ({"ray": None}, "ray: not installed"),
+        ({"vllm": "0.33.0"}, "engine.version: the plan wants vllm 0.29.0, here is 0.33.0"),
+        ({"cores": frozenset({0})}, "placement: cores [1]; this machine has [0]"),
+        ({"memory_bytes": 10**9}, "memory: about"),
+        ({"labels": LABELS[1:]}, "no node of the cluster is labelled minicluster-role=prefill"),
+    ],
+)
+def test_target_that_lacks_something(
+    deployment: Deployment, target: Target, change: dict[str, Any], says: str | None
+) -> None:
+    found = findings(deployment, replace(target, **change))
+    assert len(found) == (says is not None)
+    assert says is None or says in found[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"pp": 2, "placement": places(("n", (1, 2)))}, "pp 1 only"),
+        ({"tp": 2, "ep": 2, "placement": places(("n", (1, 2)))}, "serving deploys ep 1"),
+        (
+            {"tp": 3, "placement": places(("n", (1, 2, 3)))},
+            "tp: 3; expected a divisor of the model's 8 attention heads",
+        ),
+        ({"dtype": "int4"}, "dtype: int4; on a cpu one of"),
+        ({"dtype": "fp32"}, "a KV cache has one dtype"),
+        ({"max_batch_size": 64, "max_batched_tokens": 32}, "at least max_batch_size = 64"),
+        ({"kv_bytes": 1e5}, "one sequence of 2048 tokens"),
+        ({"placement": places(("my node", (1,)))}, "is no node label"),
+        ({"placement": places(("n", (0,)))}, "all nodes are this machine"),
+        ({"role": "mixed"}, "one prefill and one decode pool, or a mixed one"),
+    ],
+)
+def test_decode_pool_that_cannot_be(
+    deployment: Deployment, target: Target, change: dict[str, Any], says: str
+) -> None:
+    """What the engine cannot do is named, pool and value included."""
+    decode = replace(deployment.pools[1], **change)
+    found = findings(replace(deployment, pools=(deployment.pools[0], decode)), target)
+    assert any(says in finding for finding in found), found
+
+
+def test_a_mixed_pool_alone_can_be(deployment: Deployment, target: Target) -> None:
+    assert findings(replace(deployment, pools=(make_pool("mixed"),)), target) == ()
+
+
+def test_every_reason_at_once(deployment: Deployment, target: Target) -> None:
+    """All reasons come together, not one a run; TP degrees of the pools have to nest."""
+    prefill = make_pool("prefill", tp=2, placement=places(("n", (0, 1))))
+    decode = make_pool("decode", tp=3, ep=3, placement=places(("n", (2, 3, 4))))
+    found = findings(replace(deployment, pools=(prefill, decode)), replace(target, ray="1.0"))
+    for says in ("one is a multiple of the other", "deploys ep 1", "cores [2, 3, 4]", "ray: 1.0"):
+        assert any(says in finding for finding in found), says
+
+
+def test_a_window_of_attention_needs_less_cache(deployment: Deployment, target: Target) -> None:
+    """What the planner says that a sequence needs is enough, layers with a window included."""
+    model = replace(deployment.model, num_window_layers=1, window_tokens=64)
+    needed = kv_bytes_per_sequence(model, deployment.engine.max_model_len, block_size=32)
+    pools = tuple(replace(pool, kv_bytes=needed) for pool in deployment.pools)
+    found = findings(replace(deployment, pools=pools), target)
+    assert any("one sequence" in each for each in found)
+    assert findings(replace(deployment, model=model, pools=pools), target) == ()
+
+
+def test_model_that_changed_since_the_plan(
+    tmp_path: Path, small_model: Path, deployment: Deployment, target: Target
+) -> None:
+    """Another architecture, no weights or no model at all are told apart."""
+
+    def found_at(place: Path) -> str:
+        model = replace(deployment.model, source=str(place))
+        return " | ".join(findings(replace(deployment, model=model), target))
+
+    config = json.loads((small_model / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 99}))
+    assert "the plan was made for" in found_at(tmp_path)
+    assert "holds no weights" in found_at(tmp_path)
+    assert "No such file" in found_at(tmp_path / "gone")

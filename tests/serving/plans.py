@@ -1,0 +1,198 @@
+"""The one factory of pools, deployments and plans that tests of serving use."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from minicluster.plan import (
+    Deployable,
+    Deployment,
+    EngineSettings,
+    Headroom,
+    Inputs,
+    Latency,
+    Placement,
+    Plan,
+    Pool,
+    Prediction,
+    Provenance,
+    Routing,
+    StepModel,
+    Validation,
+)
+from minicluster.specs.cluster import ClusterSpec
+from minicluster.specs.gpu import GpuSpec
+from minicluster.specs.model import ModelSpec, architecture_hash
+from minicluster.specs.scenario import ClusterChoice, EngineChoice, ModelChoice, ScenarioSpec
+from minicluster.specs.slo import SloSpec
+from minicluster.specs.step import Interference, PathCoefficients, StepCoefficients
+from minicluster.specs.workload import Lengths, WorkloadSpec
+from serving.cluster.state import State
+from sizing import catalog
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+LATENCY = Latency(mean_s=0.1, p50_s=0.1, p90_s=0.1, p95_s=0.1, p99_s=0.1)
+STEP = StepCoefficients(
+    base_s=0.01,
+    stream_s=0.0,
+    per_prefill_token_s=1e-4,
+    per_sequence_s=0.0,
+    per_pair_s=0.0,
+    per_context_token_s=0.0,
+    max_tokens=1000,
+    max_batch=8,
+    max_context_tokens=1000,
+    error_fraction=0.1,
+)
+PATH = PathCoefficients(
+    request_s=0.0, transfer_base_s=0.0, transfer_per_token_s=0.0, error_fraction=0.1
+)
+LOAD = WorkloadSpec(
+    requests_per_s=1.0, input_tokens=Lengths.fixed(100), output_tokens=Lengths.fixed(10)
+)
+PROFILE = catalog.find_engine(EngineChoice())
+PREDICTION = Prediction(
+    ttft=LATENCY,
+    tpot=LATENCY,
+    itl=LATENCY,
+    e2e=LATENCY,
+    output_tokens_per_s=10.0,
+    capacity_requests_per_s=2.0,
+    utilisation_fraction={"prefill": 0.5, "decode": 0.5},
+    bottleneck={"prefill": "compute", "decode": "queue"},
+    ttft_parts_s={"prefill": 0.1},
+)
+
+
+def places(*placed: tuple[str, tuple[int, ...]]) -> tuple[Placement, ...]:
+    """Return a placement: devices of nodes, in their order."""
+    return tuple(Placement(node=node, gpus=gpus) for node, gpus in placed)
+
+
+def make_pool(role: str, cores: tuple[int, ...] = (0,), **changes: object) -> Pool:
+    """Make a pool of one TP 1 replica on core 0 of a node, unless told otherwise."""
+    given: dict[str, object] = {
+        "role": role,
+        "replicas": 1,
+        "tp": 1,
+        "pp": 1,
+        "ep": 1,
+        "gpu": "cpu",
+        "dtype": "bf16",
+        "max_batch_size": 4 if role == "prefill" else 16,
+        "max_batched_tokens": 2048,
+        "kv_bytes": 268435456.0,
+        "placement": places(("laptop", cores)),
+    }
+    return Pool(**{**given, **changes})  # type: ignore[arg-type]
+
+
+def make_deployment(
+    model: Path,
+    *,
+    dtype: str = "bf16",
+    prefill: Pool | None = None,
+    decode: Pool | None = None,
+    max_model_len: int = 2048,
+) -> Deployment:
+    """Make a deployment of a model: prefill on core 0, decode on core 1, unless told otherwise."""
+    config = json.loads((model / "config.json").read_text())
+    return Deployment(
+        model=ModelSpec(
+            id="demo",
+            source=str(model),
+            config_hash=architecture_hash(config),
+            num_layers=config["num_hidden_layers"],
+            hidden_size=config["hidden_size"],
+            num_heads=config["num_attention_heads"],
+            num_kv_heads=config["num_key_value_heads"],
+            head_dim=config["head_dim"],
+            ffn_size=config["intermediate_size"],
+            vocab_size=config["vocab_size"],
+            max_context_tokens=config["max_position_embeddings"],
+            weight_dtype=dtype,
+            kv_dtype=dtype,
+        ),
+        engine=EngineSettings(
+            name="vllm",
+            version="0.29.0",
+            max_model_len=max_model_len,
+            block_size=32,
+            kv_dtype=dtype,
+            memory_fraction=0.9,
+        ),
+        pools=(
+            prefill or make_pool("prefill", (0,), dtype=dtype),
+            decode or make_pool("decode", (1,), dtype=dtype),
+        ),
+        routing=Routing(),
+    )
+
+
+def make_plan(deployment: Deployment) -> Plan:
+    """Make the plan around a deployment; its predictions are of no interest here."""
+    return Plan(
+        engine=deployment.engine,
+        step_model=StepModel(prefill=STEP, decode=STEP, path=PATH, interference=Interference()),
+        inputs=Inputs(
+            scenario=ScenarioSpec(
+                model=ModelChoice(id="demo"),
+                cluster=ClusterChoice(gpu="cpu"),
+                workload=LOAD,
+                # Loose: what is tested is not how fast this machine is.
+                slo=SloSpec(ttft_s=30.0, tpot_s=2.0),
+            ),
+            model=deployment.model,
+            gpu=GpuSpec(name="cpu", vendor="any", kind="cpu"),
+            cluster=ClusterSpec(
+                name="laptop", gpu="cpu", gpus_per_node=2, gpus_per_hb_domain=2, max_gpus=2
+            ),
+            engine=replace(PROFILE, memory_fraction=deployment.engine.memory_fraction),
+            calibration=None,
+        ),
+        pools=deployment.pools,
+        routing=deployment.routing,
+        prediction=PREDICTION,
+        headroom=Headroom(load_factor=1.5, binds="prefill queue"),
+        validated_on=Validation(num_rows=0, note="no measurement like this"),
+        deployable=Deployable(profile="vllm-0.29-nixl"),
+        provenance=Provenance(version="0", inputs_hash="0" * 16),
+    )
+
+
+def make_state(**changes: object) -> State:
+    """Make the state of a deployment on a cluster whose processes are gone."""
+    given: dict[str, object] = {
+        "cluster_id": "feedfacefeedface",
+        "address": "127.0.0.2:1",
+        "base_url": "http://127.0.0.1:1",
+        "target": "cpu",
+        "plan": "plan.json",
+        "plan_hash": "0" * 16,
+        "deployment": "deployment.json",
+        "session": "",
+        "started": "2026-11-20T00:00:00+00:00",
+    }
+    return State(**{**given, **changes})  # type: ignore[arg-type]
+
+
+def facts_of(deployment: Deployment, pool: Pool) -> dict[str, object]:
+    """Return what the engine of a replica says of itself that runs as planned."""
+    return {
+        "tp": pool.tp,
+        "pp": pool.pp,
+        "max_batch_size": pool.max_batch_size,
+        "max_batched_tokens": pool.max_batched_tokens,
+        "max_model_len": deployment.engine.max_model_len,
+        "block_size": deployment.engine.block_size,
+        "kv_bytes": int(pool.kv_bytes),
+        "dtype": "bfloat16",
+        "kv_dtype": "auto",
+        "model": deployment.model.source,
+        "kv_role": {"prefill": "kv_producer", "decode": "kv_consumer"}[pool.role],
+        "kv_connector": "NixlConnector",
+    }

@@ -1,0 +1,111 @@
+"""vLLM's processes keep to their planned cores, and end with their replica."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from serving.cluster.processes import KEEP_AFFINITY
+from serving.replicas.vllm_plugin import niceness_is_local
+
+if TYPE_CHECKING:
+    from tests.serving.forks import Forks
+
+LOOK = """
+from serving.replicas.vllm_plugin import keep_planned_cores
+keep_planned_cores()
+from nixl import _api
+from vllm.distributed.device_communicators import shm_broadcast
+from vllm.platforms.cpu import CpuPlatform
+import inspect
+class Bindings:
+    def nixlAgent(self, name, config):
+        return config.pthrDelay
+class Config:
+    pthrDelay = 0
+rested = type(_api.nixlBind).__name__ == "_SleepingProgress"
+print(rested and type(_api.nixlBind)(Bindings()).nixlAgent("x", Config()))
+print(CpuPlatform.discover_numa_topology() == [])
+print(shm_broadcast.SHM_READER_RECHECK_INTERVAL_MS)
+print(inspect.signature(shm_broadcast.SpinCondition.__init__).parameters["busy_loop_s"].default)
+print("pthrDelay = 0" in inspect.getsource(_api.nixl_agent.__init__))
+"""
+
+
+@pytest.mark.parametrize(
+    ("ours", "rests", "topology", "recheck", "spins"),
+    [("1", "1000", {"True"}, "1", "0.0"), ("0", "False", {"True", "False"}, "5000", "1")],
+)
+def test_only_our_replicas_neither_pin_nor_spin(
+    forks: Forks, ours: str, rests: str, topology: set[str], recheck: str, spins: str
+) -> None:
+    """What is replaced is what vLLM and NIXL have; elsewhere both are left as they are."""
+    lines = forks.run(LOOK, **{KEEP_AFFINITY: ours})
+    found = [line for line in lines if "INFO" not in line and "WARN" not in line]
+    assert found.pop(1) in topology
+    assert found == [rests, recheck, spins, "True"]
+
+
+@pytest.mark.parametrize(
+    ("autogroup", "cgroup", "local"),
+    [
+        ("1", "0::/\n", True),
+        ("0", "0::/\n", False),
+        ("0", "0::/user.slice/user-1000.slice/session-2.scope\n", True),
+        ("0", "9:name=systemd:/x\n4:memory:/x\n1:cpu,cpuacct:/\n0::/\n", False),
+        ("0", "4:memory:/x\n1:cpu,cpuacct:/docker/7f\n", True),
+        (None, "0::/\n", False),
+        ("1", None, False),
+    ],
+)
+def test_workers_make_way_for_their_own_cluster_alone(
+    tmp_path: Path, autogroup: str | None, cgroup: str | None, *, local: bool
+) -> None:
+    """Niceness is used only where the kernel counts it inside a session or control group."""
+    for name, text in (("autogroup", autogroup), ("cgroup", cgroup)):
+        if text is not None:
+            (tmp_path / name).write_text(text)
+    assert niceness_is_local(tmp_path / "autogroup", tmp_path / "cgroup") is local
+
+
+ENGINE = (
+    "from serving.replicas.vllm_plugin import end_with_replica;"
+    " end_with_replica(); print(1, flush=True); "
+)
+REPLICA = f"""
+import os, subprocess, sys
+os.environ["MINICLUSTER_REPLICA"] = str(os.getpid())
+engine = subprocess.Popen([sys.executable, "-c", {ENGINE!r} + "import time; time.sleep(600)"])
+print(engine.pid, flush=True)
+engine.wait()
+"""
+
+
+def test_an_engine_ends_with_its_replica() -> None:
+    """When the process that started it is killed, an engine does not live on as an orphan."""
+    command = [sys.executable, "-c", REPLICA]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as replica:
+        assert replica.stdout is not None
+        said = {int(replica.stdout.readline()) for _ in range(2)}
+        [engine] = said - {1}
+        assert _lives(engine)
+        replica.send_signal(signal.SIGKILL)
+        replica.wait()
+        deadline = time.monotonic() + 30
+        while _lives(engine):
+            assert time.monotonic() < deadline, "an orphan lives on"
+            time.sleep(0.1)
+
+
+def _lives(pid: int) -> bool:
+    """Tell whether a process is there; one that is dead and not yet buried is not."""
+    with suppress(OSError, IndexError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    return False

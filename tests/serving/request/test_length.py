@@ -1,0 +1,187 @@
+"""The length of requests: the operator's limit of answers, and what answers teach of texts."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minicluster.errors import InputError
+from serving.protocol.messages import RequestRefused
+from serving.request.length import (
+    MAX_OUTPUT_TOKENS,
+    TokenCounts,
+    apply_token_limit,
+    counted_text_bytes,
+    prompt_tokens,
+    prompts_in,
+    read_token_limit,
+)
+
+CONTEXT = 200
+HI = {"role": "user", "content": "hi"}
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=20,
+)
+
+
+@given(st.sampled_from(["prompt", "messages"]), JSON)
+def test_whatever_a_prompt_is_the_engine_refuses_not_we(name: str, given_: object) -> None:
+    """No JSON breaks the bound on the length of answers; no answer exceeds the limit."""
+    kind = "chat" if name == "messages" else "completions"
+    limited = apply_token_limit(kind, {name: given_, "max_tokens": None}, 16, CONTEXT)
+    assert limited[name] == given_
+    assert 1 <= (limited["max_tokens"] or 1) <= 16
+
+
+@pytest.mark.parametrize(
+    ("limit", "body", "tokens"),
+    [
+        (16, {"prompt": "x" * 50, "max_tokens": None}, 16),
+        (16, {"prompt": "x" * 130, "max_tokens": None}, 6),
+        (16, {"prompt": [1] * 130, "max_tokens": None}, 6),
+        (16, {"prompt": [1.0] * 130, "max_tokens": None}, 6),
+        (16, {"prompt": [[1] * 130, [1]], "max_tokens": None}, 6),
+        (16, {"prompt": ["a", "x" * 130], "max_tokens": None}, 6),
+        (16, {"prompt": 1, "max_tokens": None}, 16),
+        (16, {"prompt": [1] * CONTEXT, "max_tokens": None}, None),  # the engine says so
+        (16, {"messages": [{"content": "x" * 130}]}, 6),
+        (16, {"messages": None}, 16),
+        (16, {"messages": [{"content": "x" * 110}], "tools": [{"type": "function"}]}, 4),
+        (3, {"prompt": "x"}, 3),
+        (15, {"prompt": "x"}, 15),
+        (3, {"prompt": [1] * CONTEXT}, 3),
+        (None, {"prompt": "x", "max_tokens": 10**9}, 10**9),
+    ],
+)
+def test_a_request_without_length_gets_the_limit_or_what_fits(
+    limit: int | None, body: dict[str, object], tokens: int | None
+) -> None:
+    """The longest prompt and 64 tokens of a template decide; of text each byte may be a token."""
+    kind = "chat" if "messages" in body else "completions"
+    assert apply_token_limit(kind, body, limit, CONTEXT) == {**body, "max_tokens": tokens}
+
+
+@pytest.mark.parametrize(
+    ("kind", "lengths", "param"),
+    [
+        ("completions", {}, None),  # the engine makes 16
+        ("completions", {"max_tokens": 21}, "max_tokens"),
+        ("completions", {"max_tokens": 21, "max_completion_tokens": 1}, "max_tokens"),
+        ("completions", {"max_tokens": 20}, None),
+        ("completions", {"max_tokens": 20, "max_completion_tokens": 21}, None),
+        ("completions", {"min_tokens": 21}, "min_tokens"),
+        ("chat", {"max_tokens": 21}, "max_tokens"),
+        ("chat", {"max_completion_tokens": 21}, "max_completion_tokens"),
+        ("chat", {"max_completion_tokens": 1, "max_tokens": 21}, "max_tokens"),
+        ("chat", {"max_completion_tokens": 20, "max_tokens": 1}, None),
+    ],
+)
+def test_a_request_for_more_is_refused(
+    kind: str, lengths: dict[str, object], param: str | None
+) -> None:
+    """With the parameter at fault, whichever the engine reads here; up to the limit it stays."""
+    body = {"prompt": "x", **lengths}
+    if param is None:
+        assert apply_token_limit(kind, body, 20, CONTEXT) == body
+        return
+    with pytest.raises(RequestRefused) as refused:
+        apply_token_limit(kind, body, 20, CONTEXT)
+    assert (refused.value.refusal.status, refused.value.refusal.param) == (400, param)
+
+
+def test_a_limit_is_a_number_of_tokens() -> None:
+    assert read_token_limit({}) is None
+    assert read_token_limit({MAX_OUTPUT_TOKENS: "7"}) == 7
+    for given_ in ("", "0", "-1", "1.5", "many"):
+        with pytest.raises(InputError):
+            read_token_limit({MAX_OUTPUT_TOKENS: given_})
+
+
+def _counted(*texts: tuple[int, int], times: int = 200) -> TokenCounts:
+    """Return what texts of these bytes and tokens teach, all of them many times."""
+    counts = TokenCounts()
+    for _ in range(times):
+        for size_bytes, tokens in texts:
+            counts.add(size_bytes, tokens)
+    return counts
+
+
+def test_many_short_chats_say_nothing_of_a_long_prompt() -> None:
+    """Thirty tokens of a template beside two bytes are no fifteen tokens a byte."""
+    counts = _counted((2, 31), (5, 32), (11, 33))
+    assert prompt_tokens("x" * 4000, counts.estimate) == pytest.approx(1030, rel=0.02)
+    assert prompt_tokens("hi", counts.estimate) == pytest.approx(31, abs=1)
+
+
+@pytest.mark.parametrize("tokens_per_byte", [0.1, 0.25, 0.6])
+@pytest.mark.parametrize("template_tokens", [0, 30, 120])
+def test_texts_of_all_lengths_teach_both(tokens_per_byte: float, template_tokens: int) -> None:
+    """The line is found: what is added to every text, and the tokens of a byte."""
+    lengths = (10, 100, 1000, 8000)
+    counts = _counted(*((n, template_tokens + round(n * tokens_per_byte)) for n in lengths))
+    assert counts.estimate.tokens_per_byte == pytest.approx(tokens_per_byte, rel=0.02)
+    assert counts.estimate.overhead_tokens == pytest.approx(template_tokens, rel=0.06, abs=3)
+
+
+@pytest.mark.parametrize("tokens", [300, 1000, 2500])
+def test_texts_of_one_length_teach_their_own_size(tokens: int) -> None:
+    """One length alone, and few answers: the next such text is sized right."""
+    counts = _counted((4000, tokens), times=5)
+    assert prompt_tokens("x" * 4000, counts.estimate) == pytest.approx(tokens, rel=0.05)
+
+
+@given(st.lists(st.tuples(st.integers(1, 10**7), st.integers(0, 10**6)), max_size=80))
+def test_no_answer_teaches_more_than_a_token_a_byte(texts: list[tuple[int, int]]) -> None:
+    """Whatever the engine counts: a token has one to 64 bytes, a template adds up to 256 tokens."""
+    size = _counted(*texts, times=1).estimate
+    assert 1 / 64 <= size.tokens_per_byte <= 1
+    assert 0 <= size.overhead_tokens <= 256
+
+
+def test_what_no_answer_confirms_is_discounted() -> None:
+    """A text of dense tokens does not shut the others out for ever: four bytes a token again."""
+    counts = _counted((4000, 4000))
+    assert counts.estimate.tokens_per_byte == pytest.approx(1, rel=0.01)
+    for _ in range(150):
+        counts.discount()
+    assert counts.estimate.tokens_per_byte == pytest.approx(0.25, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "size_bytes"),
+    [
+        ("completions", {"prompt": "abc"}, 3),
+        ("completions", {"prompt": "abc", "messages": [HI]}, 3),
+        ("completions", {"prompt": "abc", "truncate_prompt_tokens": 1}, 0),
+        ("completions", {"prompt": [1, 2]}, 0),
+        ("completions", {"prompt": ["a", "b"]}, 0),
+        ("chat", {"messages": [HI], "prompt": "x"}, 2),
+        ("chat", {"messages": [HI, {"role": "assistant", "content": None}]}, 2),
+        ("chat", {"messages": [{"content": [{"type": "text", "text": "é"}]}]}, 2),
+        ("chat", {"messages": [HI], "tools": [{"type": "function"}]}, 2 + 22),
+        ("chat", {"messages": [{"tool_calls": [{"function": {"arguments": "{}"}}]}]}, 2),
+    ],
+)
+def test_bytes_that_a_count_of_tokens_is_of(
+    kind: str, body: dict[str, object], size_bytes: int
+) -> None:
+    """All text that the template gets, of the endpoint's own fields, and of one prompt alone."""
+    assert counted_text_bytes(kind, body) == size_bytes
+
+
+@pytest.mark.parametrize(
+    ("prompt", "tokens"),
+    [
+        ([5, 6, 7], 3),
+        ("abcdefgh", 2),
+        ([{"role": "user", "content": "x" * 40}], 10),
+        (None, 1),
+        *((each, 1) for each in prompts_in("chat", {"messages": [HI, HI], "prompt": ["a", "b"]})),
+    ],
+)
+def test_prompts_are_sized_before_they_are_tokenized(prompt: object, tokens: float) -> None:
+    """Ids are counted; text is guessed from its bytes; a chat is one prompt; nothing fails."""
+    assert prompt_tokens(prompt) == tokens
