@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Column, Table
 from rich.text import Text
 
-from minicluster.phases import label
 from minicluster.pages.page import DataTable, Section
+from minicluster.phases import label
 from minicluster.specs.slo import PERCENTILES
 from minicluster.units import seconds
 

@@ -97,5 +97,5 @@ def test_without_requests_the_slo_holds() -> None:
     idle = read_histograms(_text({"ttft": [], "tpot": [], "prefill_queue": []}))
     seen = window_metrics(idle, idle, SLO)
     assert (seen.requests, seen.ttft_fraction, seen.tpot_fraction) == (0, 1.0, 1.0)
-    with pytest.raises(TargetFailed, match="minicluster_queue_seconds"):
+    with pytest.raises(TargetFailed, match="minicluster_prefill_queue_seconds"):
         read_histograms(_text({"ttft": [], "tpot": []}))
