@@ -107,11 +107,12 @@ def _prefill_share(plan: Plan, pool: Pool, arrived: Sequence[Sample]) -> float:
     step, cached = plan.step_model.prefill, plan.workload.prefix_tokens
     asked = np.array([s.asked_input_tokens for s in arrived], dtype=np.float64)
     n = np.maximum(1.0, asked - cached)
-    chunks = np.ceil(n / pool.max_batched_tokens)
+    chunk = plan.engine.chunked_prefill_tokens or pool.max_num_batched_tokens
+    chunks = np.ceil(n / chunk)
     alone = prefill_s(step, n, cached) + (chunks - 1) * step.base_s
     linear = float(np.maximum(step.stream_s, step.per_prefill_token_s * n).mean())
-    filled = max(linear, step.per_prefill_token_s * float(n.mean()) * pool.max_batch_size)
-    saved = step.base_s + linear - (step.base_s + filled) / pool.max_batch_size
+    filled = max(linear, step.per_prefill_token_s * float(n.mean()) * pool.max_num_seqs)
+    saved = step.base_s + linear - (step.base_s + filled) / pool.max_num_seqs
     return float(alone.sum() - len(n) * saved) / pool.replicas
 
 
@@ -120,8 +121,8 @@ def _decode_share(plan: Plan, pool: Pool, arrived: Sequence[Sample]) -> float:
     n = np.array([s.asked_input_tokens for s in arrived], dtype=np.float64)
     out = np.array([s.asked_output_tokens for s in arrived], dtype=np.float64)
     context = float(n.mean() + (out**2).mean() / (2 * out.mean()))
-    full_s = float(decode_s(plan.step_model.decode, pool.max_batch_size, context))
-    return float(out.sum()) * full_s / (pool.replicas * pool.max_batch_size)
+    full_s = float(decode_s(plan.step_model.decode, pool.max_num_seqs, context))
+    return float(out.sum()) * full_s / (pool.replicas * pool.max_num_seqs)
 
 
 def mean_concurrent(spans: Iterable[Span], window: Window) -> float:

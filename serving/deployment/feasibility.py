@@ -131,10 +131,10 @@ def _pool(deployment: Deployment, pool: Pool, target: Target) -> Iterator[str]:
     rule = tp_rule(deployment.model, pool.tp)
     if rule is not None:
         yield f"{place}.tp: {pool.tp}; expected {rule}"
-    if pool.max_batched_tokens < pool.max_batch_size:
+    if pool.max_num_batched_tokens < pool.max_num_seqs:
         yield (
-            f"{place}.max_batched_tokens: {pool.max_batched_tokens}; "
-            f"at least max_batch_size = {pool.max_batch_size}"
+            f"{place}.max_num_batched_tokens: {pool.max_num_batched_tokens}; "
+            f"at least max_num_seqs = {pool.max_num_seqs}"
         )
     for node in sorted({p.node for p in pool.placement}):
         if not LABEL.fullmatch(node):

@@ -173,12 +173,11 @@ def served(
     """Replay the share of the row's load that one attention rank and pipeline batch has."""
     users = max(1, math.ceil(row.amount / ranks)) if row.load == "closed" else 0
     protocol, recipe = protocol_of(row), recipe_of(row)
-    rules = config.rules
-    if protocol is not None:
-        rules = replace(rules, max_num_seqs=protocol.max_batch_size)
+    engine = config.machine.engine
     replica = ReplayedReplica(
         steps=_table(config, group.slicing, users or 256, row.isl + row.osl),
-        rules=rules,
+        rules=config.rules,
+        max_num_seqs=engine.max_num_seqs if protocol is None else protocol.max_batch_size,
         token_budget=recipe.token_budget if recipe else config.token_budget,
         kv_tokens=config.kv_tokens(group.slicing, row.isl + row.osl / 2) * spare / group.slicing.pp,
         overhead_s=REQUEST_S,

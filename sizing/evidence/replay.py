@@ -37,6 +37,7 @@ class ReplayedReplica:
     Attributes:
         steps: seconds of its steps.
         rules: how the engine fills them.
+        max_num_seqs: requests that run at a time.
         token_budget: tokens of a step.
         kv_tokens: tokens that the KV cache holds.
         overhead_s: between a request's arrival and the scheduler, and back.
@@ -48,6 +49,7 @@ class ReplayedReplica:
 
     steps: StepTable
     rules: SchedulingRules
+    max_num_seqs: int
     token_budget: int
     kv_tokens: float
     overhead_s: float
@@ -175,7 +177,7 @@ class RowReplay:
         running = len(self.running) + admitted
         if not running:
             return True
-        if running >= self.replica.rules.max_num_seqs:
+        if running >= self.replica.max_num_seqs:
             return False
         return self.reserved + self._reservation(job) <= self.replica.kv_tokens
 

@@ -29,7 +29,7 @@ def decode_slots(row: MeasuredRow, config: RowConfig) -> int:
     ranks = pool.slicing.dp
     tokens = (1 - row.length_jitter / 2) * (row.isl + row.osl)
     kept = config.kv_tokens(pool.slicing, tokens) / tokens
-    rank = max(1, min(math.floor(kept), config.rules.max_num_seqs))
+    rank = max(1, min(math.floor(kept), config.machine.engine.max_num_seqs))
     slots = rank * ranks
     if config.rules.recipe_users_exceed_slots:
         slots = min(slots, recipe_slots(int(row.amount), pool.replicas, ranks) or slots)

@@ -34,7 +34,8 @@ def bottlenecks(inputs: Inputs, chosen: Candidate, found: TandemForecast) -> dic
         "prefill": _step_bound(inputs, chosen, "prefill", found.mean_batch, context),
         "decode": _step_bound(inputs, chosen, "decode", found.mean_batch, context),
     }
-    full = limit == chosen.max_batch < inputs.engine.max_batch_size and inputs.calibration is None
+    most = inputs.engine_on(chosen.layout.decode.gpu).max_num_seqs
+    full = limit == chosen.max_batch < most and inputs.calibration is None
     if full and found.mean_batch > limit / 2:
         words["decode"] = "capacity"
     if parts["prefill queue"] > parts["prefill"]:

@@ -172,7 +172,7 @@ def _pool_rows(plan: Plan) -> Iterator[tuple[str, ...]]:
             str(pool.replicas),
             f"TP{sliced(pool)}",
             str(pool.gpus),
-            f"up to {pool.max_batch_size}",
+            f"up to {pool.max_num_seqs}",
             size(pool.kv_bytes),
             "" if used is None else f"{used:.0%}",
             plan.prediction.bottleneck.get(pool.role, ""),

@@ -118,7 +118,7 @@ def test_the_endpoint_gets_the_plan(
     assert (config.model_id, config.max_model_len, config.block_size) == ("demo", 2048, 32)
     assert config.routing == plan.routing
     assert config.pairing == {"d0": ("d0",)}
-    sizes = [(pool.role, pool.replicas, pool.max_batch_size) for pool in config.pools]
+    sizes = [(pool.role, pool.replicas, pool.max_num_seqs) for pool in config.pools]
     assert sizes == [("prefill", {"d0": 1}, 4), ("decode", {"d0": 1}, 16)]
 
 
@@ -340,8 +340,8 @@ def test_plan_decides_every_number(  # noqa: PLR0913, PLR0917  (one argument a n
         "decode",
         replicas=replicas,
         tp=tp,
-        max_batch_size=batch,
-        max_batched_tokens=tokens,
+        max_num_seqs=batch,
+        max_num_batched_tokens=tokens,
         kv_bytes=kv_bytes,
         placement=tuple(
             Placement(node=f"n{i % 2}", gpus=tuple(range(1 + i * tp, 1 + (i + 1) * tp)))

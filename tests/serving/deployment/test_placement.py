@@ -130,8 +130,8 @@ def _facts(plan: Plan, pool: Pool) -> list[dict[str, object]]:
         {
             "tp": pool.tp,
             "pp": pool.pp,
-            "max_batch_size": pool.max_batch_size,
-            "max_batched_tokens": pool.max_batched_tokens,
+            "max_num_seqs": pool.max_num_seqs,
+            "max_num_batched_tokens": pool.max_num_batched_tokens,
             "max_model_len": plan.engine.max_model_len,
             "block_size": plan.engine.block_size,
             "kv_bytes": int(pool.kv_bytes),

@@ -22,8 +22,10 @@ def _as_planned(model: Path) -> Deployed:
             {
                 "tp": 1,
                 "pp": 1,
-                "max_batch_size": batch,
-                "max_batched_tokens": 2048,
+                "max_num_seqs": batch,
+                "max_num_batched_tokens": 2048,
+                "chunked_prefill_tokens": 0,
+                "gpu_memory_utilization": 0.9,
                 "max_model_len": 2048,
                 "block_size": 32,
                 "kv_bytes": 268435456,
@@ -58,7 +60,7 @@ def test_as_planned(small_model: Path, make_deployment: DeploymentMaker) -> None
     ("fact", "value", "says"),
     [
         ("tp", 2, "decode[0].tp: deployed 2, planned 1"),
-        ("max_batch_size", 8, "decode[0].max_batch_size: deployed 8, planned 16"),
+        ("max_num_seqs", 8, "decode[0].max_num_seqs: deployed 8, planned 16"),
         ("kv_bytes", 1, "decode[0].kv_bytes: deployed 1, planned 268435456"),
         ("dtype", "float32", "decode[0].dtype: deployed float32, planned bfloat16"),
         ("labels", {ROLE_LABEL: "decode", NODE_LABEL: "x"}, "decode.nodes: deployed ['x']"),

@@ -25,9 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
 
-CONFIG = unplanned(
-    prefill_deadline_s=1.0, kv_wait_deadline_s=1.0, max_model_len=60, max_batch_size=1
-)
+CONFIG = unplanned(prefill_deadline_s=1.0, kv_wait_deadline_s=1.0, max_model_len=60, max_num_seqs=1)
 """A first token has 4 s, each further token of an answer in one piece 1 s."""
 
 TIMING = PrefillTiming(prompt_tokens=3, seconds=0.1, queue_s=0.0, step_s=0.1)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tests.serving.conftest import DeploymentMaker, PlanMaker
 
 CONFIG = unplanned(
-    prefill_deadline_s=1.0, kv_wait_deadline_s=1.0, max_model_len=2000, max_batch_size=8
+    prefill_deadline_s=1.0, kv_wait_deadline_s=1.0, max_model_len=2000, max_num_seqs=8
 )
 
 

@@ -36,6 +36,7 @@ def replica(engine: str = "vllm", *, budget: int = 100, kv_tokens: float = 1e9) 
     return ReplayedReplica(
         steps=linear(),
         rules=RULES[engine],
+        max_num_seqs=1024,
         token_budget=budget,
         kv_tokens=kv_tokens,
         overhead_s=0.0,
