@@ -151,6 +151,9 @@ def _numbers(deployment: Deployment, pool: Pool, kind: str) -> Iterator[str]:
     kv_dtypes = {pool.dtype} | ({"fp8"} if kind == "gpu" else set())
     if engine.kv_dtype not in kv_dtypes:
         yield f"engine.kv_dtype: {engine.kv_dtype} with weights in {pool.dtype} on a {kind}"
+    chunk = engine.chunked_prefill_tokens
+    if chunk > engine.max_model_len:
+        yield f"engine.chunked_prefill_tokens: {chunk}; at most {engine.max_model_len}, the context"
     needed = kv_bytes_per_sequence(
         replace(deployment.model, kv_dtype=engine.kv_dtype),
         engine.max_model_len,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from minicluster.plan import NODE_LABEL, ROLE_LABEL, Placement
 from minicluster.specs.slo import SloSpec
 from serving.deployment.compile import compile_app, domains, replica_devices
-from serving.deployment.engine_args import DeployTarget
+from serving.deployment.engine_args import DeployTarget, engine_kwargs
 from serving.protocol.app_spec import CORES, DEVICES_LABEL, planned_cores
 from serving.protocol.endpoint_config import from_plain, to_plain
 
@@ -135,6 +135,20 @@ def test_same_deployment_same_app(small_model: Path, make_deployment: Deployment
     """Compiling is a function: equal input, equal JSON."""
     first, second = (compile_app(make_deployment(small_model), CPU) for _ in range(2))
     assert json.dumps(asdict(first)) == json.dumps(asdict(second))
+
+
+def test_scheduler_limits_are_deployed(small_model: Path, make_deployment: DeploymentMaker) -> None:
+    """Chunks, memory share and blocks reach vLLM; without a chunk size vLLM's default stays."""
+    plain = make_deployment(small_model)
+    limits = {"chunked_prefill_tokens": 512, "gpu_memory_utilization": 0.5, "block_size": 64}
+    limited = replace(plain, engine=replace(plain.engine, **limits))
+    for pool in plain.pools:
+        kwargs = engine_kwargs(limited, pool, DeployTarget(kind="gpu"))
+        assert kwargs["long_prefill_token_threshold"] == 512
+        assert (kwargs["gpu_memory_utilization"], kwargs["block_size"]) == (0.5, 64)
+        assert "long_prefill_token_threshold" not in engine_kwargs(
+            plain, pool, DeployTarget(kind="gpu")
+        )
 
 
 def test_across_hosts_no_shared_memory(small_model: Path, make_deployment: DeploymentMaker) -> None:

@@ -105,6 +105,15 @@ def test_a_window_of_attention_needs_less_cache(
     assert findings(replace(whole, model=model, pools=pools), target) == ()
 
 
+def test_a_chunk_beyond_the_context(
+    small_model: Path, make_deployment: DeploymentMaker, target: Target
+) -> None:
+    """VLLM refuses to start with one, so that serving does before."""
+    plain = make_deployment(small_model)
+    limited = replace(plain, engine=replace(plain.engine, chunked_prefill_tokens=4096))
+    assert any("chunked_prefill_tokens: 4096" in each for each in findings(limited, target))
+
+
 def test_every_reason_at_once(
     small_model: Path, make_deployment: DeploymentMaker, make_pool: PoolMaker, target: Target
 ) -> None:
