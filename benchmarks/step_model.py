@@ -39,7 +39,7 @@ def main() -> int:
             model=catalog.find_model(model),
             gpu=spec,
             cluster=cluster,
-            engine=catalog.engines()[0],
+            engine=catalog.engines()[0].on(spec),
         )
         slicing = Slicing(tp=tp)
         tokens, batches = np.geomspace(1, 32_000, GRID), np.geomspace(1, 512, GRID)

@@ -270,7 +270,7 @@ def _plan_facts(plan: Plan) -> Iterator[tuple[str, str]]:
             f"{pool.role} pool",
             (
                 f"{pool.replicas} x TP {pool.tp}, PP {pool.pp} on {pool.gpu}, {pool.dtype}; up to "
-                f"{pool.max_batch_size} sequences and {pool.max_batched_tokens} tokens a step"
+                f"{pool.max_num_seqs} sequences and {pool.max_num_batched_tokens} tokens a step"
             ),
         )
     load, promised = plan.workload, plan.prediction

@@ -21,7 +21,16 @@ NODE_LABEL = "minicluster-node"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings:
-    """Settings that all replicas share."""
+    """
+    Settings that all replicas share.
+
+    Attributes:
+        max_model_len: tokens of the longest sequence.
+        block_size: tokens of a KV block.
+        gpu_memory_utilization: share of a GPU's memory that the engine takes.
+        chunked_prefill_tokens: most tokens of one prompt in a step
+            (`long_prefill_token_threshold`); 0: the token budget.
+    """
 
     __pydantic_config__ = STRICT
 
@@ -30,7 +39,8 @@ class EngineSettings:
     max_model_len: int
     block_size: int
     kv_dtype: str
-    memory_fraction: float
+    gpu_memory_utilization: float
+    chunked_prefill_tokens: int = 0
 
     def __post_init__(self) -> None:
         """Check the numbers."""
@@ -40,7 +50,8 @@ class EngineSettings:
                 "engine.block_size": self.block_size,
             }
         )
-        fraction(**{"engine.memory_fraction": self.memory_fraction})
+        fraction(**{"engine.gpu_memory_utilization": self.gpu_memory_utilization})
+        not_negative(**{"engine.chunked_prefill_tokens": self.chunked_prefill_tokens})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,8 +70,8 @@ class Pool:
     Replicas of one role.
 
     Attributes:
-        max_batch_size: sequences of one copy of attention (`max_num_seqs`), shared by its stages.
-        max_batched_tokens: token budget of one step (`max_num_batched_tokens`).
+        max_num_seqs: sequences of one copy of attention (`max_num_seqs`), shared by its stages.
+        max_num_batched_tokens: token budget of one step (`max_num_batched_tokens`).
         kv_bytes: KV cache per GPU.
         placement: one entry a node of each replica, replica after replica; a replica wider
             than a node takes several entries.
@@ -78,8 +89,8 @@ class Pool:
     ep: int
     gpu: str
     dtype: str
-    max_batch_size: int
-    max_batched_tokens: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
     kv_bytes: float
     placement: tuple[Placement, ...]
     dp: int = 1
@@ -98,8 +109,8 @@ class Pool:
                     "pp",
                     "ep",
                     "dp",
-                    "max_batch_size",
-                    "max_batched_tokens",
+                    "max_num_seqs",
+                    "max_num_batched_tokens",
                     "kv_bytes",
                 )
             }

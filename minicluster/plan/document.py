@@ -47,7 +47,7 @@ KEPT_AT_TOP = {
     "model.config_hash": "model.config_hash",
     "engine.name": "engine.name",
     "engine.version": "engine.version",
-    "engine.memory_fraction": "engine.memory_fraction",
+    "engine.gpu_memory_utilization": "engine.gpu_memory_utilization",
     "engine.kv_dtype": "model.kv_dtype",
     "pools.0.dtype": "model.weight_dtype",
 }
@@ -115,7 +115,10 @@ class Plan(Spec):
         found: dict[str, tuple[object, object]] = {
             "engine.name": (engine.name, profile.name),
             "engine.version": (engine.version, profile.version),
-            "engine.memory_fraction": (engine.memory_fraction, profile.memory_fraction),
+            "engine.gpu_memory_utilization": (
+                engine.gpu_memory_utilization,
+                profile.gpu_memory_utilization,
+            ),
             "engine.kv_dtype": (engine.kv_dtype, model.kv_dtype),
         }
         found |= {f"pools[{p.role}].dtype": (p.dtype, model.weight_dtype) for p in self.pools}

@@ -25,6 +25,7 @@ class Inputs(Spec):
 
     Attributes:
         scenario: as asked for; `search.gpus` by the names of the catalog.
+        engine: its profile with the settings that the scenario asks for.
         gpu: the cluster's.
         other_gpus: those of `search.gpus` that are not the cluster's.
     """
@@ -42,6 +43,10 @@ class Inputs(Spec):
         """GPUs that a pool may be made of, by name: those of `search.gpus`, else the cluster's."""
         known = {gpu.name: gpu for gpu in (self.gpu, *self.other_gpus)}
         return {name: known[name] for name in self.scenario.search.gpus or (self.gpu.name,)}
+
+    def engine_on(self, gpu: str) -> EngineProfile:
+        """Return the engine with its limits on one of `kinds`."""
+        return self.engine.on(self.kinds[gpu])
 
     @property
     def calibration_note(self) -> CalibrationNote:

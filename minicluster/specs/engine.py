@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from minicluster.specs.checks import STRICT, fraction, not_negative, one_of, positive
 from minicluster.specs.efficiency import EngineKernels
 from minicluster.specs.gpu import NumberSource
+
+if TYPE_CHECKING:
+    from minicluster.specs.gpu import GpuSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +26,6 @@ class SchedulingRules:
         chunked_prefill: a prompt that does not fit the rest of the token budget is begun and
             continued in the next step; else it waits for a step with room, and a prompt of any
             size has a step alone.
-        max_num_seqs: sequences in a step of the deployments whose measurements are predicted.
         kv_reserved_fraction: share of a request's output tokens whose KV cache has to be free
             before the request is admitted.
         fp8_kv: models whose KV cache is fp8 unless the row says otherwise. `small`: every model
@@ -43,7 +46,6 @@ class SchedulingRules:
 
     mixed_steps: bool
     chunked_prefill: bool
-    max_num_seqs: int
     kv_reserved_fraction: float
     fp8_kv: str
     async_scheduling_since: tuple[int, ...]
@@ -53,7 +55,6 @@ class SchedulingRules:
 
     def __post_init__(self) -> None:
         """Check the numbers and names."""
-        positive(**{"scheduling.max_num_seqs": self.max_num_seqs})
         not_negative(
             **{
                 "scheduling.kv_reserved_fraction": self.kv_reserved_fraction,
@@ -64,19 +65,60 @@ class SchedulingRules:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceDefaults:
+    """
+    `[[defaults]]` of an engine profile: what the engine sets otherwise on some devices.
+
+    Attributes:
+        kind: `gpu` or `cpu`.
+        from_bytes: least memory of such a GPU.
+        except_gpus: GPUs left out: those whose name holds one of these words.
+        block_size: in place of the profile's, like the next two; `None`: the profile's.
+    """
+
+    __pydantic_config__ = STRICT
+
+    kind: str = "gpu"
+    from_bytes: float = 0.0
+    except_gpus: tuple[str, ...] = ()
+    block_size: int | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        """Check names and numbers."""
+        one_of(("gpu", "cpu"), **{"defaults[].kind": self.kind})
+        not_negative(**{"defaults[].from_bytes": self.from_bytes})
+        positive(**{f"defaults[].{name}": getattr(self, name) for name in DEVICE_SETTINGS})
+
+    def apply_to(self, gpu: GpuSpec) -> bool:
+        """Say whether *gpu* is such a device."""
+        if gpu.kind != self.kind or any(word in gpu.name for word in self.except_gpus):
+            return False
+        return gpu.kind == "cpu" or gpu.require("hbm_bytes") >= self.from_bytes
+
+
+DEVICE_SETTINGS = ("block_size", "max_num_seqs", "max_num_batched_tokens")
+"""Settings whose defaults depend on the device."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineProfile:
     """
     One engine version with one KV connector: the rules that a deployable plan keeps.
 
     Attributes:
         pp: pipeline degrees that can be deployed.
-        block_size: KV block, tokens, on GPUs; `cpu_block_size` on CPUs.
-        memory_fraction: share of GPU memory the engine takes.
-        activation_bytes: working memory per GPU at `max_batched_tokens`; 0: as vLLM allocates it,
-            by the model (docs/model.md, eq. M8).
+        block_size: tokens of a KV block; the engine takes multiples of it.
+        gpu_memory_utilization: share of GPU memory the engine takes.
+        activation_bytes: working memory per GPU at `max_num_batched_tokens`; 0: as vLLM allocates
+            it, by the model (docs/model.md, eq. M8).
         runtime_bytes: CUDA context and graphs per GPU; buffers of collectives are counted apart.
-        max_batch_size: largest number of sequences in a step.
-        max_batched_tokens: token budget of a step.
+        max_num_seqs: sequences that run at a time.
+        max_num_batched_tokens: token budget of a step.
+        chunked_prefill_tokens: most tokens of one prompt in a step; 0: the budget.
+        defaults: block size and limits that the engine has on other devices, the last one counts;
+            `on` applies them.
         per_layer_s: launch and host time per layer and step, not hidden.
         prompt_expert_layer_s: per layer with experts of a step that holds prompts: such steps are
             not captured whole, and experts take many kernels.
@@ -101,18 +143,19 @@ class EngineProfile:
     connector: str
     pp: tuple[int, ...]
     block_size: int
-    cpu_block_size: int
-    memory_fraction: float
+    gpu_memory_utilization: float
     activation_bytes: float
     runtime_bytes: float
-    max_batch_size: int
-    max_batched_tokens: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
     per_layer_s: float
     per_step_s: float
     per_sequence_s: float
     per_request_s: float
     transfer_base_s: float
     scheduling: SchedulingRules
+    chunked_prefill_tokens: int = 0
+    defaults: tuple[DeviceDefaults, ...] = ()
     per_exchange_s: float = 0.0
     prompt_expert_layer_s: float = 0.0
     captured_tokens: int = 0
@@ -124,14 +167,10 @@ class EngineProfile:
 
     def __post_init__(self) -> None:
         """Check the numbers."""
-        fraction(memory_fraction=self.memory_fraction)
-        positive(
-            block_size=self.block_size,
-            cpu_block_size=self.cpu_block_size,
-            max_batch_size=self.max_batch_size,
-            max_batched_tokens=self.max_batched_tokens,
-        )
+        fraction(gpu_memory_utilization=self.gpu_memory_utilization)
+        positive(**{name: getattr(self, name) for name in DEVICE_SETTINGS})
         not_negative(
+            chunked_prefill_tokens=self.chunked_prefill_tokens,
             activation_bytes=self.activation_bytes,
             runtime_bytes=self.runtime_bytes,
             per_layer_s=self.per_layer_s,
@@ -144,3 +183,22 @@ class EngineProfile:
             captured_tokens=self.captured_tokens,
             transfer_per_descriptor_s=self.transfer_per_descriptor_s,
         )
+
+    @property
+    def prompt_tokens_per_step(self) -> int:
+        """Most tokens of one prompt in a step."""
+        return self.chunked_prefill_tokens or self.max_num_batched_tokens
+
+    def on(self, gpu: GpuSpec) -> EngineProfile:
+        """
+        Return the profile with the block size and the limits that the engine has on *gpu*.
+
+        As in vLLM, no more sequences run than a step has tokens.
+        """
+        found = {name: getattr(self, name) for name in DEVICE_SETTINGS}
+        for each in self.defaults:
+            if each.apply_to(gpu):
+                own = {name: getattr(each, name) for name in DEVICE_SETTINGS}
+                found |= {name: value for name, value in own.items() if value is not None}
+        found["max_num_seqs"] = min(found["max_num_seqs"], found["max_num_batched_tokens"])
+        return replace(self, defaults=(), **found)

@@ -86,18 +86,42 @@ class ClusterChoice:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineChoice:
     """
-    `[engine]`: name and version of an engine profile.
+    `[engine]`: an engine profile, and limits of its scheduler and KV cache.
 
     Attributes:
         name: engine with a profile.
         version: version with a profile, in full or without its last number; absent: the newest
             that can be deployed.
+        max_num_seqs: sequences that may run at a time on one copy of attention; the plan's batch
+            limit is lower where memory or the SLO asks for it; absent: the engine's default for
+            the GPU's memory, like the next key.
+        max_num_batched_tokens: most tokens in a step, prompts and decoded ones.
+        chunked_prefill_tokens: most tokens of one prompt in a step; absent: max_num_batched_tokens.
+        gpu_memory_utilization: share of a GPU's memory that the engine takes, weights included;
+            absent: the engine's default.
+        block_size: tokens of a KV block; absent: the engine's default for the device.
     """
 
     __pydantic_config__ = STRICT
 
     name: str = "vllm"
     version: str | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    chunked_prefill_tokens: int | None = None
+    gpu_memory_utilization: float | None = None
+    block_size: int | None = None
+
+    def __post_init__(self) -> None:
+        """Check the share of memory, and that the limits go together."""
+        fraction(**{"engine.gpu_memory_utilization": self.gpu_memory_utilization})
+        budget = self.max_num_batched_tokens
+        for name in ("max_num_seqs", "chunked_prefill_tokens"):
+            value = getattr(self, name)
+            if value is not None and budget is not None and value > budget:
+                raise InputError(
+                    f"engine.{name}", value, f"at most max_num_batched_tokens, {budget:,}"
+                )
 
 
 MIDDLE, SUREST = 0.5, 0.99
@@ -189,6 +213,10 @@ LIMITS = {
     "slo.ttft_s": (1e-6, 3_600),
     "slo.tpot_s": (1e-6, 3_600),
     "slo.itl_s": (1e-6, 3_600),
+    "engine.max_num_seqs": (1, 65_536),
+    "engine.max_num_batched_tokens": (16, 1_048_576),
+    "engine.chunked_prefill_tokens": (16, 1_048_576),
+    "engine.block_size": (1, 1_024),
     "search.confidence_fraction": (MIDDLE, SUREST),
     "search.spare_replicas": (0, 1_024),
     "search.availability_fraction": (0.5, 0.999_999),

@@ -141,8 +141,8 @@ class InflightRequests:
             sequences=self._sequences[domain],
             context_tokens=self._context[domain],
             decode_replicas=self._replicas[decode],
-            max_batch_size=self._pool.max_batch_size,
-            max_step_tokens=self._pool.max_batched_tokens,
+            max_batch_size=self._pool.max_num_seqs,
+            max_step_tokens=self._pool.max_num_batched_tokens,
             local_work_s=self._work_s[decode],
             local_per_token_s=self._per_token_s[domain],
         )

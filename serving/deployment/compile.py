@@ -125,7 +125,7 @@ def limits(
     prefill_s, handoff_s = deadlines(plan, deadlines_s)
     rate = max(plan.prediction.capacity_requests_per_s, plan.workload.requests_per_s)
     waiting = math.ceil(rate / pool.replicas * prefill_s)
-    slots = pool.max_batch_size * pool.dp * pool.pp
+    slots = pool.max_num_seqs * pool.dp * pool.pp
     # A draining prefill replica stays until its last KV cache is fetched, or is past its deadline.
     longest_s = prefill_s + DRAIN_POLL_S + handoff_s
     if pool.role != "prefill":

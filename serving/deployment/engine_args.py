@@ -62,12 +62,14 @@ def engine_kwargs(deployment: Deployment, pool: Pool, target: DeployTarget) -> d
         "kv_cache_dtype": "auto" if engine.kv_dtype == pool.dtype else engine.kv_dtype,
         "max_model_len": engine.max_model_len,
         "block_size": engine.block_size,
-        "max_num_seqs": pool.max_batch_size,
-        "max_num_batched_tokens": pool.max_batched_tokens,
+        "max_num_seqs": pool.max_num_seqs,
+        "max_num_batched_tokens": pool.max_num_batched_tokens,
         "kv_cache_memory_bytes": int(pool.kv_bytes),
-        "gpu_memory_utilization": engine.memory_fraction,
+        "gpu_memory_utilization": engine.gpu_memory_utilization,
         "enable_per_request_metrics": True,
     }
+    if engine.chunked_prefill_tokens:
+        kwargs["long_prefill_token_threshold"] = engine.chunked_prefill_tokens
     if pool.role in KV_ROLES:
         kwargs["kv_transfer_config"] = _kv_transfer(pool, target)
     if target.kind == "cpu":

@@ -130,10 +130,10 @@ def _pool(deployment: Deployment, pool: Pool, target: Target) -> Iterator[str]:
     rule = tp_rule(deployment.model, pool.tp)
     if rule is not None:
         yield f"{place}.tp: {pool.tp}; expected {rule}"
-    if pool.max_batched_tokens < pool.max_batch_size:
+    if pool.max_num_batched_tokens < pool.max_num_seqs:
         yield (
-            f"{place}.max_batched_tokens: {pool.max_batched_tokens}; "
-            f"at least max_batch_size = {pool.max_batch_size}"
+            f"{place}.max_num_batched_tokens: {pool.max_num_batched_tokens}; "
+            f"at least max_num_seqs = {pool.max_num_seqs}"
         )
     for node in sorted({p.node for p in pool.placement}):
         if not LABEL.fullmatch(node):
@@ -150,6 +150,9 @@ def _numbers(deployment: Deployment, pool: Pool, kind: str) -> Iterator[str]:
     kv_dtypes = {pool.dtype} | ({"fp8"} if kind == "gpu" else set())
     if engine.kv_dtype not in kv_dtypes:
         yield f"engine.kv_dtype: {engine.kv_dtype} with weights in {pool.dtype} on a {kind}"
+    chunk = engine.chunked_prefill_tokens
+    if chunk > engine.max_model_len:
+        yield f"engine.chunked_prefill_tokens: {chunk}; at most {engine.max_model_len}, the context"
     needed = kv_bytes_per_sequence(
         replace(deployment.model, kv_dtype=engine.kv_dtype),
         engine.max_model_len,

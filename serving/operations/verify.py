@@ -74,8 +74,10 @@ def _planned(deployment: Deployment, pool: Pool) -> dict[str, Any]:
     return {
         "tp": pool.tp,
         "pp": pool.pp,
-        "max_batch_size": pool.max_batch_size,
-        "max_batched_tokens": pool.max_batched_tokens,
+        "max_num_seqs": pool.max_num_seqs,
+        "max_num_batched_tokens": pool.max_num_batched_tokens,
+        "chunked_prefill_tokens": engine.chunked_prefill_tokens,
+        "gpu_memory_utilization": engine.gpu_memory_utilization,
         "max_model_len": engine.max_model_len,
         "block_size": engine.block_size,
         "kv_bytes": int(pool.kv_bytes),

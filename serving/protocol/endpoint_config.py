@@ -46,8 +46,8 @@ class PoolConfig:
 
     Attributes:
         replicas: by domain.
-        max_batch_size: sequences that one replica decodes at once, all its copies together.
-        max_batched_tokens: token budget of one step.
+        max_num_seqs: sequences that one replica decodes at once, all its copies together.
+        max_num_batched_tokens: token budget of one step.
         kv_bytes: KV cache per GPU.
     """
 
@@ -55,8 +55,8 @@ class PoolConfig:
     gpu: str
     tp: int
     replicas: dict[str, int]
-    max_batch_size: int
-    max_batched_tokens: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
     kv_bytes: float
 
 
@@ -141,8 +141,8 @@ def endpoint_config(
             gpu=pool.gpu,
             tp=pool.tp,
             replicas=replicas_by_domain(pool, domains),
-            max_batch_size=pool.max_batch_size * pool.lanes // pool.replicas,
-            max_batched_tokens=pool.max_batched_tokens,
+            max_num_seqs=pool.max_num_seqs * pool.lanes // pool.replicas,
+            max_num_batched_tokens=pool.max_num_batched_tokens,
             kv_bytes=pool.kv_bytes,
         )
         for pool in deployment.pools

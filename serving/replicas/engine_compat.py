@@ -71,8 +71,10 @@ def engine_facts(server: Any) -> dict[str, Any]:  # noqa: ANN401
     return {
         "tp": config.parallel_config.tensor_parallel_size,
         "pp": config.parallel_config.pipeline_parallel_size,
-        "max_batch_size": config.scheduler_config.max_num_seqs,
-        "max_batched_tokens": config.scheduler_config.max_num_batched_tokens,
+        "max_num_seqs": config.scheduler_config.max_num_seqs,
+        "max_num_batched_tokens": config.scheduler_config.max_num_batched_tokens,
+        "chunked_prefill_tokens": config.scheduler_config.long_prefill_token_threshold,
+        "gpu_memory_utilization": config.cache_config.gpu_memory_utilization,
         "max_model_len": config.model_config.max_model_len,
         "block_size": config.cache_config.block_size,
         "kv_bytes": config.cache_config.kv_cache_memory_bytes,

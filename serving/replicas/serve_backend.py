@@ -49,8 +49,9 @@ UNPLANNED_TOKEN_S = 1.0
 
 FACTS_LIMIT_S = 5.0
 PUBLIC_FACTS = (
-    *("tp", "pp", "dtype", "kv_dtype", "max_batch_size", "max_batched_tokens", "max_model_len"),
-    *("block_size", "kv_bytes", "kv_role", "kv_connector"),
+    *("tp", "pp", "dtype", "kv_dtype", "max_num_seqs", "max_num_batched_tokens"),
+    *("chunked_prefill_tokens", "max_model_len", "block_size", "kv_bytes"),
+    *("gpu_memory_utilization", "kv_role", "kv_connector"),
 )
 """The engine settings that `GET /plan` shows: no paths, no hosts."""
 
@@ -82,7 +83,7 @@ def whole_answer_limit_s(config: EndpointConfig, kind: str, body: Mapping[str, A
     requested = answer_tokens(kind, body)
     tokens = config.max_model_len if requested is None else requested
     sequences = (body.get("n") or 1) * len(prompts_of(body.get("prompt")))
-    turns = math.ceil(sequences / config.answering.max_batch_size)
+    turns = math.ceil(sequences / config.answering.max_num_seqs)
     return first_token_limit_s(config) + turns * tokens * token_s
 
 

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from minicluster.config import parse, read_toml
-from minicluster.specs.engine import EngineProfile
+from minicluster.errors import InputError
+from minicluster.specs.engine import DEVICE_SETTINGS, EngineProfile
 from sizing.catalog.folder import files, unknown
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from minicluster.specs.gpu import GpuSpec
     from minicluster.specs.scenario import EngineChoice
 
 NUMBER = re.compile(r"\d+")
+SETTINGS = (*DEVICE_SETTINGS, "chunked_prefill_tokens", "gpu_memory_utilization")
+"""Settings of a profile that a scenario may ask for."""
 
 
 @cache
@@ -46,6 +53,59 @@ def find_engine(choice: EngineChoice, *, place: str = "engine") -> EngineProfile
         asked = " ".join(filter(None, (choice.name, choice.version)))
         raise unknown(place, asked, "an engine with a profile", known)
     return max(wanted, key=lambda profile: release(profile.version))
+
+
+def chosen_engine(
+    choice: EngineChoice, gpus: Iterable[GpuSpec], *, place: str = "engine"
+) -> EngineProfile:
+    """
+    Return the profile that a scenario asks for, with the settings that it asks for.
+
+    Args:
+        choice: name, version and settings.
+        gpus: the devices that it may run on, each with limits of its own.
+        place: named in errors.
+
+    Raises:
+        InputError: no such profile, or a setting that the engine lacks on one of *gpus*.
+
+    """
+    profile = find_engine(choice, place=place)
+    asked = {name: getattr(choice, name) for name in SETTINGS if getattr(choice, name) is not None}
+    cleared: dict[str, Any] = dict.fromkeys(set(asked) & set(DEVICE_SETTINGS))
+    defaults = tuple(replace(each, **cleared) for each in profile.defaults)
+    chosen = replace(profile, defaults=defaults, **asked)
+    for gpu in gpus:
+        _check_settings(choice, profile.on(gpu), chosen.on(gpu), gpu.name, place)
+    return chosen
+
+
+def _check_settings(
+    choice: EngineChoice, default: EngineProfile, chosen: EngineProfile, gpu: str, place: str
+) -> None:
+    """Refuse settings that the engine would refuse on one device; *default* has none of them."""
+    name, budget = f"{chosen.name} {chosen.version}", chosen.max_num_batched_tokens
+    if choice.chunked_prefill_tokens and not chosen.scheduling.chunked_prefill:
+        raise InputError(
+            f"{place}.chunked_prefill_tokens",
+            choice.chunked_prefill_tokens,
+            f"no such key: {name} computes a prompt in one step",
+        )
+    if chosen.block_size % default.block_size:
+        raise InputError(
+            f"{place}.block_size",
+            chosen.block_size,
+            f"a multiple of {default.block_size} tokens, which {name} asks for on {gpu}",
+        )
+    for limit in ("max_num_seqs", "chunked_prefill_tokens"):
+        value = getattr(choice, limit)
+        if value is not None and value > budget:
+            raise InputError(
+                f"{place}.{limit}",
+                value,
+                f"at most {budget:,}: the tokens in a step of {name} on {gpu}",
+                f"set engine.max_num_batched_tokens to {value} or more",
+            )
 
 
 def release(version: str) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ from minicluster.config import overridden, parse, parse_scenario, read_toml
 from minicluster.errors import InputError
 from minicluster.specs.study import Conventions
 from sizing.catalog.cluster import find_cluster
-from sizing.catalog.engine import find_engine
+from sizing.catalog.engine import chosen_engine
 from sizing.catalog.folder import exists, files, unknown
 from sizing.catalog.gpu import find_gpu
 from sizing.catalog.model import chosen_model
@@ -78,11 +78,13 @@ def resolve(scenario: ScenarioSpec, place: str) -> Resolved:
         InputError: an unknown name, or values that contradict each other.
     """
     cluster = find_cluster(scenario.cluster, place=f"{place}: cluster")
+    gpu = find_gpu(cluster.gpu, place=f"{place}: cluster.gpu")
+    kinds = [find_gpu(name, place=f"{place}: search.gpus") for name in scenario.search.gpus]
     resolved = Resolved(
         model=chosen_model(scenario.model, place),
-        gpu=find_gpu(cluster.gpu, place=f"{place}: cluster.gpu"),
+        gpu=gpu,
         cluster=cluster,
-        engine=find_engine(scenario.engine, place=f"{place}: engine"),
+        engine=chosen_engine(scenario.engine, kinds or [gpu], place=f"{place}: engine"),
     )
     longest = scenario.workload.input_tokens.max_tokens + scenario.workload.output_tokens.max_tokens
     if longest > resolved.model.max_context_tokens:

@@ -22,6 +22,9 @@ UNITS = (
     ("_fraction", "share, 0 to 1"),
     ("_s", "seconds"),
     ("_bytes", "bytes"),
+    ("_utilization", "share, 0 to 1"),
+    ("max_num_seqs", "sequences"),
+    ("block_size", "tokens"),
     ("max_gpus", "GPUs"),
     ("gpus_per_node", "GPUs"),
 )

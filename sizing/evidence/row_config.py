@@ -84,9 +84,9 @@ def row_config(row: MeasuredRow) -> RowConfig:
             model=_model(row, rules),
             gpu=gpu,
             cluster=_cluster(gpu, sum(g.replicas * g.slicing.gpus for g in row.groups)),
-            engine=engine,
+            engine=engine.on(gpu),
         ),
-        token_budget=row.token_budget or _token_budget(row, engine),
+        token_budget=row.token_budget or _token_budget(row, engine.on(gpu)),
         async_scheduling=not release(version) or release(version) >= rules.async_scheduling_since,
         notes=notes,
     )
@@ -97,7 +97,7 @@ def _token_budget(row: MeasuredRow, engine: EngineProfile) -> int:
     rules = engine.scheduling
     own_recipe = row.load == "closed" and not (row.length_jitter and rules.chunked_prefill)
     if not own_recipe or rules.recipe_spare_tokens is None:
-        return engine.max_batched_tokens
+        return engine.max_num_batched_tokens
     return int(row.amount) + row.isl + rules.recipe_spare_tokens
 
 

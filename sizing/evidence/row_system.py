@@ -87,7 +87,7 @@ def _mixed_pool(row: MeasuredRow, config: RowConfig, spare: float) -> SimulatedP
     protocol, recipe = protocol_of(row), recipe_of(row)
     limits = _limits(
         config,
-        max_num_seqs=protocol.max_batch_size if protocol else config.rules.max_num_seqs,
+        max_num_seqs=protocol.max_batch_size if protocol else config.machine.engine.max_num_seqs,
         token_budget=recipe.token_budget if recipe else config.token_budget,
         blocks=_kv_blocks(row, config, group, spare),
     )
@@ -97,7 +97,7 @@ def _mixed_pool(row: MeasuredRow, config: RowConfig, spare: float) -> SimulatedP
 
 
 def _split_pool(row: MeasuredRow, config: RowConfig, group: Group) -> SimulatedPool:
-    seqs = config.rules.max_num_seqs
+    seqs = config.machine.engine.max_num_seqs
     if group.role == "decode" and config.rules.recipe_users_exceed_slots:
         slots = recipe_slots(int(row.amount), group.replicas, group.slicing.dp)
         seqs = min(seqs, slots // group.slicing.dp if slots else seqs)

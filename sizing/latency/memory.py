@@ -134,8 +134,8 @@ def activation_bytes(model: ModelSpec, engine: EngineProfile, *, slicing: Slicin
 
     Args:
         model: V vocabulary, h hidden size, f and f_e feed-forwards, u 2 if gated, else 1.
-        engine: B = max_batch_size, T = max_batched_tokens; an `activation_bytes` of its own, other
-            than zero, is taken instead.
+        engine: B = max_num_seqs, T = max_num_batched_tokens; an `activation_bytes` of its own,
+            other than zero, is taken instead.
         slicing: of one replica, t_e ways of one expert.
 
     Source:
@@ -147,13 +147,13 @@ def activation_bytes(model: ModelSpec, engine: EngineProfile, *, slicing: Slicin
     """
     if engine.activation_bytes:
         return engine.activation_bytes
-    tokens, passes = engine.max_batched_tokens, 3 if model.gated_mlp else 2
+    tokens, passes = engine.max_num_batched_tokens, 3 if model.gated_mlp else 2
     width = passes * model.ffn_size / slicing.tp
     if model.moe:
         rows = model.moe.experts_per_token * slicing.dp / slicing.ep
         routed = rows * (passes * model.moe.expert_ffn_size / slicing.moe_tp + model.hidden_size)
         width = max(width, routed)
-    sampler = engine.max_batch_size * model.vocab_size * SAMPLER_BYTES_PER_LOGIT
+    sampler = engine.max_num_seqs * model.vocab_size * SAMPLER_BYTES_PER_LOGIT
     layer = tokens * width * ACTIVATION_BYTES
     return max(sampler, layer) + tokens * model.hidden_size * ACTIVATION_BYTES
 
@@ -181,11 +181,11 @@ def kv_space_bytes(
         engine: f, M_run (context and CUDA graphs), limits of a step.
 
     Source:
-        vLLM profiles a step of `max_batched_tokens` and gives the rest to the KV cache.
+        vLLM profiles a step of `max_num_batched_tokens` and gives the rest to the KV cache.
 
     Ignores:
         Fragmentation; towers for images or sound.
     """
-    usable = gpu.require("hbm_bytes") * engine.memory_fraction
+    usable = gpu.require("hbm_bytes") * engine.gpu_memory_utilization
     working = activation_bytes(model, engine, slicing=slicing) + exchange_bytes(slicing)
     return usable - weight_bytes(model, slicing=slicing) - working - engine.runtime_bytes

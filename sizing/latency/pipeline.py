@@ -44,7 +44,7 @@ def chunked_prefill(machine: Machine, tokens: int, *, slicing: Slicing) -> Chunk
         it; the last term is the pipeline bubble      (docs/model.md, eq. S8)
 
     Args:
-        machine: model, GPU, cluster, engine; no chunk exceeds the engine's token budget.
+        machine: model, GPU, cluster, engine; no chunk exceeds what it takes of a prompt in a step.
         tokens: n, of the prompt.
 
     Returns:
@@ -58,7 +58,7 @@ def chunked_prefill(machine: Machine, tokens: int, *, slicing: Slicing) -> Chunk
         Stages that wait for the link while they could compute; chunks of unequal length, which
         would even out what later chunks attend to.
     """
-    fewest = -(-tokens // machine.engine.max_batched_tokens)
+    fewest = -(-tokens // machine.engine.prompt_tokens_per_step)
     most = max(fewest, tokens // FINEST) if slicing.pp > 1 else fewest
     counts = sorted({*np.geomspace(fewest, most, 12).round().astype(int).tolist()})
     tried = (_in_chunks(machine, tokens, count, slicing) for count in counts)

@@ -80,9 +80,8 @@ def crossing(plan: Plan) -> Crossing:
     inputs = plan.inputs
     if inputs.gpu.kind == "cpu" or inputs.cluster.max_gpus <= inputs.cluster.gpus_per_hb_domain:
         return Crossing(transfers=(), wide=())
-    machine = Machine(
-        model=inputs.model, gpu=inputs.gpu, cluster=inputs.cluster, engine=inputs.engine
-    )
+    engine = inputs.engine.on(inputs.gpu)
+    machine = Machine(model=inputs.model, gpu=inputs.gpu, cluster=inputs.cluster, engine=engine)
     tokens = float(length_quantiles(plan.workload.input_tokens, QUANTILES).mean())
     roles = {pool.role: pool for pool in plan.pools}
     split = {"prefill", "decode"} <= set(roles)
@@ -127,7 +126,7 @@ def _wide(machine: Machine, pool: Pool, tokens: float) -> Wide:
     domain = machine.cluster.gpus_per_hb_domain
     load: StepLoad = prefill_load(tokens)
     if pool.role != "prefill":
-        load = decode_load(pool.max_batch_size, tokens)
+        load = decode_load(pool.max_num_seqs, tokens)
     tp = pool.tp if pool.tp > domain else 2 * domain
     slicing = replace(pool.slicing, tp=tp)
     return Wide(

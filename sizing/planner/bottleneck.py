@@ -50,7 +50,8 @@ def bottlenecks(
     words = {
         role: _step_bound(inputs, chosen, role, batch, context) for role in ("prefill", "decode")
     }
-    full = limit == chosen.max_batch < inputs.engine.max_batch_size and inputs.calibration is None
+    most = inputs.engine_on(chosen.layout.decode.gpu).max_num_seqs
+    full = limit == chosen.max_batch < most and inputs.calibration is None
     if full and batch > limit / 2:
         words["decode"] = "capacity"
     if waits:

@@ -111,14 +111,15 @@ class Candidate:
 
 def one_replica_each(inputs: Inputs, layout: Layout, models: StepModels) -> Candidate:
     """Return one replica a pool, with the largest decode batch that memory and engine allow."""
-    budget = inputs.engine.max_batched_tokens
-    one = PoolStage(replicas=1, max_batch_size=1, max_batched_tokens=budget)
+    budget = {gpu: inputs.engine_on(gpu).max_num_batched_tokens for gpu in inputs.kinds}
+    first = layout.prefill or layout.decode
+    one = PoolStage(replicas=1, max_batch_size=1, max_batched_tokens=budget[first.gpu])
     local = 0 if layout.prefill is None else inputs.scenario.search.local_threshold_tokens or 0
     tandem = TandemLoad(
         workload=inputs.scenario.workload,
         step_model=models.of(layout),
         prefill=one,
-        decode=one,
+        decode=replace(one, max_batched_tokens=budget[layout.decode.gpu]),
         local_threshold_tokens=local,
         routing=inputs.scenario.search.routing,
     )

@@ -55,7 +55,7 @@ def measurement_deployment(inputs: Inputs) -> Deployment:
     placement = place(inputs.cluster, one_each)
     shape = LayoutShape(slicing=Slicing(), gpu=inputs.gpu.name)
     sequences = sum(batches.values())
-    kv_bytes = kv_pool_bytes(inputs, shape, sequences=sequences, context_tokens=context)
+    engine = inputs.engine_on(inputs.gpu.name)
     measured = tuple(
         Pool(
             role=role,
@@ -66,9 +66,11 @@ def measurement_deployment(inputs: Inputs) -> Deployment:
             gpu=inputs.gpu.name,
             ray_accelerator=inputs.gpu.ray_accelerator,
             dtype=inputs.model.weight_dtype,
-            max_batch_size=batch,
-            max_batched_tokens=inputs.engine.max_batched_tokens,
-            kv_bytes=kv_bytes,
+            max_num_seqs=batch,
+            max_num_batched_tokens=engine.max_num_batched_tokens,
+            kv_bytes=kv_pool_bytes(
+                inputs, shape, max_num_seqs=batch, held=sequences, context_tokens=context
+            ),
             placement=placement[role],
         )
         for role, batch in batches.items()
@@ -89,7 +91,9 @@ def _deployment(
             max_model_len=max_model_len,
             block_size=block_size(inputs),
             kv_dtype=model.kv_dtype,
-            memory_fraction=engine.memory_fraction,
+            gpu_memory_utilization=engine.gpu_memory_utilization,
+            # vLLM refuses a chunk beyond the context.
+            chunked_prefill_tokens=min(engine.chunked_prefill_tokens, max_model_len),
         ),
         pools=found,
         routing=routing,
@@ -130,10 +134,14 @@ def pools(
             gpu=shape.gpu,
             ray_accelerator=inputs.kinds[shape.gpu].ray_accelerator,
             dtype=inputs.model.weight_dtype,
-            max_batch_size=stage.max_batch_size * shape.slicing.pp,
-            max_batched_tokens=stage.max_batched_tokens,
+            max_num_seqs=stage.max_batch_size * shape.slicing.pp,
+            max_num_batched_tokens=stage.max_batched_tokens,
             kv_bytes=kv_pool_bytes(
-                inputs, shape, sequences=held, context_tokens=max_model_len(inputs)
+                inputs,
+                shape,
+                max_num_seqs=stage.max_batch_size * shape.slicing.pp,
+                held=held,
+                context_tokens=max_model_len(inputs),
             ),
             placement=placement[role],
             spare_replicas=counts[role],

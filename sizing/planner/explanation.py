@@ -114,8 +114,8 @@ def _stage(pool: Pool) -> PoolStage:
     lanes = pool.slicing.dp * pool.slicing.pp
     return PoolStage(
         replicas=(pool.replicas - pool.spare_replicas) * lanes,
-        max_batch_size=max(1, pool.max_batch_size // pool.slicing.pp),
-        max_batched_tokens=pool.max_batched_tokens,
+        max_batch_size=max(1, pool.max_num_seqs // pool.slicing.pp),
+        max_batched_tokens=pool.max_num_batched_tokens,
     )
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from bisect import bisect_right
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 from minicluster.engine_model.kv_cache import kv_bytes_per_sequence
 from minicluster.engine_model.parallelism import nixl_rule, tp_rule
@@ -181,8 +181,7 @@ def max_model_len(inputs: Inputs) -> int:
 
 def block_size(inputs: Inputs) -> int:
     """Tokens of a KV block on this kind of machine."""
-    engine = inputs.engine
-    return engine.cpu_block_size if inputs.gpu.kind == "cpu" else engine.block_size
+    return inputs.engine.on(inputs.gpu).block_size
 
 
 def memory_rule(inputs: Inputs, shape: LayoutShape) -> str | None:
@@ -190,7 +189,7 @@ def memory_rule(inputs: Inputs, shape: LayoutShape) -> str | None:
     gpu = inputs.kinds[shape.gpu]
     if gpu.kind == "cpu":
         return None
-    left = kv_space_bytes(inputs.model, gpu, inputs.engine, slicing=shape.slicing)
+    left = kv_space(inputs, shape, sequences=2 * shape.slicing.pp)
     needed = 2 * shape.slicing.pp * _sequence_bytes(inputs, max_model_len(inputs), shape)
     if left >= needed:
         return None
@@ -208,7 +207,7 @@ def max_decode_batch(
     """
     Return the largest batch whose KV cache fits, three deviations of its context included.
 
-        B b(E[s]) + 3 sqrt(B) b(1) sigma_s <= M_kv / pp      (docs/model.md, eq. M5)
+        B b(E[s]) + 3 sqrt(B) b(1) sigma_s <= M_kv(pp B) / pp      (docs/model.md, eq. M5)
 
     Args:
         inputs: model, GPU, engine, calibration.
@@ -226,37 +225,46 @@ def max_decode_batch(
         Prefixes that sequences share.
 
     """
-    limit = max(1, inputs.engine.max_batch_size // shape.slicing.pp)
+    pp = shape.slicing.pp
+    limit = max(1, inputs.engine_on(shape.gpu).max_num_seqs // pp)
     if inputs.calibration is not None:
         limit = min(limit, inputs.calibration.decode.max_batch)
-    gpu = inputs.kinds[shape.gpu]
-    if gpu.kind == "cpu":
+    if inputs.kinds[shape.gpu].kind == "cpu":
         return limit
-    space = kv_space_bytes(inputs.model, gpu, inputs.engine, slicing=shape.slicing)
-    space /= shape.slicing.pp
-    if space <= 0:
-        return 0
     each = _sequence_bytes(inputs, context + block_size(inputs) / 2, shape)
-    token = each / context
-    root = (
-        -MARGIN * token * deviation
-        + np.hypot(MARGIN * token * deviation, 2 * np.sqrt(each * space))
-    ) / (2 * each)
-    return min(limit, int(root**2))
+    spread = MARGIN * each / context * deviation
+
+    def missing(batch: int) -> float:
+        needed = batch * each + math.sqrt(batch) * spread
+        return needed - kv_space(inputs, shape, sequences=pp * batch) / pp
+
+    return bisect_right(range(1, limit + 1), 0.0, key=missing)
+
+
+def kv_space(inputs: Inputs, shape: LayoutShape, *, sequences: int) -> float:
+    """Return the KV cache per GPU of an engine that runs *sequences*: `max_num_seqs` (eq. M4)."""
+    engine = replace(inputs.engine_on(shape.gpu), max_num_seqs=sequences)
+    return kv_space_bytes(inputs.model, inputs.kinds[shape.gpu], engine, slicing=shape.slicing)
 
 
 def kv_pool_bytes(
-    inputs: Inputs, shape: LayoutShape, *, sequences: int, context_tokens: int
+    inputs: Inputs, shape: LayoutShape, *, max_num_seqs: int, held: int, context_tokens: int
 ) -> float:
     """
     Return the KV cache per GPU: what memory leaves, or on a CPU what the sequences need.
 
     (docs/model.md, eq. M4)
+
+    Args:
+        inputs: model, GPU, engine.
+        shape: one replica.
+        max_num_seqs: sequences that it may run, which need working memory.
+        held: sequences whose caches it holds.
+        context_tokens: of the longest sequence.
     """
-    gpu = inputs.kinds[shape.gpu]
-    if gpu.kind == "cpu":
-        return sequences * _sequence_bytes(inputs, context_tokens, shape)
-    return float(np.floor(kv_space_bytes(inputs.model, gpu, inputs.engine, slicing=shape.slicing)))
+    if inputs.kinds[shape.gpu].kind == "cpu":
+        return held * _sequence_bytes(inputs, context_tokens, shape)
+    return float(math.floor(kv_space(inputs, shape, sequences=max_num_seqs)))
 
 
 def _sequence_bytes(inputs: Inputs, tokens: float, shape: LayoutShape) -> float:

@@ -14,6 +14,7 @@ from minicluster.workload.arrivals import length_quantiles
 from sizing.latency.fit import decode_coefficients, path_coefficients, prefill_coefficients
 from sizing.latency.load import decode_load, prefill_load
 from sizing.latency.step import Machine, stage_s, step_s
+from sizing.planner.layout import max_decode_batch
 from sizing.planner.tandem import QUANTILES
 
 if TYPE_CHECKING:
@@ -112,13 +113,14 @@ class StepModels:
         return self._prefill[shape]
 
     def _fitted_decode(self, shape: LayoutShape) -> StepCoefficients:
-        """Fit over every batch the engine may hold, at the contexts of the load."""
+        """Fit over every batch that engine and memory allow, at the contexts of the load."""
         if shape not in self._decode:
             load = self._inputs.scenario.workload
             prompts = length_quantiles(load.input_tokens, QUANTILES)
             answers = length_quantiles(load.output_tokens, QUANTILES)
             middle = float(prompts.mean() + np.mean(answers**2) / (2 * answers.mean()))
-            on, batch = machine(self._inputs, shape.gpu), self._inputs.engine.max_batch_size
+            on = machine(self._inputs, shape.gpu)
+            batch = max(1, max_decode_batch(self._inputs, shape, context=middle, deviation=0.0))
             fitted = decode_coefficients(
                 on,
                 slicing=shape.slicing,
@@ -172,7 +174,8 @@ def aggregated_steps(
 def machine(inputs: Inputs, gpu: str | None = None) -> Machine:
     """Return the machine of the term-by-term model; without *gpu* with the cluster's own GPU."""
     kind = inputs.gpu if gpu is None else inputs.kinds[gpu]
-    return Machine(model=inputs.model, gpu=kind, cluster=inputs.cluster, engine=inputs.engine)
+    engine = inputs.engine.on(kind)
+    return Machine(model=inputs.model, gpu=kind, cluster=inputs.cluster, engine=engine)
 
 
 def _check(key: CalibrationKey, inputs: Inputs) -> None:

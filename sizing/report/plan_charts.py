@@ -76,7 +76,7 @@ def over_time_figures(plan: Plan, outcome: Outcome) -> Iterator[Figure]:
     if len(seen.time_s) < 2:  # noqa: PLR2004  (a line takes two)
         return
     capacity = outcome.kv_capacity_blocks
-    slots = {pool.role: pool.lanes * pool.max_batch_size for pool in plan.pools}
+    slots = {pool.role: pool.lanes * pool.max_num_seqs for pool in plan.pools}
     busy = {role: 100 * seen.running[role] / slots[role] for role in slots}
     used = {role: 100 * seen.kv_blocks[role] / capacity[role] for role in capacity}
     for title, name, pools in (

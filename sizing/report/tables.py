@@ -91,7 +91,7 @@ def layout_table(pools: tuple[Pool, ...], prediction: Prediction) -> Table:
             str(pool.replicas),
             sliced(pool),
             str(pool.gpus),
-            f"≤ {pool.max_batch_size}",
+            f"≤ {pool.max_num_seqs}",
             size(pool.kv_bytes),
             f"{prediction.utilisation_fraction[pool.role]:.0%}",
             prediction.bottleneck[pool.role],

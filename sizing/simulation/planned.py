@@ -35,7 +35,7 @@ def kv_blocks(deployment: Deployment, pool: Pool) -> int:
     block_bytes = size * kv_bytes_per_token(model, slicing=pool.slicing)
     longest = size * -(-deployment.engine.max_model_len // size)
     whole = kv_bytes_per_sequence(model, longest, slicing=pool.slicing, block_size=size)
-    windows = pool.max_batch_size * (whole - block_bytes * longest / size)
+    windows = pool.max_num_seqs * (whole - block_bytes * longest / size)
     blocks = int((pool.kv_bytes - windows) / block_bytes / pool.pp)
     if blocks < 1:
         raise InputError(
@@ -122,10 +122,11 @@ def _pool(deployment: Deployment, pool: Pool, step: FittedStep) -> SimulatedPool
     return SimulatedPool(
         replicas=pool.lanes,
         limits=EngineLimits(
-            max_num_seqs=max(1, pool.max_batch_size // pool.pp),
-            max_num_batched_tokens=max(pool.max_batched_tokens, pool.max_batch_size),
+            max_num_seqs=max(1, pool.max_num_seqs // pool.pp),
+            max_num_batched_tokens=max(pool.max_num_batched_tokens, pool.max_num_seqs),
             kv_blocks=kv_blocks(deployment, pool),
             block_size=deployment.engine.block_size,
+            long_prefill_token_threshold=deployment.engine.chunked_prefill_tokens,
         ),
         step=step,
         prefix_cache=True,

@@ -12,12 +12,12 @@ def unplanned(
     kv_wait_deadline_s: float = 2.0,
     fallback: str = "fail",
     max_model_len: int = 2048,
-    max_batch_size: int = 16,
+    max_num_seqs: int = 16,
 ) -> EndpointConfig:
     """Return the configuration of one prefill and one decode replica."""
-    size = {"gpu": "cpu", "tp": 1, "max_batched_tokens": 2048, "kv_bytes": 1e9}
+    size = {"gpu": "cpu", "tp": 1, "max_num_batched_tokens": 2048, "kv_bytes": 1e9}
     pools = tuple(
-        PoolConfig(role=role, replicas={"d0": 1}, max_batch_size=max_batch_size, **size)  # type: ignore[arg-type]
+        PoolConfig(role=role, replicas={"d0": 1}, max_num_seqs=max_num_seqs, **size)  # type: ignore[arg-type]
         for role in ("prefill", "decode")
     )
     return EndpointConfig(

@@ -83,8 +83,8 @@ def make_pool(role: str, cores: tuple[int, ...] = (0,), **changes: object) -> Po
         "ep": 1,
         "gpu": "cpu",
         "dtype": "bf16",
-        "max_batch_size": 4 if role == "prefill" else 16,
-        "max_batched_tokens": 2048,
+        "max_num_seqs": 4 if role == "prefill" else 16,
+        "max_num_batched_tokens": 2048,
         "kv_bytes": 268435456.0,
         "placement": places(("laptop", cores)),
     }
@@ -123,7 +123,7 @@ def make_deployment(
             max_model_len=max_model_len,
             block_size=32,
             kv_dtype=dtype,
-            memory_fraction=0.9,
+            gpu_memory_utilization=0.9,
         ),
         pools=(
             prefill or make_pool("prefill", (0,), dtype=dtype),
@@ -151,7 +151,9 @@ def make_plan(deployment: Deployment) -> Plan:
             cluster=ClusterSpec(
                 name="laptop", gpu="cpu", gpus_per_node=2, gpus_per_hb_domain=2, max_gpus=2
             ),
-            engine=replace(PROFILE, memory_fraction=deployment.engine.memory_fraction),
+            engine=replace(
+                PROFILE, gpu_memory_utilization=deployment.engine.gpu_memory_utilization
+            ),
             calibration=None,
         ),
         pools=deployment.pools,
@@ -185,8 +187,10 @@ def facts_of(deployment: Deployment, pool: Pool) -> dict[str, object]:
     return {
         "tp": pool.tp,
         "pp": pool.pp,
-        "max_batch_size": pool.max_batch_size,
-        "max_batched_tokens": pool.max_batched_tokens,
+        "max_num_seqs": pool.max_num_seqs,
+        "max_num_batched_tokens": pool.max_num_batched_tokens,
+        "chunked_prefill_tokens": deployment.engine.chunked_prefill_tokens,
+        "gpu_memory_utilization": deployment.engine.gpu_memory_utilization,
         "max_model_len": deployment.engine.max_model_len,
         "block_size": deployment.engine.block_size,
         "kv_bytes": int(pool.kv_bytes),

@@ -234,14 +234,14 @@ def test_verify_notices_another_plan(base_url: str, place: Path) -> None:
     stored = place / ".minicluster/serving/deployment.json"
     before = stored.read_text()
     plan = json.loads(before)
-    plan["pools"][1]["max_batch_size"] = 7
+    plan["pools"][1]["max_num_seqs"] = 7
     try:
         stored.write_text(json.dumps(plan))
         verify = serving(place, "verify")
     finally:
         stored.write_text(before)
     assert verify.returncode == 3
-    assert "decode[0].max_batch_size: deployed 16, planned 7" in verify.stderr
+    assert "decode[0].max_num_seqs: deployed 16, planned 7" in verify.stderr
     assert _answers(base_url)
 
 

@@ -248,8 +248,9 @@ def _flops(inputs: Inputs, tokens: int) -> dict[str, float]:
 
 def _fits(inputs: Inputs, tokens: int, slicing: Slicing) -> bool:
     """Return whether the fullest GPU holds weights and the sequence (eq. M3, M4)."""
-    space = kv_space_bytes(inputs.model, inputs.gpu, inputs.engine, slicing=slicing)
-    block = inputs.engine.block_size
+    engine = inputs.engine.on(inputs.gpu)
+    space = kv_space_bytes(inputs.model, inputs.gpu, engine, slicing=slicing)
+    block = engine.block_size
     return space >= kv_bytes_per_sequence(inputs.model, tokens, slicing=slicing, block_size=block)
 
 

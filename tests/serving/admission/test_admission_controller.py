@@ -116,7 +116,14 @@ def _admitted(*arguments: object) -> bool:
 
 
 @given(
-    MODELS, SLOS, REQUESTS, LOADS, MARGINS, st.floats(0, 2), st.integers(0, 20), st.floats(0, 9000)
+    MODELS,
+    SLOS,
+    REQUESTS,
+    LOADS,
+    MARGINS,
+    st.floats(0, 2),
+    st.integers(0, 20),
+    st.floats(0, 9000),
 )
 def test_more_queue_never_admits_more(  # noqa: PLR0913, PLR0917  (what can grow)
     model: StepModel,

@@ -35,7 +35,7 @@ def mixed(
 ) -> EndpointConfig:
     """Return an aggregated plan of two replicas."""
     places = (Placement(node="laptop", gpus=(0, 1)),)
-    size = {"max_batched_tokens": STEP_TOKENS, "max_batch_size": PLACES}
+    size = {"max_num_batched_tokens": STEP_TOKENS, "max_num_seqs": PLACES}
     pool = make_pool("mixed", replicas=2, placement=places, **size)
     deployment = replace(make_deployment(small_model), pools=(pool,))
     plan = make_plan(deployment).under(slo=SloSpec(ttft_s=0.5, tpot_s=2.0))

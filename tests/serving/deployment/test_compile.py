@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from minicluster.plan import NODE_LABEL, ROLE_LABEL
 from minicluster.specs.slo import SloSpec
 from serving.deployment.compile import compile_app, domains, replica_devices
-from serving.deployment.engine_args import DeployTarget
+from serving.deployment.engine_args import DeployTarget, engine_kwargs
 from serving.protocol.app_spec import CORES, DEVICES_LABEL, planned_cores
 from serving.protocol.endpoint_config import from_plain, to_plain
 from tests.serving.plans import make_deployment, make_plan, make_pool, places
@@ -84,10 +84,24 @@ def test_the_endpoint_gets_the_plan(plan: Plan) -> None:
     assert (config.slo, config.step_model) == (plan.slo, plan.step_model)
     assert (config.model_id, config.max_model_len, config.block_size) == ("demo", 2048, 32)
     assert (config.routing, config.pairing) == (plan.routing, {"d0": ("d0",)})
-    sizes = [(pool.role, pool.replicas, pool.max_batch_size) for pool in config.pools]
+    sizes = [(pool.role, pool.replicas, pool.max_num_seqs) for pool in config.pools]
     assert sizes == [("prefill", {"d0": 1}, 4), ("decode", {"d0": 1}, 16)]
     for config in (config, compile_app(plan.deployment, CPU).endpoint):  # noqa: B020
         assert from_plain(json.loads(json.dumps(to_plain(config)))) == config
+
+
+def test_scheduler_limits_are_deployed(deployment: Deployment) -> None:
+    """Chunks, memory share and blocks reach vLLM; without a chunk size vLLM's default stays."""
+    limits: dict[str, Any] = {
+        "chunked_prefill_tokens": 512, "gpu_memory_utilization": 0.5, "block_size": 64
+    }  # fmt: skip
+    limited = replace(deployment, engine=replace(deployment.engine, **limits))
+    gpu = DeployTarget(kind="gpu")
+    for pool in deployment.pools:
+        kwargs = engine_kwargs(limited, pool, gpu)
+        assert kwargs["long_prefill_token_threshold"] == 512
+        assert (kwargs["gpu_memory_utilization"], kwargs["block_size"]) == (0.5, 64)
+        assert "long_prefill_token_threshold" not in engine_kwargs(deployment, pool, gpu)
 
 
 def test_across_hosts_no_shared_memory(deployment: Deployment) -> None:
@@ -216,8 +230,8 @@ def test_plan_decides_every_number(
         "decode",
         replicas=replicas,
         tp=tp,
-        max_batch_size=batch,
-        max_batched_tokens=tokens,
+        max_num_seqs=batch,
+        max_num_batched_tokens=tokens,
         kv_bytes=kv_bytes,
         placement=places(*placed),
     )

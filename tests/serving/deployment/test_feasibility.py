@@ -53,7 +53,7 @@ def test_target_that_lacks_something(
         ),
         ({"dtype": "int4"}, "dtype: int4; on a cpu one of"),
         ({"dtype": "fp32"}, "a KV cache has one dtype"),
-        ({"max_batch_size": 64, "max_batched_tokens": 32}, "at least max_batch_size = 64"),
+        ({"max_num_seqs": 64, "max_num_batched_tokens": 32}, "at least max_num_seqs = 64"),
         ({"kv_bytes": 1e5}, "one sequence of 2048 tokens"),
         ({"placement": places(("my node", (1,)))}, "is no node label"),
         ({"placement": places(("n", (0,)))}, "all nodes are this machine"),

@@ -54,7 +54,13 @@ def as_planned(deployment: Deployment) -> Deployed:
     ("fact", "value", "says"),
     [
         ("tp", 2, "decode[0].tp: deployed 2, planned 1"),
-        ("max_batch_size", 8, "decode[0].max_batch_size: deployed 8, planned 16"),
+        ("max_num_seqs", 8, "decode[0].max_num_seqs: deployed 8, planned 16"),
+        (
+            "chunked_prefill_tokens",
+            512,
+            "chunked_prefill_tokens: deployed 512, planned 0",
+        ),
+        ("gpu_memory_utilization", 0.5, "decode[0].gpu_memory_utilization: deployed 0.5"),
         ("kv_bytes", 1, "decode[0].kv_bytes: deployed 1, planned 268435456"),
         ("dtype", "float32", "decode[0].dtype: deployed float32, planned bfloat16"),
         ("labels", {ROLE_LABEL: "decode", NODE_LABEL: "x"}, "decode.nodes: deployed ['x']"),

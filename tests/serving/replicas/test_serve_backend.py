@@ -34,9 +34,7 @@ if TYPE_CHECKING:
 
     from minicluster.plan import Plan
 
-CONFIG = unplanned(
-    prefill_deadline_s=1.0, kv_wait_deadline_s=1.0, max_model_len=60, max_batch_size=1
-)
+CONFIG = unplanned(prefill_deadline_s=1.0, kv_wait_deadline_s=1.0, max_model_len=60, max_num_seqs=1)
 """A first token has 4 s, each further token of an answer in one piece 1 s."""
 
 TIMING = PrefillTiming(prompt_tokens=3, seconds=0.1, queue_s=0.0, step_s=0.1)
@@ -272,7 +270,7 @@ def test_a_prefill_call_is_cancelled_with_its_wait(live: list[int | None], left:
 
 
 LIMITS = unplanned(
-    prefill_deadline_s=1.0, kv_wait_deadline_s=1.0, max_model_len=2000, max_batch_size=8
+    prefill_deadline_s=1.0, kv_wait_deadline_s=1.0, max_model_len=2000, max_num_seqs=8
 )
 
 

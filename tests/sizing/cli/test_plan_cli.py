@@ -42,7 +42,7 @@ def laptop(tmp_path: Path) -> tuple[str, ...]:
 
 def outline(plan: dict[str, Any]) -> dict[str, Any]:
     """Return what a golden plan keeps: layout, KV space, verdicts, latencies."""
-    kept = ("replicas", "tp", "max_batch_size")
+    kept = ("replicas", "tp", "max_num_seqs")
     prediction = plan["prediction"]
     return {
         "pools": {pool["role"]: {key: pool[key] for key in kept} for pool in plan["pools"]},

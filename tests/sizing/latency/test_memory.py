@@ -83,10 +83,10 @@ def working_of(row: dict[str, Any], other_gib: float) -> EngineProfile:
     """Return vLLM with the limits of a published row, its runtime as in the others."""
     return replace(
         find_engine(EngineChoice()),
-        memory_fraction=row["memory_fraction"],
+        gpu_memory_utilization=row["memory_fraction"],
         activation_bytes=0.0,
-        max_batch_size=row["sequences"],
-        max_batched_tokens=MEASURED["batched_tokens"],
+        max_num_seqs=row["sequences"],
+        max_num_batched_tokens=MEASURED["batched_tokens"],
         runtime_bytes=other_gib * GIB,
     )
 

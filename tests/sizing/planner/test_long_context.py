@@ -123,7 +123,7 @@ def test_chunks_flow_through_stages(inputs: Inputs, tokens: int, layout: str) ->
             ready = free[at] = max(ready, free[at]) + seconds
     assert found.seconds == pytest.approx(free[-1], rel=1e-9)
     assert sum(found.parts_s.values()) == pytest.approx(found.seconds)
-    assert size <= on.engine.max_batched_tokens
+    assert size <= on.engine.prompt_tokens_per_step
 
 
 def test_command(sizing: Sizing) -> None:

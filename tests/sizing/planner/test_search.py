@@ -258,7 +258,7 @@ def test_only_short_prompts_share_a_prefill_step(prompt: int, *, batched: bool) 
     """Prompts that leave compute idle are prefilled together; long ones alone (eq. L1)."""
     load = replace(SMALL.workload, input_tokens=Lengths.fixed(prompt))
     plan = proposed(inputs(replace(SMALL, workload=load)))
-    assert (plan.pool("prefill").max_batch_size > 1) is batched
+    assert (plan.pool("prefill").max_num_seqs > 1) is batched
 
 
 def with_search(rate: float, **keys: object) -> Inputs:

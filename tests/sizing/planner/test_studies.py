@@ -392,7 +392,7 @@ def test_page_draws_pools_over_time(plan: Plan) -> None:
     )
     queues, busy, used = over_time_figures(plan, outcome)
     for pool in plan.pools:
-        level, slots = levels[pool.role], pool.lanes * pool.max_batch_size
+        level, slots = levels[pool.role], pool.lanes * pool.max_num_seqs
         assert queues.trace(pool.role)["x"] == pytest.approx(times)
         assert queues.trace(pool.role)["y"] == pytest.approx(level)
         assert busy.trace(pool.role)["y"] == pytest.approx(100 * level / slots, rel=1e-5)
