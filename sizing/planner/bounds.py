@@ -20,7 +20,7 @@ def prefill_s(tandem: TandemLoad) -> NDArray[np.float64]:
     """
     Return the seconds to prefill each of the tandem's prompts alone.
 
-        S = t(n) + (ceil(n / budget) - 1) base      (docs/model.md, eq. B1)
+        S = t(n) + (ceil(n / budget) - 1) base      (docs/model.md, eq. T1)
     """
     n = tandem.computed_tokens
     return _prompt_s(tandem, tandem.step_model.prefill, n, tandem.prefill.max_batched_tokens)
@@ -39,7 +39,7 @@ def prefill_batch_s(tandem: TandemLoad, prompts: float) -> float:
     Return the mean seconds of a step that prefills several prompts together.
 
         t(b) = base + experts (1 - q^(b n)) + max(stream, a b n) + c b pairs
-        (docs/model.md, eq. B2)
+        (docs/model.md, eq. T2)
     """
     step = tandem.step_model.prefill
     n = tandem.computed_tokens
@@ -57,7 +57,7 @@ def decode_step_s(tandem: TandemLoad, batch: float) -> float:
 
 
 def prefill_load(tandem: TandemLoad) -> float:
-    """Return the prefill replicas that full batches keep busy all the time (eq. B2)."""
+    """Return the prefill replicas that full batches keep busy all the time (eq. T2)."""
     b = tandem.prefill.max_batch_size
     return tandem.prefill_requests_per_s * prefill_batch_s(tandem, b) / b
 
@@ -66,7 +66,7 @@ def decode_load(tandem: TandemLoad) -> float:
     """
     Return the decode replicas that full batches keep busy all the time.
 
-        lambda E[o] t(B_max) / B_max + lambda E[local prompts]      (docs/model.md, eq. B3)
+        lambda E[o] t(B_max) / B_max + lambda E[local prompts]      (docs/model.md, eq. T3)
     """
     b = tandem.decode.max_batch_size
     rate = tandem.workload.requests_per_s
@@ -107,7 +107,7 @@ def unloaded_s(tandem: TandemLoad, *, split: bool) -> dict[str, NDArray[np.float
     Return the latencies of requests that are alone in the system.
 
         split: TTFT = request + S + pull + t_d(1, n + 1);  aggregated: request + S
-        TPOT = ITL = t_d(1, n + o / 2)      (docs/model.md, eq. B4)
+        TPOT = ITL = t_d(1, n + o / 2)      (docs/model.md, eq. T4)
 
     Args:
         tandem: load and step model; its rate does not matter.

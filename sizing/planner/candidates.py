@@ -283,7 +283,7 @@ def utilisations(candidate: Candidate) -> dict[str, float]:
     Return the share of each pool's capacity that the load takes, without queues and interference.
 
     No scheduling serves a prompt in less than its share of a full batch, nor a token in less than
-    its share of a full decode step (docs/model.md, eq. B2 and B3).
+    its share of a full decode step (docs/model.md, eq. T2 and T3).
     """
     tandem = candidate.tandem
     if candidate.layout.prefill is None:

@@ -42,7 +42,7 @@ class DesignPoint:
         ttft_s: at the SLO's percentile.
         tpot_s: likewise.
         tokens_per_s_per_gpu: output tokens at the scenario's rate.
-        tokens_per_s_per_user: 1 / mean TPOT.
+        tokens_per_s_per_user: 1 / mean TPOT; 0 where no answer has a second token.
     """
 
     label: str
@@ -121,7 +121,7 @@ def _design_point(
         tpot_s=found_s["tpot"],
         output_tokens_per_s=predicted.output_tokens_per_s,
         tokens_per_s_per_gpu=predicted.output_tokens_per_s / candidate.gpus,
-        tokens_per_s_per_user=1 / predicted.tpot.mean_s,
+        tokens_per_s_per_user=0.0 if not predicted.tpot.mean_s else 1 / predicted.tpot.mean_s,
         meets_slo=not slo_misses(predicted, slo),
         candidate=candidate,
     )

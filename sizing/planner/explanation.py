@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from minicluster.errors import InputError
 from sizing.planner import bounds
 from sizing.planner.bottleneck import mean_batch, representative_terms
-from sizing.planner.candidates import Candidate
+from sizing.planner.candidates import Candidate, utilisations
 from sizing.planner.layout import Layout, LayoutShape, max_decode_batch
 from sizing.planner.tandem import PoolStage, TandemLoad
 
@@ -68,8 +69,17 @@ class Explanation:
 
 
 def explain_plan(plan: Plan) -> Explanation:
-    """Recompute a plan's steps from its inputs, term by term, beside the phases of its TTFT."""
+    """
+    Recompute a plan's steps from its inputs, term by term, beside the phases of its TTFT.
+
+    Raises:
+        InputError: an edited plan, whose pools do not carry its load.
+    """
     chosen, predicted = candidate_of(plan), plan.prediction
+    if max(utilisations(chosen).values()) >= 1:
+        raise InputError(
+            "plan: pools", str(chosen), "pools that carry the plan's load", "plan again"
+        )
     batch = mean_batch(chosen, predicted.tpot.mean_s)
     terms = _phase_terms(plan)
     for role in ("prefill", "decode"):

@@ -37,10 +37,12 @@ def choose_local_threshold(inputs: Inputs, plain: Found, budget: SimulationBudge
 
     Better: it holds the SLO as surely at less cost; or at the same, with TTFT at its percentile and
     the limit that is used up most both below 0.95 times the other's, simulated (docs/model.md,
-    eq. L7). Layout and batch limit stay. No threshold is tried where all prompts are alike, or
-    where the scenario sets one.
+    eq. L7). Layout and batch limit stay. No threshold is tried where all prompts are alike, where
+    the scenario sets one, or on a calibrated machine: no prompt was timed in a decode replica.
     """
     search = inputs.scenario.search
+    if inputs.calibration is not None:
+        return plain
     if search.local_threshold_tokens is not None or plain.candidate.layout.prefill is None:
         return plain
     prompts = plain.candidate.tandem.all_tokens

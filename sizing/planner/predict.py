@@ -252,7 +252,8 @@ def headroom(inputs: Inputs, chosen: Candidate, capacity_requests_per_s: float) 
             low = middle
         else:
             high = middle
-            binds = full if verdict.check is None else verdict.check.name
+            pool = f"{verdict.bottleneck_role} pool"
+            binds = full if verdict.check is None else f"{verdict.check.name}: {pool}"
     return Headroom(load_factor=low, binds=binds)
 
 

@@ -85,24 +85,6 @@ class TandemLoad:
         return self.workload.requests_per_s * share
 
     @cached_property
-    def local_s(self) -> NDArray[np.float64]:
-        """Seconds that each prompt computed by a decode replica adds to a step of it (eq. T15)."""
-        step, cached = self.step_model.decode, self.workload.prefix_tokens
-        n = np.maximum(1.0, self.all_tokens[: self.num_local] - cached)
-        pairs = n * (cached + (n + 1) / 2)
-        return np.asarray(step.per_prefill_token_s * n + step.per_pair_s * pairs)
-
-    @property
-    def local_busy_fraction(self) -> float:
-        """
-        Share of a decode replica's time in prompts that it computes itself.
-
-            lambda_l E[a n + c pairs] / D      (docs/model.md, eq. T15)
-        """
-        rate = self.workload.requests_per_s / self.decode.replicas
-        return rate * float(self.local_s.sum()) / QUANTILES
-
-    @cached_property
     def output_tokens(self) -> NDArray[np.float64]:
         """Output lengths, equally likely."""
         return length_quantiles(self.workload.output_tokens, QUANTILES)
@@ -112,7 +94,7 @@ class TandemLoad:
         """
         Mean and standard deviation of the tokens that a sequence in decode has cached.
 
-            E = E[n] + E[o^2] / (2 E[o])      (docs/model.md, eq. T7)
+            E = E[n] + E[o^2] / (2 E[o])      (docs/model.md, eq. T5)
 
         A long answer is met more often than it is drawn, and half of it is there on average.
         """

@@ -11,8 +11,8 @@ import pytest
 
 from .client import Answer, ask, difference
 from .deployed import Shared, up
+from .faults.reference import bare_server
 from .plans import make_deployment, make_plan
-from .reference import bare_server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -78,7 +78,7 @@ def fronts(points: Sequence[DesignPoint], *, by: str = "gpus") -> tuple[Front, .
     Return the fronts of cost against TTFT and TPOT, and of tokens/s per GPU against per user.
 
     Args:
-        points: configurations under one load, by closed forms.
+        points: configurations under one load.
         by: what it costs: `gpus`, `usd` per million output tokens, or `watts`.
 
     Raises:

@@ -29,14 +29,14 @@ def stopped_at(function: str, *arguments: str, command: str = "plan") -> int | s
     return left.value.code
 
 
-def test_before_a_simulation_closed_forms_are_what_there_is(
+def test_before_a_simulation_an_estimate_is_what_there_is(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The plan is within the budget and claims no confidence; screen, page and stderr say so."""
     path, page = tmp_path / "plan.json", tmp_path / "plan.html"
     assert stopped_at("size_split_pools", "-o", str(path), "--html", str(page)) == 130
     streams = capsys.readouterr()
-    assert "interrupted: the best plan so far, by closed forms, not simulated" in streams.err
+    assert "interrupted: the best plan so far, estimated, not simulated" in streams.err
     assert "not simulated" in streams.out
     assert "simulated requests" not in streams.out
     plan = read_plan(path)

@@ -82,7 +82,7 @@ def test_a_request_alone_takes_what_the_bound_says(layout: Layout, threshold: in
 @given(prompts=st.integers(1, 8), tokens=st.integers(1, 2000))
 @settings(max_examples=20, deadline=None, derandomize=True)
 def test_a_batch_of_equal_prompts_is_one_step(prompts: int, tokens: int) -> None:
-    """The bound's batch takes what the simulated step of the same prompts takes (eq. B2)."""
+    """The bound's batch takes what the simulated step of the same prompts takes (eq. T2)."""
     load = replace(SMALL.workload, input_tokens=Lengths.fixed(tokens))
     tandem = started(inputs(replace(SMALL, workload=load))).tandem
     step = FittedStep(tandem.step_model.prefill)
