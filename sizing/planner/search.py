@@ -58,7 +58,7 @@ SLACK_CEILING = 1.05
 TIE_FACTOR = 1 - 1e-6
 """Factor on the best cost that a later layout must beat: of equal ones the first is kept."""
 
-ESTIMATE_TOLERANCE = 0.95
+ESTIMATE_TOLERANCE = 0.9
 """Factor on an estimated cost by which simulation may turn out cheaper."""
 
 NO_LIMIT = float("inf")
@@ -172,17 +172,20 @@ class LayoutSearch:
         Quick runs size them all; precise ones start there, with the cheapest.
         """
         quick = SloSimulator(self.inputs, self.errors, precise=False, budget=self.budget)
-        looks: list[tuple[float, BoundedCandidate, Sizes]] = []
+        looks: list[tuple[bool, float, BoundedCandidate, Sizes]] = []
         below = NO_LIMIT
         for bounded, guess in self._sized()[:FINALISTS]:
             looked = self._size(bounded, guess, quick, below)
+            sizes = guess if looked is None else looked.sizes
+            taken = cost(self.inputs, bounded.slow.sized(*sizes))
             if looked is not None:
-                below = min(below, cost(self.inputs, looked) * (1 + QUICK_STEP))
-                looks.append((cost(self.inputs, looked), bounded, looked.sizes))
+                below = min(below, taken * (1 + QUICK_STEP))
+            looks.append((looked is None, taken, bounded, sizes))
         best: Found | None = None
-        for looked_cost, bounded, sizes in sorted(looks, key=lambda each: each[0]):
+        # What a quick run denied by chance is tried where all before it turn out dearer.
+        for _, taken, bounded, sizes in sorted(looks, key=lambda each: each[:2]):
             below = NO_LIMIT if best is None else cost(self.inputs, best.candidate)
-            if looked_cost * ESTIMATE_TOLERANCE >= below:
+            if taken * ESTIMATE_TOLERANCE >= below:
                 continue
             candidate = self._size(bounded, sizes, self.simulator, below)
             found = None if candidate is None else self._verified(candidate, below)

@@ -38,13 +38,23 @@ def at(rate: float, scenario: ScenarioSpec = SMALL, **slo: float) -> Inputs:
     return inputs(replace(scenario, workload=load, slo=limits))
 
 
+_FOUND: dict[str, Found] = {}
+_PLANS: dict[str, Plan] = {}
+
+
 def found(given: Inputs) -> Found:
-    """Return the plan's configuration, which there must be."""
-    answer = search(given)
-    assert isinstance(answer, Found), answer
-    return answer
+    """Return the plan's configuration, which there must be; equal inputs are searched once."""
+    key = repr(given)
+    if key not in _FOUND:
+        answer = search(given)
+        assert isinstance(answer, Found), answer
+        _FOUND[key] = answer
+    return _FOUND[key]
 
 
 def proposed(given: Inputs) -> Plan:
-    """Return the plan."""
-    return build_plan(given, found(given))
+    """Return the plan; equal inputs are planned once."""
+    key = repr(given)
+    if key not in _PLANS:
+        _PLANS[key] = build_plan(given, found(given))
+    return _PLANS[key]

@@ -29,7 +29,7 @@ from sizing.planner.layout import (
     profile_rule,
 )
 from sizing.planner.predict import PoolSize, predict_pools
-from sizing.planner.search import Infeasible, LayoutSearch, search
+from sizing.planner.search import Found, Infeasible, LayoutSearch, search
 from sizing.planner.simulated_check import VERIFY_SEED, SloSimulator, judge
 from sizing.planner.step_models import StepModels
 from tests.sizing.scenarios import LARGE, SMALL, at, found, inputs, proposed
@@ -142,9 +142,12 @@ def test_the_bounds_are_optimistic(rate: float, share: float) -> None:
 
 def test_same_inputs_same_bytes_and_back() -> None:
     """Equal inputs give equal bytes, and a plan read back is the plan."""
-    plan = proposed(at(20.0))
+    given = at(20.0)
+    plan = proposed(given)
     text = to_json(plan)
-    assert text == to_json(proposed(at(20.0)))
+    again = search(given)
+    assert isinstance(again, Found)
+    assert text == to_json(build_plan(given, again))
     assert plan_from(json.loads(text), place="plan.json") == plan
 
 
