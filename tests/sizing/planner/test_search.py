@@ -362,7 +362,8 @@ def test_an_interrupt_leaves_the_best_so_far(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(LayoutSearch, "_mixed", interrupted)
     given = with_search(2.0)
-    answer = found(given)
+    answer = search(given)
+    assert isinstance(answer, Found)
     assert answer.interrupted
     assert build_plan(given, answer).confidence is not None
 
